@@ -1,0 +1,48 @@
+# Every recipe sets up what it needs and can be run again at any time.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+# Spark starts its workers with `python3` from PATH unless told otherwise.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
+
+.PHONY: help run run-flights test test-4.2 integration bench lint ci clean java
+
+help: ## what can be made
+	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
+
+java:
+	@command -v java >/dev/null 2>&1 && java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
+	  { echo "timestream needs Java 17 or newer on PATH for Spark: install one (Debian: apt-get install openjdk-17-jre-headless)."; exit 1; }
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q --group test --group lint -e .
+	touch $@
+
+run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
+	$(BIN)/python integration/day.py
+
+run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
+	$(BIN)/python integration/flights.py
+
+test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
+	$(BIN)/python -m pytest tests
+
+integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
+	$(BIN)/python -m pytest integration
+
+bench: java $(READY) ## side by side with Spark's own sources and sinks
+	$(BIN)/python -m bench
+
+lint: $(READY) ## ruff and mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+ci: lint test test-4.2 integration ## all that CI runs
+
+clean: ## remove what the recipes made
+	rm -rf $(VENV) .venv-4.2 .work

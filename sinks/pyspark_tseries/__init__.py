@@ -1,0 +1,1 @@
+"""An append-only time-series store for Spark: format `tseries`."""

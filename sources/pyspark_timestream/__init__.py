@@ -1,0 +1,1 @@
+"""Application time for Spark streams: format `timestream`."""

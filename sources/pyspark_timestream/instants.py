@@ -1,0 +1,160 @@
+"""Instants and durations as whole microseconds, the one place where units convert.
+
+An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
+microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Final
+
+__all__ = [
+    "FINAL_US",
+    "MIN_US",
+    "TICK_US",
+    "clamp_instant",
+    "format_duration",
+    "format_instant",
+    "parse_duration",
+    "parse_fraction",
+    "parse_instant",
+]
+
+TICK_US: Final = 1
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+MIN_US: Final = -62_135_596_800_000_000
+"""0001-01-01T00:00:00Z, the earliest instant that Spark and Python both hold (inclusive)."""
+
+FINAL_US: Final = 253_402_300_799_000_000
+"""9999-12-31T23:59:59Z: the latest application time (inclusive), and the final CTI: +infinity."""
+
+_UNITS_US: Final = {
+    "tick": 1,
+    "us": 1,
+    "microsecond": 1,
+    "ms": 1_000,
+    "millisecond": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "second": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "minute": 60_000_000,
+    "h": 3_600_000_000,
+    "hour": 3_600_000_000,
+    "d": 86_400_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_DURATION_PART: Final = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+
+_INSTANT: Final = re.compile(
+    r"(?P<date>\d{4}-\d{2}-\d{2})"
+    r"(?:[T ](?P<clock>\d{2}:\d{2}(?::\d{2})?)(?:[.,](?P<fraction>\d+))?"
+    r"\s*(?P<zone>Z|z|[+-]\d{2}(?::?\d{2})?)?)?"
+)
+
+
+def parse_instant(text: str) -> int:
+    """Microseconds since the epoch of an ISO-8601 text; without a zone it is UTC.
+
+    Digits past the microsecond are cut off (rounded down).
+
+    Raises:
+        ValueError: the text is no ISO-8601 instant, or lies outside [MIN_US, FINAL_US].
+
+    >>> parse_instant("1970-01-01T00:00:01.5Z")
+    1500000
+    >>> parse_instant("1970-01-01 01:00:00+01:00")
+    0
+    """
+    match = _INSTANT.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no ISO-8601 instant such as 2013-01-01T05:00:00Z")
+    clock = match["clock"] or "00:00"
+    zone = (match["zone"] or "Z").upper()
+    if len(zone) == 5:
+        zone = f"{zone[:3]}:{zone[3:]}"
+    moment = datetime.fromisoformat(f"{match['date']}T{clock}{zone}")
+    whole = (moment - _EPOCH) // timedelta(microseconds=1)
+    return check_instant(whole + int((match["fraction"] or "0")[:6].ljust(6, "0")))
+
+
+def check_instant(us: int) -> int:
+    """`us` itself where it is a legal application time.
+
+    Raises:
+        ValueError: it lies outside [MIN_US, FINAL_US].
+    """
+    if not MIN_US <= us <= FINAL_US:
+        raise ValueError(f"{us} us is outside 0001-01-01T00:00:00Z .. 9999-12-31T23:59:59Z")
+    return us
+
+
+def clamp_instant(us: int) -> int:
+    """The legal application time nearest to `us`."""
+    return min(max(us, MIN_US), FINAL_US)
+
+
+def format_instant(us: int) -> str:
+    """ISO-8601 with a Z, as short as exactness allows; reads back with parse_instant.
+
+    >>> format_instant(1_500_000)
+    '1970-01-01T00:00:01.500000Z'
+    """
+    return (_EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
+
+
+def parse_duration(text: str) -> int:
+    """Microseconds of one or more `NUMBER UNIT`, units from ticks to weeks, in any case.
+
+    Raises:
+        ValueError: not of that form, or no whole number of microseconds.
+
+    >>> parse_duration("1 minute 30 seconds"), parse_duration("-1 tick"), parse_duration("10S")
+    (90000000, -1, 10000000)
+    """
+    rest, total = text.strip().lower(), Fraction(0)
+    if not rest:
+        raise ValueError("an empty text is no duration")
+    while rest:
+        part = _DURATION_PART.match(rest)
+        unit = part and (_UNITS_US.get(part[2]) or _UNITS_US.get(part[2].removesuffix("s")))
+        if not part or not unit:
+            raise ValueError(f"{text!r} is no duration such as '5 seconds' or '-1 tick'")
+        total += Fraction(part[1]) * unit
+        rest = rest[part.end() :]
+    if total.denominator != 1:
+        raise ValueError(f"{text!r} is no whole number of microseconds")
+    return int(total)
+
+
+def format_duration(us: int) -> str:
+    """The duration in its largest whole unit; reads back with parse_duration.
+
+    >>> format_duration(90_000_000), format_duration(-1)
+    ('90 seconds', '-1 tick')
+    """
+    for name in ("day", "hour", "minute", "second", "millisecond"):
+        count, rest = divmod(us, _UNITS_US[name])
+        if us and rest == 0:
+            return f"{count} {name}" if abs(count) == 1 else f"{count} {name}s"
+    return f"{us} tick" if abs(us) == 1 else f"{us} ticks"
+
+
+def parse_fraction(text: str) -> Fraction:
+    """The exact value of a decimal (`0.001`) or a fraction (`1/3`).
+
+    Raises:
+        ValueError: neither, or a denominator of zero.
+    """
+    numerator, slash, denominator = text.strip().partition("/")
+    try:
+        over = int(denominator) if slash else 1
+        top = Fraction(int(numerator)) if slash else Fraction(Decimal(numerator))
+        return top / over
+    except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is neither an exact decimal nor a fraction") from error
