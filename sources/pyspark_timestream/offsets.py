@@ -1,0 +1,46 @@
+"""What every offset of this package carries besides its position: a format version and settings."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pyspark_timestream.errors import CheckpointMismatch
+
+__all__ = ["FORMAT_VERSION", "SENTINEL", "check_offset", "is_sentinel"]
+
+FORMAT_VERSION: Final = 1
+
+SENTINEL: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
+"""The constant initial offset: Spark asks for it again on a restart and never stores it, so it
+stands for "nothing was decided yet"; the first real offset holds every decision."""
+
+
+def is_sentinel(offset: Mapping[str, Any]) -> bool:
+    """Whether `offset` is the constant initial offset of any version."""
+    return set(offset) == {"version"}
+
+
+def check_offset(offset: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+    """Refuse an offset that this code or these settings cannot continue.
+
+    Args:
+        offset: as a checkpoint holds it; its `settings` are option name -> text.
+        settings: today's options that define time, by option name.
+
+    Raises:
+        CheckpointMismatch: a newer format version, or another value of an option in `settings`.
+    """
+    version = offset.get("version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise CheckpointMismatch(
+            f"the checkpoint's offsets have format version {version}; this timestream reads up to "
+            f"{FORMAT_VERSION}: install the timestream release that wrote the checkpoint, or newer"
+        )
+    stored = offset.get("settings", settings)
+    for name in sorted({*stored, *settings}):
+        old, new = stored.get(name, "not set"), settings.get(name, "not set")
+        if old != new:
+            raise CheckpointMismatch(
+                f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now; it "
+                f"defines the stream's time, so set it back to '{old}' or start with a new "
+                "checkpoint"
+            )
