@@ -1,0 +1,86 @@
+"""The stream's CTI over partitions (contract section 3.5): what can be promised, and by whom.
+
+A partition that has no CTI yet holds the stream's back. A task knows the clocks of its own
+partitions at every moment and those of all others at the start of the batch; clocks only go
+forward, so the minimum over what it knows is a promise that already holds.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Prover", "merge", "proven_by_tasks"]
+
+Instants = npt.NDArray[np.int64]
+
+
+def merge(ctis_us: Iterable[int | None]) -> int | None:
+    """The stream's CTI: the least of the partitions'; None where one has none, or there are none.
+
+    >>> merge([7, 5]), merge([7, None]), merge([])
+    (5, None, None)
+    """
+    known = list(ctis_us)
+    present = [cti_us for cti_us in known if cti_us is not None]
+    return min(present) if present and len(present) == len(known) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prover:
+    """What one task has proven so far; a fold over its partitions in the order it reads them.
+
+    Attributes:
+        own_us: the CTIs of the task's partitions, in reading order, as far as read.
+        others_us: the CTIs of all other partitions at the start of the batch.
+        emitted_us: the greatest CTI row that the stream has had before this point; None: none.
+    """
+
+    own_us: tuple[int | None, ...]
+    others_us: tuple[int | None, ...]
+    emitted_us: int | None
+
+    def advance(self, position: int, ctis_us: Instants) -> tuple["Prover", Instants, Instants]:
+        """Partition `position` produced `ctis_us` (increasing).
+
+        Returns:
+            The prover after them; the places in `ctis_us` after which a CTI row is due; those
+            rows' values, increasing and above all emitted before.
+        """
+        none = np.empty(0, dtype=np.int64)
+        if not len(ctis_us):
+            return self, none, none
+        own = (*self.own_us[:position], int(ctis_us[-1]), *self.own_us[position + 1 :])
+        rest = (*self.own_us[:position], *self.own_us[position + 1 :], *self.others_us)
+        floor_us = merge(rest)
+        if rest and floor_us is None:
+            return Prover(own, self.others_us, self.emitted_us), none, none
+        proven = ctis_us if floor_us is None else np.minimum(ctis_us, floor_us)
+        before = np.concatenate(([np.iinfo(np.int64).min], proven[:-1]))
+        news = proven > before
+        if self.emitted_us is not None:
+            news &= proven > self.emitted_us
+        places = np.flatnonzero(news)
+        emitted_us = int(proven[places[-1]]) if len(places) else self.emitted_us
+        return Prover(own, self.others_us, emitted_us), places, proven[places]
+
+
+def proven_by_tasks(
+    start_us: Sequence[int | None],
+    end_us: Sequence[int | None],
+    tasks: Iterable[Sequence[int]],
+) -> int | None:
+    """The greatest CTI row that any task of a batch can have emitted.
+
+    Args:
+        start_us: the CTI of each of the p partitions at the start of the batch.
+        end_us: the same at its end.
+        tasks: for each task the indices of its partitions.
+    """
+    proven = []
+    for mine in tasks:
+        own = set(mine)
+        ctis = (end_us[i] if i in own else start_us[i] for i in range(len(start_us)))
+        proven.append(merge(ctis))
+    return max((cti_us for cti_us in proven if cti_us is not None), default=None)
