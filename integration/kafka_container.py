@@ -1,0 +1,82 @@
+"""Apache Kafka in a container: the broker of machines with Docker."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from kafka_process import KAFKA_VERSION, broker_properties, free_port
+
+# The reaper is one more image to pull; the container is removed by `close`.
+os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
+
+IMAGE = os.environ.get("KAFKA_IMAGE", f"apache/kafka:{KAFKA_VERSION}")
+
+
+def docker_answers() -> bool:
+    """Whether a Docker engine is there; a client alone is not enough."""
+    import docker
+
+    address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    # Asked first, because docker-py leaks its socket where nobody listens.
+    if address.startswith("unix://") and not _listens(address.removeprefix("unix://")):
+        return False
+    try:
+        client = docker.from_env(timeout=5)
+    except docker.errors.DockerException:
+        return False
+    client.close()
+    return True
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(5)
+        return probe.connect_ex(path) == 0
+
+
+class KafkaContainer:
+    """A broker in a container on a fixed port, which a kill and a start therefore keep.
+
+    testcontainers' own Kafka class knows the layout of another vendor's image only.
+    """
+
+    def __init__(self) -> None:
+        from testcontainers.core.container import DockerContainer
+
+        port = free_port()
+        self.bootstrap = f"127.0.0.1:{port}"
+        properties = broker_properties(f":{port}", self.bootstrap, ":9093", "localhost:9093")
+        self._container = DockerContainer(IMAGE).with_envs(**_as_environment(properties))
+        self._container.ports = {f"{port}/tcp": ("127.0.0.1", port)}  # type: ignore[dict-item]
+        self._started = False
+
+    def start(self) -> None:
+        """Create the container, or start the killed one again on its data."""
+        if self._started:
+            self._wrapped().start()
+        else:
+            self._started = True
+            self._container.start()
+
+    def kill(self) -> None:
+        """SIGKILL the broker; the container and its data stay."""
+        self._wrapped().kill()
+
+    def close(self) -> None:
+        """Remove the container with its data."""
+        self._container.stop()
+
+    def failure(self) -> str | None:
+        """What the broker printed, when it ended by itself."""
+        wrapped = self._wrapped()
+        wrapped.reload()
+        return wrapped.logs(tail=30).decode() if wrapped.status == "exited" else None
+
+    def _wrapped(self) -> Any:
+        return self._container.get_wrapped_container()
+
+
+def _as_environment(properties: dict[str, str]) -> dict[str, str]:
+    return {"KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()}
