@@ -1,1 +1,39 @@
-"""Application time for Spark streams: format `timestream`."""
+"""Application time for Spark streams: format `timestream`.
+
+A stream carries *application time*: the time at which things happened, as the data says it, not
+the time at which they are processed. Transport `time` makes such time: a simulated clock whose
+*ticks* are rows. Transport `kafka` reads it from records, and adds *current time increments*
+(CTIs): a CTI at `c` promises that nothing strictly before `c` will change any more.
+
+    spark.readStream.format("timestream").option("period", "1").load()
+
+Everything that is decided is a function of the options and of the offset in Spark's checkpoint;
+clocks and brokers are asked only by the adapters, and what they said is kept in the offset.
+
+Reading order: `instants`, `option_fields`, `errors`, `offsets` (the vocabulary); `clock`,
+`descriptor`, `time_options` (the rules of transport `time`); `time_reader`, `source` (Spark).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark_timestream.source import TimestreamSource as DefaultSource
+
+__all__ = ["DefaultSource", "advance_time", "await_end", "shift_time"]
+
+_PLACES: Final = {
+    "DefaultSource": ("source", "TimestreamSource"),
+    "advance_time": ("frames", "advance_time"),
+    "await_end": ("frames", "await_end"),
+    "shift_time": ("frames", "shift_time"),
+}
+
+
+# Lazy, because one import error in any `pyspark_*` package disables all Python formats, and
+# because the pure modules are to be importable without Spark.
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(import_module(f"{__name__}.{module}"), attribute)

@@ -1,0 +1,93 @@
+"""Format `timestream`: the class that Spark finds, and its choice of a transport."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from pyspark_timestream.option_fields import OptionError, choice, option, read_options
+from pyspark_timestream.time_reader import TimeTransport
+
+__all__ = ["TimestreamSource", "Transport"]
+
+
+class Transport(Protocol):
+    """What a transport does for the format; it is built from Spark's options and may refuse."""
+
+    def schema(self) -> StructType:
+        """The columns without a user schema."""
+        ...
+
+    def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of one streaming query."""
+        ...
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of one batch query."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    transport: str = option("transport", choice("time", "kafka"), "time")
+
+
+class TimestreamSource(DataSource):
+    """Timestamps of a simulated clock, or Kafka records with current time increments.
+
+    Schema: `timestamp timestamp, value long` with transport `time`.
+
+    Options: see the tables in the README; they are read when the query is built, not before.
+
+    Delivery: every row exactly once, if the sink is idempotent per batch; a batch that is run
+    again has the same rows.
+
+    Example:
+        spark.readStream.format("timestream").option("period", "0.5").option("maxCount", 10).load()
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "timestream"
+
+    def schema(self) -> StructType:
+        """The columns without a user schema; reads every option."""
+        return self._transport().schema()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader of one streaming query."""
+        return self._transport().stream_reader(schema)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader of one batch query, where the transport has any."""
+        return self._transport().reader(schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refused: the format is input only."""
+        raise _input_only()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        """Refused: the format is input only."""
+        raise _input_only()
+
+    def _transport(self) -> Transport:
+        if _transport_name(self.options) == "kafka":
+            raise OptionError("transport", "'kafka' is not built yet", "'time'", "use 'time'")
+        return TimeTransport(self.options)
+
+
+def _input_only() -> OptionError:
+    return OptionError(
+        "format",
+        "'timestream' was given to a write, and it is input only",
+        "spark.readStream.format('timestream')",
+        "write with another format, such as 'tseries', 'kafka' or 'delta'",
+    )
+
+
+def _transport_name(raw: Mapping[str, Any]) -> str:
+    given = {key: value for key, value in raw.items() if key.lower() == "transport"}
+    return read_options(_Choice, given).transport
