@@ -1,6 +1,13 @@
-"""What can go wrong while a stream runs, split by who is to act on it."""
+"""What can go wrong with a stream beyond its options, split by who is to act on it."""
 
-__all__ = ["CheckpointMismatch", "DataLost", "TimestreamError", "ViolationFound"]
+__all__ = [
+    "BrokerUnreachable",
+    "CheckpointMismatch",
+    "DataLost",
+    "SchemaRefused",
+    "TimestreamError",
+    "ViolationFound",
+]
 
 
 class TimestreamError(Exception):
@@ -13,12 +20,20 @@ class TimestreamError(Exception):
 
 
 class CheckpointMismatch(TimestreamError):
-    """The user started a checkpoint with other settings, or with older code, than it was made by."""
+    """The user started a checkpoint with other settings, or older code, than it was made by."""
+
+
+class SchemaRefused(TimestreamError):
+    """The user asked for a column that the options do not fill, or of another type."""
 
 
 class ViolationFound(TimestreamError):
-    """A record breaks its stream's promise and the policy is `fail`."""
+    """A record breaks its stream's promise, or cannot be read, and the user wants to fail."""
 
 
 class DataLost(TimestreamError):
     """Records that the checkpoint counts on are gone from the broker."""
+
+
+class BrokerUnreachable(TimestreamError):
+    """The broker gave no answer, or an error that does not pass."""

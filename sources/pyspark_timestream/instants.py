@@ -53,7 +53,7 @@ _DURATION_PART: Final = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 _INSTANT: Final = re.compile(
     r"(?P<date>\d{4}-\d{2}-\d{2})"
-    r"(?:[T ](?P<clock>\d{2}:\d{2}(?::\d{2})?)(?:[.,](?P<fraction>\d+))?"
+    r"(?:[Tt ](?P<clock>(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d)?)(?:[.,](?P<fraction>\d+))?"
     r"\s*(?P<zone>Z|z|[+-]\d{2}(?::?\d{2})?)?)?"
 )
 

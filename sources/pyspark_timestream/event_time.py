@@ -1,0 +1,129 @@
+"""Event times out of columns: text, numbers and record timestamps become instants, all at once.
+
+Every function returns `(instants, readable)`: n int64 microseconds and n booleans; instants at
+unreadable places are 0. Contract section 3.3: strings are ISO-8601, text of digits only is a
+number, numbers are in the time unit, no zone means UTC; digits past the microsecond are cut off.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.instants import FINAL_US, MIN_US, parse_instant
+
+__all__ = ["TIME_UNITS", "number_times", "record_times", "text_times", "value_times"]
+
+Times = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+
+TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+"""Unit -> (multiply by, then divide by) to get microseconds."""
+
+_NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
+_PLAIN: Final = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3])(:[0-5][0-9]){2}(\.[0-9]{1,6})?Z?$"
+)
+
+
+def record_times(timestamps_ms: pa.Int64Array) -> Times:
+    """Record timestamps in milliseconds; a null or negative one is none at all."""
+    values, valid = _filled(timestamps_ms)
+    valid &= (values >= 0) & (values <= FINAL_US // 1_000)
+    return _checked(np.where(valid, values, 0) * 1_000, valid)
+
+
+def number_times(numbers: pa.Array, unit: str) -> Times:
+    """Numbers in `unit` since the epoch; whole ones are rounded down to the microsecond.
+
+    Floating ones are rounded to the nearest: 1357017420.123 s means .123000, although the nearest
+    double is a little less.
+    """
+    values, valid = _filled(numbers)
+    times, over = TIME_UNITS[unit]
+    if values.dtype.kind == "f":
+        valid &= np.isfinite(values) & (np.abs(values) < float(2**62))
+        scaled = np.rint(np.where(valid, values, 0.0) * times / over)
+        valid &= np.abs(scaled) < float(2**62)
+        return _checked(np.where(valid, scaled, 0.0).astype(np.int64), valid)
+    valid &= (values >= MIN_US * over // times) & (values <= FINAL_US * over // times)
+    return _checked(np.where(valid, values, 0) * times // over, valid)
+
+
+def text_times(texts: pa.Array, unit: str) -> Times:
+    """Texts: ISO-8601, or digits only as a number in `unit`.
+
+    The common form, with or without a `Z`, is read by Arrow in one go; what is of another form,
+    or out of range, is read one by one.
+    """
+    plain = _mask(pc.match_substring_regex(texts, _PLAIN))
+    instants, readable = _plain_times(texts, plain)
+    if readable.all():
+        return instants, readable
+    numeric = _mask(pc.match_substring_regex(texts, _NUMBER))
+    if numeric.any():
+        found, valid = _number_texts(texts.filter(pa.array(numeric)), unit)
+        instants[numeric], readable[numeric] = found, valid
+    rest = ~numeric & ~readable & _mask(pc.is_valid(texts))
+    for place in np.flatnonzero(rest):
+        instants[place], readable[place] = _one_text(texts[int(place)].as_py())
+    return instants, readable
+
+
+def value_times(values: pa.Array, unit: str) -> Times:
+    """Times of a column of whatever type a payload's field has; another type is unreadable."""
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return text_times(values, unit)
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        return number_times(values, unit)
+    return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
+
+
+def _plain_times(texts: pa.Array, plain: npt.NDArray[np.bool_]) -> Times:
+    instants = np.zeros(len(texts), dtype=np.int64)
+    readable = np.zeros(len(texts), dtype=np.bool_)
+    if not plain.any():
+        return instants, readable
+    stripped = pc.utf8_rtrim(texts.filter(pa.array(plain)), characters="Z")
+    try:
+        parsed = stripped.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        # One impossible date fails the whole cast; the caller then reads them one by one.
+        return instants, readable
+    instants[plain], readable[plain] = _checked(*_filled(parsed.cast(pa.int64())))
+    return instants, readable
+
+
+def _number_texts(texts: pa.Array, unit: str) -> Times:
+    trimmed = pc.utf8_ltrim(pc.utf8_trim_whitespace(texts), characters="+")
+    try:
+        return number_times(trimmed.cast(pa.int64()), unit)
+    except pa.ArrowInvalid:
+        # More digits than 64 bits hold are no time; the others are still read.
+        fits = pc.less_equal(pc.utf8_length(trimmed), 18)
+        return number_times(pc.if_else(fits, trimmed, None).cast(pa.int64()), unit)
+
+
+def _one_text(value: str) -> tuple[int, bool]:
+    try:
+        return parse_instant(value), True
+    except ValueError:
+        return 0, False
+
+
+def _filled(values: pa.Array) -> Times:
+    valid = _mask(pc.is_valid(values))
+    if values.null_count:
+        values = pc.fill_null(values, 0)
+    return values.to_numpy(zero_copy_only=False), valid
+
+
+def _mask(booleans: pa.Array) -> npt.NDArray[np.bool_]:
+    filled = pc.fill_null(booleans, False) if booleans.null_count else booleans
+    return np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _checked(instants: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Times:
+    readable = valid & (instants >= MIN_US) & (instants <= FINAL_US)
+    return np.where(readable, instants, 0), readable

@@ -1,0 +1,159 @@
+"""The Kafka transport's Spark offset: a batch's ranges, and where every clock stood at its start.
+
+An offset describes its own batch completely, so that a replay needs nothing else. The end state
+of a batch becomes the start state in the next offset.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.frontier import merge
+from pyspark_timestream.offsets import FORMAT_VERSION
+from pyspark_timestream.ranges import Partition, Range, assign_tasks
+
+__all__ = ["PartitionOffset", "StreamOffset", "left_behind", "read_left_behind"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffset:
+    """One partition's share of a batch.
+
+    Attributes:
+        start_inclusive: the first offset that the batch reads.
+        end_exclusive: the offset after the last one.
+        state: the partition's clock before the record at `start_inclusive`.
+    """
+
+    start_inclusive: int
+    end_exclusive: int
+    state: PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """One batch of the stream.
+
+    Attributes:
+        stream: the stream's id, made by its first offset; names the consumer group.
+        settings: the options that define time, as text; a restart may not change them.
+        starts: how often the query was started; a new start makes a new offset.
+        cti_us: the stream's CTI at the batch's start; None before the first.
+        opening_us: a CTI row to emit before the batch's records; None: none.
+        tasks: over how many tasks the records are spread.
+        closing: everything that a bounded run reads was read before this batch.
+        final: the final CTI has been emitted, by this batch or before.
+        partitions: each partition's range and state.
+    """
+
+    stream: str
+    settings: Mapping[str, str]
+    starts: int
+    partitions: Mapping[Partition, PartitionOffset]
+    cti_us: int | None = None
+    opening_us: int | None = None
+    tasks: int = 0
+    closing: bool = False
+    final: bool = False
+    version: int = field(default=FORMAT_VERSION, init=False)
+
+    def ranges(self) -> list[Range]:
+        """The batch's ranges in the order of partitions, empty ones included."""
+        return [
+            Range(part, share.start_inclusive, share.end_exclusive)
+            for part, share in sorted(self.partitions.items())
+        ]
+
+    def groups(self) -> list[list[Range]]:
+        """The batch's non-empty ranges, a list a task."""
+        return assign_tasks(self.ranges(), self.tasks)
+
+    def merged_cti_us(self) -> int | None:
+        """The least of the partitions' CTIs at the batch's start."""
+        return merge(share.state.cti_us for share in self.partitions.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys: Spark compares offsets as text."""
+        topics: dict[str, dict[str, Any]] = {}
+        for (topic, number), share in sorted(self.partitions.items()):
+            topics.setdefault(topic, {})[str(number)] = {
+                "from": share.start_inclusive,
+                "state": share.state.to_json(),
+                "to": share.end_exclusive,
+            }
+        return {
+            "closing": self.closing,
+            "cti": self.cti_us,
+            "final": self.final,
+            "opening": self.opening_us,
+            "partitions": topics,
+            "settings": dict(sorted(self.settings.items())),
+            "starts": self.starts,
+            "stream": self.stream,
+            "tasks": self.tasks,
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
+        """The offset that `to_json` wrote, of this format version."""
+        return cls(
+            stream=value["stream"],
+            settings=value["settings"],
+            starts=value["starts"],
+            partitions={
+                Partition(topic, int(number)): PartitionOffset(
+                    share["from"], share["to"], PartitionState.from_json(share["state"])
+                )
+                for topic, shares in value["partitions"].items()
+                for number, share in shares.items()
+            },
+            cti_us=value["cti"],
+            opening_us=value["opening"],
+            tasks=value["tasks"],
+            closing=value["closing"],
+            final=value["final"],
+        )
+
+
+def left_behind(offset: StreamOffset, partition: Partition, end: PartitionState) -> str:
+    """What a task leaves in the group's metadata: its end state, and what that follows from.
+
+    The key covers the start state, the range and the settings, so that a copied checkpoint, which
+    shares the group, cannot take another run's state for its own.
+    """
+    return json.dumps(
+        {"for": _key(offset, partition), "state": end.to_json(), "version": FORMAT_VERSION},
+        separators=(",", ":"),
+        sort_keys=True,
+    )
+
+
+def read_left_behind(
+    offset: StreamOffset, partition: Partition, metadata: str | None
+) -> PartitionState | None:
+    """The end state in `metadata` if it was left by this very range; None otherwise."""
+    try:
+        value = json.loads(metadata or "")
+        if value["version"] == FORMAT_VERSION and value["for"] == _key(offset, partition):
+            return PartitionState.from_json(value["state"])
+    except (ValueError, TypeError, KeyError):
+        # Foreign metadata, of whatever form, is no state of ours.
+        return None
+    return None
+
+
+def _key(offset: StreamOffset, partition: Partition) -> str:
+    share = offset.partitions[partition]
+    origin = [
+        partition.topic,
+        partition.number,
+        share.start_inclusive,
+        share.end_exclusive,
+        share.state.to_json(),
+        sorted(offset.settings.items()),
+    ]
+    return hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]

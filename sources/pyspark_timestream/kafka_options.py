@@ -1,0 +1,269 @@
+"""The options of transport `kafka`: the only reader of Spark's string map for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyspark_timestream.cti import TimeRules
+from pyspark_timestream.event_time import TIME_UNITS
+from pyspark_timestream.instants import TICK_US, format_duration
+from pyspark_timestream.kafka_values import (
+    ASSIGN,
+    CTI_DELAY,
+    CTI_FREQUENCY,
+    EDGE_FROM,
+    LATEST,
+    MILLISECONDS,
+    NAME,
+    STARTING_OFFSETS,
+    SUBSCRIBE,
+    TIME_FROM,
+    Frequency,
+    TimeFrom,
+    assign_text,
+)
+from pyspark_timestream.option_fields import (
+    OptionError,
+    boolean,
+    choice,
+    option,
+    read_options,
+    specs,
+    text,
+    whole_number,
+)
+from pyspark_timestream.policy import POLICIES
+from pyspark_timestream.ranges import Partition
+
+__all__ = ["KafkaOptions", "read_kafka_options"]
+
+PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
+_CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
+NOT_YET: Final = (
+    "subscribePattern",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "ctiHeader",
+    "ctiImport",
+    "idleTimeout",
+    "maxFuture",
+    "timeWindow",
+    "writers",
+    "writerTimeout",
+)
+"""Names that the contract fixes and this version does not know how to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """Everything that transport `kafka` was asked to do.
+
+    Attributes:
+        client: librdkafka's configuration, `kafka.` stripped; may hold secrets.
+    """
+
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    subscribe: tuple[str, ...] | None = option("subscribe", SUBSCRIBE, None, excludes=("assign",))
+    assign: tuple[Partition, ...] | None = option("assign", ASSIGN, None)
+    starting_offsets: int | Mapping[Partition, int] = option(
+        "startingOffsets", STARTING_OFFSETS, LATEST
+    )
+    max_offsets: int | None = option("maxOffsetsPerTrigger", whole_number(1), None)
+    fail_on_data_loss: bool = option("failOnDataLoss", boolean, True)
+    include_headers: bool = option("includeHeaders", boolean, False)
+    group_prefix: str = option("groupIdPrefix", NAME, "timestream")
+    poll_timeout_ms: int = option("kafkaConsumer.pollTimeoutMs", MILLISECONDS, 120_000)
+    retries: int = option("fetchOffset.numRetries", whole_number(0), 3)
+    retry_interval_ms: int = option("fetchOffset.retryIntervalMs", whole_number(0), 10)
+    value_format: str = option("valueFormat", choice("binary", "json"), "binary")
+    parse_mode: str = option(
+        "parseMode", choice("PERMISSIVE", "DROPMALFORMED", "FAILFAST"), "PERMISSIVE"
+    )
+    corrupt_column: str = option("columnNameOfCorruptRecord", NAME, "_corrupt_record")
+    metadata_prefix: str = option("metadataPrefix", text, "")
+    shape: str = option("eventShape", choice("point", "interval", "edge"), "point")
+    start_time: TimeFrom = option("startTime", TIME_FROM, TimeFrom("timestamp"))
+    end_time: TimeFrom | None = option("endTime", TIME_FROM, None)
+    edge: TimeFrom | None = option("edge", EDGE_FROM, None)
+    time_unit: str = option("timeUnit", choice(*TIME_UNITS), "ms")
+    frequency: Frequency | None = option(
+        "ctiFrequency", CTI_FREQUENCY, None, excludes=("advanceTime",)
+    )
+    delay_us: int = option("ctiDelay", CTI_DELAY, 0, needs=_CTI_SOURCES)
+    final_cti: bool = option("finalCti", boolean, False)
+    advance_time: str | None = option("advanceTime", choice(*PRESETS), None)
+    policy: str = option(
+        "violationPolicy", choice(*POLICIES), "drop", needs=(*_CTI_SOURCES, "finalCti")
+    )
+    max_tasks: int | None = option("maxTasks", whole_number(1), None)
+
+    @property
+    def has_ctis(self) -> bool:
+        """Whether the stream has a `cti` column."""
+        return self.frequency is not None or self.final_cti
+
+    @property
+    def rules(self) -> TimeRules:
+        """What the state machine of a partition needs to know."""
+        frequency = self.frequency or Frequency()
+        return TimeRules(
+            shape=self.shape,
+            policy=self.policy,
+            every_events=frequency.events,
+            every_us=frequency.span_us,
+            delay_us=self.delay_us,
+        )
+
+    def settings(self) -> dict[str, str]:
+        """The options that define time, as canonical text: a checkpoint holds on to them."""
+        values: dict[str, Any] = {
+            "ctiDelay": format_duration(self.delay_us) if self.frequency else None,
+            "ctiFrequency": self.frequency,
+            "edge": self.edge,
+            "endTime": self.end_time,
+            "eventShape": self.shape,
+            "startTime": self.start_time,
+            "timeUnit": self.time_unit,
+            "violationPolicy": self.policy,
+            "subscribe": ",".join(self.subscribe) if self.subscribe else None,
+            "assign": assign_text(self.assign) if self.assign else None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+JVM_ONLY: Final = {
+    "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password",
+    "sasl.client.callback.handler.class": "kafka.sasl.oauthbearer.method=oidc and its settings",
+    "sasl.login.callback.handler.class": "kafka.sasl.oauthbearer.method=oidc and its settings",
+    "ssl.truststore.location": "kafka.ssl.ca.location (a PEM file)",
+    "ssl.truststore.password": "kafka.ssl.ca.location (a PEM file needs no password)",
+    "ssl.truststore.type": "kafka.ssl.ca.location (a PEM file)",
+    "ssl.truststore.certificates": "kafka.ssl.ca.pem",
+    "ssl.keystore.type": "kafka.ssl.keystore.location for PKCS#12, or kafka.ssl.key.location",
+    "ssl.keystore.key": "kafka.ssl.key.pem",
+    "ssl.keystore.certificate.chain": "kafka.ssl.certificate.pem",
+}
+"""Keys that only Kafka's Java client knows -> what to say to librdkafka instead."""
+
+ENGINE_OWNED: Final = {
+    "auto.offset.reset": "option 'startingOffsets': the checkpoint, not the group, decides",
+    "enable.auto.commit": "nothing: offsets live in Spark's checkpoint",
+    "enable.auto.offset.store": "nothing: offsets live in Spark's checkpoint",
+    "enable.partition.eof": "nothing: the source needs it to end a range by position",
+    "key.deserializer": "the column `key` and Spark's functions on it",
+    "value.deserializer": "option 'valueFormat', or Spark's functions on the column `value`",
+    "interceptor.classes": "nothing: librdkafka has no interceptors",
+}
+"""Keys that the source sets itself -> what does what the user may have wanted."""
+
+
+def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
+    """The options of transport `kafka` in Spark's string map.
+
+    Raises:
+        OptionError: an option is wrong, missing, unknown, or conflicts with another.
+    """
+    given = {key.lower(): value for key, value in raw.items()}
+    client = _client(given)
+    plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
+    plain.pop("transport", None)
+    _refuse_not_yet(plain)
+    options = read_options(KafkaOptions, plain)
+    options = replace(options, client=client)
+    _check_topics(options)
+    _check_shape(options, plain)
+    return _with_preset(options, plain)
+
+
+def _client(given: Mapping[str, str]) -> dict[str, str]:
+    client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
+    for key in client:
+        instead = JVM_ONLY.get(key) or ENGINE_OWNED.get(key)
+        if instead:
+            raise OptionError(
+                f"kafka.{key}",
+                "it is not supported here",
+                "librdkafka's configuration, each name after 'kafka.'",
+                f"use {instead}",
+            )
+    if not client.get("bootstrap.servers", "").strip():
+        raise OptionError(
+            "kafka.bootstrap.servers",
+            "it must be specified",
+            "host:port of one or more brokers, separated by commas",
+            "set it",
+        )
+    return client
+
+
+def _refuse_not_yet(plain: Mapping[str, str]) -> None:
+    for name in NOT_YET:
+        if name.lower() in plain:
+            raise OptionError(
+                name,
+                f"'{plain[name.lower()]}' was given, but this version cannot do it yet",
+                ", ".join(spec.name for spec in specs(KafkaOptions).values()),
+                "leave it out",
+            )
+
+
+def _check_topics(options: KafkaOptions) -> None:
+    if options.subscribe is None and options.assign is None:
+        raise OptionError(
+            "subscribe",
+            "neither it nor option 'assign' was given",
+            "topic names separated by commas",
+            "set one of the two",
+        )
+
+
+def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
+    """An interval has an end, an edge also a kind, and a point has neither."""
+    needs = {"point": (), "interval": ("endTime",), "edge": ("endTime", "edge")}[options.shape]
+    for name in ("endTime", "edge"):
+        value = plain.get(name.lower())
+        if name in needs and value is None:
+            raise OptionError(
+                name,
+                f"it is missing, and option 'eventShape' is '{options.shape}'",
+                specs(KafkaOptions)["end_time" if name == "endTime" else "edge"].reader.accepts,
+                f"set it, or set 'eventShape' to '{'point' if name == 'endTime' else 'interval'}'",
+            )
+        if name not in needs and value is not None:
+            raise OptionError(
+                name,
+                f"'{value}' conflicts with option 'eventShape' ('{options.shape}')",
+                "it with 'eventShape' = " + ("'edge'" if name == "edge" else "'interval', 'edge'"),
+                f"set 'eventShape', or leave '{name}' out",
+            )
+
+
+def _with_preset(options: KafkaOptions, plain: Mapping[str, str]) -> KafkaOptions:
+    """The options that a preset stands for (contract section 3.3)."""
+    preset = options.advance_time
+    if preset is None:
+        return options
+    delayed = "ctidelay" in plain
+    if delayed != (preset == "UnorderedStartTime"):
+        raise OptionError(
+            "ctiDelay",
+            f"'{plain['ctidelay']}' conflicts with option 'advanceTime' ('{preset}')"
+            if delayed
+            else f"it is missing, and option 'advanceTime' is '{preset}'",
+            "a duration with 'UnorderedStartTime' or 'ctiFrequency'",
+            f"leave it out with '{preset}'" if delayed else "set it",
+        )
+    return replace(
+        options,
+        frequency=Frequency(events=1),
+        delay_us=-TICK_US if preset == "StrictlyIncreasingStartTime" else options.delay_us,
+        final_cti=options.final_cti or "finalcti" not in plain,
+    )

@@ -1,0 +1,188 @@
+"""The texts that the Kafka transport's options take, and what they stand for."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_timestream.instants import format_duration, parse_duration
+from pyspark_timestream.option_fields import Reader, whole_number
+from pyspark_timestream.ranges import Partition
+
+__all__ = [
+    "ASSIGN",
+    "CTI_DELAY",
+    "CTI_FREQUENCY",
+    "EARLIEST",
+    "EDGE_FROM",
+    "LATEST",
+    "MILLISECONDS",
+    "NAME",
+    "STARTING_OFFSETS",
+    "SUBSCRIBE",
+    "TIME_FROM",
+    "Frequency",
+    "TimeFrom",
+    "assign_text",
+]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_LONGEST_US: Final = parse_duration("500000 weeks")
+"""Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFrom:
+    """Where an event's time or edge is: the record's timestamp, a header, or a JSON field.
+
+    Attributes:
+        kind: `timestamp`, `header` or `field`.
+        name: the header's or field's name; empty for `timestamp`.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        """The option's text, which reads back to this."""
+        return {"timestamp": "timestamp", "header": f"header:{self.name}"}.get(self.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency:
+    """How often a CTI is generated: after so many events, or after so much application time."""
+
+    events: int | None = None
+    span_us: int | None = None
+
+    def __str__(self) -> str:
+        """The option's text, which reads back to this."""
+        return str(self.events) if self.span_us is None else format_duration(self.span_us)
+
+
+def _parse_time_from(value: str) -> TimeFrom:
+    if value.lower() == "timestamp":
+        return TimeFrom("timestamp")
+    kind, name = ("header", value[7:]) if value.startswith("header:") else ("field", value)
+    if not name.strip():
+        raise ValueError("the name is empty")
+    return TimeFrom(kind, name)
+
+
+def _parse_edge_from(value: str) -> TimeFrom:
+    source = _parse_time_from(value)
+    if source.kind == "timestamp":
+        raise ValueError("a record's timestamp names no edge")
+    return source
+
+
+def _parse_frequency(value: str) -> Frequency:
+    count = value.strip()
+    if re.fullmatch(r"[+-]?\d+", count):
+        if not 0 < int(count) < 2**31:
+            raise ValueError("a count must be at least 1 and below 2^31")
+        return Frequency(events=int(count))
+    span_us = _bounded_duration(value)
+    if span_us <= 0:
+        raise ValueError("a timespan must be positive")
+    return Frequency(span_us=span_us)
+
+
+def _bounded_duration(value: str) -> int:
+    us = parse_duration(value)
+    if abs(us) > _LONGEST_US:
+        raise ValueError("longer than 500000 weeks")
+    return us
+
+
+def _parse_topics(value: str) -> tuple[str, ...]:
+    topics = tuple(sorted({topic.strip() for topic in value.split(",")}))
+    for topic in topics:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+            raise ValueError(f"'{topic}' is no topic name")
+    return topics
+
+
+def _parse_assign(value: str) -> tuple[Partition, ...]:
+    wanted = _json_object(value)
+    try:
+        parts = {Partition(topic, number) for topic, nums in wanted.items() for number in nums}
+    except TypeError as error:
+        raise ValueError("a topic's value must be a list of partition numbers") from error
+    if not parts or not all(_is_count(part.number) for part in parts):
+        raise ValueError("partition numbers must be whole numbers, at least one of them")
+    return tuple(sorted(parts))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _parse_starting(value: str) -> int | dict[Partition, int]:
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if value.strip().lower() in words:
+        return words[value.strip().lower()]
+    starts: dict[Partition, int] = {}
+    for topic, offsets in _json_object(value).items():
+        if not isinstance(offsets, dict) or not all(key.isdecimal() for key in offsets):
+            raise ValueError(f"topic '{topic}' needs an object of partition number to offset")
+        starts.update({Partition(topic, int(number)): at for number, at in offsets.items()})
+    if not all(_is_count(at) or at in (EARLIEST, LATEST) for at in starts.values()):
+        raise ValueError("an offset must be a whole number, -2 (earliest) or -1 (latest)")
+    return starts
+
+
+def _json_object(value: str) -> dict[str, Any]:
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("no JSON object")
+    return parsed
+
+
+def _parse_milliseconds(value: str) -> int:
+    number = whole_number(1).parse(value)
+    if number > 2**31:
+        raise ValueError("more than 2^31 ms")
+    return number
+
+
+TIME_FROM: Final = Reader(
+    _parse_time_from, "'timestamp', 'header:NAME' or the name of a JSON field", "header:"
+)
+EDGE_FROM: Final = Reader(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
+NAME: Final = Reader(
+    lambda value: _parse_time_from(value).name or value, "a column name", wrong_type=" "
+)
+MILLISECONDS: Final = Reader(
+    _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
+)
+SUBSCRIBE: Final = Reader(_parse_topics, "topic names separated by commas", wrong_type="no/topic")
+ASSIGN: Final = Reader(_parse_assign, 'JSON such as {"topic": [0, 1]}', "topic", '{"topic": [-1]}')
+STARTING_OFFSETS: Final = Reader(
+    _parse_starting,
+    '\'earliest\', \'latest\' or JSON such as {"topic": {"0": 23, "1": -2}}',
+    "yesterday",
+    '{"topic": {"0": -3}}',
+)
+CTI_FREQUENCY: Final = Reader(
+    _parse_frequency,
+    "a count of events such as '10', or a timespan such as '5 seconds'",
+    "often",
+    "0",
+)
+CTI_DELAY: Final = Reader(
+    _bounded_duration,
+    "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",
+    "later",
+    "600000 weeks",
+)
+
+
+def assign_text(assign: tuple[Partition, ...]) -> str:
+    """The text of option `assign`, which reads back to `assign`."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in assign:
+        topics.setdefault(topic, []).append(number)
+    return json.dumps(topics)

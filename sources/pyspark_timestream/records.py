@@ -1,0 +1,62 @@
+"""A block of Kafka records as columns, what a reader hands to the rules."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Needs", "RecordBlock", "header_texts"]
+
+
+class Needs(NamedTuple):
+    """Which columns are worth reading; offsets and timestamps always are."""
+
+    keys: bool = False
+    values: bool = False
+    headers: bool = False
+
+
+class RecordBlock(NamedTuple):
+    """n consecutive records of one partition, in offset order.
+
+    Attributes:
+        offsets: n int64.
+        timestamps_ms: n int64, null where the record has none.
+        timestamp_types: n int32: 0 create time, 1 log append time, -1 none.
+        keys: n binary, or None where not needed.
+        values: n binary, or None where not needed.
+        headers: n lists of struct<key: string, value: binary>, or None where not needed.
+    """
+
+    offsets: pa.Array
+    timestamps_ms: pa.Array
+    timestamp_types: pa.Array
+    keys: pa.Array | None = None
+    values: pa.Array | None = None
+    headers: pa.Array | None = None
+
+
+def header_texts(headers: pa.Array, name: str) -> pa.Array:
+    """The header `name` of each of n records as text; null where it is absent or no UTF-8.
+
+    Of repeated headers the last wins (contract section 3.4).
+    """
+    rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+    flat = headers.flatten()
+    named = pc.equal(flat.field("key"), name).to_numpy(zero_copy_only=False)
+    places = np.full(len(headers), -1, dtype=np.int64)
+    # A later assignment to the same row overwrites an earlier one: the last header wins.
+    places[rows[named]] = np.flatnonzero(named)
+    values = flat.field("value").take(pa.array(places, mask=places < 0))
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([_utf8_or_none(value.as_py()) for value in values], pa.string())
+
+
+def _utf8_or_none(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
