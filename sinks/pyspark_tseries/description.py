@@ -1,0 +1,43 @@
+"""What a store holds, as facts for people and programs."""
+
+from typing import Any
+
+from pyspark_timestream.instants import format_instant
+from pyspark_tseries.columns import type_name
+from pyspark_tseries.options import local_path
+from pyspark_tseries.retention import DEFAULT, format_range
+from pyspark_tseries.store import Store
+
+__all__ = ["describe"]
+
+
+def describe(path: str) -> dict[str, Any]:
+    """The facts of the store at `path`, a local path or `file:` URI.
+
+    `events` counts what was ever appended; `retained_range` says what queries see of it. `dropped`
+    and `adjusted` count late rows since the store's creation, with the latest example of each.
+
+    Raises:
+        NoSuchStore: there is none.
+        UnusableStore: it is of a newer version, or no store.
+        ValueError: `path` is empty or a URI of another kind.
+    """
+    store = Store.open(local_path(path))
+    snapshot, (_, head) = store.snapshot(), store.head()
+    note, last = head.note, head.columns["last_sequence"]
+    return {
+        "path": snapshot.root,
+        "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
+        "series": int((last >= 0).sum()),
+        "events": int((last + 1).sum()),
+        "retained_range": format_range(snapshot.retained),
+        "retained_default": snapshot.retained == DEFAULT,
+        "files": len(snapshot.files),
+        "bytes": sum(file.size for file in snapshot.files),
+        "last_commit": None if note.commit < 0 else note.commit,
+        "last_commit_time": None if note.commit < 0 else format_instant(note.commit_us),
+        "dropped": note.dropped,
+        "last_dropped": note.last_dropped,
+        "adjusted": note.adjusted,
+        "last_adjusted": note.last_adjusted,
+    }

@@ -1,0 +1,43 @@
+"""What can go wrong with a store, split by who is to act on it.
+
+Every message names the column, series or store, what was found, what is accepted, and the next
+step. Wrong options are `OptionError`s.
+"""
+
+__all__ = [
+    "IncompatibleValue",
+    "NoSuchStore",
+    "StoreBusy",
+    "TseriesError",
+    "UnusableStore",
+    "UpdateFailed",
+]
+
+
+class TseriesError(Exception):
+    """The base of this package's errors; only its leaves are raised."""
+
+    def __init__(self, message: str) -> None:
+        if type(self) is TseriesError:
+            raise TypeError("raise one of the leaves of TseriesError")
+        super().__init__(message)
+
+
+class UpdateFailed(TseriesError):
+    """A row may not be added to its series; nothing of its batch is stored."""
+
+
+class IncompatibleValue(TseriesError):
+    """A column is not of the type, or not of the name, that the store was created with."""
+
+
+class NoSuchStore(TseriesError):
+    """There is no store at this path."""
+
+
+class UnusableStore(TseriesError):
+    """What is at this path is no store, or one that this version cannot work with."""
+
+
+class StoreBusy(TseriesError):
+    """Other writers won every attempt to commit; nothing of the batch is stored."""

@@ -1,0 +1,228 @@
+"""The files of a store besides Delta's log: staged batches, heads, events.
+
+Everything is written under a new name and is part of the store only when a commit names it, so a
+crash leaves at most files that nobody reads.
+"""
+
+import io
+import itertools
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pyspark_timestream.instants import format_instant
+from pyspark_tseries.heads import Head, Note, merge, read_note
+from pyspark_tseries.retention import RetainedRange
+
+__all__ = [
+    "DataFile",
+    "Snapshot",
+    "Staged",
+    "discard",
+    "head_path",
+    "load_head",
+    "read_head_note",
+    "read_staged",
+    "stage",
+    "write_events",
+    "write_head",
+]
+
+INLINE_BYTES: Final = 64 * 1024
+"""Spark carries messages of up to this size faster than a file is written and read."""
+
+ROWS_PER_GROUP: Final = 10_000
+"""Small row groups let a reader of one series skip most of a file that holds them all."""
+
+_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A task's rows on their way to the commit: a file, or inline as an Arrow stream."""
+
+    rows: int
+    inline: bytes = b""
+    path: str | None = None
+
+
+def stage(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> Staged:
+    """Writes a task's rows inline where they are few, else to `path`, holding few in memory."""
+    rest = iter(batches)
+    held: list[pa.RecordBatch] = []
+    while sum(batch.nbytes for batch in held) <= INLINE_BYTES:
+        batch = next(rest, None)
+        if batch is None:
+            buffer = io.BytesIO()
+            return Staged(_write_stream(buffer, schema, held), buffer.getvalue())
+        held.append(batch)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    try:
+        with open(path, "xb") as file:
+            return Staged(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
+    except BaseException:
+        discard([path])
+        raise
+
+
+def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    rows = 0
+    with pa.ipc.new_stream(sink, schema, options=_LZ4) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return rows
+
+
+def read_staged(staged: Iterable[Staged]) -> pa.Table:
+    """The rows of all tasks, in the order given, as one chunk a column."""
+    return pa.concat_tables([_read_stream(one) for one in staged]).combine_chunks()
+
+
+def _read_stream(staged: Staged) -> pa.Table:
+    if staged.path is None:
+        return pa.ipc.open_stream(staged.inline).read_all()
+    with pa.OSFile(staged.path) as file:
+        return pa.ipc.open_stream(file).read_all()
+
+
+def discard(paths: Iterable[str]) -> None:
+    """Removes files that nothing refers to; missing ones are fine."""
+    for path in paths:
+        try:
+            os.remove(path)
+        except FileNotFoundError:
+            continue
+
+
+def head_path(root: str, head_id: int) -> str:
+    """Where the head `head_id` lies."""
+    return os.path.join(root, "_tseries", "head", f"{head_id:016x}.arrow")
+
+
+def write_head(root: str, head_id: int, table: pa.Table) -> str:
+    """Writes a head file; returns its path."""
+    path = head_path(root, head_id)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
+        writer.write_table(table)
+    return path
+
+
+def read_head_note(root: str, head_id: int) -> Note:
+    """What the head file says besides its rows, without reading these."""
+    with pa.OSFile(head_path(root, head_id)) as file:
+        return read_note(pa.ipc.open_file(file).schema)
+
+
+def load_head(root: str, head_id: int | None, known_id: int | None, known: Head) -> Head:
+    """The head `head_id`, from files, or on top of `known` where that is in its chain.
+
+    Args:
+        root: the store's directory.
+        head_id: None before the first commit.
+        known_id: the id of `known`; None where `known` is the empty head.
+        known: a head read before.
+    """
+    deltas: list[pa.Table] = []
+    while head_id is not None and head_id != known_id:
+        with pa.OSFile(head_path(root, head_id)) as file:
+            deltas.append(pa.ipc.open_file(file).read_all())
+        note = read_note(deltas[-1].schema)
+        head_id = note.parent if note.depth else None
+        known_id = known_id if note.depth else None
+        known = known if note.depth else Head()
+    head = known if head_id == known_id else Head()
+    for delta in reversed(deltas):
+        head = merge(head, delta)
+    return head
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of events, sorted by (series, sequence).
+
+    Attributes:
+        path: relative to the store.
+        size: in bytes.
+        first: the first series in it.
+        last: the last series in it, inclusive.
+        kind: `event` or `edit`.
+    """
+
+    path: str
+    size: int
+    first: str
+    last: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A store as it is after one commit.
+
+    Attributes:
+        root: the store's directory.
+        files: the files of its events, in the order of their commits.
+        head_id: names the head file; None before the first commit.
+        note: the last commit, and the counts.
+        retained: the retained range.
+        values: the value columns.
+    """
+
+    root: str
+    files: list[DataFile]
+    head_id: int | None
+    note: Note
+    retained: RetainedRange
+    values: list[pa.Field]
+
+
+def write_events(root: str, path: str, table: pa.Table) -> tuple[int, str]:
+    """Writes a commit's events; returns the file's size and its Delta statistics.
+
+    `table` is sorted by (series, sequence) and not empty.
+    """
+    full = os.path.join(root, path)
+    os.makedirs(os.path.dirname(full), exist_ok=True)
+    deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
+    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    pq.write_table(
+        table,
+        full,
+        row_group_size=ROWS_PER_GROUP,
+        compression="zstd",
+        use_dictionary=[name for name in table.column_names if name not in encoding],
+        column_encoding=encoding,
+        # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
+        store_schema=False,
+    )
+    return os.path.getsize(full), _statistics(table)
+
+
+def _statistics(table: pa.Table) -> str:
+    series, size = table["series"], table.num_rows
+    sequence, stamp = (_bounds(table[name]) for name in ("sequence", "timestamp"))
+    least, most = (
+        {
+            "series": series[row].as_py(),
+            "sequence": sequence[end],
+            "timestamp": format_instant(stamp[end]),
+        }
+        for end, row in ((0, 0), (1, size - 1))
+    )
+    nulls = dict.fromkeys(least, 0)
+    return json.dumps(
+        {"numRecords": size, "minValues": least, "maxValues": most, "nullCount": nulls}
+    )
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
+    values = column.cast(pa.int64()).to_numpy()
+    return int(values.min()), int(values.max())

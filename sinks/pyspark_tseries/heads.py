@@ -1,0 +1,226 @@
+"""The head of a store: where each series stands, and the counts that must not be lost.
+
+The head is a fold over commits. A commit writes a *delta*, the series it touched, as a file whose
+metadata names its parent; now and then a *snapshot* of all series ends the chain. Which head is
+the current one is part of the Delta commit itself, so a head and its rows appear together.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_tseries.columns import INSTANT
+
+__all__ = [
+    "ABSENT",
+    "EMPTY_NOTE",
+    "NEVER_US",
+    "Head",
+    "Note",
+    "SeriesIds",
+    "advance",
+    "delta_of",
+    "merge",
+    "next_note",
+    "read_note",
+    "snapshot_due",
+    "snapshot_of",
+    "with_note",
+]
+
+Longs = npt.NDArray[np.int64]
+
+ABSENT: Final = -1
+"""The last sequence of a series without events."""
+
+NEVER_US: Final = -(2**62)
+"""A timestamp before every legal one: that of a series without events."""
+
+MAX_DELTAS: Final = 64
+MIN_SNAPSHOT_ROWS: Final = 10_000
+"""Below so many rows since the last snapshot only the number of deltas asks for a new one."""
+
+_NOTE_KEY: Final = b"tseries"
+_COLUMNS: Final = {
+    "last_sequence": (pa.int64(), ABSENT),
+    "newest_us": (INSTANT, NEVER_US),
+    "original_sequence": (pa.int64(), ABSENT),
+    "original_us": (INSTANT, NEVER_US),
+}
+_SCHEMA: Final = pa.schema(
+    [("series", pa.string()), *((name, kind) for name, (kind, _) in _COLUMNS.items())]
+)
+
+
+class SeriesIds:
+    """A number for every series' name, in the order of appearance.
+
+    It only grows, so heads of one store share it: an id that an older head does not reach is a
+    series without events there.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def names(self) -> list[str]:
+        """All names; a name's position is its id."""
+        return list(self._ids)
+
+    def add(self, names: Sequence[str]) -> Longs:
+        """The ids of `names`, which are distinct; unknown names get the next ones."""
+        found = self.find(names)
+        new = np.flatnonzero(found < 0)
+        found[new] = np.arange(len(self._ids), len(self._ids) + len(new))
+        self._ids.update((names[row], int(found[row])) for row in new.tolist())
+        return found
+
+    def find(self, names: Sequence[str]) -> Longs:
+        """The ids of `names`, -1 for unknown ones."""
+        return np.fromiter(map(self._ids.get, names, repeat(-1)), np.int64, len(names))
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a head file says besides its rows.
+
+    Attributes:
+        parent: the id of the head it follows; None at the first commit.
+        commit: the number of the commit, 0, 1, 2, ... per store.
+        commit_us: when it was committed; never decreasing.
+        depth: deltas since the last snapshot; 0 in a snapshot.
+        rows: rows in these deltas.
+        dropped: rows that `outOfOrder=drop` left out, since the store's creation.
+        adjusted: rows that `outOfOrder=adjust` raised, since the store's creation.
+        last_dropped: the latest example: series, timestamps, commit; None where there is none.
+        last_adjusted: the same of adjusted rows.
+    """
+
+    parent: int | None
+    commit: int
+    commit_us: int
+    depth: int = 0
+    rows: int = 0
+    dropped: int = 0
+    adjusted: int = 0
+    last_dropped: dict[str, Any] | None = None
+    last_adjusted: dict[str, Any] | None = None
+
+
+EMPTY_NOTE: Final = Note(parent=None, commit=-1, commit_us=NEVER_US)
+"""The note of a store without commits."""
+
+
+def _no_columns() -> dict[str, Longs]:
+    return {name: np.empty(0, np.int64) for name in _COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where each series stands after one commit.
+
+    Attributes:
+        ids: a position in the columns for each series' name.
+        columns: `last_sequence`; `newest_us`, the newest timestamp of any event;
+            `original_sequence` and `original_us`, those of the newest original.
+        note: the commit.
+    """
+
+    ids: SeriesIds = field(default_factory=SeriesIds)
+    columns: dict[str, Longs] = field(default_factory=_no_columns)
+    note: Note = EMPTY_NOTE
+
+    def of(self, names: Sequence[str]) -> dict[str, Longs]:
+        """The columns of the series `names`; of unknown ones ABSENT and NEVER_US."""
+        rows = self.ids.find(names)
+        known = (rows >= 0) & (rows < len(self.columns["last_sequence"]))
+        columns = {}
+        for name, (_, absent) in _COLUMNS.items():
+            columns[name] = np.full(len(rows), absent, np.int64)
+            columns[name][known] = self.columns[name][rows[known]]
+        return columns
+
+
+def merge(head: Head, delta: pa.Table) -> Head:
+    """`head` after the commit of `delta`; `head` itself stays as it is."""
+    rows = head.ids.add(delta["series"].to_pylist())
+    size = max(len(head.columns["last_sequence"]), int(rows.max(initial=-1)) + 1)
+    columns = {}
+    for name, (_, absent) in _COLUMNS.items():
+        grown = np.full(size, absent, np.int64)
+        grown[: len(head.columns[name])] = head.columns[name]
+        grown[rows] = _longs(delta[name])
+        columns[name] = grown
+    return Head(head.ids, columns, read_note(delta.schema))
+
+
+def _longs(column: pa.ChunkedArray) -> Longs:
+    values: Longs = column.cast(pa.int64()).to_numpy()
+    return values
+
+
+def delta_of(names: pa.Array, columns: dict[str, Longs]) -> pa.Table:
+    """A delta: the series of `names` with where they stand now."""
+    arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _COLUMNS.items()]
+    return pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
+
+
+def snapshot_of(head: Head) -> pa.Table:
+    """All series that have events, as one table with the head's note at depth 0."""
+    size = len(head.columns["last_sequence"])
+    table = delta_of(pa.array(head.ids.names()[:size], pa.string()), head.columns)
+    there = table.filter(pa.array(head.columns["last_sequence"] != ABSENT))
+    return with_note(there, dataclasses.replace(head.note, depth=0, rows=0))
+
+
+def snapshot_due(note: Note, series: int) -> bool:
+    """Whether the chain that ends in `note` is long, or larger than all of its `series`."""
+    return note.depth > MAX_DELTAS or note.rows > max(series, MIN_SNAPSHOT_ROWS)
+
+
+def next_note(head: Head, head_id: int | None, *, now_us: int, rows: int) -> Note:
+    """The note of a delta of `rows` series on top of `head`, which is stored as `head_id`."""
+    note = head.note
+    return dataclasses.replace(
+        note,
+        parent=head_id,
+        commit=note.commit + 1,
+        commit_us=max(note.commit_us, now_us),
+        depth=note.depth + 1,
+        rows=note.rows + rows,
+    )
+
+
+def advance(head: Head, delta: pa.Table, note: Note) -> tuple[Head, pa.Table]:
+    """The head after a commit, and the table of its file: `delta`, or all series where it is due.
+
+    Args:
+        head: before the commit.
+        delta: the series it touches, as `delta_of` makes it.
+        note: the commit, as `next_note` makes it.
+    """
+    delta = with_note(delta, note)
+    after = merge(head, delta)
+    if not snapshot_due(note, len(head.ids)):
+        return after, delta
+    table = snapshot_of(after)
+    return dataclasses.replace(after, note=read_note(table.schema)), table
+
+
+def with_note(delta: pa.Table, note: Note) -> pa.Table:
+    """`delta` with `note` in its schema's metadata."""
+    return delta.replace_schema_metadata({_NOTE_KEY: json.dumps(dataclasses.asdict(note))})
+
+
+def read_note(schema: pa.Schema) -> Note:
+    """The note that with_note left in a schema."""
+    return Note(**json.loads(schema.metadata[_NOTE_KEY]))

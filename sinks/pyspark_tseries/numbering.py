@@ -1,0 +1,193 @@
+"""How a batch becomes events: sorted, checked against the head, numbered without gaps.
+
+A fold: `number(head, rows)` says which rows are stored, in which order, with which sequence and
+timestamp, and where their series stand afterwards. A lost race calls it again with the new head.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.instants import FINAL_US, MIN_US, format_instant
+from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.heads import NEVER_US, Head, Longs, Note, delta_of
+
+__all__ = ["Numbered", "counted", "number"]
+
+Flags = npt.NDArray[np.bool_]
+
+_UNTIMED: Final = np.iinfo(np.int64).max
+"""Stands for a null timestamp while sorting, which puts these rows last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A batch's events, sorted by (series, sequence), and what became of the others.
+
+    Attributes:
+        order: each event's row in the batch.
+        names: the distinct series of the events, sorted.
+        codes: each event's position in `names`.
+        sequence: each event's.
+        timestamp_us: each event's.
+        delta: where the series of `names` stand afterwards; without a note.
+        dropped: rows that are no events because they are late.
+        adjusted: events whose timestamp was raised.
+        example: one of the rows counted, or None.
+    """
+
+    order: Longs
+    names: pa.Array
+    codes: Longs
+    sequence: Longs
+    timestamp_us: Longs
+    delta: pa.Table
+    dropped: int
+    adjusted: int
+    example: dict[str, Any] | None
+
+
+def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: int) -> Numbered:
+    """Numbers a batch.
+
+    Events of a series are in the order of (timestamp, row); rows without a timestamp follow, in
+    the order of rows, at `now_us` or their series' newest timestamp where that is later. A row is
+    late where its timestamp is before that of its series' newest original in `head`: `policy`
+    says what then. Late rows keep their order among themselves when they are adjusted.
+
+    Args:
+        series: string, without nulls.
+        given: timestamps in microseconds UTC, nullable; as long as `series`.
+        head: the store before the batch.
+        policy: `fail`, `drop` or `adjust`.
+        now_us: the time of the commit, not before that of the last one.
+
+    Raises:
+        UpdateFailed: a row is late under `fail`, or its timestamp is no legal instant.
+    """
+    names, codes = _encode(series)
+    us = given.cast(pa.int64()).fill_null(_UNTIMED).to_numpy(zero_copy_only=False)
+    order = np.lexsort((us, codes))
+    codes, us = codes[order], us[order]
+    _check_legal(names, codes, us)
+    before = head.of(names.to_pylist())
+    floor_us = before["original_us"][codes]
+    late = us < floor_us
+    count = int(np.count_nonzero(late))
+    example = _example(late, names, codes, us, before) if count else None
+    if example and policy == "fail":
+        raise _late(example, count)
+    if count and policy == "drop":
+        order, codes, us = order[~late], codes[~late], us[~late]
+    timed = np.where(us == _UNTIMED, NEVER_US, np.maximum(us, before["original_us"][codes]))
+    return _numbered(
+        names,
+        codes,
+        order,
+        timed,
+        before,
+        now_us,
+        count if policy == "drop" else 0,
+        count if policy == "adjust" else 0,
+        example,
+    )
+
+
+def _encode(series: pa.Array) -> tuple[pa.Array, Longs]:
+    """The distinct names, sorted by their bytes, and each row's position among them."""
+    encoded = series.dictionary_encode()
+    by_name = pc.array_sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(by_name), np.int64)
+    rank[by_name] = np.arange(len(by_name))
+    return encoded.dictionary.take(pa.array(by_name)), rank[encoded.indices.to_numpy()]
+
+
+def _check_legal(names: pa.Array, codes: Longs, us: Longs) -> None:
+    illegal = np.flatnonzero(((us < MIN_US) | (us > FINAL_US)) & (us != _UNTIMED))
+    if len(illegal):
+        series, row = names[int(codes[illegal[0]])], illegal[0]
+        raise UpdateFailed(
+            f"series '{series}': timestamp {us[row]} us since 1970 is out of range; accepted: "
+            f"{format_instant(MIN_US)} to {format_instant(FINAL_US)}; next step: correct it, or "
+            "give null to have one assigned. Nothing of the batch is stored"
+        )
+
+
+def _numbered(
+    names: pa.Array,
+    codes: Longs,
+    order: Longs,
+    timed_us: Longs,
+    before: dict[str, Longs],
+    now_us: int,
+    dropped: int,
+    adjusted: int,
+    example: dict[str, Any] | None,
+) -> Numbered:
+    """Sequences and assigned timestamps of rows sorted by series, timed ones first."""
+    starts = np.flatnonzero(np.diff(codes, prepend=-1))
+    sizes = np.diff(starts, append=len(codes))
+    present = codes[starts]
+    before = {name: column[present] for name, column in before.items()}
+    codes = np.repeat(np.arange(len(present)), sizes)
+    first = before["last_sequence"] + 1
+    sequence = np.arange(len(codes)) - np.repeat(starts - first, sizes)
+    newest_us = _largest(timed_us, starts, before["newest_us"])
+    us = np.where(timed_us == NEVER_US, np.maximum(newest_us, now_us)[codes], timed_us)
+    last = starts + sizes - 1
+    names = names.take(pa.array(present))
+    after = {
+        "last_sequence": sequence[last],
+        "newest_us": np.maximum(before["newest_us"], us[last]),
+        "original_sequence": sequence[last],
+        "original_us": us[last],
+    }
+    delta = delta_of(names, after)
+    return Numbered(order, names, codes, sequence, us, delta, dropped, adjusted, example)
+
+
+def _largest(timed_us: Longs, starts: Longs, before_us: Longs) -> Longs:
+    """Per series the newest of its timed rows and of what was there before."""
+    if not len(starts):
+        return before_us
+    return np.maximum(np.maximum.reduceat(timed_us, starts), before_us)
+
+
+def _example(
+    late: Flags, names: pa.Array, codes: Longs, us: Longs, before: dict[str, Longs]
+) -> dict[str, Any]:
+    row = int(np.flatnonzero(late)[0])
+    code = int(codes[row])
+    return {
+        "series": names[code].as_py(),
+        "timestamp": format_instant(int(us[row])),
+        "newest_sequence": int(before["original_sequence"][code]),
+        "newest_timestamp": format_instant(int(before["original_us"][code])),
+    }
+
+
+def _late(example: dict[str, Any], count: int) -> UpdateFailed:
+    return UpdateFailed(
+        f"series '{example['series']}': timestamp {example['timestamp']} is before the newest "
+        f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} "
+        f"({count} such rows in the batch); accepted: that timestamp or a later one; next step: "
+        "order the input by time, or set outOfOrder to 'drop' or 'adjust'. "
+        "Nothing of the batch is stored"
+    )
+
+
+def counted(note: Note, events: Numbered) -> Note:
+    """`note` with the batch's dropped and adjusted rows added to its counts."""
+    example = events.example and {**events.example, "commit": note.commit}
+    return dataclasses.replace(
+        note,
+        dropped=note.dropped + events.dropped,
+        adjusted=note.adjusted + events.adjusted,
+        last_dropped=example if events.dropped else note.last_dropped,
+        last_adjusted=example if events.adjusted else note.last_adjusted,
+    )

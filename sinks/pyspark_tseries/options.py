@@ -1,0 +1,157 @@
+"""The options of writes and reads: frozen dataclasses, and the texts that make them."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from pyspark_timestream.option_fields import (
+    Reader,
+    choice,
+    option,
+    read_options,
+    specs,
+    text,
+    whole_number,
+)
+from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
+
+__all__ = ["LATER", "ReadOptions", "WriteOptions", "local_path", "parse_read", "parse_write"]
+
+T = TypeVar("T")
+
+LATER: Final = (
+    "asOf",
+    "autoCompact",
+    "clock",
+    "editFrom",
+    "editTo",
+    "from",
+    "limit",
+    "maxEventsPerTrigger",
+    "mergeSchema",
+    "missingOriginal",
+    "principal",
+    "startingSequence",
+    "subscriptionRange",
+    "to",
+)
+"""Options of the contract that this version refuses by name."""
+
+_URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
+
+
+def local_path(location: str) -> str:
+    """The local path that `location`, a path or a `file:` URI, names.
+
+    Raises:
+        ValueError: it is empty, has a '%' in it, or is a URI of another kind.
+
+    >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
+    ('/tmp/a store', '/tmp/a store')
+    """
+    path = _decoded(location)
+    if not path.strip():
+        raise ValueError("an empty text names no directory")
+    if "%" in path:
+        # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
+        raise ValueError("a directory with a '%' in its name cannot be a Delta table")
+    return path
+
+
+def _decoded(location: str) -> str:
+    uri = _URI.match(location)
+    if uri is None:
+        return location
+    if uri["scheme"].lower() != "file":
+        raise ValueError(f"this version of tseries cannot open '{uri['scheme']}:' stores yet")
+    parts = urlsplit(location)
+    if parts.netloc not in ("", "localhost"):
+        raise ValueError(f"the host '{parts.netloc}' of a file: URI is not this one")
+    return unquote(parts.path)
+
+
+def _series_names(value: str) -> tuple[str, ...]:
+    if not value.lstrip().startswith("["):
+        return (value,)
+    names = json.loads(value)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("every element of the list must be a text")
+    return tuple(names)
+
+
+def _query(value: str) -> str:
+    if value.strip().lower() in ("alledits", "latestedits"):
+        raise ValueError("this version of tseries cannot query edits yet")
+    return choice("values").parse(value)
+
+
+_PATH: Final = Reader(
+    local_path, "a local path or a file: URI (object stores: not yet)", wrong_type="s3://bucket/a"
+)
+_NAME: Final = Reader(str, "the name of a column")
+_RANGE: Final = Reader(
+    parse_range,
+    "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'",
+    wrong_type="last 5 parsecs",
+    out_of_range="limit 0",
+)
+_SERIES: Final = Reader(
+    _series_names,
+    'one name, or a JSON list of names such as ["a", "b"]',
+    wrong_type="[1, 2]",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a DataFrame is added to a store.
+
+    Column names are None where the option was not given: the default name is then used if the
+    DataFrame has such a column.
+    """
+
+    path: str = option("path", _PATH, help="name the store in .start(path) or .save(path)")
+    series_column: str | None = option("seriesColumn", _NAME, None, excludes=("seriesName",))
+    series_name: str | None = option("seriesName", text, None)
+    timestamp_column: str | None = option("timestampColumn", _NAME, None)
+    edit_of_column: str | None = option("editOfColumn", _NAME, None)
+    author_column: str | None = option("authorColumn", _NAME, None)
+    author: str | None = option("author", text, None)
+    retained_range: RetainedRange | None = option("retainedRange", _RANGE, None)
+    out_of_order: str = option("outOfOrder", choice("fail", "drop", "adjust"), "fail")
+    txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
+    txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Which events a batch read gives; `series` is None for all."""
+
+    path: str = option("path", _PATH, help="name the store in .load(path)")
+    query: str = option(
+        "query", Reader(_query, "'values' (edit queries: not yet)", wrong_type="42"), "values"
+    )
+    series: tuple[str, ...] | None = option("series", _SERIES, None)
+
+
+CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"
+"""What a store is created with where `retainedRange` is not given."""
+
+
+def parse_write(raw: Mapping[str, str]) -> WriteOptions:
+    """The write options of Spark's map; raises OptionError before anything is written."""
+    return _parse(WriteOptions, raw, other=ReadOptions, belongs="belongs to reads")
+
+
+def parse_read(raw: Mapping[str, str]) -> ReadOptions:
+    """The read options of Spark's map; raises OptionError before anything is read."""
+    return _parse(ReadOptions, raw, other=WriteOptions, belongs="belongs to writes")
+
+
+def _parse(mine: type[T], raw: Mapping[str, str], *, other: type, belongs: str) -> T:
+    foreign = {spec.name: belongs for spec in specs(other).values()}
+    later = dict.fromkeys(LATER, "asks for what this version of tseries cannot do yet")
+    return read_options(mine, raw, foreign=foreign | later)

@@ -1,0 +1,115 @@
+"""The data source `tseries` as Spark sees it."""
+
+import getpass
+import os
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import DataType, StructType
+
+from pyspark_timestream.option_fields import OptionError
+from pyspark_tseries.columns import query_schema
+from pyspark_tseries.errors import IncompatibleValue, UnusableStore
+from pyspark_tseries.options import WriteOptions, parse_read, parse_write
+from pyspark_tseries.reader import ValuesReader
+from pyspark_tseries.rows import plan_rows
+from pyspark_tseries.store import Store
+from pyspark_tseries.writer import BatchWriter, StreamWriter, Target
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(DataSource):
+    """An append-only store of time series.
+
+    Writes take a column `series`, optionally `timestamp` and `author`, and value columns; every
+    batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
+    `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
+    original_author` of the events inside the retained range. The options are those of
+    `WriteOptions` and `ReadOptions`.
+
+        df.writeStream.format("tseries").option("retainedRange", "last 7D")
+          .option("checkpointLocation", c).start(path)
+        spark.read.format("tseries").option("series", "a").load(path)
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "tseries"
+
+    def schema(self) -> StructType:
+        """The columns of a read."""
+        store = Store.open(parse_read(self.options).path)
+        return from_arrow_schema(query_schema(store.values))
+
+    def reader(self, schema: StructType) -> ValuesReader:
+        """A batch read."""
+        options = parse_read(self.options)
+        return ValuesReader(Store.open(options.path).snapshot(), options.series, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """A batch write, checked against the store before any task."""
+        options = parse_write(self.options)
+        return BatchWriter(_prepare(options, schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """A batch of a stream, checked against the store before any task."""
+        options = parse_write(self.options)
+        return StreamWriter(_prepare(options, schema, overwrite))
+
+    def streamReader(self, schema: StructType) -> None:  # type: ignore[override]
+        """Refused: subscriptions come with a later version."""
+        raise UnusableStore(
+            "this version of tseries cannot subscribe to a store yet; accepted: spark.read; "
+            "next step: read the store with spark.read.format('tseries')"
+        )
+
+
+def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Target:
+    """Checks a write against its store, creating it where there is none; runs on the driver.
+
+    Raises:
+        OptionError: an option does not fit the DataFrame or the store.
+        IncompatibleValue: a column does not fit the store; nothing is created then.
+        UnusableStore: what is at the path is no store of this version.
+    """
+    if overwrite:
+        raise OptionError(
+            "mode",
+            "'overwrite' (output mode 'complete' of a stream) would change events",
+            "'append'",
+            "append; a series is only changed by adding events",
+        )
+    incoming = _arrow_schema(schema)
+    store = Store.find(options.path)
+    plan = plan_rows(incoming, options, store.values if store else None)
+    if store is None:
+        values = [field for _, field in plan.values]
+        store = Store.create(options.path, values, options.retained_range)
+        plan = plan_rows(incoming, options, store.values)
+    store.check_range(options.retained_range)
+    return Target(store.root, plan, options, _user() if options.author is None else options.author)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    return pa.schema([_arrow_field(field.name, field.dataType) for field in schema])
+
+
+def _arrow_field(name: str, kind: DataType) -> pa.Field:
+    try:
+        arrow = to_arrow_type(kind, timezone="UTC")
+    except Exception as error:
+        raise IncompatibleValue(
+            f"column '{name}' is of a type that Spark cannot pass on ({error}); accepted: types "
+            "that have an Arrow form; next step: cast the column"
+        ) from error
+    return pa.field(name, arrow)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container's user may have no name.
+        return str(os.getuid())

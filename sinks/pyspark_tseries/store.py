@@ -1,0 +1,367 @@
+"""A store: a Delta table, its properties, and the one way to add to it.
+
+A commit is one Delta commit that names the events' file, the new head (`tseries:head`) and the
+writer's token. Delta refuses it where another writer has set a head meanwhile: compare and swap.
+"""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+)
+
+from pyspark_timestream.option_fields import OptionError
+from pyspark_tseries import files
+from pyspark_tseries.columns import layout, stored_values
+from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
+from pyspark_tseries.files import DataFile, Snapshot
+from pyspark_tseries.heads import Head, advance, next_note
+from pyspark_tseries.numbering import counted, number
+from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
+from pyspark_tseries.rows import event_rows
+
+__all__ = ["Batch", "Store"]
+
+FORMAT_VERSION: Final = 1
+_VERSION: Final = "tseries.formatVersion"
+_RANGE: Final = "tseries.retainedRange"
+_HEAD: Final = "tseries:head"
+
+ATTEMPTS: Final = 200
+"""With backoff about half a minute: far more than a race among a few writers lasts."""
+
+QUEUE_SECONDS: Final = 10.0
+"""How long a writer waits for those of its host before it just races them."""
+
+
+FAILURES_ALONE: Final = 5
+"""So many failed commits in a row without a rival are no race but a fault of the storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows to append as a whole.
+
+    Attributes:
+        rows: columns of `RowPlan.staged`, one chunk each.
+        policy: what becomes of late rows: `fail`, `drop` or `adjust`.
+        author: of the rows that name none.
+        token: (application, version): a batch is skipped where the store has this version of the
+            application, or a higher one; None appends always.
+    """
+
+    rows: pa.Table
+    policy: str
+    author: str
+    token: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """Files written for a commit, and the head that it leads to."""
+
+    head_id: int
+    head: Head
+    actions: list[AddAction | RemoveAction]
+    paths: list[str]
+    summary: dict[str, int]
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _uri(root: str) -> str:
+    # A bare path could look like a URI of another kind.
+    return pathlib.Path(root).as_uri()
+
+
+def _open_table(root: str) -> DeltaTable | None:
+    try:
+        return DeltaTable(_uri(root))
+    except TableNotFoundError:
+        return None
+
+
+def _check_version(root: str, table: DeltaTable) -> None:
+    version = table.metadata().configuration.get(_VERSION)
+    if version is None:
+        raise UnusableStore(
+            f"'{root}' is a Delta table but no tseries store; accepted: a path that a tseries "
+            "write has created; next step: choose another path"
+        )
+    if int(version) > FORMAT_VERSION:
+        raise UnusableStore(
+            f"store '{root}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or older; "
+            "next step: install a newer version of this package"
+        )
+
+
+def _birth(root: str, version: int) -> tuple[int, int] | None:
+    """Tells the log's entry `version` from another one of that number, written later."""
+    try:
+        entry = os.stat(os.path.join(root, "_delta_log", f"{version:020d}.json"))
+    except FileNotFoundError:
+        return None
+    return entry.st_ino, entry.st_mtime_ns
+
+
+@contextlib.contextmanager
+def _queue(root: str) -> Iterator[None]:
+    """Lets the writers of one host commit in turn; the log's own check is what keeps it correct."""
+    path = os.path.join(root, "_tseries", "commit.lock")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "ab") as file:
+        patience = time.monotonic() + QUEUE_SECONDS
+        while not _try_lock(file.fileno()) and time.monotonic() < patience:
+            time.sleep(random.uniform(0.001, 0.005))
+        yield
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # A file system without locks: the writers race.
+    return True
+
+
+class Store:
+    """An open store; one object a path and process, safe for threads.
+
+    It keeps the log and the head between batches; both are brought up to date before use.
+    """
+
+    def __init__(self, root: str, table: DeltaTable) -> None:
+        self.root = root
+        self._table = table
+        self._born = _birth(root, table.version())
+        self._lock = threading.RLock()
+        self._head_id: int | None = None
+        self._head = Head()
+
+    @staticmethod
+    def find(path: str) -> "Store | None":
+        """The store at the local path `path`, up to date; None where there is none.
+
+        Raises:
+            UnusableStore: it is of a newer version, or something else.
+        """
+        root = os.path.abspath(path)
+        with _OPENING:
+            store = _OPEN.get(root)
+            if store is not None and store.refresh():
+                return store
+            _OPEN.pop(root, None)
+            table = _open_table(root)
+            if table is None:
+                return None
+            _check_version(root, table)
+            return _OPEN.setdefault(root, Store(root, table))
+
+    @staticmethod
+    def open(path: str) -> "Store":
+        """The store at the local path `path`, up to date; raises NoSuchStore."""
+        store = Store.find(path)
+        if store is None:
+            raise NoSuchStore(
+                f"there is no store at '{path}'; accepted: a path that a tseries write has "
+                "created; next step: correct the path, or write to it first"
+            )
+        return store
+
+    @staticmethod
+    def create(path: str, values: Iterable[pa.Field], retained: RetainedRange | None) -> "Store":
+        """The new store at `path`, or the one that another writer has just created there."""
+        root = os.path.abspath(path)
+        properties = {
+            "delta.checkpointInterval": "10",
+            _VERSION: str(FORMAT_VERSION),
+            _RANGE: format_range(retained or DEFAULT),
+        }
+        try:
+            DeltaTable.create(
+                _uri(root),
+                layout(values),
+                partition_by=["kind"],
+                configuration=properties,
+                raise_if_key_not_exists=False,
+            )
+        except DeltaError:
+            if Store.find(path) is None:
+                raise
+        return Store.open(path)
+
+    @property
+    def values(self) -> list[pa.Field]:
+        """The value columns."""
+        return stored_values(pa.schema(self._table.schema()))
+
+    @property
+    def retained(self) -> RetainedRange:
+        """The retained range."""
+        return parse_range(self._table.metadata().configuration[_RANGE])
+
+    def check_range(self, wanted: RetainedRange | None) -> None:
+        """Raises OptionError where `wanted` is given and is not the store's range."""
+        if wanted is None or wanted == self.retained:
+            return
+        mine, given = format_range(self.retained), format_range(wanted)
+        raise OptionError(
+            "retainedRange",
+            f"'{given}' is not the range '{mine}' that the store '{self.root}' was created with",
+            f"'{mine}'",
+            "leave it out, or write to a new store",
+        )
+
+    def refresh(self) -> bool:
+        """Brings the log up to date; False where the table is no longer the one opened."""
+        with self._lock:
+            if _birth(self.root, self._table.version()) == self._born:
+                self._table.update_incremental()
+            else:
+                # Its last known commit is gone: cleaned up, or the directory was replaced.
+                table = _open_table(self.root)
+                if table is None or table.metadata().id != self._table.metadata().id:
+                    return False
+                self._table = table
+            self._born = _birth(self.root, self._table.version())
+            return True
+
+    def head(self) -> tuple[int | None, Head]:
+        """The id and the state of the head of the log as it was last refreshed."""
+        with self._lock:
+            head_id = self._table.transaction_version(_HEAD)
+            if head_id != self._head_id:
+                self._head = files.load_head(self.root, head_id, self._head_id, self._head)
+                self._head_id = head_id
+            return head_id, self._head
+
+    def snapshot(self) -> Snapshot:
+        """The store as its log now says."""
+        with self._lock:
+            adds = pa.table(self._table.get_add_actions(flatten=True)).sort_by("path")
+            columns = ("path", "size_bytes", "min.series", "max.series", "partition.kind")
+            found = [
+                DataFile(*row) for row in zip(*(adds[c].to_pylist() for c in columns), strict=True)
+            ]
+            head_id, head = self.head()
+            return Snapshot(self.root, found, head_id, head.note, self.retained, self.values)
+
+    def append(self, batch: Batch, clock: Callable[[], int] = _now_us) -> None:
+        """Commits `batch`, once, however often it is called with the same token.
+
+        Args:
+            batch: what to append.
+            clock: the wall clock, in microseconds; read once an attempt.
+
+        Raises:
+            UpdateFailed: a row may not be added.
+            StoreBusy: other writers won every attempt.
+        """
+        attempt: _Attempt | None = None
+        alone = 0
+        for turn in range(ATTEMPTS):
+            with self._lock, _queue(self.root):
+                self._catch_up()
+                if self._has(batch.token) or (attempt and self._landed(attempt)):
+                    return
+                if attempt:
+                    files.discard(attempt.paths)
+                    alone = alone + 1 if self.head()[0] == attempt.head.note.parent else 0
+                attempt = self._prepare(batch, clock())
+                try:
+                    return self._publish(attempt, batch.token)
+                except DeltaError as error:
+                    if alone == FAILURES_ALONE:
+                        raise
+                    lost = error
+            time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
+        raise self._busy() from lost
+
+    def _catch_up(self) -> None:
+        if not self.refresh():
+            raise NoSuchStore(
+                f"the store '{self.root}' was removed or replaced while it was written to; "
+                "next step: restart the query"
+            )
+
+    def _has(self, token: tuple[str, int] | None) -> bool:
+        done = None if token is None else self._table.transaction_version(token[0])
+        return token is not None and done is not None and done >= token[1]
+
+    def _landed(self, attempt: _Attempt) -> bool:
+        """Whether a commit is in the log although its writer was told otherwise."""
+        head_id, _ = self.head()
+        while head_id is not None and head_id != attempt.head_id:
+            note = files.read_head_note(self.root, head_id)
+            head_id = note.parent if note.commit > attempt.head.note.commit else None
+        return head_id is not None
+
+    def _prepare(self, batch: Batch, now_us: int) -> _Attempt:
+        """Numbers the batch on top of the head and writes its files."""
+        head_id, head = self.head()
+        now_us = max(now_us, head.note.commit_us)
+        series, given = (batch.rows[name].combine_chunks() for name in ("series", "timestamp"))
+        events = number(series, given, head, batch.policy, now_us)
+        note = counted(next_note(head, head_id, now_us=now_us, rows=len(events.names)), events)
+        new_id = secrets.randbits(62)
+        after, table = advance(head, events.delta, note)
+        paths = [files.write_head(self.root, new_id, table)]
+        actions: list[AddAction | RemoveAction] = []
+        if len(events.order):
+            path = f"kind=event/{note.commit:010d}-{new_id:016x}.parquet"
+            table = event_rows(batch.rows, events, note, batch.author)
+            size, statistics = files.write_events(self.root, path, table)
+            paths.append(os.path.join(self.root, path))
+            modified = now_us // 1000
+            actions = [AddAction(path, size, {"kind": "event"}, modified, True, statistics)]
+        summary = {"commit": note.commit, "events": len(events.order)}
+        return _Attempt(new_id, after, actions, paths, summary)
+
+    def _publish(self, attempt: _Attempt, token: tuple[str, int] | None) -> None:
+        marks = [Transaction(_HEAD, attempt.head_id)]
+        if token is not None:
+            marks.append(Transaction(*token))
+        # Delta's own retries stay on: they let maintenance pass, while every rival append
+        # trips over the head.
+        self._table.create_write_transaction(
+            attempt.actions,
+            "append",
+            self._table.schema(),
+            partition_by=["kind"],
+            commit_properties=CommitProperties(
+                app_transactions=marks, custom_metadata={"tseries": attempt.summary}
+            ),
+            post_commithook_properties=PostCommitHookProperties(True, False),
+        )
+        self._head_id, self._head = attempt.head_id, attempt.head
+
+    def _busy(self) -> StoreBusy:
+        return StoreBusy(
+            f"store '{self.root}': other writers won all of {ATTEMPTS} attempts to commit; "
+            "nothing of the batch is stored; next step: start the write again, or use fewer "
+            "writers or larger batches"
+        )
+
+
+_OPEN: Final[dict[str, Store]] = {}
+_OPENING: Final = threading.Lock()
