@@ -101,9 +101,8 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches of ticks on the driver and delivers them in tasks.
 
     An offset is the batch that ends at it, and what the first start fixed: `from` and `to` (the
-    ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`, and
-    `closings` (empty batches that only said that the stream had ended). So a batch is replayed
-    from its end offset alone, and the first one can carry data.
+    ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
+    So a batch is replayed from its end offset alone, and the first one can carry data.
 
     Args:
         options: what the user asks for.
@@ -117,7 +116,6 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest_us: int | None = None
         self._available_until_us: int | None = None
         self._planned = SENTINEL
-        self._told_end = False
 
     def initialOffset(self) -> dict[str, Any]:
         """A constant: the first real offset fixes when the stream was started."""
@@ -147,15 +145,8 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ticks = advance(clock, before, now_us, cap)
         _warn_of_skips(before, ticks)
-        # Spark reports progress of batches alone: a query started again after its end needs an
-        # empty one, or nobody could see that nothing will come.
-        tells_end = ended(clock, ticks) and not self._told_end
-        self._told_end |= tells_end
-        if ticks == before and not is_sentinel(start) and not tells_end:
-            self._planned = start
-        else:
-            closes = ticks == before and tells_end
-            self._planned = self._offset(clock, ticks, start.get("closings", 0) + closes)
+        nothing_new = ticks == before and not is_sentinel(start)
+        self._planned = start if nothing_new else self._offset(clock, ticks)
         return self._planned
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TickPartition]:
@@ -193,8 +184,9 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _real_us(self) -> int:
         # NTP and operators set clocks back; ticks that were due stay due.
-        now_us = self._available_until_us or self._now_us()
-        self._latest_us = max(now_us, self._latest_us or now_us)
+        fixed_us = self._available_until_us
+        now_us = self._now_us() if fixed_us is None else fixed_us
+        self._latest_us = now_us if self._latest_us is None else max(now_us, self._latest_us)
         return self._latest_us
 
     def _resume(self, offset: dict[str, Any], now_us: int) -> tuple[Clock, Ticks]:
@@ -205,10 +197,9 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         clock = self._options.clock(offset["zero_us"], offset["started_us"])
         return clock, Ticks.from_json(offset)
 
-    def _offset(self, clock: Clock, ticks: Ticks, closings: int) -> dict[str, Any]:
+    def _offset(self, clock: Clock, ticks: Ticks) -> dict[str, Any]:
         # Sorted, because Spark compares offsets as JSON text.
         offset = {
-            "closings": closings,
             "settings": dict(sorted(self._settings.items())),
             "started_us": clock.started_us,
             "version": FORMAT_VERSION,
