@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# The oldest Spark that is supported, in its newest release.
+OLDEST := 4.2.1
+VENV42 := .venv-4.2
+READY42 := $(VENV42)/.ready-$(OLDEST)
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
@@ -24,6 +28,12 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install -q --group test --group lint -e .
 	touch $@
 
+$(READY42): pyproject.toml
+	$(PYTHON) -m venv $(VENV42)
+	$(VENV42)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(VENV42)/bin/python -m pip install -q --group test pyspark==$(OLDEST) -e .
+	touch $@
+
 run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
 	$(BIN)/python integration/day.py
 
@@ -32,6 +42,11 @@ run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
 
 test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
 	$(BIN)/python -m pytest tests
+
+test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
+test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
+test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supported
+	$(VENV42)/bin/python -m pytest tests
 
 integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration
@@ -45,4 +60,4 @@ lint: $(READY) ## ruff and mypy
 ci: lint test test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
-	rm -rf $(VENV) .venv-4.2 .work
+	rm -rf $(VENV) $(VENV42) .work
