@@ -1,0 +1,45 @@
+"""Small makers of batches, and readers of what a store holds."""
+
+import pyarrow as pa
+
+from pyspark_tseries.columns import INSTANT
+from pyspark_tseries.retention import RetainedRange
+from pyspark_tseries.store import Batch, Store
+
+VALUE = pa.field("value", pa.float64())
+
+
+def staged(*rows, authors=None):
+    """Rows (series, timestamp in us or None[, value]) as a task stages them."""
+    values = [row[2] if len(row) > 2 else float(i) for i, row in enumerate(rows)]
+    return pa.table(
+        {
+            "series": pa.array([row[0] for row in rows], pa.string()),
+            "timestamp": pa.array([row[1] for row in rows], pa.int64()).cast(INSTANT),
+            "author": pa.array(authors or [None] * len(rows), pa.string()),
+            "value": pa.array(values, pa.float64()),
+        }
+    )
+
+
+def batch(*rows, policy="fail", token=None, authors=None):
+    return Batch(staged(*rows, authors=authors), policy, "me", token)
+
+
+def new_store(path, retained=None, values=(VALUE,)):
+    return Store.create(str(path), values, retained and RetainedRange(**retained))
+
+
+def stored(path, *columns):
+    """What any Delta reader sees, in (series, sequence) order, as tuples."""
+    from deltalake import DeltaTable
+
+    table = DeltaTable(str(path)).to_pyarrow_table().sort_by(
+        [("series", "ascending"), ("sequence", "ascending")]
+    )
+    names = columns or ("series", "sequence", "timestamp")
+    return list(zip(*(_plain(table[name]) for name in names), strict=True))
+
+
+def _plain(column):
+    return column.cast(pa.int64()).to_pylist() if column.type == INSTANT else column.to_pylist()

@@ -1,0 +1,63 @@
+"""The head of a store is a fold over its commits, whatever was written as snapshot or delta."""
+
+import dataclasses
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_tseries import files, heads
+from pyspark_tseries.heads import ABSENT, Head, advance, delta_of, next_note
+
+COMMITS = st.lists(
+    st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=5), min_size=1, max_size=12
+)
+
+
+def delta(series, value):
+    columns = ("last_sequence", "newest_us", "original_sequence", "original_us")
+    standing = pa.array([value(name) for name in series], pa.int64()).to_numpy()
+    return delta_of(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
+
+
+@given(commits=COMMITS, most=st.integers(1, 4), known=st.integers(0, 11))
+def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
+    tmp_path_factory, commits, most, known
+):
+    root, limit = str(tmp_path_factory.mktemp("store")), heads.MAX_DELTAS
+    heads.MAX_DELTAS = most
+    try:
+        head, expected, history = Head(), {}, [(None, Head())]
+        for number, commit in enumerate(commits):
+            expected |= commit
+            note = next_note(head, history[-1][0], now_us=number, rows=len(commit))
+            head, table = advance(head, delta(commit, commit.get), note)
+            files.write_head(root, number + 7, table)
+            history.append((number + 7, head))
+    finally:
+        heads.MAX_DELTAS = limit
+    # A fresh process knows the empty head only; a warm one any earlier head.
+    for known_id, old in (history[0], history[min(known, len(commits))]):
+        loaded = files.load_head(root, len(commits) + 6, known_id, old)
+        names = [*expected, "never seen"]
+        assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
+        assert loaded.note == head.note
+
+
+def test_an_older_head_is_not_changed_by_a_newer_one():
+    old, _ = advance(Head(), delta(["a"], lambda _: 3), next_note(Head(), None, now_us=1, rows=1))
+    advance(old, delta(["a", "b"], lambda _: 9), next_note(old, 1, now_us=2, rows=2))
+    assert old.of(["a", "b"])["last_sequence"].tolist() == [3, ABSENT]
+
+
+def test_commit_numbers_are_contiguous_and_commit_times_never_decrease():
+    first = next_note(Head(), None, now_us=100, rows=0)
+    second = next_note(dataclasses.replace(Head(), note=first), 1, now_us=90, rows=0)
+    assert [(n.commit, n.commit_us) for n in (first, second)] == [(0, 100), (1, 100)]
+
+
+def test_a_snapshot_is_due_after_64_deltas_or_when_deltas_outgrow_the_series():
+    note = next_note(Head(), None, now_us=0, rows=1)
+    assert not heads.snapshot_due(dataclasses.replace(note, depth=64), 10)
+    assert heads.snapshot_due(dataclasses.replace(note, depth=65), 10)
+    assert heads.snapshot_due(dataclasses.replace(note, rows=30_001), 30_000)

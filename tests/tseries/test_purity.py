@@ -1,0 +1,49 @@
+"""The rules need neither Spark nor Delta, and the package imports nothing heavy."""
+
+import subprocess
+import sys
+
+import pytest
+
+PURE = ["columns", "errors", "files", "heads", "numbering", "options", "retention", "rows"]
+
+
+def run(code):
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_rule_imports_without_spark_and_delta(module):
+    run(
+        "import sys; sys.modules['pyspark'] = sys.modules['deltalake'] = None; "
+        f"import pyspark_tseries.{module}"
+    )
+
+
+def test_the_package_itself_imports_nothing_heavy():
+    run(
+        "import sys, pyspark_tseries; "
+        "assert not {'pyspark', 'deltalake', 'pyarrow', 'numpy'} & set(sys.modules)"
+    )
+
+
+@pytest.mark.parametrize("module", ["writer", "reader"])
+def test_what_tasks_import_needs_no_delta(module):
+    run(f"import sys; sys.modules['deltalake'] = None; import pyspark_tseries.{module}")
+
+
+def test_the_public_names_are_these():
+    import pyspark_tseries
+
+    assert pyspark_tseries.__all__ == ["DefaultSource", "describe"]
+    assert callable(pyspark_tseries.describe)
+    assert pyspark_tseries.DefaultSource.name() == "tseries"
+    with pytest.raises(AttributeError, match="nothing_such"):
+        pyspark_tseries.nothing_such  # noqa: B018
+
+
+def test_the_base_error_is_never_raised_itself():
+    from pyspark_tseries.errors import TseriesError
+
+    with pytest.raises(TypeError, match="leaves"):
+        TseriesError("something")
