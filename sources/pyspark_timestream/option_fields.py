@@ -37,12 +37,12 @@ SPARK_INJECTED: Final = frozenset(
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
 
 
-_SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
+SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
 
 
 def shown(name: str, value: str) -> str:
     """`value` as a message may show it: quoted, or hidden where `name` speaks of a secret."""
-    return "[hidden]" if _SECRET.search(name.lower()) else f"'{value}'"
+    return "[hidden]" if SECRET.search(name.lower()) else f"'{value}'"
 
 
 class OptionError(ValueError):

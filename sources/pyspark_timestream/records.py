@@ -10,8 +10,9 @@ __all__ = ["Needs", "RecordBlock", "header_texts"]
 
 
 class Needs(NamedTuple):
-    """Which columns are worth reading; offsets and timestamps always are."""
+    """Which columns are worth reading; offsets always are."""
 
+    timestamps: bool = False
     keys: bool = False
     values: bool = False
     headers: bool = False
@@ -22,16 +23,16 @@ class RecordBlock(NamedTuple):
 
     Attributes:
         offsets: n int64.
-        timestamps_ms: n int64, null where the record has none.
-        timestamp_types: n int32: 0 create time, 1 log append time, -1 none.
+        timestamps_ms: n int64, negative where the record has none; None where not needed.
+        timestamp_types: n int32: 0 create time, 1 log append time, -1 none; or None as well.
         keys: n binary, or None where not needed.
         values: n binary, or None where not needed.
         headers: n lists of struct<key: string, value: binary>, or None where not needed.
     """
 
     offsets: pa.Array
-    timestamps_ms: pa.Array
-    timestamp_types: pa.Array
+    timestamps_ms: pa.Array | None = None
+    timestamp_types: pa.Array | None = None
     keys: pa.Array | None = None
     values: pa.Array | None = None
     headers: pa.Array | None = None

@@ -75,7 +75,10 @@ class TimestreamSource(DataSource):
 
     def _transport(self) -> Transport:
         if _transport_name(self.options) == "kafka":
-            raise OptionError("transport", "'kafka' is not built yet", "'time'", "use 'time'")
+            # Imported late: a clock needs no Kafka library.
+            from pyspark_timestream.kafka_reader import KafkaTransport
+
+            return KafkaTransport(self.options)
         return TimeTransport(self.options)
 
 

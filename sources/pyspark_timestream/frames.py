@@ -1,0 +1,139 @@
+"""DataFrame helpers: Spark's watermark driven by CTIs, time shifted, a bounded stream awaited.
+
+How it works: a source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with
+no delay, makes Spark's watermark the greatest CTI; data rows, whose `cti` is null, cannot move
+it. The event-time column is then marked as the one that this watermark is about.
+"""
+
+import json
+import time
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import TimestampType
+
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.instants import FINAL_US, TICK_US, format_instant, parse_duration
+
+__all__ = ["advance_time", "await_end", "shift_time"]
+
+_WATERMARK_KEY: Final = "spark.watermarkDelayMs"
+_RELEASES: Final = ("windows", "rows")
+
+
+def advance_time(
+    df: DataFrame, event_time: str = "start_time", releases: str = "windows"
+) -> DataFrame:
+    """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
+
+    Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Use them
+    from `df` itself.
+
+    Args:
+        df: a stream with a timestamp column `cti`, null on data rows.
+        event_time: the column that the CTIs are about.
+        releases: `windows` for windowed aggregation: a window `[s, e)` is released when a CTI
+            reaches `e`. `rows` for operators on the column itself (joins, deduplication, timers):
+            rows at exactly the CTI stay legal, rows before it are final.
+
+    Raises:
+        SchemaRefused: `df` has no such column, or no `cti`.
+        ValueError: `releases` is neither.
+    """
+    if releases not in _RELEASES:
+        raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
+    _check_times(df, event_time)
+    # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
+    clock = F.col("cti") if releases == "windows" else _moved(F.col("cti"), -TICK_US)
+    punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
+    # A nondeterministic term is a barrier: without it the optimizer pushes this filter, and every
+    # later one, below the watermark, which then never sees a CTI.
+    data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
+    if "violation" in df.columns:
+        data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
+    marked = F.col(event_time).alias(event_time, metadata={_WATERMARK_KEY: 0})
+    kept = [name for name in df.columns if name != "cti"]
+    return data.select(*[marked if name == event_time else _quoted(name) for name in kept])
+
+
+def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFrame:
+    """`df` with event times and CTIs moved alike by the duration `by`, which may be negative.
+
+    A final CTI stays; others are clamped to it.
+
+    Args:
+        df: a stream with a timestamp column `cti`, null on data rows.
+        by: a duration such as `5 minutes` or `-1 tick`.
+        event_time: the column to move; `end_time` and the `original_*` columns are not moved.
+
+    Raises:
+        SchemaRefused: `df` has no such column, or no `cti`.
+        ValueError: `by` is no duration.
+    """
+    us = parse_duration(by)
+    _check_times(df, event_time)
+    final = F.lit(format_instant(FINAL_US)).cast("timestamp")
+    moved = F.least(_moved(F.col("cti"), us), final)
+    shifted = F.when(F.col("cti") >= final, F.col("cti")).otherwise(
+        # `least` skips nulls, and a data row's CTI must stay one.
+        F.when(F.col("cti").isNotNull(), moved)
+    )
+    return df.withColumns({event_time: _moved(F.col(event_time), us), "cti": shifted})
+
+
+def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
+    """Return when `query`'s bounded streams have delivered their end, and stop it cleanly.
+
+    Bounded are a `time` transport with `maxCount`, and any transport under AvailableNow. What the
+    end releases, the last windows among it, has been given to the sink by then.
+
+    Raises:
+        StreamingQueryException: the query failed.
+    """
+    while query.isActive and not _has_ended(query):
+        time.sleep(poll_seconds)
+    if query.isActive:
+        query.processAllAvailable()
+        query.stop()
+    query.awaitTermination()
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    progress = query.lastProgress
+    reports = [_report(source.latestOffset) for source in progress.sources] if progress else []
+    ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
+    return bool(ends) and all(ends)
+
+
+def _report(latest_offset: Any) -> dict[str, Any]:
+    try:
+        report = json.loads(latest_offset) if isinstance(latest_offset, str) else latest_offset
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _check_times(df: DataFrame, event_time: str) -> None:
+    types = {field.name: field.dataType for field in df.schema.fields}
+    if "cti" not in types:
+        raise SchemaRefused(
+            "the DataFrame has no column 'cti', so nothing would drive its time; accepted: a "
+            "stream with CTIs; next step: set option 'ctiFrequency', 'advanceTime' or 'finalCti', "
+            "and add 'cti timestamp' to .schema(...) if you give one"
+        )
+    for name in (event_time, "cti"):
+        if not isinstance(types.get(name), TimestampType):
+            raise SchemaRefused(
+                f"column '{name}' is {types.get(name)}; accepted: a timestamp column; next step: "
+                f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)"
+            )
+
+
+def _moved(instant: Column, us: int) -> Column:
+    return F.timestamp_micros(F.unix_micros(instant) + F.lit(us))
+
+
+def _quoted(name: str) -> Column:
+    return F.col(f"`{name}`")

@@ -1,0 +1,149 @@
+"""What one task of a batch does: read its ranges in order, judge, and prove CTIs.
+
+Everything but the reading itself is pure; the reader is an argument.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.cti import Failure, Judgement, PartitionState, step
+from pyspark_timestream.errors import ViolationFound
+from pyspark_timestream.frontier import Prover
+from pyspark_timestream.instants import format_instant
+from pyspark_timestream.kafka_columns import Projection
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_values import TimeFrom
+from pyspark_timestream.payload import Payload, needs_of, read_payload
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs, RecordBlock
+from pyspark_timestream.rows import cti_rows, weave
+
+__all__ = ["Share", "TaskPlan", "end_state", "run_task"]
+
+ReadRange = Callable[[Range, Needs], Iterator[RecordBlock]]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One range of a task, and where its partition's clock stands before it."""
+
+    span: Range
+    state: PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """What one task has to do.
+
+    Attributes:
+        shares: the ranges to read, in this order.
+        others_us: the CTIs of all partitions that are not in `shares`, at the batch's start.
+        emitted_us: the stream's CTI at the batch's start: rows above it are news.
+        opening_us: a CTI row to emit first; None: none.
+        closing_us: a CTI row to emit last; None: none.
+    """
+
+    shares: tuple[Share, ...] = ()
+    others_us: tuple[int | None, ...] = ()
+    emitted_us: int | None = None
+    opening_us: int | None = None
+    closing_us: int | None = None
+
+
+def run_task(
+    options: KafkaOptions,
+    projection: Projection,
+    plan: TaskPlan,
+    read: ReadRange,
+    leave: Callable[[Partition, PartitionState], None],
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the task; `leave` is told each partition's end state once it is read.
+
+    Raises:
+        ViolationFound: an event or value that the options say to fail on.
+    """
+    needs = needs_of(options, projection)
+    tells = projection.wants("cti")
+    if plan.opening_us is not None and tells:
+        yield cti_rows(projection, np.array([plan.opening_us]))
+    own = tuple(share.state.cti_us for share in plan.shares)
+    prover = Prover(own, plan.others_us, plan.emitted_us)
+    for position, share in enumerate(plan.shares):
+        state, partition = share.state, share.span.partition
+        for block in read(share.span, needs):
+            payload = read_payload(options, projection, block)
+            state, judgement = step(options.rules, state, payload.events)
+            _fail_on_violation(options, partition, block, judgement.failure)
+            prover, news, ctis_us = prover.advance(position, judgement.cti_us)
+            after = judgement.cti_index[news]
+            if not tells:
+                after, ctis_us = after[:0], ctis_us[:0]
+            keep = _keep(options, partition, block, payload, judgement)
+            yield weave(projection, partition, block, payload, judgement, keep, after, ctis_us)
+        leave(partition, state)
+    if plan.closing_us is not None and tells:
+        yield cti_rows(projection, np.array([plan.closing_us]))
+
+
+def end_state(options: KafkaOptions, share: Share, read: ReadRange) -> PartitionState:
+    """Where the partition's clock stands after the range: reading it for the clock alone."""
+    state = share.state
+    for block in read(share.span, needs_of(options, None)):
+        state, _ = step(options.rules, state, read_payload(options, None, block).events)
+    return state
+
+
+def _keep(
+    options: KafkaOptions,
+    partition: Partition,
+    block: RecordBlock,
+    payload: Payload,
+    judgement: Judgement,
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which records become rows, after the event rules and the parse mode."""
+    if payload.json is None or options.parse_mode == "PERMISSIVE":
+        return judgement.keep
+    broken = judgement.keep & payload.json.malformed
+    if options.parse_mode == "FAILFAST" and broken.any():
+        raise ViolationFound(
+            f"{_where(partition, block, int(np.argmax(broken)))}: the value is no JSON of the "
+            "schema, and option 'parseMode' is 'FAILFAST'; use 'PERMISSIVE' to get nulls, or "
+            "'DROPMALFORMED' to leave such rows out"
+        )
+    return judgement.keep & ~payload.json.malformed
+
+
+def _fail_on_violation(
+    options: KafkaOptions, partition: Partition, block: RecordBlock, failure: Failure | None
+) -> None:
+    if failure is None:
+        return
+    where = _where(partition, block, failure.index)
+    cti = "none yet" if failure.cti_us is None else format_instant(failure.cti_us)
+    if failure.malformed:
+        what = f"is malformed ({_expected_of(options)})"
+    else:
+        what = f"has event time {format_instant(failure.event_us)}, before"
+    raise ViolationFound(
+        f"{where}: the event {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
+        "'fail'; use 'drop', 'adjust' or 'flag' to go on, or a larger 'ctiDelay'"
+    )
+
+
+def _expected_of(options: KafkaOptions) -> str:
+    def name(source: TimeFrom) -> str:
+        return f"'{source}'"
+
+    readable = f"a readable time in {name(options.start_time)}"
+    if options.end_time is None:
+        return f"expected {readable}"
+    edge = f" and 'start' or 'end' in {name(options.edge)}" if options.edge else ""
+    return f"expected {readable} and a later one in {name(options.end_time)}{edge}"
+
+
+def _where(partition: Partition, block: RecordBlock, index: int) -> str:
+    offset = block.offsets[index].as_py()
+    return f"topic '{partition.topic}' partition {partition.number} offset {offset}"

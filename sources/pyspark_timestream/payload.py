@@ -1,0 +1,114 @@
+"""What a block of records says: its events for the clock, and the columns that need parsing."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.cti import Events
+from pyspark_timestream.event_time import Times, record_times, text_times, value_times
+from pyspark_timestream.json_values import JsonBlock, JsonFields, parse_json
+from pyspark_timestream.kafka_columns import Projection
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_values import TimeFrom
+from pyspark_timestream.records import Needs, RecordBlock, header_texts
+
+__all__ = ["Payload", "needs_of", "read_payload"]
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What n records say.
+
+    Attributes:
+        events: the n events, for the state machine.
+        start_known: n booleans: the start time could be read.
+        end_known: n booleans: the end time could be read; None for points.
+        edges: n strings, as received; None unless edges.
+        json: the parsed values; None where nothing of them is wanted.
+    """
+
+    events: Events
+    start_known: Mask
+    end_known: Mask | None
+    edges: pa.Array | None
+    json: JsonBlock | None
+
+
+def needs_of(options: KafkaOptions, projection: Projection | None) -> Needs:
+    """Which columns must be read for `projection`; None: for the clock alone."""
+    sources = _sources(options)
+    wants = projection.wants if projection else lambda name: False
+    return Needs(
+        timestamps=wants("timestamp")
+        or wants("timestampType")
+        or any(source.kind == "timestamp" for source in sources),
+        keys=wants("key"),
+        values=wants("value") or _json_fields(options, projection) is not None,
+        headers=wants("headers") or any(source.kind == "header" for source in sources),
+    )
+
+
+def read_payload(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> Payload:
+    """Read event times, edges and the wanted JSON fields of `block`."""
+    fields = _json_fields(options, projection)
+    parsed = parse_json(fields, block.values) if fields is not None else None
+    start_us, start_known = _times(options.start_time, options, block, parsed)
+    if options.end_time is None:
+        return Payload(Events(start_us, start_known), start_known, None, None, parsed)
+    end_us, end_known = _times(options.end_time, options, block, parsed)
+    if options.edge is None:
+        events = Events(start_us, start_known & end_known, end_us)
+        return Payload(events, start_known, end_known, None, parsed)
+    edges = _texts(options.edge, block, parsed)
+    is_start, is_end = _equals(edges, "start"), _equals(edges, "end")
+    readable = start_known & (is_start | (is_end & end_known))
+    events = Events(start_us, readable, end_us, is_end)
+    return Payload(events, start_known, end_known, edges, parsed)
+
+
+def _sources(options: KafkaOptions) -> list[TimeFrom]:
+    return [s for s in (options.start_time, options.end_time, options.edge) if s is not None]
+
+
+def _json_fields(options: KafkaOptions, projection: Projection | None) -> JsonFields | None:
+    """What to parse of the values; None: nothing."""
+    raw = tuple(dict.fromkeys(s.name for s in _sources(options) if s.kind == "field"))
+    columns = projection.fields if projection else pa.schema([])
+    corrupt = projection is not None and projection.corrupt is not None
+    return JsonFields(columns, raw) if raw or len(columns) or corrupt else None
+
+
+def _times(
+    source: TimeFrom, options: KafkaOptions, block: RecordBlock, parsed: JsonBlock | None
+) -> Times:
+    if source.kind == "timestamp":
+        return record_times(block.timestamps_ms)
+    if source.kind == "header":
+        return text_times(header_texts(block.headers, source.name), options.time_unit)
+    pieces = parsed.raw[source.name] if parsed else []
+    read = [value_times(piece, options.time_unit) for piece in pieces]
+    if not read:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
+    return np.concatenate([us for us, _ in read]), np.concatenate([known for _, known in read])
+
+
+def _texts(source: TimeFrom, block: RecordBlock, parsed: JsonBlock | None) -> pa.Array:
+    if source.kind == "header":
+        return header_texts(block.headers, source.name)
+    pieces = parsed.raw[source.name] if parsed else []
+    texts = [
+        piece if pa.types.is_string(piece.type) else pa.nulls(len(piece), pa.string())
+        for piece in pieces
+    ]
+    return pa.concat_arrays(texts) if texts else pa.array([], pa.string())
+
+
+def _equals(texts: pa.Array, word: str) -> Mask:
+    return np.array(pc.fill_null(pc.equal(texts, word), False).to_numpy(zero_copy_only=False))
