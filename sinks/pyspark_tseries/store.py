@@ -256,8 +256,9 @@ class Store:
             return head_id, self._head
 
     def snapshot(self) -> Snapshot:
-        """The store as its log now says."""
+        """The store as its log now says; raises NoSuchStore where it is gone."""
         with self._lock:
+            self._catch_up()
             adds = pa.table(self._table.get_add_actions(flatten=True)).sort_by("path")
             columns = ("path", "size_bytes", "min.series", "max.series", "partition.kind")
             found = [
@@ -300,8 +301,8 @@ class Store:
     def _catch_up(self) -> None:
         if not self.refresh():
             raise NoSuchStore(
-                f"the store '{self.root}' was removed or replaced while it was written to; "
-                "next step: restart the query"
+                f"the store '{self.root}' was removed or replaced while it was in use; "
+                "next step: start the query again"
             )
 
     def _has(self, token: tuple[str, int] | None) -> bool:

@@ -34,8 +34,10 @@ def stored(path, *columns):
     """What any Delta reader sees, in (series, sequence) order, as tuples."""
     from deltalake import DeltaTable
 
-    table = DeltaTable(str(path)).to_pyarrow_table().sort_by(
-        [("series", "ascending"), ("sequence", "ascending")]
+    table = (
+        DeltaTable(str(path))
+        .to_pyarrow_table()
+        .sort_by([("series", "ascending"), ("sequence", "ascending")])
     )
     names = columns or ("series", "sequence", "timestamp")
     return list(zip(*(_plain(table[name]) for name in names), strict=True))

@@ -38,7 +38,10 @@ def events_of(events):
 def oracle(state, rows, policy, now):
     """The contract, one row at a time; None where the batch is refused."""
     out, state = [], dict(state)
-    key = lambda r: (r[1][0].encode(), r[1][1] is None, r[1][1] or 0, r[0])
+
+    def key(r):
+        return (r[1][0].encode(), r[1][1] is None, r[1][1] or 0, r[0])
+
     for name, group in groupby(sorted(enumerate(rows), key=key), lambda r: r[1][0]):
         sequence, floor = state.get(name, (-1, float("-inf")))
         newest = floor
@@ -149,5 +152,5 @@ def test_a_batch_that_is_dropped_whole_has_no_events():
 @pytest.mark.parametrize("us", [-(2**61), 2**62, 253_402_300_799_000_001])
 def test_a_timestamp_outside_the_calendar_is_refused(us):
     series, given = pa.array(["a"]), pa.array([us]).cast(pa.timestamp("us", "UTC"))
-    with pytest.raises(UpdateFailed, match="'a'.*out of range.*0001-01-01.*9999-12-31"):
+    with pytest.raises(UpdateFailed, match=r"'a'.*out of range.*0001-01-01.*9999-12-31"):
         number(series, given, Head(), "fail", 0)

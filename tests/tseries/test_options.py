@@ -1,0 +1,109 @@
+"""Every option is read in any case, and every wrong one is named with the way out."""
+
+import pytest
+
+from pyspark_timestream.option_fields import OptionError, specs
+from pyspark_tseries.options import (
+    LATER,
+    ReadOptions,
+    WriteOptions,
+    local_path,
+    parse_read,
+    parse_write,
+)
+from pyspark_tseries.retention import RetainedRange
+
+PARSERS = {WriteOptions: parse_write, ReadOptions: parse_read}
+SPECS = [(cls, spec) for cls in PARSERS for spec in specs(cls).values()]
+IDS = [f"{cls.__name__}.{spec.name}" for cls, spec in SPECS]
+LEGAL = {"path": "/s", "txnVersion": "1", "retainedRange": "limit 1", "outOfOrder": "drop"}
+
+
+def refuse(cls, raw):
+    with pytest.raises(OptionError) as error:
+        PARSERS[cls]({"path": "/s", **raw})
+    message = str(error.value)
+    assert "accepted: " in message
+    assert "next step: " in message
+    return message
+
+
+@pytest.mark.parametrize(("cls", "spec"), SPECS, ids=IDS)
+@pytest.mark.parametrize("wrong", ["wrong_type", "out_of_range"])
+def test_a_wrong_value_names_option_value_and_what_is_accepted(cls, spec, wrong):
+    value = getattr(spec.reader, wrong)
+    if value is None:
+        return
+    company = {need: LEGAL.get(need, "x") for need in spec.needs}
+    message = refuse(cls, {**company, spec.name: value})
+    for part in (f"'{spec.name}'", value, spec.reader.accepts, spec.next_step()):
+        assert part in message
+
+
+@pytest.mark.parametrize(("cls", "spec"), SPECS, ids=IDS)
+def test_a_misspelt_option_is_refused_with_the_nearest_name(cls, spec):
+    assert f"did you mean '{spec.name}'" in refuse(cls, {f"{spec.name}x".lower(): "1"})
+
+
+@pytest.mark.parametrize(("cls", "spec"), SPECS, ids=IDS)
+def test_options_in_conflict_or_without_company_are_refused_naming_both(cls, spec):
+    for other in spec.excludes:
+        message = refuse(cls, {spec.name: "a", other: "b"})
+        assert f"'{spec.name}'" in message
+        assert f"'{other}'" in message
+    if spec.needs:
+        message = refuse(cls, {spec.name: LEGAL.get(spec.name, "x")})
+        assert f"set '{spec.needs[0]}' too" in message
+
+
+@pytest.mark.parametrize("cls", PARSERS)
+def test_the_path_is_required(cls):
+    with pytest.raises(OptionError, match=r"'path': it is missing.*next step"):
+        PARSERS[cls]({})
+
+
+@pytest.mark.parametrize("cls", PARSERS)
+@pytest.mark.parametrize("name", LATER)
+def test_an_option_of_a_later_version_is_refused_as_such(cls, name):
+    assert "cannot do yet" in refuse(cls, {name.lower(): "1"})
+
+
+def test_an_option_of_the_other_direction_is_refused_as_such():
+    assert "belongs to reads" in refuse(WriteOptions, {"query": "values"})
+    assert "belongs to writes" in refuse(ReadOptions, {"outOfOrder": "drop"})
+
+
+def test_edit_queries_are_refused_as_not_yet_there():
+    assert "cannot query edits yet" in refuse(ReadOptions, {"query": "allEdits"})
+
+
+def test_options_are_read_in_any_case():
+    read = parse_write({"PATH": "/s", "outoforder": "DROP", "RETAINEDRANGE": "LIMIT 3"})
+    assert read == WriteOptions("/s", out_of_order="drop", retained_range=RetainedRange(3))
+
+
+def test_what_spark_itself_puts_in_is_passed_over():
+    parse_write({"path": "/s", "checkpointlocation": "/c", "queryname": "q"})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("a", ("a",)), ('["a", "b"]', ("a", "b")), ("[]", ()), ('["[x"]', ("[x",)), ("", ("",))],
+)
+def test_series_are_one_name_or_a_json_list(text, names):
+    assert parse_read({"path": "/s", "series": text}).series == names
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("/a b", "/a b"), ("file:/a%20b", "/a b"), ("file:///a", "/a"), ("a:b/c", "a:b/c")],
+)
+def test_a_store_is_a_local_path_or_a_file_uri(text, path):
+    assert local_path(text) == path
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/a", "abfss://c@d/e", "hdfs://n/a", "file://host/a", "a%20"]
+)
+def test_other_places_are_refused_by_name(text):
+    assert text in refuse(WriteOptions, {"path": text})
