@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from kafka_process import KafkaProcess
 
 # A killed broker's registration may block its successor for this long on a loaded machine.
@@ -102,11 +102,15 @@ class Broker:
         _result(self._admin.delete_records(ends))
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        def all_led() -> bool:
-            found = self._partitions(topic)
-            return len(found) == partitions and all(each.leader >= 0 for each in found.values())
+        """A partition is listed a moment before its broker serves it: ask for its end as well."""
 
-        _wait(all_led, f"{partitions} partitions of {topic}")
+        def all_served() -> bool:
+            try:
+                return len(self.end_offsets(topic)) == partitions
+            except KafkaException:
+                return False
+
+        _wait(all_served, f"{partitions} partitions of {topic}")
 
     def _partitions(self, topic: str) -> dict[int, Any]:
         """The partitions of a topic; none where it does not exist."""
@@ -144,14 +148,12 @@ class Broker:
         return Consumer(self._client_settings(**{**defaults, **settings}))
 
     def end_offsets(self, topic: str) -> dict[int, int]:
-        """The offset behind the last record of each partition."""
-        consumer = self.consumer()
-        try:
-            parts = sorted(self._partitions(topic))
-            marks = (consumer.get_watermark_offsets(TopicPartition(topic, p)) for p in parts)
-            return {part: high for part, (_, high) in zip(parts, marks, strict=True)}
-        finally:
-            consumer.close()
+        """The offset behind the last record of each partition; none where there is no topic."""
+        latest = {
+            TopicPartition(topic, part): OffsetSpec.latest() for part in self._partitions(topic)
+        }
+        ends = self._admin.list_offsets(latest) if latest else {}
+        return {part.partition: end.result(timeout=30).offset for part, end in sorted(ends.items())}
 
     def read(self, topic: str) -> list[Message]:
         """Every visible record of a topic, in order within each partition."""

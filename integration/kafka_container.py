@@ -13,6 +13,9 @@ os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
 
 IMAGE = os.environ.get("KAFKA_IMAGE", f"apache/kafka:{KAFKA_VERSION}")
 
+# Any 16 bytes in base64; the image formats its storage for it once.
+CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
+
 
 def docker_answers() -> bool:
     """Whether a Docker engine is there; a client alone is not enough."""
@@ -48,7 +51,8 @@ class KafkaContainer:
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
         properties = broker_properties(f":{port}", self.bootstrap, ":9093", "localhost:9093")
-        self._container = DockerContainer(IMAGE).with_envs(**_as_environment(properties))
+        environment = {"CLUSTER_ID": CLUSTER_ID, **_as_environment(properties)}
+        self._container = DockerContainer(IMAGE).with_envs(**environment)
         self._container.ports = {f"{port}/tcp": ("127.0.0.1", port)}  # type: ignore[dict-item]
         self._started = False
 
