@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -206,7 +207,7 @@ def event_rows(rows: pa.Table, events: Numbered, note: Note, author: str) -> pa.
     taken = rows.drop_columns(["series", "timestamp", "author"]).take(pa.array(events.order))
     size = len(events.order)
     stamp = pa.array(events.timestamp_us).cast(INSTANT)
-    authors = rows["author"].take(pa.array(events.order)).fill_null(author)
+    authors = _author_column(rows["author"], events, author)
     head = [_series_column(events), pa.array(events.sequence), stamp, authors]
     overridden = [pa.nulls(size, field.type) for field in ORIGINAL]
     commit = [pa.repeat(note.commit, size), pa.repeat(note.commit_us, size).cast(INSTANT)]
@@ -219,3 +220,10 @@ def _series_column(events: Numbered) -> pa.Array:
     if len(events.names) > len(events.codes) * 0.2:
         return events.names.take(pa.array(events.codes))
     return pa.DictionaryArray.from_arrays(pa.array(events.codes, pa.int32()), events.names)
+
+
+def _author_column(given: pa.ChunkedArray, events: Numbered, author: str) -> pa.Array:
+    if given.null_count < len(given):
+        return given.take(pa.array(events.order)).fill_null(author)
+    nobody = np.zeros(len(events.order), np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(nobody), pa.array([author]))

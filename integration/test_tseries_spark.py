@@ -1,0 +1,334 @@
+"""Format `tseries` through Spark: found by name, exactly once under SIGKILL, whole among rivals.
+
+Run as a script it is the job that is killed: `INPUT STORE CHECKPOINT OUT_OF_ORDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from harness import DeltaLog, InBatch, Job, run_killed
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_tseries import describe
+
+INPUT = "series string, timestamp timestamp, value bigint"
+
+
+def stream(frame: DataFrame, store: Path, checkpoint: Path, **options: str) -> None:
+    """Run a query over all there is, to its end."""
+    writer = frame.writeStream.format("tseries").options(**options).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(checkpoint)).start(str(store)).awaitTermination()
+
+
+def files(spark: SparkSession, directory: Path) -> DataFrame:
+    reader = spark.readStream.schema(INPUT).option("maxFilesPerTrigger", 1)
+    return reader.parquet(str(directory))
+
+
+def append(frame: DataFrame, store: Path, **options: str) -> None:
+    frame.write.format("tseries").mode("append").options(**options).save(str(store))
+
+
+def read(spark: SparkSession, store: Path, **options: str) -> DataFrame:
+    return spark.read.format("tseries").options(**options).load(str(store))
+
+
+def write_input(directory: Path, number: int, rows: list[tuple[str, int | None, int]]) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    series, stamps, values = zip(*rows, strict=True)
+    stamp = pa.array(stamps, pa.int64()).cast(pa.timestamp("us", "UTC"))
+    table = pa.table({"series": series, "timestamp": stamp, "value": pa.array(values)})
+    pq.write_table(table, directory / f"{number:03}.parquet")
+
+
+def stored(store: Path) -> dict[str, list[dict[str, Any]]]:
+    """What a plain Delta reader sees, per series, by sequence."""
+    table = DeltaTable(store).to_pyarrow_table().sort_by("sequence")
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in table.to_pylist():
+        found.setdefault(row["series"], []).append(row)
+    return found
+
+
+def staged(store: Path) -> list[Path]:
+    return list((store / "_tseries" / "staging").glob("*"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "a store"
+
+
+@pytest.fixture
+def numbers(spark: SparkSession) -> DataFrame:
+    """Twelve rows of three series, a second apart."""
+    name = F.concat(F.lit("s"), (F.col("id") % 3).cast("string"))
+    at = F.timestamp_seconds("id").alias("timestamp")
+    return spark.range(12).select(name.alias("series"), at, F.col("id").alias("value"))
+
+
+# -- batch ---------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_written_and_read_by_name_without_any_registration(
+    spark: SparkSession, store: Path, numbers: DataFrame
+) -> None:
+    append(numbers, store, retainedRange="limit 2")
+    rows = read(spark, f"file:{store}".replace(" ", "%20"), series="s1").collect()  # type: ignore[arg-type]
+    assert [(row.series, row.sequence, row.value) for row in rows] == [("s1", 2, 7), ("s1", 3, 10)]
+    assert rows[0].timestamp.timestamp() == 7
+    assert rows[0].original_sequence is None
+    assert read(spark, store).columns == [
+        *("series", "sequence", "timestamp", "author", "value"),
+        *("original_sequence", "original_timestamp", "original_author"),
+    ]
+    assert read(spark, store, series='["s0", "nobody"]').count() == 2
+    assert staged(store) == []
+
+
+def test_a_batch_with_an_application_id_and_version_is_stored_once(
+    store: Path, numbers: DataFrame
+) -> None:
+    for version in ("0", "0", "1"):
+        once = {"txnAppId": "load", "txnVersion": version, "outOfOrder": "adjust"}
+        append(numbers, store, **once)
+    assert describe(str(store))["events"] == 24
+
+
+def test_a_large_batch_goes_through_staged_files_and_is_numbered_without_gaps(
+    spark: SparkSession, store: Path
+) -> None:
+    name = (F.col("id") % 500).cast("string").alias("series")
+    rows = spark.range(0, 200_000, 1, 4).select(name, F.col("id").alias("value"))
+    append(rows, store, retainedRange="unlimited", author="loader")
+    assert staged(store) == []
+    found = (
+        read(spark, store)
+        .groupBy("series")
+        .agg(F.count("*").alias("n"), F.max("sequence").alias("last"), F.min("author").alias("who"))
+    )
+    assert found.select("n", "last", "who").distinct().collect() == [(400, 399, "loader")]
+    # The input order of one series is the order of its values.
+    assert read(spark, store, series="7").where("value != 7 + 500 * sequence").count() == 0
+    paths = [str(store / row["path"]) for row in pa.table(actions(store)).to_pylist()]
+    query = "select count(distinct (series, sequence)), max(sequence) from read_parquet(?)"
+    assert duckdb.execute(query, [paths]).fetchall() == [(200_000, 399)]
+
+
+def actions(store: Path) -> Any:
+    return DeltaTable(store).get_add_actions(flatten=True)
+
+
+def test_values_of_every_storable_type_come_back(spark: SparkSession, store: Path) -> None:
+    kinds = (
+        "series string, b tinyint, i int, f float, d decimal(9,2), y binary, t boolean, "
+        "day date, ntz timestamp_ntz, utc timestamp, a array<struct<x:int>>, m map<string,double>"
+    )
+    day, moment = date(2024, 2, 29), datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001
+    values = (1, 2, 0.5, Decimal("1.25"), bytearray(b"x"), True, day, moment, moment)
+    row = ("s", *values, [(1,), None], {"k": 1.5})
+    frame = spark.createDataFrame([row, ("s", *[None] * 11)], kinds)
+    append(frame, store)
+    columns = frame.columns[1:]
+    back = read(spark, store).orderBy("sequence").select(columns)
+    assert back.dtypes == frame.select(columns).dtypes
+    assert back.collect() == frame.select(columns).collect()
+
+
+def test_the_session_time_zone_does_not_move_timestamps(
+    spark: SparkSession, store: Path, numbers: DataFrame
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        append(numbers, store)
+        found = read(spark, store).selectExpr("unix_seconds(timestamp)").collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    assert sorted(row[0] for row in found) == list(range(12))
+    assert stored(store)["s0"][0]["timestamp"] == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        ({"value": "'x'"}, {}, "column 'value' is of type string, in the store it is of"),
+        ({"extra": "1"}, {}, "column 'extra' of type int is not in the store"),
+        ({"commit": "1"}, {}, "'commit' is named like a metadata column"),
+        ({"edit_of": "0L"}, {}, "cannot write edits yet"),
+        ({}, {"retainedRange": "limit 9"}, "'limit 9' is not the range 'limit 10'"),
+        ({}, {"seriesColum": "x"}, "did you mean 'seriesColumn'"),
+        ({}, {"seriesColumn": "x", "seriesName": "y"}, "conflicts with option 'seriesName'"),
+        ({}, {"clock": "event"}, "option 'clock': 'event' was given"),
+        ({}, {"txnAppId": "x"}, "set 'txnVersion' too"),
+        ({}, {}, "series 's0': timestamp 1970-01-01T00:00:00Z is before the newest event"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_stores_nothing(
+    store: Path, numbers: DataFrame, change: dict[str, str], options: dict[str, str], said: str
+) -> None:
+    append(numbers, store)
+    added = {name: F.expr(sql) for name, sql in change.items()}
+    with pytest.raises(PySparkException) as error:
+        append(numbers.withColumns(added) if added else numbers, store, **options)
+    assert said in str(error.value)
+    assert "accepted: " in str(error.value)
+    assert "next step: " in str(error.value)
+    assert describe(str(store))["events"] == 12
+    assert staged(store) == []
+
+
+def test_what_is_refused_at_once_creates_no_store(
+    spark: SparkSession, store: Path, numbers: DataFrame
+) -> None:
+    with pytest.raises(PySparkException, match="is named like a metadata column"):
+        append(numbers.withColumn("kind", F.lit(1)), store)
+    with pytest.raises(PySparkException, match="cannot open 's3:' stores yet"):
+        append(numbers, "s3://bucket/store")  # type: ignore[arg-type]
+    with pytest.raises(PySparkException, match="there is no store at"):
+        read(spark, store)
+    assert not store.exists()
+
+
+def test_overwriting_is_refused(store: Path, numbers: DataFrame) -> None:
+    append(numbers, store)
+    with pytest.raises(PySparkException, match="a series is only changed by adding events"):
+        numbers.write.format("tseries").mode("overwrite").save(str(store))
+    assert describe(str(store))["events"] == 12
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+def test_a_stream_writes_each_batch_once_and_resumes(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
+    for number in range(3):
+        write_input(source, number, [("a", number, number), ("b", None, number)])
+    stream(files(spark, source), store, checkpoint, retainedRange="unlimited")
+    (checkpoint / "commits" / "2").unlink()  # As if killed before Spark noted the batch.
+    (checkpoint / "commits" / ".2.crc").unlink(missing_ok=True)
+    write_input(source, 3, [("a", 3, 3), ("b", None, 3)])
+    stream(files(spark, source), store, checkpoint)
+    for rows in stored(store).values():
+        assert [row["sequence"] for row in rows] == [0, 1, 2, 3]
+        assert [row["value"] for row in rows] == [0, 1, 2, 3]
+    assert staged(store) == []
+
+
+def test_an_empty_batch_creates_the_store_and_commits_nothing(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "in", 0, [("a", 0, 0)])
+    frame = files(spark, tmp_path / "in").where("value > 5")
+    stream(frame, store, tmp_path / "checkpoint", retainedRange="last 7D")
+    facts = describe(str(store))
+    assert (facts["last_commit"], facts["retained_range"]) == (None, "last 7D")
+    assert DeltaTable(store).version() == 0
+    assert read(spark, store).count() == 0
+
+
+def test_a_late_row_ends_the_query_and_stores_nothing_of_its_batch(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "in", 0, [("a", 5_000_000, 0)])
+    write_input(tmp_path / "in", 1, [("a", 4_000_000, 1), ("b", 0, 1)])
+    with pytest.raises(PySparkException, match=r"'a': timestamp 1970-01-01T00:00:04Z.*00:00:05Z"):
+        stream(files(spark, tmp_path / "in"), store, tmp_path / "checkpoint")
+    assert describe(str(store))["events"] == 1
+    assert staged(store) == []
+    stream(files(spark, tmp_path / "in"), store, tmp_path / "checkpoint", outOfOrder="drop")
+    facts = describe(str(store))
+    assert (facts["events"], facts["dropped"], facts["last_dropped"]["series"]) == (2, 1, "a")
+
+
+@pytest.mark.parametrize("mode", ["complete", "update"])
+def test_complete_and_update_modes_are_refused(
+    spark: SparkSession, store: Path, tmp_path: Path, mode: str
+) -> None:
+    write_input(tmp_path / "in", 0, [("a", 0, 0)])
+    frame = files(spark, tmp_path / "in").groupBy("series").agg(F.max("value").alias("value"))
+    writer = frame.writeStream.format("tseries").outputMode(mode).trigger(availableNow=True)
+    said = "would change events" if mode == "complete" else "Update mode"
+    with pytest.raises(Exception, match=said):
+        writer.option("checkpointLocation", f"{tmp_path}/c").start(str(store)).awaitTermination()
+    assert not store.exists()
+
+
+# -- kills ---------------------------------------------------------------------------------------
+
+BATCHES = 6
+SERIES = 1000
+
+
+def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
+    """The store has the query's batch, Spark has not yet noted it."""
+    logs: dict[str, DeltaLog] = {}
+
+    def has(batch: int) -> bool:
+        query = json.loads((checkpoint / "metadata").read_text())["id"]
+        return logs.setdefault(query, DeltaLog(store, f"tseries:q:{query}")).has_batch(batch)
+
+    return InBatch(checkpoint, then=has)
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["same series", "own series"])
+def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, shared: bool) -> None:
+    """1,000 series each: the same ones without timestamps, or own ones, checked under `fail`."""
+    store, policy = tmp_path / "store", "adjust" if shared else "fail"
+    jobs = []
+    for query in range(2):
+        for number in range(BATCHES):
+            rows = list(input_rows(query, number, shared))
+            write_input(tmp_path / f"in{query}", number, rows)
+        where = [str(tmp_path / f"in{query}"), str(store), str(tmp_path / f"checkpoint{query}")]
+        jobs.append(Job(Path(__file__), [*where, policy], log=tmp_path / f"log{query}"))
+    points = [committed_but_not_noted(tmp_path / f"checkpoint{n}", store) for n in range(2)]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda j, p: run_killed(j, p, kills=1), jobs, points))
+    assert [(result.hits, result.exit_code) for result in results] == [(1, 0), (1, 0)]
+    found = stored(store)
+    assert len(found) == SERIES * (1 if shared else 2)
+    for rows in found.values():
+        assert [row["sequence"] for row in rows] == list(range(len(rows)))
+        stamps = [row["timestamp"] for row in rows]
+        assert stamps == sorted(stamps)
+    values = sorted(row["value"] for rows in found.values() for row in rows)
+    assert values == list(range(2 * BATCHES * SERIES))
+
+
+def input_rows(query: int, number: int, shared: bool) -> Iterator[tuple[str, int | None, int]]:
+    first = (query * BATCHES + number) * SERIES
+    for i in range(SERIES):
+        name = f"s{i}" if shared else f"q{query} s{i}"
+        yield name, None if shared else number, first + i
+
+
+def main() -> None:
+    from spark_session import local_spark
+
+    source, store, checkpoint, policy = sys.argv[1:]
+    spark = local_spark("tseries job", spark_sql_adaptive_enabled="false")
+    frame = files(spark, Path(source))
+    options = {"outOfOrder": policy, "retainedRange": "unlimited"}
+    stream(frame, Path(store), Path(checkpoint), **options)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
