@@ -34,6 +34,7 @@ from pyspark_timestream.option_fields import (
 )
 from pyspark_timestream.policy import POLICIES
 from pyspark_timestream.ranges import Partition
+from pyspark_timestream.time_options import TimeOptions
 
 __all__ = ["KafkaOptions", "read_kafka_options"]
 
@@ -60,6 +61,11 @@ NOT_YET: Final = (
     "writerTimeout",
 )
 """Names that the contract fixes and this version does not know how to do."""
+
+_TIME_OPTIONS: Final = dict.fromkeys(
+    (spec.name for spec in specs(TimeOptions).values()),
+    "belongs to transport 'time' and conflicts with option 'transport' ('kafka')",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,7 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
     _refuse_not_yet(plain)
-    options = read_options(KafkaOptions, plain)
+    options = read_options(KafkaOptions, plain, foreign=_TIME_OPTIONS)
     options = replace(options, client=client)
     _check_topics(options)
     _check_shape(options, plain)

@@ -1,12 +1,19 @@
 """Format `timestream`: the class that Spark finds, and its choice of a transport."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.option_fields import OptionError, choice, option, read_options
 from pyspark_timestream.time_reader import TimeTransport
 
@@ -59,7 +66,10 @@ class TimestreamSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of one streaming query."""
-        return self._transport().stream_reader(schema)
+        try:
+            return self._transport().stream_reader(schema)
+        except (OptionError, SchemaRefused) as error:
+            return RefusedReader(error)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one batch query, where the transport has any."""
@@ -80,6 +90,33 @@ class TimestreamSource(DataSource):
 
             return KafkaTransport(self.options)
         return TimeTransport(self.options)
+
+
+class RefusedReader(DataSourceStreamReader):
+    """A reader that says why there is none.
+
+    An error in `streamReader` itself is hidden by one of Spark's own (it stops a reader that it
+    does not have yet), so it is raised at the first call instead, before any task.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Raise the reason."""
+        raise self._error
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Raise the reason."""
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Raise the reason."""
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        """Raise the reason."""
+        raise self._error
 
 
 def _input_only() -> OptionError:

@@ -1,0 +1,44 @@
+"""Spark's own Kafka source, fetched from Maven Central by the Ivy that Spark ships."""
+
+import subprocess
+from pathlib import Path
+
+import pyspark
+
+PLACE = Path(__file__).parent.parent / ".work" / "peers"
+# Each without its dependencies; together they run on Spark 4.3, which has none of its own yet.
+ARTIFACTS = (
+    ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.12.1"),
+)
+
+
+def kafka_jars() -> str:
+    """The jars' paths, separated by commas, for `spark.jars`."""
+    return ",".join(str(_jar(*artifact)) for artifact in ARTIFACTS)
+
+
+def _jar(organisation: str, module: str, revision: str) -> Path:
+    jar = PLACE / f"{module}-{revision}.jar"
+    if not jar.exists():
+        _fetch(organisation, module, revision)
+    return jar
+
+
+def _fetch(organisation: str, module: str, revision: str) -> None:
+    PLACE.mkdir(parents=True, exist_ok=True)
+    recipe = PLACE / f"{module}.xml"
+    recipe.write_text(
+        f"""<ivy-module version="2.0"><info organisation="timestream" module="{module}-peer"/>
+        <configurations><conf name="default"/></configurations><dependencies>
+        <dependency org="{organisation}" name="{module}" rev="{revision}" transitive="false"
+        conf="default->default"/></dependencies></ivy-module>"""
+    )
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    command = ["java", "-jar", str(ivy), "-ivy", str(recipe), "-confs", "default"]
+    command += ["-cache", str(PLACE / "ivy"), "-retrieve", f"{PLACE}/[artifact]-[revision].[ext]"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"Ivy could not fetch {module} {revision}:\n{done.stdout[-2000:]}")
