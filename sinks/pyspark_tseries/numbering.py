@@ -6,7 +6,7 @@ timestamp, and where their series stand afterwards. A lost race calls it again w
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -76,26 +76,11 @@ def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: i
     codes, us = codes[order], us[order]
     _check_legal(names, codes, us)
     before = head.of(names.to_pylist())
-    floor_us = before["original_us"][codes]
-    late = us < floor_us
-    count = int(np.count_nonzero(late))
-    example = _example(late, names, codes, us, before) if count else None
-    if example and policy == "fail":
-        raise _late(example, count)
-    if count and policy == "drop":
-        order, codes, us = order[~late], codes[~late], us[~late]
+    late = _judge(us < before["original_us"][codes], names, codes, us, before, policy)
+    if late.dropped:
+        order, codes, us = order[late.on_time], codes[late.on_time], us[late.on_time]
     timed = np.where(us == _UNTIMED, NEVER_US, np.maximum(us, before["original_us"][codes]))
-    return _numbered(
-        names,
-        codes,
-        order,
-        timed,
-        before,
-        now_us,
-        count if policy == "drop" else 0,
-        count if policy == "adjust" else 0,
-        example,
-    )
+    return _numbered(names, codes, order, timed, before, now_us, late)
 
 
 def _encode(series: pa.Array) -> tuple[pa.Array, Longs]:
@@ -125,9 +110,7 @@ def _numbered(
     timed_us: Longs,
     before: dict[str, Longs],
     now_us: int,
-    dropped: int,
-    adjusted: int,
-    example: dict[str, Any] | None,
+    late: "_Late",
 ) -> Numbered:
     """Sequences and assigned timestamps of rows sorted by series, timed ones first."""
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
@@ -148,7 +131,8 @@ def _numbered(
         "original_us": us[last],
     }
     delta = delta_of(names, after)
-    return Numbered(order, names, codes, sequence, us, delta, dropped, adjusted, example)
+    counts = late.dropped, late.adjusted, late.example
+    return Numbered(order, names, codes, sequence, us, delta, *counts)
 
 
 def _largest(timed_us: Longs, starts: Longs, before_us: Longs) -> Longs:
@@ -158,17 +142,32 @@ def _largest(timed_us: Longs, starts: Longs, before_us: Longs) -> Longs:
     return np.maximum(np.maximum.reduceat(timed_us, starts), before_us)
 
 
-def _example(
-    late: Flags, names: pa.Array, codes: Longs, us: Longs, before: dict[str, Longs]
-) -> dict[str, Any]:
-    row = int(np.flatnonzero(late)[0])
-    code = int(codes[row])
-    return {
+class _Late(NamedTuple):
+    """What becomes of a batch's late rows; `on_time` marks the others."""
+
+    on_time: Flags
+    dropped: int
+    adjusted: int
+    example: dict[str, Any] | None
+
+
+def _judge(
+    late: Flags, names: pa.Array, codes: Longs, us: Longs, before: dict[str, Longs], policy: str
+) -> _Late:
+    rows = np.flatnonzero(late)
+    if not len(rows):
+        return _Late(~late, 0, 0, None)
+    row, code = int(rows[0]), int(codes[rows[0]])
+    example = {
         "series": names[code].as_py(),
         "timestamp": format_instant(int(us[row])),
         "newest_sequence": int(before["original_sequence"][code]),
         "newest_timestamp": format_instant(int(before["original_us"][code])),
     }
+    if policy == "fail":
+        raise _late(example, len(rows))
+    dropped = len(rows) if policy == "drop" else 0
+    return _Late(~late, dropped, len(rows) - dropped, example)
 
 
 def _late(example: dict[str, Any], count: int) -> UpdateFailed:

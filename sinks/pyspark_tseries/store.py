@@ -261,9 +261,8 @@ class Store:
             self._catch_up()
             adds = pa.table(self._table.get_add_actions(flatten=True)).sort_by("path")
             columns = ("path", "size_bytes", "min.series", "max.series", "partition.kind")
-            found = [
-                DataFile(*row) for row in zip(*(adds[c].to_pylist() for c in columns), strict=True)
-            ]
+            rows = zip(*(adds[name].to_pylist() for name in columns), strict=True)
+            found = [DataFile(*row) for row in rows]
             head_id, head = self.head()
             return Snapshot(self.root, found, head_id, head.note, self.retained, self.values)
 
@@ -279,8 +278,9 @@ class Store:
             StoreBusy: other writers won every attempt.
         """
         attempt: _Attempt | None = None
+        lost: DeltaError | None = None
         alone = 0
-        for turn in range(ATTEMPTS):
+        for turn in range(ATTEMPTS + 1):
             with self._lock, _queue(self.root):
                 self._catch_up()
                 if self._has(batch.token) or (attempt and self._landed(attempt)):
@@ -288,15 +288,16 @@ class Store:
                 if attempt:
                     files.discard(attempt.paths)
                     alone = alone + 1 if self.head()[0] == attempt.head.note.parent else 0
+                if lost and alone == FAILURES_ALONE:
+                    raise lost
+                if turn == ATTEMPTS:
+                    raise self._busy() from lost
                 attempt = self._prepare(batch, clock())
                 try:
                     return self._publish(attempt, batch.token)
                 except DeltaError as error:
-                    if alone == FAILURES_ALONE:
-                        raise
                     lost = error
             time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
-        raise self._busy() from lost
 
     def _catch_up(self) -> None:
         if not self.refresh():

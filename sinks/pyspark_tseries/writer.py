@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_tseries import files
+from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.rows import RowPlan, stage_rows
 
@@ -73,6 +74,18 @@ def _present(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
+def _query_id(tasks: list[StagedTask]) -> str:
+    query_id = tasks[0].query_id
+    if not query_id:
+        # Without it, batches of different queries would pass for each other.
+        raise UpdateFailed(
+            "Spark did not tell the tasks which query they work for (sql.streaming.queryId); "
+            "accepted: a streaming query; next step: write with df.write in foreachBatch, with "
+            "txnAppId and txnVersion. Nothing of the batch is stored"
+        )
+    return query_id
+
+
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
@@ -114,7 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Appends the rows of all tasks, unless the store has this batch already."""
         tasks = _present(messages)
         if tasks:
-            _commit(self._target, tasks, (f"tseries:q:{tasks[0].query_id}", batchId))
+            _commit(self._target, tasks, (f"tseries:q:{_query_id(tasks)}", batchId))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Removes what the tasks staged."""
