@@ -287,6 +287,7 @@ def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
     return InBatch(checkpoint, then=has)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("shared", [True, False], ids=["same series", "own series"])
 def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, shared: bool) -> None:
     """1,000 series each: the same ones without timestamps, or own ones, checked under `fail`."""
@@ -300,7 +301,7 @@ def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, sha
         jobs.append(Job(Path(__file__), [*where, policy], log=tmp_path / f"log{query}"))
     points = [committed_but_not_noted(tmp_path / f"checkpoint{n}", store) for n in range(2)]
     with ThreadPoolExecutor() as pool:
-        results = list(pool.map(lambda j, p: run_killed(j, p, kills=1), jobs, points))
+        results = list(pool.map(lambda j, p: run_killed(j, p, kills=1, timeout=540), jobs, points))
     assert [(result.hits, result.exit_code) for result in results] == [(1, 0), (1, 0)]
     found = stored(store)
     assert len(found) == SERIES * (1 if shared else 2)

@@ -12,7 +12,7 @@ from pyspark_tseries import describe
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.reader import ValuesReader
 from pyspark_tseries.sink import DefaultSource
-from pyspark_tseries.store import Store
+from pyspark_tseries.store import Batch, Store
 
 V1 = Path(__file__).parent / "stores" / "v1"
 HOUR_US = 3_600_000_000
@@ -81,6 +81,18 @@ def test_a_schema_of_the_user_may_be_a_part_of_the_columns(tmp_path):
     nowhere = StructType([StructField("nope", StringType())])
     with pytest.raises(IncompatibleValue, match=r"'nope'.*series, sequence"):
         read(tmp_path / "s", None, nowhere)
+
+
+def test_columns_with_dots_spaces_and_signs_in_their_names_come_back(tmp_path):
+    inner = pa.struct([pa.field("y", pa.float64())])
+    kinds = {"x.y": pa.float64(), "x": inner, "a b": pa.string(), "p=q/ü": pa.int64()}
+    store = new_store(tmp_path / "s", values=[pa.field(*kind) for kind in kinds.items()])
+    rows = batch(("a", 1)).rows.drop_columns(["value"])
+    values = (1.5, {"y": 2.5}, "z", 3)
+    for (name, kind), value in zip(kinds.items(), values, strict=True):
+        rows = rows.append_column(name, pa.array([value], kind))
+    store.append(Batch(rows, "fail", "me"))
+    assert read(tmp_path / "s", columns=tuple(kinds)) == [values]
 
 
 def test_a_store_of_format_1_reads_the_same_rows_for_ever(tmp_path):
