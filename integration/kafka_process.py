@@ -9,7 +9,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -87,10 +87,15 @@ class KafkaProcess:
         self.bootstrap = f"127.0.0.1:{port}"
         self._directory = CACHE / "runs" / f"{os.getpid()}-{port}"
         self._directory.mkdir(parents=True)
+        _write_owner(self._directory, None)
         self._session: ProcessSession | None = None
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
-        self._format({**properties, "log.dirs": str(self._directory / "data")})
+        try:
+            self._format({**properties, "log.dirs": str(self._directory / "data")})
+        except BaseException:
+            self.close()
+            raise
 
     def _format(self, properties: Mapping[str, str]) -> None:
         (self._directory / "log4j2.properties").write_text(_LOG4J_FILE)
@@ -172,9 +177,9 @@ def _locked() -> Iterator[None]:
         yield
 
 
-def _write_owner(directory: Path, broker: int) -> None:
+def _write_owner(directory: Path, broker: int | None) -> None:
     """Remember who started which broker, so that a later run can clean up after a killed one."""
-    owner = {"owner": _identity(os.getpid()), "broker": _identity(broker)}
+    owner = {"owner": _identity(os.getpid()), "broker": broker and _identity(broker)}
     (directory / "owner.json").write_text(json.dumps(owner))
 
 
@@ -185,14 +190,15 @@ def _remove_leftovers() -> None:
             owner = json.loads(record.read_text())
             if _is_alive(owner["owner"]):
                 continue
-            if _is_alive(owner["broker"]):
+            if owner["broker"] and _is_alive(owner["broker"]):
                 _kill_session(owner["broker"][0])
             shutil.rmtree(record.parent, ignore_errors=True)
 
 
 def _kill_session(session: int) -> None:
     for pid in members(session):
-        psutil.Process(pid).kill()
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
 
 
 def _identity(pid: int) -> list[float]:

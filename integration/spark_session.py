@@ -15,6 +15,7 @@ def local_spark(name: str, master: str = "local[2]", **settings: str) -> SparkSe
     builder = SparkSession.builder.appName(name).master(master)
     fixed = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
         "spark.python.unix.domain.socket.enabled": "true",
