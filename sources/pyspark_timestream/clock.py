@@ -187,6 +187,8 @@ def _exact_ms(clock: Clock, k: int) -> Fraction:
 def tick_times_us(clock: Clock, start_inclusive: int, end_exclusive: int) -> npt.NDArray[np.int64]:
     """Instants of ticks [start_inclusive, end_exclusive), whole milliseconds in microseconds.
 
+    The ticks must exist: end_exclusive is at most ticks_total(clock).
+
     Each block has one exact base; within it int64 suffices, because
     floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.
     """

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.instants import FINAL_US, format_instant, parse_fraction
@@ -16,6 +16,8 @@ from pyspark_timestream.time_options import (
 )
 
 DECLARED = list(specs(TimeOptions).values())
+# A busy machine is no counterexample.
+unhurried = settings(deadline=None)
 
 
 def refusal(**raw):
@@ -164,11 +166,13 @@ def test_settings_of_a_descriptor_are_those_of_its_options():
     assert told.settings() == read_time_options({"period": "0.5", "maxCount": "2"}).settings()
 
 
+@unhurried
 @given(st.fractions())
 def test_exact_text_reads_back(value):
     assert parse_fraction(exact_text(value)) == value
 
 
+@unhurried
 @given(st.integers(0, FINAL_US))
 def test_time_zero_reads_back_from_settings(us):
     options = read_time_options({"timeZero": format_instant(us)})

@@ -303,7 +303,7 @@ def report(query):
 def test_a_stream_ends_at_max_count_and_its_progress_says_so(spark, tmp_path):
     frame = stream_of(spark, timeZero=YEAR, period="0.0005", rate="1", maxCount="100")
     query = write(frame, tmp_path).start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (query.lastProgress and report(query)["endOfStream"]):
         assert time.monotonic() < deadline
         time.sleep(0.05)
