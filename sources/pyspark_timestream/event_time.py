@@ -37,16 +37,19 @@ def record_times(timestamps_ms: pa.Int64Array) -> Times:
 def number_times(numbers: pa.Array, unit: str) -> Times:
     """Numbers in `unit` since the epoch; whole ones are rounded down to the microsecond.
 
-    Floating ones are rounded to the nearest: 1357017420.123 s means .123000, although the nearest
-    double is a little less.
+    Fractions are rounded to the nearest: 1357017420.123 s means .123000, although the nearest
+    double is a little less. A whole double is what the same whole number is, because one fraction
+    in a block makes doubles of all.
     """
     values, valid = _filled(numbers)
     times, over = TIME_UNITS[unit]
     if values.dtype.kind == "f":
-        valid &= np.isfinite(values) & (np.abs(values) < float(2**62))
-        scaled = np.rint(np.where(valid, values, 0.0) * times / over)
-        valid &= np.abs(scaled) < float(2**62)
-        return _checked(np.where(valid, scaled, 0.0).astype(np.int64), valid)
+        valid &= np.isfinite(values) & (np.abs(values) < 2.0**62 * over / times)
+        values = np.where(valid, values, 0.0)
+        whole = (values == np.trunc(values)) & (np.abs(values) <= 2.0**53)
+        scaled = np.rint(values * times / over).astype(np.int64)
+        scaled[whole] = values[whole].astype(np.int64) * times // over
+        return _checked(scaled, valid)
     valid &= (values >= MIN_US * over // times) & (values <= FINAL_US * over // times)
     return _checked(np.where(valid, values, 0) * times // over, valid)
 
@@ -101,8 +104,15 @@ def _number_texts(texts: pa.Array, unit: str) -> Times:
         return number_times(trimmed.cast(pa.int64()), unit)
     except pa.ArrowInvalid:
         # More digits than 64 bits hold are no time; the others are still read.
-        fits = pc.less_equal(pc.utf8_length(trimmed), 18)
-        return number_times(pc.if_else(fits, trimmed, None).cast(pa.int64()), unit)
+        read = [_int64_or_none(text) for text in trimmed]
+        return number_times(pa.array(read, pa.int64()), unit)
+
+
+def _int64_or_none(text: pa.Scalar) -> int | None:
+    try:
+        return int(text.cast(pa.int64()).as_py())
+    except pa.ArrowInvalid:
+        return None
 
 
 def _one_text(value: str) -> tuple[int, bool]:

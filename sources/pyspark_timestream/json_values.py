@@ -3,7 +3,8 @@
 What a value becomes never depends on its neighbours: a block that Arrow reads whole and the same
 values read one by one give the same columns. Two things make that sound. Values are joined by
 newlines, which a JSON string cannot contain raw; and only values that begin with ``{`` and end
-with ``}`` are joined, so that an object can neither end in nor swallow the next value.
+with ``}`` are joined, so that an object can neither end in nor swallow the next value. What Arrow
+would read and Python would not (extreme nesting, endless digits) is kept out of the block.
 """
 
 import io
@@ -11,6 +12,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,8 +27,14 @@ __all__ = ["JsonBlock", "JsonFields", "parse_json", "unsupported_type"]
 
 Mask = npt.NDArray[np.bool_]
 
-_ROW_BY_ROW: Final = 8
-"""A failing run of this many values is read one by one instead of being halved again."""
+_FEW: Final = 32
+"""So many values are read one by one: a call of Arrow's parser costs as much as about 20."""
+
+_WHITESPACE: Final = " \t\n\r"
+"""What JSON calls whitespace."""
+
+_LONG: Final = 250
+"""No shorter text can hold more brackets or digits than Python's parser takes."""
 
 _EXACT_IN_DOUBLE: Final = float(2**53)
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -109,7 +117,7 @@ def _joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
         texts = pa.array([_utf8_or_none(value.as_py()) for value in values], pa.string())
     joinable = _object_like(texts)
     if not joinable.all():
-        texts = pc.ascii_trim_whitespace(texts)
+        texts = pc.ascii_trim(texts, characters=_WHITESPACE)
         joinable = _object_like(texts)
     return texts, joinable
 
@@ -123,32 +131,49 @@ def _utf8_or_none(value: bytes | None) -> str | None:
 
 def _object_like(texts: pa.Array) -> Mask:
     shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    return np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
+    joinable = np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
+    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    long = np.flatnonzero(joinable & (lengths > _LONG))
+    joinable[long] = ~_extreme(texts.take(pa.array(long)))
+    return joinable
+
+
+def _extreme(texts: pa.Array) -> Mask:
+    """Which texts may nest deeper, or hold longer numbers, than Python's parser takes."""
+    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+    endless = pc.match_substring_regex(texts, "[0-9]{1000}")
+    return np.array(pc.or_(pc.greater(brackets, _LONG), endless).to_numpy(zero_copy_only=False))
 
 
 def _runs(joinable: Mask) -> Iterator[tuple[int, int, bool]]:
-    edges = np.flatnonzero(joinable[1:] != joinable[:-1]) + 1
-    bounds = [0, *edges.tolist(), len(joinable)]
-    for start, stop in itertools.pairwise(bounds):
-        if stop > start:
-            yield start, stop, bool(joinable[start])
+    """Consecutive (start, stop, worth joining); short good runs go with the bad around them."""
+    bounds = _bounds(joinable)
+    lengths = np.diff(bounds)
+    worth = np.repeat(joinable[bounds[:-1]] & (lengths > _FEW), lengths)
+    for start, stop in itertools.pairwise(_bounds(worth).tolist()):
+        yield start, stop, bool(worth[start])
+
+
+def _bounds(mask: Mask) -> npt.NDArray[np.int64]:
+    """Where runs of equal values begin, and the end."""
+    edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
+    return np.concatenate(([0], edges, [len(mask)])) if len(mask) else np.array([0])
 
 
 def _parse_run(
     fields: JsonFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
 ) -> Iterator[JsonBlock]:
     """Read `values[start:stop]`, in pieces, in order."""
-    if good:
-        block = _parse_joined(fields, texts.slice(start, stop - start))
-        if block is not None:
-            yield block
-            return
-    if good and stop - start > _ROW_BY_ROW:
-        middle = (start + stop) // 2
-        yield from _parse_run(fields, values, texts, start, middle, good)
-        yield from _parse_run(fields, values, texts, middle, stop, good)
+    if not good or stop - start <= _FEW:
+        yield _parse_rows(fields, values.slice(start, stop - start).to_pylist())
         return
-    yield _parse_rows(fields, values.slice(start, stop - start).to_pylist())
+    block = _parse_joined(fields, texts.slice(start, stop - start))
+    if block is not None:
+        yield block
+        return
+    middle = (start + stop) // 2
+    yield from _parse_run(fields, values, texts, start, middle, good)
+    yield from _parse_run(fields, values, texts, middle, stop, good)
 
 
 def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | None:
@@ -210,7 +235,7 @@ def _raw_types(text: str, names: list[str]) -> dict[str, pa.DataType]:
     kinds = {str: pa.string(), int: pa.int64(), float: pa.float64()}
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = {}
     return {name: kinds.get(type(value.get(name)), pa.string()) for name in names}
 
@@ -258,7 +283,15 @@ def _finish(wire: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
         return pa.ListArray.from_arrays(
             offsets, values, type=target, mask=_absent(wire, fine)
         ), fine
+    if pa.types.is_decimal(target):
+        # Arrow's parser checks the scale alone.
+        fits = pa.array([value is None or _fits(value, target) for value in wire.to_pylist()])
+        return pc.if_else(fits, wire, None), ~np.array(fits.to_numpy(zero_copy_only=False))
     return (wire if wire.type == target else wire.cast(target)), fine
+
+
+def _fits(value: Decimal, target: pa.DataType) -> bool:
+    return bool(abs(value) < Decimal(10) ** (target.precision - target.scale))
 
 
 def _absent(wire: pa.Array, bad: Mask) -> pa.Array:
@@ -283,7 +316,7 @@ def _finish_times(texts: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]
 def _parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
     """The values one by one: what is broken becomes null, what is readable stays."""
     columns: list[list[Any]] = [[] for _ in fields.columns]
-    raw: dict[str, list[pa.Array]] = {name: [] for name in fields.raw}
+    raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
     malformed = np.zeros(len(values), dtype=np.bool_)
     for row, text in enumerate(values):
         parsed, malformed[row] = _load(text)
@@ -291,10 +324,11 @@ def _parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
             converted, fits = _field(parsed.get(field.name), field.type)
             column.append(converted)
             malformed[row] |= not fits
-        for name, parts in raw.items():
-            parts.append(_raw_array(parsed.get(name)))
+        for name, found in raw.items():
+            found.append(_raw(parsed.get(name)))
     typed = zip(columns, fields.columns, strict=True)
-    return JsonBlock([pa.array(column, field.type) for column, field in typed], raw, malformed)
+    pieces = {name: _by_type(found) for name, found in raw.items()}
+    return JsonBlock([pa.array(column, field.type) for column, field in typed], pieces, malformed)
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], bool]:
@@ -315,14 +349,27 @@ class _Literal(float):
         self.digits = digits
 
 
-def _raw_array(value: Any) -> pa.Array:
-    """A raw field of one row; what is neither text nor number is no time."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return pa.nulls(1)
+def _raw(value: Any) -> str | int | float | None:
+    """A raw field of one row; what is neither text nor number that Arrow holds is no time."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str):
+        return value if value.isascii() or _encodes(value) else None
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else None
+    return float(value) if isinstance(value, float) else None
+
+
+def _encodes(text: str) -> bool:
     try:
-        return pa.array([value])
-    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
-        return pa.nulls(1)
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _by_type(values: list[Any]) -> list[pa.Array]:
+    return [pa.array(list(run)) for _, run in itertools.groupby(values, type)]
 
 
 def _field(value: Any, target: pa.DataType) -> tuple[Any, bool]:
@@ -369,4 +416,7 @@ def _number(value: Any, target: pa.DataType) -> Any:
     number = _typed(value, (int, float))
     if pa.types.is_integer(target):
         return pa.scalar(_typed(number, int), target).as_py()
+    if pa.types.is_float32(target):
+        # By way of a double it would be rounded twice.
+        return pa.scalar(getattr(number, "digits", None) or str(number)).cast(target).as_py()
     return float(number)

@@ -140,7 +140,7 @@ def read_left_behind(
         value = json.loads(metadata or "")
         if value["version"] == FORMAT_VERSION and value["for"] == _key(offset, partition):
             return PartitionState.from_json(value["state"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         # Foreign metadata, of whatever form, is no state of ours.
         return None
     return None

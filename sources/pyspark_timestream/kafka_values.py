@@ -71,6 +71,12 @@ def _parse_time_from(value: str) -> TimeFrom:
     return TimeFrom(kind, name)
 
 
+def _parse_name(value: str) -> str:
+    if not value.strip():
+        raise ValueError("the name is empty")
+    return value
+
+
 def _parse_edge_from(value: str) -> TimeFrom:
     source = _parse_time_from(value)
     if source.kind == "timestamp":
@@ -152,9 +158,7 @@ TIME_FROM: Final = Reader(
     _parse_time_from, "'timestamp', 'header:NAME' or the name of a JSON field", "header:"
 )
 EDGE_FROM: Final = Reader(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
-NAME: Final = Reader(
-    lambda value: _parse_time_from(value).name or value, "a column name", wrong_type=" "
-)
+NAME: Final = Reader(_parse_name, "a name, not empty", wrong_type=" ")
 MILLISECONDS: Final = Reader(
     _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
 )
