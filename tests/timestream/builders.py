@@ -1,0 +1,45 @@
+"""Small makers of records, blocks, options and offsets of the Kafka transport."""
+
+import pyarrow as pa
+
+from pyspark_timestream.kafka_columns import default_schema, project
+from pyspark_timestream.kafka_options import read_kafka_options
+from pyspark_timestream.ranges import Partition
+from pyspark_timestream.records import RecordBlock
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+INSTANT = pa.timestamp("us", tz="UTC")
+GIVEN = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "topic"}
+
+
+def at(number, topic="topic"):
+    """A partition."""
+    return Partition(topic, number)
+
+
+def options(**raw):
+    """Options over a broker and a topic, unless told otherwise."""
+    return read_kafka_options({**GIVEN, **raw})
+
+
+def projection(given, *columns):
+    """`(name, type)` columns, or the default ones, as `given` options fill them."""
+    return project(given, pa.schema(columns) if columns else default_schema(given))
+
+
+def block(*values, first=0, timestamps_ms=None, headers=None, keys=None):
+    """Records with these values (bytes or None) at consecutive offsets."""
+    n = len(values)
+    return RecordBlock(
+        offsets=pa.array(range(first, first + n), pa.int64()),
+        timestamps_ms=pa.array(timestamps_ms or [0] * n, pa.int64()),
+        timestamp_types=pa.array([0] * n, pa.int32()),
+        keys=pa.array(keys or [None] * n, pa.binary()),
+        values=pa.array(values, pa.binary()),
+        headers=pa.array(headers or [None] * n, HEADERS),
+    )
+
+
+def micros(column):
+    """Instants of a timestamp column as integers, null as None."""
+    return column.cast(pa.int64()).to_pylist()

@@ -1,0 +1,67 @@
+"""How a batch's records are limited and spread over tasks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from timestream.builders import at
+
+from pyspark_timestream.ranges import (
+    ROWS_WORTH_A_TASK,
+    Range,
+    assign_tasks,
+    limit_ranges,
+    task_count,
+)
+
+sizes = st.lists(st.integers(0, 9) | st.integers(0, 3 * ROWS_WORTH_A_TASK), max_size=6)
+
+
+def spans(lengths):
+    return [Range(at(i), 100 * i, 100 * i + length) for i, length in enumerate(lengths)]
+
+
+@given(sizes, st.none() | st.integers(1, 20))
+def test_a_limit_is_kept_as_nearly_as_one_offset_for_each_backlog_allows(backlogs, limit):
+    starts = {at(i): 10 for i in range(len(backlogs))}
+    ends = {at(i): 10 + backlog for i, backlog in enumerate(backlogs)}
+    read = {part: end - 10 for part, end in limit_ranges(starts, ends, limit).items()}
+    assert set(read) == set(starts)
+    for part, backlog in zip(starts, backlogs, strict=True):
+        assert (0 < read[part] <= backlog) if backlog else read[part] == 0
+    if limit is None or sum(backlogs) <= limit:
+        assert list(read.values()) == backlogs
+    else:
+        assert sum(read.values()) <= limit + sum(1 for backlog in backlogs if backlog)
+
+
+def test_a_limit_is_split_in_proportion_to_the_backlog():
+    limited = limit_ranges({at(0): 0, at(1): 5}, {at(0): 300, at(1): 105}, 40)
+    assert limited == {at(0): 30, at(1): 15}
+
+
+def test_an_end_that_went_back_reads_nothing():
+    assert limit_ranges({at(0): 9}, {at(0): 4}, None) == {at(0): 9}
+
+
+@given(sizes, st.none() | st.integers(1, 4))
+def test_tasks_are_no_more_than_asked_useful_or_filled(lengths, max_tasks):
+    tasks = task_count(spans(lengths), max_tasks)
+    filled = sum(1 for length in lengths if length)
+    assert tasks <= min(filled, max_tasks or filled)
+    assert (tasks == 0) == (filled == 0)
+    assert (tasks - 1) * ROWS_WORTH_A_TASK < sum(lengths) or not filled
+
+
+@given(sizes, st.integers(1, 5))
+def test_every_filled_range_has_one_task_and_no_task_is_empty(lengths, tasks):
+    given_ranges = spans(lengths)
+    groups = assign_tasks(given_ranges, tasks)
+    assert groups == assign_tasks(list(reversed(given_ranges)), tasks)
+    assert len(groups) <= tasks
+    assert all(group and group == sorted(group) for group in groups)
+    flat = [span for group in groups for span in group]
+    assert sorted(flat) == [span for span in given_ranges if span.size]
+
+
+def test_the_largest_ranges_are_spread_first():
+    groups = assign_tasks(spans([5, 1, 4, 9]), 2)
+    assert sorted(sorted(span.size for span in group) for group in groups) == [[1, 9], [4, 5]]
