@@ -23,6 +23,7 @@ __all__ = [
     "DataFile",
     "Snapshot",
     "Staged",
+    "WrittenFile",
     "discard",
     "head_path",
     "load_head",
@@ -183,8 +184,17 @@ class Snapshot:
     values: list[pa.Field]
 
 
-def write_events(root: str, path: str, table: pa.Table) -> tuple[int, str]:
-    """Writes a commit's events; returns the file's size and its Delta statistics.
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A new file: its path relative to the store, its size in bytes, its Delta statistics."""
+
+    path: str
+    size: int
+    statistics: str
+
+
+def write_events(root: str, path: str, table: pa.Table) -> WrittenFile:
+    """Writes a commit's events to `path`, relative to the store.
 
     `table` is sorted by (series, sequence) and not empty.
     """
@@ -203,7 +213,7 @@ def write_events(root: str, path: str, table: pa.Table) -> tuple[int, str]:
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
         store_schema=False,
     )
-    return os.path.getsize(full), _statistics(table)
+    return WrittenFile(path, os.path.getsize(full), _statistics(table))
 
 
 def _statistics(table: pa.Table) -> str:

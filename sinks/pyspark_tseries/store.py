@@ -13,7 +13,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -28,15 +27,14 @@ from deltalake.transaction import (
 
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries import files
+from pyspark_tseries.attempts import Attempt, Batch, prepare
 from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot
-from pyspark_tseries.heads import Head, advance, next_note
-from pyspark_tseries.numbering import counted, number
+from pyspark_tseries.heads import Head
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
-from pyspark_tseries.rows import event_rows
 
-__all__ = ["Batch", "Store"]
+__all__ = ["Store"]
 
 FORMAT_VERSION: Final = 1
 _VERSION: Final = "tseries.formatVersion"
@@ -52,35 +50,6 @@ QUEUE_SECONDS: Final = 10.0
 
 FAILURES_ALONE: Final = 5
 """So many failed commits in a row without a rival are no race but a fault of the storage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Rows to append as a whole.
-
-    Attributes:
-        rows: columns of `RowPlan.staged`, one chunk each.
-        policy: what becomes of late rows: `fail`, `drop` or `adjust`.
-        author: of the rows that name none.
-        token: (application, version): a batch is skipped where the store has this version of the
-            application, or a higher one; None appends always.
-    """
-
-    rows: pa.Table
-    policy: str
-    author: str
-    token: tuple[str, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """Files written for a commit, and the head that it leads to."""
-
-    head_id: int
-    head: Head
-    actions: list[AddAction | RemoveAction]
-    paths: list[str]
-    summary: dict[str, int]
 
 
 def _now_us() -> int:
@@ -111,6 +80,14 @@ def _check_version(root: str, table: DeltaTable) -> None:
             f"store '{root}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or older; "
             "next step: install a newer version of this package"
         )
+
+
+def _adds(attempt: Attempt) -> list[AddAction | RemoveAction]:
+    modified = attempt.head.note.commit_us // 1000
+    return [
+        AddAction(file.path, file.size, {"kind": "event"}, modified, True, file.statistics)
+        for file in attempt.events
+    ]
 
 
 def _birth(root: str, version: int) -> tuple[int, int] | None:
@@ -277,7 +254,7 @@ class Store:
             UpdateFailed: a row may not be added.
             StoreBusy: other writers won every attempt.
         """
-        attempt: _Attempt | None = None
+        attempt: Attempt | None = None
         lost: DeltaError | None = None
         alone = 0
         for turn in range(ATTEMPTS + 1):
@@ -292,7 +269,9 @@ class Store:
                     raise lost
                 if turn == ATTEMPTS:
                     raise self._busy() from lost
-                attempt = self._prepare(batch, clock())
+                head_id, head = self.head()
+                new_id = secrets.randbits(62)
+                attempt = prepare(self.root, batch, head_id, head, clock(), new_id)
                 try:
                     return self._publish(attempt, batch.token)
                 except DeltaError as error:
@@ -310,7 +289,7 @@ class Store:
         done = None if token is None else self._table.transaction_version(token[0])
         return token is not None and done is not None and done >= token[1]
 
-    def _landed(self, attempt: _Attempt) -> bool:
+    def _landed(self, attempt: Attempt) -> bool:
         """Whether a commit is in the log although its writer was told otherwise."""
         head_id, _ = self.head()
         while head_id is not None and head_id != attempt.head_id:
@@ -318,40 +297,20 @@ class Store:
             head_id = note.parent if note.commit > attempt.head.note.commit else None
         return head_id is not None
 
-    def _prepare(self, batch: Batch, now_us: int) -> _Attempt:
-        """Numbers the batch on top of the head and writes its files."""
-        head_id, head = self.head()
-        now_us = max(now_us, head.note.commit_us)
-        series, given = (batch.rows[name].combine_chunks() for name in ("series", "timestamp"))
-        events = number(series, given, head, batch.policy, now_us)
-        note = counted(next_note(head, head_id, now_us=now_us, rows=len(events.names)), events)
-        new_id = secrets.randbits(62)
-        after, table = advance(head, events.delta, note)
-        paths = [files.write_head(self.root, new_id, table)]
-        actions: list[AddAction | RemoveAction] = []
-        if len(events.order):
-            path = f"kind=event/{note.commit:010d}-{new_id:016x}.parquet"
-            table = event_rows(batch.rows, events, note, batch.author)
-            size, statistics = files.write_events(self.root, path, table)
-            paths.append(os.path.join(self.root, path))
-            modified = now_us // 1000
-            actions = [AddAction(path, size, {"kind": "event"}, modified, True, statistics)]
-        summary = {"commit": note.commit, "events": len(events.order)}
-        return _Attempt(new_id, after, actions, paths, summary)
-
-    def _publish(self, attempt: _Attempt, token: tuple[str, int] | None) -> None:
+    def _publish(self, attempt: Attempt, token: tuple[str, int] | None) -> None:
         marks = [Transaction(_HEAD, attempt.head_id)]
         if token is not None:
             marks.append(Transaction(*token))
         # Delta's own retries stay on: they let maintenance pass, while every rival append
         # trips over the head.
         self._table.create_write_transaction(
-            attempt.actions,
+            _adds(attempt),
             "append",
             self._table.schema(),
             partition_by=["kind"],
             commit_properties=CommitProperties(
-                app_transactions=marks, custom_metadata={"tseries": attempt.summary}
+                app_transactions=marks,
+                custom_metadata={"tseries": {"commit": attempt.head.note.commit}},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),
         )

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_tseries import files
+from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.rows import RowPlan, stage_rows
@@ -56,7 +57,7 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
 def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | None) -> None:
     """Appends what the tasks staged, in the order of the input; an empty batch leaves no trace."""
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
-    from pyspark_tseries.store import Batch, Store
+    from pyspark_tseries.store import Store
 
     ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(staged.rows for staged in ordered):

@@ -2,9 +2,10 @@
 
 import pyarrow as pa
 
+from pyspark_tseries.attempts import Batch
 from pyspark_tseries.columns import INSTANT
 from pyspark_tseries.retention import RetainedRange
-from pyspark_tseries.store import Batch, Store
+from pyspark_tseries.store import Store
 
 VALUE = pa.field("value", pa.float64())
 

@@ -5,7 +5,17 @@ import sys
 
 import pytest
 
-PURE = ["columns", "errors", "files", "heads", "numbering", "options", "retention", "rows"]
+PURE = [
+    "attempts",
+    "columns",
+    "errors",
+    "files",
+    "heads",
+    "numbering",
+    "options",
+    "retention",
+    "rows",
+]
 
 
 def run(code):

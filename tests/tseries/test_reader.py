@@ -9,10 +9,11 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
 
 from pyspark_tseries import describe
+from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.reader import ValuesReader
 from pyspark_tseries.sink import DefaultSource
-from pyspark_tseries.store import Batch, Store
+from pyspark_tseries.store import Store
 
 V1 = Path(__file__).parent / "stores" / "v1"
 HOUR_US = 3_600_000_000

@@ -15,6 +15,7 @@ from tseries.builders import VALUE, batch, new_store, stored
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries import describe, files
 from pyspark_tseries import store as storage
+from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore, UpdateFailed
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.store import Store
@@ -153,9 +154,7 @@ def test_values_of_every_kind_come_back(tmp_path):
 
     nested = pa.array([{"x": [Decimal("1.25"), None]}, None], kind)
     maps = pa.array([None, [("k", 1)]], fields[1].type)
-    store.append(
-        storage.Batch(rows.append_column("n", nested).append_column("m", maps), "fail", "me")
-    )
+    store.append(Batch(rows.append_column("n", nested).append_column("m", maps), "fail", "me"))
     assert stored(tmp_path / "s", "series", "n", "m") == [
         ("a", None, [("k", 1)]),
         ("b", {"x": [Decimal("1.25"), None]}, None),
