@@ -3,7 +3,7 @@
 A kill point says where. The harness watches the job's files without a pause, freezes the whole job
 (every thread of driver, JVM and Python workers) as soon as the point seems reached, looks again
 while nothing can move, and only then kills; a false alarm lets the job go on. After the kill it
-looks once more, so a hit is a fact about the files that the next start finds.
+looks once more, so a hit is a fact about the files that the next start finds, and never a guess.
 
     result = run_killed(job, between_sink_and_checkpoint(checkpoint, store), kills=5)
     assert result.hits == 5 and result.exit_code == 0
