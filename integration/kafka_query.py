@@ -1,0 +1,113 @@
+"""Short words for tests of transport `kafka`: events in, rows and progress out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from broker import Broker, Record
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+DAY_MS = 1_704_067_200_000
+"""2024-01-01T00:00:00Z; tests count seconds from here."""
+
+
+def event(second: float, partition: int = 0, **fields: Any) -> Record:
+    """A record whose timestamp is `second` seconds into the day, and whose value says so too."""
+    value = json.dumps({"second": second, **fields})
+    return Record(value, None, partition, DAY_MS + int(second * 1000))
+
+
+def seconds(instant: Any) -> float | None:
+    """A timestamp column's value as seconds into the day."""
+    return None if instant is None else round(instant.timestamp() - DAY_MS / 1000, 6)
+
+
+@dataclass
+class Stream:
+    """A query over one topic, run piece by piece from one checkpoint."""
+
+    spark: SparkSession
+    broker: Broker
+    topic: str
+    place: Path
+    options: dict[str, str] = field(default_factory=dict)
+    schema: str | None = None
+
+    def load(self, **options: Any) -> DataFrame:
+        """The stream as a DataFrame."""
+        return self._configured(self.spark.readStream, options).load()
+
+    def load_batch(self, **options: Any) -> DataFrame:
+        """The topic as a batch DataFrame."""
+        return self._configured(self.spark.read, options).load()
+
+    def _configured(self, reader: Any, options: dict[str, Any]) -> Any:
+        fixed = {
+            "transport": "kafka",
+            "kafka.bootstrap.servers": self.broker.bootstrap,
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+        }
+        for name, value in {**fixed, **self.options, **options}.items():
+            if value is not None:
+                reader = reader.option(name.replace("__", "."), str(value))
+        return (
+            reader.format("timestream")
+            if not self.schema
+            else reader.format("timestream").schema(self.schema)
+        )
+
+    def start(
+        self, frame: DataFrame | None = None, once: bool = True, **options: Any
+    ) -> StreamingQuery:
+        """Start writing every row, with its batch, as JSON lines under `place/rows`."""
+        rows = self.place / "rows"
+
+        def keep(batch: DataFrame, number: int) -> None:
+            batch.withColumn("batch", F.lit(number)).write.mode("overwrite").parquet(
+                str(rows / f"batch={number:06d}")
+            )
+
+        writer = (self.load(**options) if frame is None else frame).writeStream.foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(self.place / "checkpoint"))
+        return (writer.trigger(availableNow=True) if once else writer).start()
+
+    def run(self, frame: DataFrame | None = None, **options: Any) -> list[Row]:
+        """Run to the end of what is there now; all rows so far, in order of batch."""
+        self.query = self.start(frame, **options)
+        self.query.awaitTermination()
+        return self.rows()
+
+    def rows(self) -> list[Row]:
+        """All rows written so far, in order of batch and task."""
+        places = sorted((self.place / "rows").glob("batch=*"))
+        return [row for place in places for row in self.spark.read.parquet(str(place)).collect()]
+
+    def report(self) -> dict[str, Any]:
+        """What the source said of itself in the last progress."""
+        return dict(json.loads(self.query.lastProgress.sources[0].latestOffset))
+
+
+def ctis(rows: Iterable[Row]) -> list[float | None]:
+    """The CTI rows as seconds into the day; the final CTI as infinity."""
+    found = [row for row in rows if row["cti"] is not None]
+    return [float("inf") if row["cti"].year == 9999 else seconds(row["cti"]) for row in found]
+
+
+def times(rows: Iterable[Row]) -> list[float | None]:
+    """The data rows' start times as seconds into the day."""
+    return [seconds(row["start_time"]) for row in rows if row["cti"] is None]
+
+
+def marks(rows: Sequence[Row]) -> list[str]:
+    """Rows in order, an event as `e5`, a CTI as `c5`."""
+    return [
+        f"c{ctis([row])[0]:g}" if row["cti"] is not None else f"e{seconds(row['start_time']):g}"
+        for row in rows
+    ]

@@ -1,0 +1,56 @@
+"""A wheel in a clean virtual environment: both formats are found without a register call."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+SCRIPT = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+clock = spark.readStream.format("timestream").option("rate", "max").option("maxCount", "3").load()
+query = clock.writeStream.format("tseries").option("seriesName", "clock")
+query = query.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start("store")
+query.awaitTermination()
+print("rows", spark.read.format("tseries").load("store").count())
+"""
+
+
+@pytest.mark.timeout(900)
+def test_a_built_wheel_works_in_a_clean_environment(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
+        "pyspark_timestream", "pyspark_tseries",
+    }  # fmt: skip
+    assert {"pyspark_timestream/py.typed", "pyspark_tseries/py.typed"} <= set(names)
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python = tmp_path / "venv" / "bin" / "python"
+    # The same Spark as here; everything else as the wheel's metadata asks for it.
+    run(python, "-m", "pip", "install", "-q", f"pyspark=={spark_version()}", wheel, cwd=tmp_path)
+    assert "rows 3" in run(python, "-c", SCRIPT, cwd=tmp_path)
+
+
+def spark_version() -> str:
+    import pyspark
+
+    return pyspark.__version__
+
+
+def run(*command: object, cwd: Path) -> str:
+    """The output of a command that succeeds, with its interpreter's directory first on PATH."""
+    bin_directory = str(Path(str(command[0])).parent)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "PYTHONPATH"))}
+    environment = kept | {"PATH": f"{bin_directory}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout

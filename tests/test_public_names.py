@@ -1,0 +1,16 @@
+"""The packages' public names: adding or losing one is a decision, not an accident."""
+
+import pyspark_timestream
+import pyspark_tseries
+
+
+def test_the_public_names_of_timestream() -> None:
+    names = {"DefaultSource", "advance_time", "await_end", "shift_time"}
+    assert set(pyspark_timestream.__all__) == names
+    assert all(getattr(pyspark_timestream, name) for name in names)
+
+
+def test_the_public_names_of_tseries() -> None:
+    names = {"DefaultSource", "describe"}
+    assert set(pyspark_tseries.__all__) == names
+    assert all(getattr(pyspark_tseries, name) for name in names)

@@ -1,0 +1,78 @@
+"""The README's tables say what the code does: options against the dataclasses, policy by policy."""
+
+import dataclasses
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from pyspark_timestream.instants import format_duration
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.option_fields import specs
+from pyspark_timestream.policy import KINDS, POLICIES, TABLE
+from pyspark_timestream.time_options import TimeOptions
+from pyspark_tseries.options import ReadOptions, WriteOptions
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+CONNECTORS = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions]
+
+
+def table_after(marker: str) -> list[list[str]]:
+    """The cells of the first table after `marker`, without its head."""
+    _, _, rest = README.partition(marker)
+    lines = rest.lstrip().splitlines()
+    rows = [line for line in lines[: lines.index("")] if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def shown(connector: type, field: dataclasses.Field) -> str:
+    """A default as the README writes it."""
+    if specs(connector)[field.name].required:
+        return "required"
+    if field.default is None:
+        return "none"
+    if field.default == "":
+        return "empty"
+    if field.name == "delay_us":
+        return f"`{format_duration(field.default)}`"
+    if field.name == "starting_offsets":
+        return "`latest`"
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, Fraction):
+        return f"`{field.default}`"
+    return f"`{field.default}`"
+
+
+@pytest.mark.parametrize("connector", CONNECTORS, ids=lambda c: c.__name__)
+def test_every_option_is_in_its_table_with_its_default(connector: type) -> None:
+    table = table_after(f"<!-- options: {connector.__name__} -->")
+    documented = {row[0].strip("`"): row[1] for row in table}
+    declared = {
+        spec.name: shown(connector, field)
+        for field in dataclasses.fields(connector)
+        for name, spec in specs(connector).items()
+        if name == field.name
+    }
+    assert declared == documented
+    assert all(row[2] for row in table)
+
+
+def test_the_policy_table_is_the_codes() -> None:
+    table = table_after("<!-- policy table -->")
+    documented = {
+        (row[0].strip("`"), kind): cell
+        for row in table
+        for kind, cell in zip(KINDS, row[1:], strict=True)
+    }
+    assert documented == {cell: action.value for cell, action in TABLE.items()}
+    assert [row[0].strip("`") for row in table] == list(POLICIES)
+
+
+def test_every_module_is_in_the_reading_order() -> None:
+    _, _, order = README.partition("## Reading order of the code")
+    named = set(re.findall(r"`([a-z_]+)`", order))
+    root = Path(__file__).parent.parent
+    packages = [root / "sources/pyspark_timestream", root / "sinks/pyspark_tseries"]
+    modules = {path.stem for package in packages for path in package.glob("*.py")}
+    assert {name for name in modules if not name.startswith("__")} <= named
