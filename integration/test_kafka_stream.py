@@ -229,7 +229,7 @@ def test_a_restart_goes_on_whether_the_group_kept_the_state_or_not(stream, left:
         admin = AdminClient({"bootstrap.servers": made.broker.bootstrap})
         # The last batch of the run before has no records; take the state of its first one away.
         admin.delete_consumer_groups([group])[group].result()
-        for later in (made.place / "checkpoint").glob("*/[1-9]*"):
+        for later in (made.place / "checkpoint").glob("*/*1*"):
             later.unlink()
     made.broker.produce(made.topic, [event(9), event(4)])
     rows = made.run()
@@ -265,7 +265,7 @@ def test_a_newer_offset_is_refused_by_name(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     made.run()
     for offset in (made.place / "checkpoint" / "offsets").glob("[0-9]*"):
-        offset.write_text(offset.read_text().replace('"version":1', '"version":2'))
+        offset.write_text(offset.read_text().replace('"version": 1', '"version": 2'))
         (offset.parent / f".{offset.name}.crc").unlink(missing_ok=True)
     with pytest.raises(Exception, match="format version 2; this timestream reads up to 1"):
         made.run()

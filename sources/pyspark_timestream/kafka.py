@@ -58,6 +58,8 @@ _ENGINE: Final[dict[str, Any]] = {
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     "isolation.level": "read_committed",
+    # A dead broker is asked again four times a second, not twenty.
+    "reconnect.backoff.ms": 250,
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 256 * 1024,
     "fetch.message.max.bytes": 16 * 1024 * 1024,
@@ -172,7 +174,13 @@ def _offset_or_gone(future: Any) -> int | None:
 
 def _passes(error: KafkaException) -> bool:
     problem = error.args[0]
-    passing = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN)
+    passing = (
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._ALL_BROKERS_DOWN,
+        # So librdkafka says that no partition has a leader at the moment.
+        KafkaError._NOENT,
+    )
     return bool(problem.retriable() or problem.code() in passing)
 
 

@@ -198,7 +198,7 @@ class _Driver:
         wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
         found = [part for part in ends if part not in wanted]
         quiet = not found and not run.new_start and ends == wanted
-        earliest = wanted if quiet else self._broker.earliest({*ends, *wanted})
+        earliest = wanted if quiet else self._broker.earliest(self._log_ends)
         fail = self._options.fail_on_data_loss
         positions, losses = reconcile(wanted, earliest, self._log_ends, fail)
         for loss in losses:
@@ -282,7 +282,8 @@ class KafkaBatchReader(DataSourceReader):
             plans = [replace(plans[0], closing_us=final_us)]
         elif final_us is not None:
             plans.append(TaskPlan(closing_us=final_us))
-        return [KafkaTask(plan) for plan in plans]
+        group = f"{self._options.group_prefix}-batch"
+        return [KafkaTask(plan, group) for plan in plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task: the rows of one `KafkaTask`."""
