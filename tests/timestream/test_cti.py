@@ -102,7 +102,7 @@ def outcome(function, *arguments, **more):
 
 
 @given(streams())
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_columns_and_the_contracts_loop_say_the_same(stream):
     shape, policy, how, events = stream
     expected = outcome(run, events, policy, **how)
@@ -117,7 +117,7 @@ def test_columns_and_the_contracts_loop_say_the_same(stream):
 
 
 @given(streams(), st.data())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_any_split_into_batches_gives_what_one_batch_gives(stream, data):
     shape, policy, how, events = stream
     cuts = data.draw(st.lists(st.integers(0, len(events)), max_size=5))
@@ -126,6 +126,7 @@ def test_any_split_into_batches_gives_what_one_batch_gives(stream, data):
 
 
 @given(streams(policies=("drop", "adjust", "flag"), max_size=40))
+@settings(deadline=None)
 def test_ctis_increase_and_nothing_unflagged_comes_before_the_one_in_force(stream):
     shape, policy, how, events = stream
     in_force = None
@@ -141,6 +142,7 @@ def test_ctis_increase_and_nothing_unflagged_comes_before_the_one_in_force(strea
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), frequencies)
+@settings(deadline=None)
 def test_the_policy_never_moves_the_clock(event_times, how):
     events = [Event("interval", t, t + 2) for t in event_times]
     marks = [
@@ -296,6 +298,7 @@ def test_garbage_in_unreadable_places_has_no_effect():
 
 
 @given(st.lists(st.none() | st.integers(-(2**62), 2**62), min_size=10, max_size=10))
+@settings(deadline=None)
 def test_a_state_survives_json_with_its_defaults_left_out(values):
     names = list(PartitionState.__dataclass_fields__)
     given_values = {n: v for n, v in zip(names, values, strict=True) if v is not None}

@@ -29,7 +29,7 @@ def increasing(start, news):
 
 
 @given(clocks, st.data())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partitions, data):
     starts = [start for start, _ in partitions]
     news = [increasing(start, later) for start, later in partitions]
@@ -68,6 +68,7 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
 
 
 @given(st.none() | instants, st.lists(instants, max_size=9))
+@settings(deadline=None)
 def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
     news = increasing(start, later)
     prover, places, rows = Prover((start,), (), start).advance(0, np.array(news, dtype=np.int64))

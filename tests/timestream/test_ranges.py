@@ -1,6 +1,6 @@
 """How a batch's records are limited and spread over tasks."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
@@ -20,6 +20,7 @@ def spans(lengths):
 
 
 @given(sizes, st.none() | st.integers(1, 20))
+@settings(deadline=None)
 def test_a_limit_is_kept_as_nearly_as_one_offset_for_each_backlog_allows(backlogs, limit):
     starts = {at(i): 10 for i in range(len(backlogs))}
     ends = {at(i): 10 + backlog for i, backlog in enumerate(backlogs)}
@@ -43,6 +44,7 @@ def test_an_end_that_went_back_reads_nothing():
 
 
 @given(sizes, st.none() | st.integers(1, 4))
+@settings(deadline=None)
 def test_tasks_are_no_more_than_asked_useful_or_filled(lengths, max_tasks):
     tasks = task_count(spans(lengths), max_tasks)
     filled = sum(1 for length in lengths if length)
@@ -52,6 +54,7 @@ def test_tasks_are_no_more_than_asked_useful_or_filled(lengths, max_tasks):
 
 
 @given(sizes, st.integers(1, 5))
+@settings(deadline=None)
 def test_every_filled_range_has_one_task_and_no_task_is_empty(lengths, tasks):
     given_ranges = spans(lengths)
     groups = assign_tasks(given_ranges, tasks)
