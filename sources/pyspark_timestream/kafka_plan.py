@@ -4,7 +4,7 @@ Pure: the broker's answers and the run's circumstances are arguments, the offset
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark_timestream.cti import PartitionState
@@ -69,7 +69,10 @@ def next_offset(
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
-    cti_us = _stream_cti(previous, [ended[part] for part in positions if part in ended])
+    emitted_us = _emitted(previous, ended)
+    merged_us = merge(ended[part].cti_us for part in positions if part in ended)
+    # It never goes back, not even behind what a task proved with a partition that is gone by now.
+    cti_us = _greatest(merged_us, emitted_us)
     states = {part: ended.get(part, PartitionState(cti_us=cti_us)) for part in positions}
     planned = dataclasses.replace(
         previous,
@@ -79,7 +82,7 @@ def next_offset(
         starts=previous.starts + run.new_start,
         closing=False,
     )
-    planned = _finished(planned, _emitted(previous, ended), run)
+    planned = _finished(planned, emitted_us, run)
     closed = run.bounded and previous.closing and not run.new_start
     has_records = any(span.size for span in planned.ranges())
     if has_records and previous.final:
@@ -177,13 +180,6 @@ def _finished(planned: StreamOffset, emitted_us: int | None, run: Circumstances)
     )
 
 
-def _stream_cti(previous: StreamOffset, ended: Iterable[PartitionState]) -> int | None:
-    """The least of the partitions' CTIs; it never goes back."""
-    merged = merge(state.cti_us for state in ended)
-    known = [cti_us for cti_us in (merged, previous.cti_us) if cti_us is not None]
-    return max(known, default=None)
-
-
 def _emitted(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) -> int | None:
     """The greatest CTI row that has appeared up to the end of the batch `previous`.
 
@@ -200,5 +196,8 @@ def _emitted(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) 
     ]
     groups = [[place[span.partition] for span in group] for group in previous.groups()]
     proven = proven_by_tasks(start_us, end_us, groups)
-    known = [cti_us for cti_us in (proven, previous.cti_us) if cti_us is not None]
-    return max(known, default=None)
+    return _greatest(proven, previous.cti_us)
+
+
+def _greatest(*ctis_us: int | None) -> int | None:
+    return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
