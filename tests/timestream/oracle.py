@@ -18,10 +18,10 @@ class Failed(Exception):
     """Policy `fail`: (index, malformed, judged time or None, CTI in force or None)."""
 
 
-def run(events, policy="drop", every=None, span=None, delay=0):
+def run(events, policy="drop", every=None, span=None, delay=0, cti=None):
     """The output in order: ("row", index, start, end, violation) and ("cti", time); the counters;
     the CTI in force at the end."""
-    out, tally, cti, count, base = [], Counter(), None, 0, None
+    out, tally, count, base = [], Counter(), 0, None
     for index, (kind, start, end) in enumerate(events):
         tally["events"] += 1
         known = start is not None and (kind in ("point", "start") or end is not None)
