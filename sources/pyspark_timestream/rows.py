@@ -98,9 +98,15 @@ def _column(
     if parsed is None:
         raise AssertionError(f"column {name} comes from JSON, and no value was parsed")
     if name == projection.corrupt:
-        texts = _given(block.values).cast(pa.string(), safe=False)
-        return pc.if_else(pa.array(parsed.malformed), texts, None)
+        return _texts(pc.if_else(pa.array(parsed.malformed), _given(block.values), None))
     return parsed.columns[projection.fields.get_field_index(name)]
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Values as text; what is no UTF-8 becomes U+FFFD, since no reader takes a column with it."""
+    read = values.to_pylist()
+    texts = [None if value is None else value.decode(errors="replace") for value in read]
+    return pa.array(texts, pa.string())
 
 
 def _metadata_column(
