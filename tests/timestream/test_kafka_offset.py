@@ -1,0 +1,198 @@
+"""The Kafka transport's offset as a checkpoint holds it, and the states that tasks leave."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.builders import at
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka_offset import (
+    PartitionOffset,
+    StreamOffset,
+    left_behind,
+    read_left_behind,
+)
+from pyspark_timestream.offsets import FORMAT_VERSION, SENTINEL, check_offset, is_sentinel
+
+FIXTURE = Path(__file__).parent / "offsets" / "kafka_v1.json"
+instants = st.none() | st.integers(-(2**62), 2**62)
+states = st.builds(PartitionState, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
+shares = st.builds(PartitionOffset, st.integers(0, 9), st.integers(0, 2**62), states)
+topics = st.sampled_from(["a", "b", "a.b-c_d"])
+offsets = st.builds(
+    StreamOffset,
+    stream=st.text(max_size=4),
+    settings=st.dictionaries(st.sampled_from(["z", "a", "m"]), st.text(max_size=3)),
+    starts=st.integers(1, 99),
+    partitions=st.dictionaries(st.builds(at, st.integers(0, 12), topics), shares, max_size=4),
+    cti_us=instants,
+    opening_us=instants,
+    tasks=st.integers(0, 9),
+    closing=st.booleans(),
+    final=st.booleans(),
+)
+
+
+def sorted_everywhere(value):
+    if isinstance(value, dict):
+        keys = [key for key in value if not key.isdecimal()]
+        numbers = [int(key) for key in value if key.isdecimal()]
+        in_order = keys == sorted(keys) and numbers == sorted(numbers)
+        return in_order and all(map(sorted_everywhere, value.values()))
+    return True
+
+
+@given(offsets)
+@settings(deadline=None)
+def test_an_offset_survives_json_and_is_the_same_text_each_time(offset):
+    text = json.dumps(offset.to_json())
+    read = StreamOffset.from_json(json.loads(text))
+    assert read == offset
+    assert json.dumps(read.to_json()) == text
+    assert sorted_everywhere(json.loads(text))
+    assert json.loads(text)["version"] == FORMAT_VERSION
+
+
+def test_equal_offsets_are_equal_texts_whatever_order_they_were_made_in():
+    state = PartitionState()
+    pairs = [(at(n), PartitionOffset(0, n, state)) for n in (2, 10, 1)]
+    texts = {
+        json.dumps(StreamOffset("me", dict(order), 1, dict(partitions)).to_json())
+        for partitions in (pairs, pairs[::-1])
+        for order in ([("a", "1"), ("b", "2")], [("b", "2"), ("a", "1")])
+    }
+    assert len(texts) == 1
+
+
+V1 = StreamOffset(
+    stream="0f6f7a4e9d0e4b6c8f3b1c2d3e4f5a6b",
+    settings={
+        "ctiDelay": "5 seconds",
+        "ctiFrequency": "10",
+        "eventShape": "point",
+        "startTime": "header:time",
+        "subscribe": "orders,trades",
+        "timeUnit": "ms",
+        "violationPolicy": "flag",
+    },
+    starts=3,
+    partitions={
+        at(0, "orders"): PartitionOffset(
+            7, 19, PartitionState(1_700_000_000_000_000, 4, None, 7, 1, 2, 3, 4, 5, 6)
+        ),
+        at(11, "orders"): PartitionOffset(0, 0, PartitionState()),
+        at(2, "trades"): PartitionOffset(5, 5, PartitionState(base_us=-1, cti_us=-5)),
+    },
+    cti_us=-5,
+    opening_us=-5,
+    tasks=1,
+    closing=False,
+    final=True,
+)
+
+
+def test_an_offset_of_format_version_1_stays_readable():
+    """The file is what version 1 wrote; it never changes, whatever the code becomes."""
+    stored = json.loads(FIXTURE.read_text())
+    check_offset(stored, V1.settings)
+    assert StreamOffset.from_json(stored) == V1
+
+
+def test_a_newer_format_is_refused_by_name():
+    with pytest.raises(CheckpointMismatch, match=f"version {FORMAT_VERSION + 1}; .* up to 1"):
+        check_offset({**V1.to_json(), "version": FORMAT_VERSION + 1}, V1.settings)
+
+
+@pytest.mark.parametrize(
+    ("today", "said"),
+    [
+        ({**V1.settings, "ctiDelay": "6 seconds"}, "'ctiDelay' was '5 seconds' .* '6 seconds' now"),
+        ({**V1.settings, "edge": "k"}, "'edge' was 'not set' .* is 'k' now"),
+        ({k: v for k, v in V1.settings.items() if k != "ctiFrequency"}, "'10' .* 'not set' now"),
+    ],
+)
+def test_another_setting_is_refused_with_option_old_and_new_value(today, said):
+    with pytest.raises(CheckpointMismatch, match=said) as refused:
+        check_offset(V1.to_json(), today)
+    assert "new checkpoint" in str(refused.value)
+
+
+def test_only_the_constant_first_offset_is_a_sentinel():
+    assert is_sentinel(SENTINEL)
+    assert is_sentinel({"version": 99})
+    assert not is_sentinel(V1.to_json())
+
+
+PART = at(0, "orders")
+END = PartitionState(1_800_000_000_000_000, 1, 5, 19)
+LEFT = left_behind(V1, PART, END)
+
+
+def changed(**share):
+    partitions = {**V1.partitions, PART: replace(V1.partitions[PART], **share)}
+    return replace_offset(partitions=partitions)
+
+
+def replace_offset(**more):
+    return replace(V1, **more)
+
+
+def test_a_state_left_by_the_same_range_from_the_same_state_is_taken():
+    assert read_left_behind(V1, PART, LEFT) == END
+    # What the offset says besides has no influence on the clock.
+    assert read_left_behind(replace_offset(starts=9, tasks=4, stream="copy"), PART, LEFT) == END
+
+
+@pytest.mark.parametrize(
+    "offset",
+    [
+        changed(start_inclusive=6),
+        changed(end_exclusive=20),
+        changed(state=PartitionState()),
+        changed(state=replace(V1.partitions[PART].state, count=5)),
+        replace_offset(settings={**V1.settings, "ctiDelay": "6 seconds"}),
+    ],
+    ids=["start", "end", "no state", "another state", "settings"],
+)
+def test_a_state_left_by_another_run_is_not_taken(offset):
+    assert read_left_behind(offset, PART, LEFT) is None
+
+
+def test_a_state_left_by_another_partition_is_not_taken():
+    other = at(0, "trades")
+    offset = replace_offset(partitions={**V1.partitions, other: V1.partitions[PART]})
+    assert read_left_behind(offset, other, LEFT) is None
+    assert read_left_behind(offset, PART, LEFT) == END
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        "",
+        "spark",
+        "{}",
+        "[]",
+        "7",
+        "null",
+        '"text"',
+        LEFT[:-1],
+        "[" * 4000,
+        json.dumps({**json.loads(LEFT), "version": FORMAT_VERSION + 1}),
+        json.dumps({**json.loads(LEFT), "state": None}),
+        json.dumps({**json.loads(LEFT), "state": {"unheard_of": 1}}),
+        json.dumps({"for": json.loads(LEFT)["for"]}),
+    ],
+)
+def test_foreign_metadata_is_no_state_of_ours(metadata):
+    assert read_left_behind(V1, PART, metadata) is None
+
+
+def test_what_is_left_fits_the_brokers_default_limit():
+    largest = PartitionState(*[-(2**62)] * 10)
+    assert len(left_behind(V1, PART, largest)) < 1000

@@ -1,0 +1,336 @@
+"""Every option of transport `kafka`: its refusals, the presets, and secrets that stay secret."""
+
+import dataclasses
+
+import pytest
+from timestream.builders import GIVEN, at, options
+
+from pyspark_timestream.cti import TimeRules
+from pyspark_timestream.instants import parse_duration
+from pyspark_timestream.kafka_options import (
+    ENGINE_OWNED,
+    JVM_ONLY,
+    NOT_YET,
+    KafkaOptions,
+    read_kafka_options,
+)
+from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
+from pyspark_timestream.option_fields import OptionError, specs
+
+DECLARED = list(specs(KafkaOptions).values())
+BROKER = {"kafka.bootstrap.servers": "broker:9092"}
+LEGAL = {
+    "subscribe": "a",
+    "assign": '{"a": [0]}',
+    "ctiFrequency": "1",
+    "ctiDelay": "1 s",
+    "advanceTime": "IncreasingStartTime",
+    "violationPolicy": "flag",
+    "finalCti": "true",
+}
+
+
+def refusal(**raw):
+    """The message with which options are refused, whose shape is always the same."""
+    with pytest.raises(OptionError) as refused:
+        read_kafka_options(raw)
+    message = str(refused.value)
+    assert message.startswith(f"option '{refused.value.name}': ")
+    assert "; accepted: " in message
+    assert "; next step: " in message
+    return message
+
+
+@pytest.mark.parametrize(
+    ("spec", "value"),
+    [
+        pytest.param(spec, value, id=f"{spec.name}={value}")
+        for spec in DECLARED
+        for value in (spec.reader.wrong_type, spec.reader.out_of_range)
+        if value is not None
+    ],
+)
+def test_an_illegal_value_is_refused_with_option_value_accepted_and_next_step(spec, value):
+    message = refusal(**{**GIVEN, spec.name: value})
+    assert message.startswith(f"option '{spec.name}': ")
+    assert f"'{value}'" in message
+    assert f"accepted: {spec.reader.accepts}; next step: {spec.next_step()}" in message
+
+
+def test_only_free_text_has_no_illegal_value():
+    free = [s.name for s in DECLARED if s.reader.wrong_type is s.reader.out_of_range is None]
+    assert free == ["metadataPrefix"]
+
+
+@pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
+def test_a_misspelt_option_is_refused_with_the_nearest_name(spec):
+    misspelt = spec.name[:2] + "x" + spec.name[2:]
+    message = refusal(**{**GIVEN, misspelt: "1"})
+    assert message.startswith(f"option '{misspelt.lower()}': there is no such option")
+    assert f"did you mean '{spec.name}'?" in message
+
+
+@pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
+def test_declared_conflicts_name_both_options(spec):
+    for other in spec.excludes:
+        message = refusal(**{**BROKER, spec.name: LEGAL[spec.name], other: LEGAL[other]})
+        assert message.startswith(f"option '{spec.name}': '{LEGAL[spec.name]}' conflicts")
+        assert f"option '{other}' ('{LEGAL[other]}')" in message
+
+
+@pytest.mark.parametrize("spec", [s for s in DECLARED if s.needs], ids=lambda spec: spec.name)
+def test_an_option_that_has_no_effect_alone_names_what_it_needs(spec):
+    message = refusal(**{**GIVEN, spec.name: LEGAL[spec.name]})
+    assert message.startswith(f"option '{spec.name}': '{LEGAL[spec.name]}' has no effect alone")
+    assert all(f"'{need}'" in message for need in spec.needs)
+
+
+def test_the_contracts_conflicts_are_declared():
+    declared = {spec.name: spec for spec in DECLARED}
+    assert declared["subscribe"].excludes == ("assign",)
+    assert declared["ctiFrequency"].excludes == ("advanceTime",)
+    assert {name for name, spec in declared.items() if spec.needs} == {
+        "ctiDelay",
+        "violationPolicy",
+    }
+
+
+def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_contracts():
+    given = options()
+    assert given.client == {"bootstrap.servers": "broker:9092"}
+    assert given.subscribe == ("topic",)
+    assert given.starting_offsets == LATEST
+    assert (given.fail_on_data_loss, given.include_headers) == (True, False)
+    assert (given.group_prefix, given.poll_timeout_ms) == ("timestream", 120_000)
+    assert (given.retries, given.retry_interval_ms) == (3, 10)
+    assert (given.value_format, given.parse_mode) == ("binary", "PERMISSIVE")
+    assert (given.start_time, given.time_unit) == (TimeFrom("timestamp"), "ms")
+    assert (given.has_ctis, given.final_cti, given.policy) == (False, False, "drop")
+    assert given.rules == TimeRules("point", "drop", None, None, 0)
+
+
+def test_every_option_is_read_in_any_case():
+    raw = {
+        "KAFKA.Bootstrap.Servers": "b:1",
+        "SUBSCRIBE": " b, a ,b",
+        "startingoffsets": '{"a": {"0": 5, "1": -2}, "b": {"0": -1}}',
+        "STARTTIME": "header:When",
+        "endtime": "end",
+        "Edge": "edgeKind",
+        "EVENTSHAPE": "EDGE",
+        "ctifrequency": "5 seconds",
+        "CTIDELAY": "-1 tick",
+        "violationpolicy": "FLAG",
+        "transport": "kafka",
+        "queryName": "q",
+    }
+    given = read_kafka_options(raw)
+    assert given.client == {"bootstrap.servers": "b:1"}
+    assert given.subscribe == ("a", "b")
+    assert given.starting_offsets == {at(0, "a"): 5, at(1, "a"): EARLIEST, at(0, "b"): LATEST}
+    assert given.start_time == TimeFrom("header", "When")
+    assert given.edge == TimeFrom("field", "edgeKind")
+    assert given.rules == TimeRules("edge", "flag", None, 5_000_000, -1)
+
+
+@pytest.mark.parametrize(
+    ("preset", "more", "rules", "final"),
+    [
+        ("IncreasingStartTime", {}, TimeRules(every_events=1), True),
+        ("StrictlyIncreasingStartTime", {}, TimeRules(every_events=1, delay_us=-1), True),
+        (
+            "UnorderedStartTime",
+            {"ctiDelay": "5 seconds"},
+            TimeRules(every_events=1, delay_us=5_000_000),
+            True,
+        ),
+        ("increasingstarttime", {"finalCti": "false"}, TimeRules(every_events=1), False),
+        (
+            "IncreasingStartTime",
+            {"violationPolicy": "flag", "finalCti": "TRUE"},
+            TimeRules(policy="flag", every_events=1),
+            True,
+        ),
+    ],
+)
+def test_a_preset_stands_for_its_settings(preset, more, rules, final):
+    given = options(advanceTime=preset, **more)
+    assert (given.rules, given.final_cti, given.has_ctis) == (rules, final, True)
+
+
+@pytest.mark.parametrize("preset", ["IncreasingStartTime", "StrictlyIncreasingStartTime"])
+def test_only_the_unordered_preset_takes_a_delay_and_it_needs_one(preset):
+    message = refusal(**GIVEN, advanceTime=preset, ctiDelay="1 s")
+    assert "'1 s' conflicts with option 'advanceTime'" in message
+    assert preset in message
+    assert "option 'ctiDelay': it is missing" in refusal(**GIVEN, advanceTime="UnorderedStartTime")
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [
+        ({"eventShape": "interval"}, "endTime"),
+        ({"eventShape": "edge"}, "endTime"),
+        ({"eventShape": "edge", "endTime": "e"}, "edge"),
+        ({"endTime": "e"}, "endTime"),
+        ({"edge": "e"}, "edge"),
+        ({"eventShape": "interval", "endTime": "e", "edge": "k"}, "edge"),
+    ],
+)
+def test_a_shape_has_just_the_times_that_it_needs(more, name):
+    message = refusal(**GIVEN, **more)
+    assert message.startswith(f"option '{name}': ")
+    assert f"'eventShape' {'is' if name not in more else ''}".strip() in message
+    assert more.get("eventShape", "point") in message
+
+
+def test_each_shape_reads_with_what_it_needs():
+    assert options(eventShape="interval", endTime="e").end_time == TimeFrom("field", "e")
+    edge = options(eventShape="edge", endTime="header:e", edge="header:k")
+    assert (edge.end_time, edge.edge) == (TimeFrom("header", "e"), TimeFrom("header", "k"))
+
+
+def test_a_record_timestamp_is_no_edge():
+    assert "names no edge" in refusal(**GIVEN, eventShape="edge", endTime="e", edge="timestamp")
+
+
+@pytest.mark.parametrize("key", [*JVM_ONLY, *ENGINE_OWNED])
+def test_a_key_that_librdkafka_does_not_take_names_what_to_use(key):
+    instead = JVM_ONLY.get(key) or ENGINE_OWNED[key]
+    message = refusal(**{**GIVEN, f"kafka.{key}": "hunter2"})
+    assert message.startswith(f"option 'kafka.{key}': ")
+    assert message.endswith(f"use {instead}")
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_an_option_of_a_later_version_is_refused_as_such(name):
+    message = refusal(**{**GIVEN, name.upper(): "value1"})
+    assert message.startswith(f"option '{name}': 'value1' was given, but this version cannot")
+    assert not {spec.name for spec in DECLARED} & set(NOT_YET)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        ({"subscribe": "t"}, "kafka.bootstrap.servers"),
+        ({"subscribe": "t", "kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers"),
+        (BROKER, "subscribe"),
+    ],
+)
+def test_a_broker_and_a_topic_are_needed(raw, name):
+    assert refusal(**raw).startswith(f"option '{name}': ")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sasl.password",
+        "ssl.key.password",
+        "ssl.key.pem",
+        "sasl.oauthbearer.client.secret",
+        "sasl.pasword",
+    ],
+)
+def test_a_secret_of_the_client_is_in_no_repr_and_no_settings(key):
+    given = read_kafka_options({**GIVEN, f"kafka.{key}": "hunter2"})
+    assert given.client[key] == "hunter2"
+    assert "hunter2" not in f"{given!r} {given} {given.settings()}"
+
+
+@pytest.mark.parametrize(
+    "key", ["sasl.password", "ssl.key.pem", "kafkasasl.password", "kafka_sasl_password"]
+)
+def test_a_secret_under_a_misspelt_name_is_not_shown(key):
+    message = refusal(**{**GIVEN, key: "hunter2"})
+    assert message.startswith(f"option '{key}': there is no such option")
+    assert "hunter2" not in message
+
+
+def test_a_secret_beside_a_wrong_option_is_not_shown_either():
+    for wrong in ({"startTme": "x"}, {"maxTasks": "0"}, {"idleTimeout": "1 s"}, {"subscribe": "/"}):
+        assert "hunter2" not in refusal(**{**GIVEN, "kafka.sasl.password": "hunter2", **wrong})
+
+
+def test_settings_hold_what_defines_time_and_no_limits():
+    limits = {"maxOffsetsPerTrigger": "5", "maxTasks": "2", "failOnDataLoss": "false"}
+    assert options(**limits).settings() == {
+        "eventShape": "point",
+        "startTime": "timestamp",
+        "timeUnit": "ms",
+        "violationPolicy": "drop",
+        "subscribe": "topic",
+    }
+
+
+CHANGES = {
+    "startTime": {"startTime": "header:t"},
+    "eventShape": {"eventShape": "interval", "endTime": "e"},
+    "endTime": {"eventShape": "interval", "endTime": "e"},
+    "edge": {"eventShape": "edge", "endTime": "e", "edge": "k"},
+    "ctiFrequency": {"ctiFrequency": "2"},
+    "ctiDelay": {"ctiFrequency": "2", "ctiDelay": "1 s"},
+    "violationPolicy": {"ctiFrequency": "2", "violationPolicy": "flag"},
+    "timeUnit": {"timeUnit": "s"},
+    "subscribe": {"subscribe": "other"},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_settings_change_with_every_option_that_defines_time(name):
+    assert options(**CHANGES[name]).settings().get(name) != options().settings().get(name)
+
+
+def test_settings_are_canonical_so_that_another_spelling_is_no_change():
+    spelt = {"subscribe": "b,a", "ctiFrequency": "60 seconds", "ctiDelay": "0.5 s"}
+    other = {"subscribe": "a, b", "ctiFrequency": "1 minute", "ctiDelay": "500 ms"}
+    assert options(**spelt).settings() == options(**other).settings()
+    preset = options(advanceTime="StrictlyIncreasingStartTime").settings()
+    assert preset == options(ctiFrequency="1", ctiDelay="-1 tick").settings()
+
+
+def test_settings_of_assign_read_back():
+    given = read_kafka_options({**BROKER, "assign": '{"b": [1], "a": [2, 0]}'})
+    assert given.assign == (at(0, "a"), at(2, "a"), at(1, "b"))
+    text = given.settings()["assign"]
+    assert read_kafka_options({**BROKER, "assign": text}).assign == given.assign
+
+
+@pytest.mark.parametrize("value", ["1 tick", "5 seconds", "1 minute 30 seconds", "7"])
+def test_a_frequency_reads_back_from_its_text(value):
+    frequency = options(ctiFrequency=value).frequency
+    assert options(ctiFrequency=str(frequency)).frequency == frequency
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "0 seconds", "-5 s", "2147483648", "5 parsecs", ""])
+def test_a_frequency_must_be_positive(value):
+    assert f"'{value}'" in refusal(**GIVEN, ctiFrequency=value)
+
+
+def test_a_frequency_of_digits_counts_and_of_a_unit_spans():
+    assert options(ctiFrequency="5").frequency == Frequency(events=5)
+    assert options(ctiFrequency="5 s").frequency == Frequency(span_us=parse_duration("5 s"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['{"a": 5}', '{"a": {"x": 1}}', '{"a": {"0": -3}}', '{"a": {"0": true}}', "[]", "{", "5"],
+)
+def test_starting_offsets_must_be_words_or_offsets_by_partition(value):
+    assert refusal(**GIVEN, startingOffsets=value).startswith("option 'startingOffsets': cannot")
+
+
+@pytest.mark.parametrize("value", ['{"a": 0}', '{"a": ["0"]}', '{"a": [[0]]}', "{}", '{"a": []}'])
+def test_assigned_partitions_must_be_numbers(value):
+    assert refusal(**{**BROKER, "assign": value}).startswith("option 'assign': cannot read")
+
+
+@pytest.mark.parametrize("name", ["groupIdPrefix", "columnNameOfCorruptRecord"])
+def test_a_name_is_taken_as_it_stands(name):
+    field = {"groupIdPrefix": "group_prefix", "columnNameOfCorruptRecord": "corrupt_column"}[name]
+    assert getattr(options(**{name: "header:x"}), field) == "header:x"
+
+
+def test_options_cannot_be_changed_after_they_were_read():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options().policy = "flag"
