@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, Record, broker  # noqa: E402
-from spark_session import local_spark  # noqa: E402
+from broker import Broker, Record, broker
+from spark_session import local_spark
 
 PARTITIONS = 4
 RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))

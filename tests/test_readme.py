@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+
 from pyspark_timestream.instants import format_duration
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import specs
