@@ -276,6 +276,8 @@ def test_extreme_values_are_malformed_and_stop_nothing(few, inside):
     for count in (1, 10**6):
         few(count)
         assert [row[2] for row in rows([value])] == [True]
+        # The first value tells a block's types, so a good one goes first too.
+        assert [row[2] for row in rows([good, value, good, value])] == [False, True, False, True]
         assert [row[2] for row in rows([value, good, value, good])] == [True, False, True, False]
 
 

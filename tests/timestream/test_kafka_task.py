@@ -97,6 +97,14 @@ def test_invalid_utf8_in_a_malformed_value_does_not_stop_the_stream():
     assert table["_corrupt_record"].to_pylist() == ["a\N{REPLACEMENT CHARACTER}", None, ""]
 
 
+def test_the_parse_mode_does_not_bring_back_what_the_policy_dropped():
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1"}
+    for mode in ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"):
+        late = b'{"n": 1, "t": 5}', b'{"n": 2, "t": 4}'
+        table, _ = delivered({**raw, "parseMode": mode}, NUMBER, *late)
+        assert table["n"].to_pylist() == [1]
+
+
 FAIL = {"ctiFrequency": "1", "violationPolicy": "fail", "startTime": "t", "valueFormat": "json"}
 
 

@@ -119,6 +119,16 @@ def test_a_flagged_row_is_passed_on_unchanged_with_what_could_be_read():
     ]
 
 
+def test_an_unreadable_end_is_not_taken_for_1970():
+    flagged = {"endTime": "e", "violationPolicy": "flag"}
+    assert woven({"eventShape": "interval", **flagged}, b'{"s": -9}', columns=TIMES) == [
+        (-9, None, "malformed")
+    ]
+    edge = {"eventShape": "edge", "edge": "k", **flagged}
+    both = b'{"s": -9, "k": "end"}', b'{"s": -9, "k": "start"}'
+    assert woven(edge, *both, columns=TIMES) == [(-9, None, "malformed"), (-9, None, None)]
+
+
 def test_metadata_carries_what_the_record_had():
     given_options = options(includeHeaders="true")
     wanted = projection(given_options)
