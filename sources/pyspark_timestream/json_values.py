@@ -384,7 +384,11 @@ def _convert(value: Any, target: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_string(target):
-        text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        text = (
+            value
+            if isinstance(value, str)
+            else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        )
         text.encode()
         return text
     if pa.types.is_boolean(target):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.frontier import merge
 from pyspark_timestream.offsets import FORMAT_VERSION
 from pyspark_timestream.ranges import Partition, Range, assign_tasks
 
@@ -70,10 +69,6 @@ class StreamOffset:
     def groups(self) -> list[list[Range]]:
         """The batch's non-empty ranges, a list a task."""
         return assign_tasks(self.ranges(), self.tasks)
-
-    def merged_cti_us(self) -> int | None:
-        """The least of the partitions' CTIs at the batch's start."""
-        return merge(share.state.cti_us for share in self.partitions.values())
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys: Spark compares offsets as text."""

@@ -186,7 +186,21 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     options = replace(options, client=client)
     _check_topics(options)
     _check_shape(options, plain)
-    return _with_preset(options, plain)
+    options = _with_preset(options, plain)
+    _check_policy(options, plain)
+    return options
+
+
+def _check_policy(options: KafkaOptions, plain: Mapping[str, str]) -> None:
+    """A policy judges by CTIs, so it needs some; `finalCti` = `false` brings none."""
+    policy = plain.get("violationpolicy")
+    if policy is not None and not options.has_ctis:
+        raise OptionError(
+            "violationPolicy",
+            f"'{policy}' has no effect: option 'finalCti' is 'false' and nothing else makes CTIs",
+            "it together with a source of CTIs",
+            "set 'ctiFrequency' or 'advanceTime' too, or leave it out",
+        )
 
 
 def _client(given: Mapping[str, str]) -> dict[str, str]:
@@ -200,6 +214,10 @@ def _client(given: Mapping[str, str]) -> dict[str, str]:
                 "librdkafka's configuration, each name after 'kafka.'",
                 f"use {instead}",
             )
+    if "group.id" in client and not client["group.id"].strip():
+        raise OptionError(
+            "kafka.group.id", "it is empty", "a group's name", "set it, or leave it out"
+        )
     if not client.get("bootstrap.servers", "").strip():
         raise OptionError(
             "kafka.bootstrap.servers",

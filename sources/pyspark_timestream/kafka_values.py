@@ -65,7 +65,7 @@ class Frequency:
 def _parse_time_from(value: str) -> TimeFrom:
     if value.lower() == "timestamp":
         return TimeFrom("timestamp")
-    kind, name = ("header", value[7:]) if value.startswith("header:") else ("field", value)
+    kind, name = ("header", value[7:]) if value[:7].lower() == "header:" else ("field", value)
     if not name.strip():
         raise ValueError("the name is empty")
     return TimeFrom(kind, name)

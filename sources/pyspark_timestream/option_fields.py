@@ -176,13 +176,23 @@ def _refuse_unknown(
                 "nothing here",
                 "leave it out",
             )
-        near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-        raise OptionError(
-            key,
-            f"there is no such option (its value was {shown(key, value)})",
-            ", ".join(sorted(names.values())),
-            f"did you mean '{names[near[0]]}'?" if near else "leave it out",
-        )
+        raise _unknown(key, value, names)
+
+
+def _unknown(key: str, value: str, names: Mapping[str, str]) -> OptionError:
+    """The error of an option that is not declared.
+
+    Its value is shown only where the name is nearly a known one: what it is otherwise nobody
+    knows, and it may be a secret under a misspelled name.
+    """
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+    alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
+    return OptionError(
+        key,
+        f"there is no such option (its value was {shown(key, value) if alike else '[hidden]'})",
+        ", ".join(sorted(names.values())),
+        f"did you mean '{names[near[0]]}'?" if near else "leave it out",
+    )
 
 
 def _read(spec: OptionSpec, value: str) -> Any:

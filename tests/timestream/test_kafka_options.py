@@ -334,3 +334,20 @@ def test_a_name_is_taken_as_it_stands(name):
 def test_options_cannot_be_changed_after_they_were_read():
     with pytest.raises(dataclasses.FrozenInstanceError):
         options().policy = "flag"
+
+
+def test_a_policy_needs_a_source_of_ctis_that_is_on() -> None:
+    with pytest.raises(OptionError, match="'violationPolicy': 'fail' has no effect"):
+        options(violationPolicy="fail", finalCti="false")
+    assert options(violationPolicy="fail", finalCti="true").has_ctis
+
+
+def test_a_misspelt_secret_without_its_prefix_is_not_shown() -> None:
+    with pytest.raises(OptionError, match="there is no such option") as failure:
+        options(**{"sasl.pasword": "hunter2"})
+    assert "hunter2" not in str(failure.value)
+
+
+def test_an_empty_group_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"'kafka.group.id': it is empty"):
+        options(**{"kafka.group.id": " "})
