@@ -60,6 +60,9 @@ def broker_properties(listen: str, advertise: str, controller: str, voter: str) 
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "group.initial.rebalance.delay.ms": "0",
+        # So that a test can forbid something by name; what no rule names is allowed.
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
         # A misspelt topic must be an error in a test, not an empty topic.
         "auto.create.topics.enable": "false",
         # After a SIGKILL the old registration blocks the new one until it times out.

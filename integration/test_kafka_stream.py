@@ -7,12 +7,22 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from kafka_query import DAY_MS, Stream, ctis, event, marks, seconds, times
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
+from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka_reader import KafkaTransport
+from pyspark_timestream.offsets import SENTINEL
 
 
 @pytest.fixture
@@ -284,6 +294,33 @@ def test_deleted_records_fail_the_query_or_are_passed_over(stream) -> None:
     assert times(made.run(failOnDataLoss="false")) == [0, 1, 2, 3, 6, 7]
 
 
+def test_a_topic_made_anew_is_read_from_its_start_and_harms_no_other(stream) -> None:
+    made = stream([event(s) for s in range(5)])
+    other = stream([])
+    both = f"{made.topic},{other.topic}"
+    made.run(subscribe=both, failOnDataLoss="false")
+    made.broker.delete_topic(made.topic)
+    made.broker.create_topic(made.topic)
+    made.broker.produce(made.topic, [event(s) for s in (7, 8)])
+    made.broker.produce(other.topic, [event(s) for s in range(100, 130)])
+    rows = made.run(subscribe=both, failOnDataLoss="false")
+    found = {topic: sorted(seconds(r.start_time) for r in rows if r.topic == topic)
+             for topic in (made.topic, other.topic)}  # fmt: skip
+    assert found == {made.topic: [0, 1, 2, 3, 4, 7, 8], other.topic: list(range(100, 130))}
+
+
+def test_a_forbidden_group_makes_the_stream_slower_and_never_wrong(stream) -> None:
+    made = stream([event(s) for s in (3, 5, 4, 9, 1)], ctiFrequency=2, groupIdPrefix="forbidden")
+    admin = AdminClient({"bootstrap.servers": made.broker.bootstrap})
+    rule = AclBinding(
+        ResourceType.GROUP, "forbidden", ResourcePatternType.PREFIXED, "User:*", "*",
+        AclOperation.ALL, AclPermissionType.DENY,
+    )  # fmt: skip
+    admin.create_acls([rule])[rule].result()
+    assert marks(made.run(maxOffsetsPerTrigger=2)) == ["e3", "e5", "c5", "e9", "c9"]
+    assert made.report()["dropped"] == 2
+
+
 def test_a_deleted_topic_fails_the_query_by_name(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     made.run()
@@ -404,6 +441,32 @@ def test_flagged_rows_stay_out_of_advance_time(stream) -> None:
                   finalCti="true")  # fmt: skip
     rows = made.run(windows(advance_time(made.load())))
     assert [(seconds(r.start), r.n) for r in rows] == [(10, 2)]
+
+
+def test_a_batch_read_refuses_latest(stream) -> None:
+    made = stream([event(1)])
+    with pytest.raises(Exception, match="'latest' \\(-1\\) was given to a batch read"):
+        made.load_batch(startingOffsets="latest").collect()
+
+
+def test_batches_that_were_not_noted_are_read_all_the_same(stream) -> None:
+    """After a crash under asynchronous progress tracking Spark asks from batch 0 to batch 3."""
+    made = stream([event((7 * n) % 23) for n in range(20)], ctiFrequency=3, ctiDelay="2 seconds")
+    expected = [(row.offset, row.start_time) for row in made.run(maxOffsetsPerTrigger=5)[:]]
+    options = {"kafka.bootstrap.servers": made.broker.bootstrap, "subscribe": made.topic}
+    transport = KafkaTransport({"transport": "kafka", **options, **made.options})
+    reader = transport.stream_reader(transport.schema())
+    log = [json.loads((made.place / "checkpoint" / "offsets" / str(number)).read_text()
+           .splitlines()[-1]) for number in range(4)]  # fmt: skip
+    first = [row for row in made.rows() if row.batch == 0]
+    tasks = reader.partitions(log[0], log[3])
+    rows = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+    kept = {row["offset"] for row in rows} | {row.offset for row in first}
+    assert kept - {None} == {offset for offset, _ in expected if offset is not None}
+    told = [row["cti"] for row in rows if row["cti"] is not None]
+    assert told == sorted(told)
+    with pytest.raises(CheckpointMismatch, match="start with a new checkpoint"):
+        reader.partitions(SENTINEL, log[3])
 
 
 def test_a_shift_moves_events_and_ctis_alike_and_leaves_the_final_cti(stream) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import TimestampType
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.instants import FINAL_US, TICK_US, format_instant, parse_duration
+from pyspark_timestream.instants import FINAL_US, MIN_US, TICK_US, format_instant, parse_duration
 
 __all__ = ["advance_time", "await_end", "shift_time"]
 
@@ -53,7 +53,7 @@ def advance_time(
     data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
-    marked = F.col(event_time).alias(event_time, metadata={_WATERMARK_KEY: 0})
+    marked = _quoted(event_time).alias(event_time, metadata={_WATERMARK_KEY: 0})
     kept = [name for name in df.columns if name != "cti"]
     return data.select(*[marked if name == event_time else _quoted(name) for name in kept])
 
@@ -73,21 +73,21 @@ def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFr
         ValueError: `by` is no duration.
     """
     us = parse_duration(by)
+    if abs(us) > FINAL_US - MIN_US:
+        raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
     _check_times(df, event_time)
     final = F.lit(format_instant(FINAL_US)).cast("timestamp")
-    moved = F.least(_moved(F.col("cti"), us), final)
-    shifted = F.when(F.col("cti") >= final, F.col("cti")).otherwise(
-        # `least` skips nulls, and a data row's CTI must stay one.
-        F.when(F.col("cti").isNotNull(), moved)
-    )
-    return df.withColumns({event_time: _moved(F.col(event_time), us), "cti": shifted})
+    cti = F.when(F.col("cti") >= final, F.col("cti")).otherwise(_shifted(F.col("cti"), us))
+    moved = {event_time: _shifted(_quoted(event_time), us), "cti": cti}
+    return df.select(*[moved[n].alias(n) if n in moved else _quoted(n) for n in df.columns])
 
 
 def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     """Return when `query`'s bounded streams have delivered their end, and stop it cleanly.
 
     Bounded are a `time` transport with `maxCount`, and any transport under AvailableNow. What the
-    end releases, the last windows among it, has been given to the sink by then.
+    end releases has been given to the sink by then: with a final CTI every window; with a clock,
+    the windows that its last tick closes.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -121,7 +121,13 @@ def _check_times(df: DataFrame, event_time: str) -> None:
         raise SchemaRefused(
             "the DataFrame has no column 'cti', so nothing would drive its time; accepted: a "
             "stream with CTIs; next step: set option 'ctiFrequency', 'advanceTime' or 'finalCti', "
-            "and add 'cti timestamp' to .schema(...) if you give one"
+            "and add 'cti timestamp' to .schema(...) if you give one; with option "
+            "'metadataPrefix', rename the prefixed columns 'cti' and 'violation' first"
+        )
+    if event_time == "cti":
+        raise SchemaRefused(
+            "event_time='cti' is the clock itself; accepted: the column that the CTIs are about; "
+            "next step: pass the event's time, such as event_time='start_time'"
         )
     for name in (event_time, "cti"):
         if not isinstance(types.get(name), TimestampType):
@@ -129,6 +135,14 @@ def _check_times(df: DataFrame, event_time: str) -> None:
                 f"column '{name}' is {types.get(name)}; accepted: a timestamp column; next step: "
                 f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)"
             )
+
+
+def _shifted(instant: Column, us: int) -> Column:
+    """`instant` moved by `us`, clamped to legal application times; null stays null."""
+    moved = F.unix_micros(instant) + F.lit(us)
+    # `least` and `greatest` skip nulls, and a null must stay one.
+    clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
+    return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
 
 
 def _moved(instant: Column, us: int) -> Column:

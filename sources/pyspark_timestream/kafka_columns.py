@@ -91,7 +91,20 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             corrupt = column.name
         else:
             fields.append(_field(column))
+    if options.policy == "flag" and "cti" in metadata.values():
+        _check_flags(options, metadata)
     return Projection(schema, metadata, pa.schema(fields), corrupt)
+
+
+def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
+    """Flagged rows without their flag would pass for rows that the CTIs cover."""
+    if "violation" not in metadata.values():
+        name = f"{options.metadata_prefix}violation"
+        raise SchemaRefused(
+            f"column '{name}' is missing, and option 'violationPolicy' is 'flag': nobody could "
+            f"tell late rows from others; accepted: a schema with it; next step: add '{name} "
+            "string' to .schema(...), or use another policy"
+        )
 
 
 def _unfilled(options: KafkaOptions) -> dict[str, str]:

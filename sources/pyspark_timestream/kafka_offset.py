@@ -14,7 +14,7 @@ from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.offsets import FORMAT_VERSION
 from pyspark_timestream.ranges import Partition, Range, assign_tasks
 
-__all__ = ["PartitionOffset", "StreamOffset", "left_behind", "read_left_behind"]
+__all__ = ["PartitionOffset", "StreamOffset", "group_name", "left_behind", "read_left_behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class StreamOffset:
     Attributes:
         stream: the stream's id, made by its first offset; names the consumer group.
         settings: the options that define time, as text; a restart may not change them.
+        number: the batch's place in the stream, from 0, without a gap.
         starts: how often the query was started; a new start makes a new offset.
         cti_us: the stream's CTI at the batch's start; None before the first.
         opening_us: a CTI row to emit before the batch's records; None: none.
@@ -52,6 +53,7 @@ class StreamOffset:
     settings: Mapping[str, str]
     starts: int
     partitions: Mapping[Partition, PartitionOffset]
+    number: int = 0
     cti_us: int | None = None
     opening_us: int | None = None
     tasks: int = 0
@@ -83,6 +85,7 @@ class StreamOffset:
             "closing": self.closing,
             "cti": self.cti_us,
             "final": self.final,
+            "number": self.number,
             "opening": self.opening_us,
             "partitions": topics,
             "settings": dict(sorted(self.settings.items())),
@@ -106,12 +109,18 @@ class StreamOffset:
                 for topic, shares in value["partitions"].items()
                 for number, share in shares.items()
             },
+            number=value["number"],
             cti_us=value["cti"],
             opening_us=value["opening"],
             tasks=value["tasks"],
             closing=value["closing"],
             final=value["final"],
         )
+
+
+def group_name(prefix: str, offset: StreamOffset) -> str:
+    """The consumer group of the offset's stream."""
+    return f"{prefix}-{offset.stream}"
 
 
 def left_behind(offset: StreamOffset, partition: Partition, end: PartitionState) -> str:

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka_task import Share, TaskPlan
 from pyspark_timestream.ranges import Partition, Range, limit_ranges, task_count
 
-__all__ = ["Circumstances", "first_offset", "next_offset", "plan_tasks", "reconcile"]
+__all__ = ["Circumstances", "first_offset", "joined", "next_offset", "plan_tasks", "reconcile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Circumstances:
         max_tasks: at most so many tasks; None: no limit.
         bounded: the run ends once the ends that it was given are read.
         new_start: this is the first offset that this run makes.
+        lost: the positions jump over something that is gone: the next offset must say so.
         final_cti: a bounded run ends with the final CTI.
     """
 
@@ -34,6 +35,7 @@ class Circumstances:
     max_tasks: int | None = None
     bounded: bool = False
     new_start: bool = False
+    lost: bool = False
     final_cti: bool = False
 
 
@@ -79,6 +81,7 @@ def next_offset(
         partitions=_shares(positions, ends, states, run),
         cti_us=cti_us,
         opening_us=None,
+        number=previous.number + 1,
         starts=previous.starts + run.new_start,
         closing=False,
     )
@@ -91,7 +94,7 @@ def next_offset(
             "more, and now there are new records; start with a new checkpoint, or run with option "
             "'finalCti' = 'false' from the beginning"
         )
-    if has_records or planned.opening_us is not None or run.new_start:
+    if has_records or planned.opening_us is not None or run.new_start or run.lost:
         return planned
     return planned if run.bounded and not closed else previous
 
@@ -109,6 +112,28 @@ def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
         opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
         plans[:1] = [dataclasses.replace(opened, opening_us=offset.opening_us)]
     return plans
+
+
+def joined(
+    start: StreamOffset, states: Mapping[Partition, PartitionState], end: StreamOffset
+) -> list[TaskPlan]:
+    """The tasks from the end of the batch `start` to the end of the batch `end`, as one batch.
+
+    Spark asks for that after a crash under asynchronous progress tracking, which notes the end of
+    some batches only. `states` is every partition's state after `start`.
+    """
+    shares = {
+        part: PartitionOffset(
+            start.partitions[part].end_exclusive, share.end_exclusive, states[part]
+        )
+        if part in start.partitions and start.partitions[part].end_exclusive < share.end_exclusive
+        else share
+        for part, share in end.partitions.items()
+    }
+    whole = dataclasses.replace(end, partitions=shares, cti_us=start.cti_us)
+    plans = plan_tasks(dataclasses.replace(whole, tasks=max(end.tasks, 1))) or [TaskPlan()]
+    # What the batches between have told is true once all of this has been read.
+    return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
 
 
 def reconcile(

@@ -93,6 +93,7 @@ V1 = StreamOffset(
     tasks=1,
     closing=False,
     final=True,
+    number=41,
 )
 
 

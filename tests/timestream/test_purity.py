@@ -8,7 +8,9 @@ import pytest
 
 import pyspark_timestream
 
-ADAPTERS = {"__init__", "source", "time_reader", "kafka_reader", "kafka", "frames"}
+SPARK = {"__init__", "source", "time_reader", "kafka_reader", "frames"}
+CLIENT = {"kafka_client", "kafka_broker", "kafka_fetch", "kafka_driver"}
+ADAPTERS = SPARK | CLIENT
 PURE = sorted(
     path.stem
     for path in Path(pyspark_timestream.__file__).parent.glob("*.py")

@@ -1,0 +1,143 @@
+"""The broker as the driver sees it: partitions, their ends, and what tasks left in the group."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka_client import (
+    GONE,
+    REQUEST_TIMEOUT_S,
+    admin_config,
+    consumer_config,
+    made,
+    passes,
+    said,
+)
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.ranges import Partition
+
+__all__ = ["Broker"]
+
+T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
+
+_GROUP_TIMEOUT_S: Final = 10.0
+_GROUP_PAUSE_S: Final = 60.0
+
+
+class Broker:
+    """Asks one broker for one query.
+
+    Args:
+        options: the client configuration, the topics, and how patient to be.
+        group: the query's consumer group, unless the options name one.
+
+    Raises:
+        OptionError: librdkafka refuses the client configuration.
+    """
+
+    def __init__(self, options: KafkaOptions, group: str) -> None:
+        self.group = group
+        self._options = options
+        self._config = consumer_config(options, group)
+        # It never subscribes, so it is no member of the group: it only asks.
+        self._consumer = made(options, lambda: Consumer(self._config))
+        self._admin = AdminClient(admin_config(options))
+        self._next_group_s = float("-inf")
+
+    def partitions(self) -> list[Partition]:
+        """The partitions that the options name, as far as they exist now."""
+        wanted = self._options.assign
+        topics = {part.topic for part in wanted} if wanted else set(self._options.subscribe or ())
+        found = [part for topic in sorted(topics) for part in self._topic(topic)]
+        return found if wanted is None else [part for part in found if part in set(wanted)]
+
+    def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The first offset that each partition still has; what is gone is left out."""
+        return self._offsets(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The offset after the last readable record (the last stable one, if committed reads)."""
+        return self._offsets(partitions, OffsetSpec.latest())
+
+    def left_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
+        """What tasks left in the group's metadata; nothing where it cannot be read."""
+        if not partitions or time.monotonic() < self._next_group_s:
+            return {}
+        asked = [TopicPartition(part.topic, part.number) for part in partitions]
+        try:
+            answer = self._consumer.committed(asked, timeout=_GROUP_TIMEOUT_S)
+        except KafkaException as error:
+            # Asking a group that is forbidden again would cost every batch the same wait.
+            self._next_group_s = time.monotonic() + _GROUP_PAUSE_S
+            _LOG.warning(
+                "the metadata of group '%s' cannot be read (%s): clocks are restored by reading "
+                "each batch's records again",
+                self._config["group.id"],
+                said(error),
+            )
+            return {}
+        return {
+            Partition(left.topic, left.partition): left.metadata
+            for left in answer
+            if left.error is None and left.metadata
+        }
+
+    def _topic(self, topic: str) -> list[Partition]:
+        def ask() -> list[Partition]:
+            listed = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+            if listed.error is not None and listed.error.code() not in GONE:
+                raise KafkaException(listed.error)
+            return [Partition(topic, number) for number in sorted(listed.partitions)]
+
+        return self._patiently(f"the partitions of topic '{topic}'", ask)
+
+    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec) -> dict[Partition, int]:
+        asked = {TopicPartition(part.topic, part.number): spec for part in partitions}
+        if not asked:
+            return {}
+        committed = self._config["isolation.level"] == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+
+        def ask() -> dict[Partition, int]:
+            futures = self._admin.list_offsets(
+                asked, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S
+            )
+            answers = ((part, _offset_or_gone(future)) for part, future in futures.items())
+            return {
+                Partition(part.topic, part.partition): offset
+                for part, offset in answers
+                if offset is not None
+            }
+
+        return self._patiently("offsets", ask)
+
+    def _patiently(self, what: str, ask: Callable[[], T]) -> T:
+        """The answer of `ask`, which is tried again as often as the options say."""
+        for attempt in range(self._options.retries + 1):
+            try:
+                return ask()
+            except KafkaException as error:
+                if attempt == self._options.retries or not passes(error):
+                    where = self._options.client["bootstrap.servers"]
+                    raise BrokerUnreachable(
+                        f"cannot get {what} from the broker at {where}: {said(error)}; check "
+                        "option 'kafka.bootstrap.servers', that the topic exists, and the access "
+                        "rights"
+                    ) from error
+                time.sleep(self._options.retry_interval_ms / 1_000)
+        raise AssertionError("unreachable")
+
+
+def _offset_or_gone(future: Any) -> int | None:
+    try:
+        return int(future.result().offset)
+    except KafkaException as error:
+        if error.args[0].code() in GONE:
+            return None
+        raise

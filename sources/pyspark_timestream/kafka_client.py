@@ -1,0 +1,97 @@
+"""How this package configures librdkafka, and what its errors mean."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.option_fields import SECRET, OptionError
+
+__all__ = ["GONE", "REQUEST_TIMEOUT_S", "admin_config", "consumer_config", "made", "passes", "said"]
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S: Final = 30.0
+
+GONE: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+"""Codes that say that a topic or partition does not exist (any more, or not yet everywhere)."""
+
+_PASSING: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._TIMED_OUT,
+    KafkaError._ALL_BROKERS_DOWN,
+    # So librdkafka says that no partition has a leader at the moment.
+    KafkaError._NOENT,
+)
+
+_ENGINE: Final[dict[str, Any]] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    # A position that the broker does not have must be an error, never a silent jump.
+    "auto.offset.reset": "error",
+}
+_DEFAULTS: Final[dict[str, Any]] = {
+    "isolation.level": "read_committed",
+    # A dead broker is asked again four times a second, not twenty.
+    "reconnect.backoff.ms": 250,
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 256 * 1024,
+    "fetch.message.max.bytes": 16 * 1024 * 1024,
+}
+_CONSUMER_ONLY: Final = ("group.", "fetch.", "queued.", "isolation.", "session.", "heartbeat.")
+_CONSUMER_ALONE: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
+
+
+def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
+    """A consumer's configuration; `group` unless the user names one."""
+    return {"group.id": group, **_DEFAULTS, **options.client, **_ENGINE}
+
+
+def admin_config(options: KafkaOptions) -> dict[str, Any]:
+    """The user's configuration without what an admin client would warn of."""
+    return {
+        key: value
+        for key, value in options.client.items()
+        if not key.startswith(_CONSUMER_ONLY) and key not in _CONSUMER_ALONE
+    }
+
+
+def made(options: KafkaOptions, make: Callable[[], T]) -> T:
+    """What `make` makes of the configuration.
+
+    Raises:
+        OptionError: librdkafka refuses it; the message has no secret.
+    """
+    try:
+        return make()
+    except KafkaException as error:
+        raise OptionError(
+            "kafka.*",
+            _without_secrets(said(error), options.client),
+            "librdkafka's configuration, each name after 'kafka.'",
+            "correct the name or the value",
+        ) from None
+
+
+def _without_secrets(text: str, client: Mapping[str, str]) -> str:
+    for key, value in client.items():
+        if SECRET.search(key) and value:
+            text = text.replace(value, "[hidden]")
+    return text
+
+
+def passes(error: KafkaException) -> bool:
+    """Whether the same request may succeed a moment later."""
+    problem = error.args[0]
+    return bool(problem.retriable() or problem.code() in _PASSING)
+
+
+def said(error: KafkaException) -> str:
+    """The error's text."""
+    return str(error.args[0].str())

@@ -1,0 +1,191 @@
+"""The driver's side of a Kafka stream: what the broker says, folded into offsets."""
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.kafka_broker import Broker
+from pyspark_timestream.kafka_fetch import RangeReader
+from pyspark_timestream.kafka_offset import StreamOffset, group_name, read_left_behind
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_plan import (
+    Circumstances,
+    first_offset,
+    joined,
+    next_offset,
+    reconcile,
+)
+from pyspark_timestream.kafka_progress import progress
+from pyspark_timestream.kafka_starts import starting_positions
+from pyspark_timestream.kafka_task import Share, TaskPlan, end_state
+from pyspark_timestream.offsets import check_offset, is_sentinel
+from pyspark_timestream.ranges import Partition, Range
+
+__all__ = ["StreamDriver"]
+
+_LOG: Final = logging.getLogger(__name__)
+
+_DISCOVERY_S: Final = 1.0
+"""How often a running query looks for new partitions."""
+
+_GONE_S: Final = 5.0
+"""For how long a partition must be missing from metadata to count as deleted."""
+
+
+class StreamDriver:
+    """The driver's side of one run: asks the broker, and folds offsets."""
+
+    def __init__(self, options: KafkaOptions) -> None:
+        self._options = options
+        self._connected: Broker | None = None
+        self._bounds: dict[Partition, int] | None = None
+        self._partitions: list[Partition] = []
+        self._looked_at = float("-inf")
+        self._started = False
+        self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
+        self._planned: StreamOffset | None = None
+        self._log_ends: dict[Partition, int] = {}
+
+    def bound(self) -> None:
+        """Make this a bounded run that ends at the current ends."""
+        # Nothing is asked with a group here, so any name does until the stream has one.
+        self._connect(self._options.group_prefix)
+        self._bounds = dict(self._ends(fresh=True))
+
+    def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
+        """The next batch's offset as JSON; `start` where there is nothing to do."""
+        check_offset(start, self._options.settings())
+        run = Circumstances(
+            max_offsets=cap,
+            max_tasks=self._options.max_tasks,
+            bounded=self._bounds is not None,
+            new_start=not self._started,
+            final_cti=self._options.final_cti,
+        )
+        if is_sentinel(start):
+            planned = self._first(run)
+        else:
+            previous = StreamOffset.from_json(start)
+            planned = self._next(previous, run)
+            if planned is previous:
+                self._planned = planned
+                return dict(start)
+        self._started, self._planned = True, planned
+        return planned.to_json()
+
+    def join(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
+        """The tasks of all batches after `start` up to `end`, whose own records were not noted.
+
+        Raises:
+            CheckpointMismatch: `start` is the beginning: where that was, only the first offset
+                knew.
+        """
+        if is_sentinel(start):
+            raise CheckpointMismatch(
+                "this checkpoint's first batches were planned, but none was noted as done "
+                "(asynchronous progress tracking notes some only): start with a new checkpoint"
+            )
+        previous = StreamOffset.from_json(start)
+        self._connect(group_name(self._options.group_prefix, previous))
+        return joined(previous, self._states_after(previous), end)
+
+    def progress(self) -> dict[str, Any] | None:
+        """What to report of the batch planned last."""
+        return progress(self._planned, self._log_ends) if self._planned else None
+
+    def _first(self, run: Circumstances) -> StreamOffset:
+        stream = uuid.uuid4().hex
+        self._connect(f"{self._options.group_prefix}-{stream}")
+        ends = self._ends(fresh=self._bounds is None)
+        earliest = self._broker.earliest(ends)
+        starts = starting_positions(self._options, earliest, ends)
+        return first_offset(stream, self._options.settings(), starts, ends, run)
+
+    def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
+        self._connect(group_name(self._options.group_prefix, previous))
+        wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
+        ends = self._ends_of_at_least(wanted)
+        found = [part for part in ends if part not in wanted]
+        quiet = not found and not run.new_start and ends == wanted
+        earliest = wanted if quiet else self._broker.earliest(self._log_ends)
+        fail = self._options.fail_on_data_loss
+        positions, losses = reconcile(wanted, earliest, self._log_ends, fail)
+        for loss in losses:
+            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        positions.update({part: earliest[part] for part in found if part in earliest})
+        run = replace(run, lost=bool(losses))
+        return next_offset(previous, self._states_after(previous), positions, ends, run)
+
+    def _ends_of_at_least(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
+        """How far each partition may be read; one of `wanted` is gone only if it stays away.
+
+        Metadata may lack a partition for a moment, and a partition that is taken for deleted and
+        then found again would be read from its beginning.
+        """
+        ends = self._ends()
+        deadline = time.monotonic() + _GONE_S
+        while not wanted.keys() <= self._log_ends.keys() and time.monotonic() < deadline:
+            time.sleep(_GONE_S / 10)
+            ends = self._ends(fresh=True)
+        return ends
+
+    def _connect(self, group: str) -> None:
+        if self._connected is None or self._connected.group != group:
+            self._connected = Broker(self._options, group)
+
+    @property
+    def _broker(self) -> Broker:
+        if self._connected is None:
+            raise AssertionError("the broker was asked before it was connected")
+        return self._connected
+
+    def _ends(self, fresh: bool = False) -> dict[Partition, int]:
+        """How far each partition may be read now."""
+        now_s = time.monotonic()
+        if fresh or now_s - self._looked_at > _DISCOVERY_S:
+            self._partitions, self._looked_at = self._broker.partitions(), now_s
+        self._log_ends = self._broker.ends(self._partitions)
+        if self._bounds is None:
+            return self._log_ends
+        # A topic that was truncated since the run began has less than was bounded.
+        return {
+            part: min(bound, self._log_ends.get(part, bound))
+            for part, bound in self._bounds.items()
+        }
+
+    def _states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
+        """Every partition's state after the batch `offset`."""
+        if self._ended is None or self._ended[0] != offset:
+            self._ended = (offset, self._find_states_after(offset))
+        return self._ended[1]
+
+    def _find_states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
+        states = {part: share.state for part, share in offset.partitions.items()}
+        filled = [span for span in offset.ranges() if span.size]
+        left = self._broker.left_metadata([span.partition for span in filled])
+        for span in filled:
+            part = span.partition
+            found = read_left_behind(offset, part, left.get(part))
+            states[part] = found or self._read_again(offset, span)
+        return states
+
+    def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
+        """The state after `span`, where no task has left it: by reading the range again."""
+        state = offset.partitions[span.partition].state
+        _LOG.info("reading %s again: no task has left its state in the group", span)
+        reader = RangeReader(self._options, group_name(self._options.group_prefix, offset))
+        try:
+            return end_state(self._options, Share(span, state), reader.read)
+        except DataLost as error:
+            raise DataLost(
+                f"the clock of topic '{span.partition.topic}' partition {span.partition.number} "
+                f"after offset {span.end_exclusive - 1} was left nowhere, and reading it again "
+                f"failed: {error}"
+            ) from error
+        finally:
+            reader.close()

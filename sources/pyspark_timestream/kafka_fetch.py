@@ -1,0 +1,273 @@
+"""Reading a range of one partition into columns, and leaving clocks in the group's metadata.
+
+`RangeReader.read` is the one function that touches records; a native reader can replace its
+inside.
+"""
+
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from pyspark_timestream.errors import BrokerUnreachable, DataLost
+from pyspark_timestream.kafka_client import (
+    GONE,
+    REQUEST_TIMEOUT_S,
+    consumer_config,
+    made,
+    passes,
+    said,
+)
+from pyspark_timestream.kafka_columns import METADATA
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs, RecordBlock
+
+__all__ = ["RangeReader", "borrowed_reader"]
+
+_LOG: Final = logging.getLogger(__name__)
+
+BLOCK_RECORDS: Final = 20_000
+_WAIT_S: Final = 0.05
+"""How long a read waits to fill a block; what a range that ends in a gap costs."""
+
+_METADATA_LIMIT: Final = 4_000
+"""Brokers refuse group metadata above 4096 bytes by default (`offset.metadata.max.bytes`)."""
+
+_COMMIT_TIMEOUT_S: Final = 10.0
+_COMMIT_PAUSE_S: Final = 60.0
+_MOST_RENEWALS: Final = 3
+"""How often a position that the broker does have is asked for again with a new consumer."""
+
+
+class RangeReader:
+    """Reads ranges into columns with one consumer, kept from range to range.
+
+    Args:
+        options: the client configuration and how patient to be.
+        group: the consumer group in whose metadata states are left.
+    """
+
+    def __init__(self, options: KafkaOptions, group: str) -> None:
+        self._options = options
+        self._config = {**consumer_config(options, group), "on_commit": self._on_commit}
+        self._answers: list[str | None] = []
+        self._next_commit_s = float("-inf")
+        self._consumer = self._new_consumer()
+
+    def read(self, span: Range, needs: Needs) -> Iterator[RecordBlock]:
+        """The records of `span` in blocks, in offset order.
+
+        The range ends by position, not by count: transactions and compaction leave gaps.
+
+        Raises:
+            DataLost: records of the range are gone, and option `failOnDataLoss` is true.
+            BrokerUnreachable: no progress for `kafkaConsumer.pollTimeoutMs`.
+        """
+        position, end, renewals = span.start_inclusive, span.end_exclusive, 0
+        self._seek(span.partition, position)
+        patience_s = self._options.poll_timeout_ms / 1_000
+        deadline, trouble = time.monotonic() + patience_s, ""
+        while position < end:
+            wanted = min(BLOCK_RECORDS, end - position)
+            polled = self._consumer.consume(wanted, timeout=min(_WAIT_S, patience_s))
+            records = [message for message in polled if message.error() is None]
+            reached = records[-1].offset() + 1 if records else position
+            if records:
+                yield from _inside(_block(records, needs), end)
+            for problem in (m for m in polled if m.error() is not None):
+                if problem.error().code() == KafkaError._PARTITION_EOF:
+                    reached = max(reached, _offset_of(problem, span))
+                elif _ends_range(problem, span, reached):
+                    renewals += 1
+                    reached = self._after_loss(span, reached, problem, renewals)
+                else:
+                    trouble = self._tolerated(problem, span)
+            if reached > position:
+                position, deadline = reached, time.monotonic() + patience_s
+            elif time.monotonic() > deadline:
+                raise self._stuck(span, position, trouble)
+        # What was fetched past the range would only fill memory until the next one.
+        self._consumer.unassign()
+
+    def leave(self, states: Mapping[Partition, tuple[int, str]]) -> None:
+        """Commit (offset, metadata) of partitions to the group; best effort.
+
+        What the broker refuses is read again by the driver: slower, never wrong.
+        """
+        if time.monotonic() < self._next_commit_s:
+            return
+        offsets = [
+            TopicPartition(part.topic, part.number, offset, _fitting(metadata))
+            for part, (offset, metadata) in states.items()
+        ]
+        self._answers.clear()
+        self._consumer.commit(offsets=offsets, asynchronous=True)
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        while not self._answers and time.monotonic() < deadline:
+            self._consumer.poll(0.01)
+        refusal = self._answers[0] if self._answers else f"no answer in {_COMMIT_TIMEOUT_S:.0f} s"
+        if refusal is not None:
+            # A group that is forbidden would otherwise cost every batch the same wait.
+            self._next_commit_s = time.monotonic() + _COMMIT_PAUSE_S
+            _LOG.warning(
+                "offsets cannot be committed to group '%s' (%s): clocks are restored by reading "
+                "each batch's records again, and lag tools do not see this query",
+                self._config["group.id"],
+                refusal,
+            )
+
+    def close(self) -> None:
+        """Release the consumer."""
+        self._consumer.close()
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
+        self._answers.append(refused[0].str() if refused else None)
+
+    def _new_consumer(self) -> Consumer:
+        return made(self._options, lambda: Consumer(self._config))
+
+    def _seek(self, partition: Partition, offset: int) -> None:
+        # A new assignment also discards what was fetched for the one before.
+        self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
+
+    def _after_loss(self, span: Range, position: int, problem: Message, renewals: int) -> int:
+        """Where to go on after the broker has refused `position`, where the options allow it."""
+        earliest, end = self._existing(span)
+        if earliest <= position <= end and renewals <= _MOST_RENEWALS:
+            # The refusal is older than this range, or than the topic that bears its name now.
+            self._consumer.close()
+            self._consumer = self._new_consumer()
+            self._seek(span.partition, position)
+            return position
+        what = (
+            f"{_where(span)}: offset {position} can no longer be read: "
+            f"{problem.error().str()}; offsets {earliest} to {end} exist"
+        )
+        if self._options.fail_on_data_loss:
+            raise DataLost(
+                f"{what}. Some data may have been lost: set option 'failOnDataLoss' to 'false' to "
+                "go on with what is left, or start with a new checkpoint"
+            )
+        resumed = earliest if position < earliest < span.end_exclusive else span.end_exclusive
+        _LOG.warning("%s; going on at offset %d", what, resumed)
+        self._seek(span.partition, resumed)
+        return resumed
+
+    def _existing(self, span: Range) -> tuple[int, int]:
+        """The first offset that exists, and the one after the last; (0, 0) where none does."""
+        part = TopicPartition(span.partition.topic, span.partition.number)
+        try:
+            earliest, end = self._consumer.get_watermark_offsets(part, timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() in GONE:
+                return 0, 0
+            raise BrokerUnreachable(f"{_where(span)}: {said(error)}") from error
+        return int(earliest), int(end)
+
+    def _tolerated(self, problem: Message, span: Range) -> str:
+        """The text of an error that may pass, or is not about the range at all.
+
+        Raises:
+            BrokerUnreachable: it is about the range and does not pass, such as missing rights.
+        """
+        error = problem.error()
+        if _is_about(problem, span) and not passes(KafkaException(error)):
+            raise BrokerUnreachable(f"{_where(span)}: {error.str()}")
+        # The group is only a place to leave clocks in: what it refuses must not stop the reading.
+        return str(error.str())
+
+    def _stuck(self, span: Range, position: int, trouble: str) -> BrokerUnreachable:
+        why = f" ({trouble})" if trouble else ""
+        return BrokerUnreachable(
+            f"{_where(span)}: no progress at offset {position} (of {span.end_exclusive}) for "
+            f"{self._options.poll_timeout_ms} ms{why}; check the broker, or raise option "
+            "'kafkaConsumer.pollTimeoutMs'"
+        )
+
+
+_STOCK: Final[dict[tuple[Any, ...], RangeReader]] = {}
+_STOCK_SIZE: Final = 4
+"""How many readers a worker keeps: several queries of one application share workers."""
+
+
+@contextlib.contextmanager
+def borrowed_reader(options: KafkaOptions, group: str) -> Iterator[RangeReader]:
+    """A reader from this process's stock; it goes back there unless something went wrong.
+
+    Spark reuses its Python workers, so a reader made for one batch serves the next.
+    """
+    key = (group, options.poll_timeout_ms, options.fail_on_data_loss, *options.client.items())
+    reader = _STOCK.pop(key, None) or RangeReader(options, group)
+    try:
+        yield reader
+    except BaseException:
+        reader.close()
+        raise
+    for old in [_STOCK.pop(next(iter(_STOCK))) for _ in range(len(_STOCK) - _STOCK_SIZE + 1)]:
+        old.close()
+    _STOCK[key] = reader
+
+
+def _is_about(problem: Message, span: Range) -> bool:
+    return bool(
+        problem.topic() == span.partition.topic and problem.partition() == span.partition.number
+    )
+
+
+def _offset_of(problem: Message, span: Range) -> int:
+    return problem.offset() if _is_about(problem, span) else -1
+
+
+def _ends_range(problem: Message, span: Range, position: int) -> bool:
+    """Whether an error says that `position` of this range cannot be read.
+
+    A consumer's queue may still hold errors of the range before, or of a position long passed.
+    """
+    lost = problem.error().code() in (KafkaError._AUTO_OFFSET_RESET, *GONE)
+    return lost and _is_about(problem, span) and not 0 <= problem.offset() < position
+
+
+def _fitting(metadata: str) -> str:
+    return metadata if len(metadata) <= _METADATA_LIMIT else ""
+
+
+def _where(span: Range) -> str:
+    return f"topic '{span.partition.topic}' partition {span.partition.number}"
+
+
+def _inside(block: RecordBlock, end_exclusive: int) -> Iterator[RecordBlock]:
+    """The part of `block` before `end_exclusive`: a range's last records may be missing."""
+    inside = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
+    if inside == len(block.offsets):
+        yield block
+    elif inside:
+        yield RecordBlock(*(c if c is None else c.slice(0, inside) for c in block))
+
+
+def _block(records: list[Message], needs: Needs) -> RecordBlock:
+    """The needed fields of confluent-kafka's messages as columns."""
+    stamps = types = None
+    if needs.timestamps:
+        flat = itertools.chain.from_iterable([message.timestamp() for message in records])
+        pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
+        # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
+        types = pa.array((pairs[:, 0] - 1).astype(np.int32))
+        stamps = pa.array(np.where(pairs[:, 0] > 0, pairs[:, 1], -1))
+    return RecordBlock(
+        offsets=pa.array([message.offset() for message in records], pa.int64()),
+        timestamps_ms=stamps,
+        timestamp_types=types,
+        keys=pa.array([m.key() for m in records], pa.binary()) if needs.keys else None,
+        values=pa.array([m.value() for m in records], pa.binary()) if needs.values else None,
+        headers=pa.array([m.headers() for m in records], METADATA["headers"])
+        if needs.headers
+        else None,
+    )
