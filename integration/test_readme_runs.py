@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,18 @@ def test_make_run_simulates_a_day_and_says_how_to_read_it_back(tmp_path: Path) -
     assert done.returncode == 0, done.stderr[-3000:]
     assert "100%" in done.stdout
     assert 'spark.read.format("tseries").load(' in done.stdout
+
+
+def test_a_write_in_another_thread_works_as_the_limits_say(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (call,) = re.findall(r"`(spark\._jvm\.\S+)`", README)
+
+    def write() -> None:
+        exec(call, {"spark": spark})
+        rows = spark.range(3).withColumnRenamed("id", "reading").write.format("tseries")
+        rows.mode("append").option("seriesName", "a").save(str(tmp_path / "store"))
+
+    with ThreadPoolExecutor(1) as other:
+        other.submit(write).result()
+    assert spark.read.format("tseries").load(str(tmp_path / "store")).count() == 3

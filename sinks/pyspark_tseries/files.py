@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.instants import format_instant
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.heads import Head, Note, merge, read_note
 from pyspark_tseries.retention import RetainedRange
 
@@ -121,6 +122,17 @@ def read_head_note(root: str, head_id: int) -> Note:
         return read_note(pa.ipc.open_file(file).schema)
 
 
+def _read_head(path: str) -> pa.Table:
+    try:
+        with pa.OSFile(path) as file:
+            return pa.ipc.open_file(file).read_all()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UnusableStore(
+            f"the store's head file '{path}' cannot be read: {error}; accepted: a store copied "
+            "whole, '_tseries' included; next step: copy it again, or restore that file"
+        ) from error
+
+
 def load_head(root: str, head_id: int | None, known_id: int | None, known: Head) -> Head:
     """The head `head_id`, from files, or on top of `known` where that is in its chain.
 
@@ -132,8 +144,7 @@ def load_head(root: str, head_id: int | None, known_id: int | None, known: Head)
     """
     deltas: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
-        with pa.OSFile(head_path(root, head_id)) as file:
-            deltas.append(pa.ipc.open_file(file).read_all())
+        deltas.append(_read_head(head_path(root, head_id)))
         note = read_note(deltas[-1].schema)
         head_id = note.parent if note.depth else None
         known_id = known_id if note.depth else None

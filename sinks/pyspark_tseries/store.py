@@ -66,6 +66,11 @@ def _open_table(root: str) -> DeltaTable | None:
         return DeltaTable(_uri(root))
     except TableNotFoundError:
         return None
+    except (DeltaError, OSError) as error:
+        raise UnusableStore(
+            f"'{root}' cannot be opened as a store: {str(error).splitlines()[0]}; accepted: a "
+            "directory that a tseries write has created; next step: check the path and its rights"
+        ) from error
 
 
 def _check_version(root: str, table: DeltaTable) -> None:

@@ -151,6 +151,8 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TickPartition]:
         """The batch's ticks in at most `numPartitions` contiguous tasks."""
+        if start == end:
+            return []
         check_offset(end, self._settings)
         clock, ticks = self._resume(end, now_us=0)
         before = NO_TICKS if is_sentinel(start) else Ticks.from_json(start)

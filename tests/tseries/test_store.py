@@ -332,3 +332,21 @@ def test_describe_prints_the_facts_of_a_store(tmp_path):
     done = subprocess.run([*command, str(tmp_path / "x")], capture_output=True, text=True)
     assert done.returncode == 1
     assert "there is no store" in done.stderr
+
+
+def test_what_is_no_store_is_said_in_one_sentence(tmp_path):
+    plain = tmp_path / "plain"
+    plain.write_text("no store")
+    (tmp_path / "garbage" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "garbage" / "_delta_log" / f"{0:020d}.json").write_text("{nonsense")
+    for path in (plain, tmp_path / "garbage"):
+        with pytest.raises(UnusableStore, match="cannot be opened as a store") as failure:
+            describe(str(path))
+        assert len(str(failure.value).splitlines()) == 1
+
+
+def test_a_store_that_was_copied_without_its_heads_names_what_is_missing(tmp_path):
+    new_store(tmp_path / "s").append(batch(("a", 1)))
+    shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
+    with pytest.raises(UnusableStore, match=r"head file .* cannot be read: .*'_tseries' included"):
+        reopened(tmp_path / "s").head()
