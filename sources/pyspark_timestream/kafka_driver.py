@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -38,10 +38,18 @@ _GONE_S: Final = 5.0
 
 
 class StreamDriver:
-    """The driver's side of one run: asks the broker, and folds offsets."""
+    """The driver's side of one run: asks the broker, and folds offsets.
 
-    def __init__(self, options: KafkaOptions) -> None:
+    Args:
+        options: what the query asks for.
+        connect: makes the broker of options and a group.
+    """
+
+    def __init__(
+        self, options: KafkaOptions, connect: Callable[[KafkaOptions, str], Broker] = Broker
+    ) -> None:
         self._options = options
+        self._make = connect
         self._connected: Broker | None = None
         self._bounds: dict[Partition, int] | None = None
         self._partitions: list[Partition] = []
@@ -136,7 +144,7 @@ class StreamDriver:
 
     def _connect(self, group: str) -> None:
         if self._connected is None or self._connected.group != group:
-            self._connected = Broker(self._options, group)
+            self._connected = self._make(self._options, group)
 
     @property
     def _broker(self) -> Broker:
