@@ -108,7 +108,10 @@ class RangeReader:
             for part, (offset, metadata) in states.items()
         ]
         self._answers.clear()
-        self._consumer.commit(offsets=offsets, asynchronous=True)
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._answers.append(said(error))
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
         while not self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.01)
