@@ -7,7 +7,7 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.json_values import unsupported_type
+from pyspark_timestream.json_types import unsupported_type
 from pyspark_timestream.kafka_options import KafkaOptions
 
 __all__ = ["Projection", "default_schema", "project"]

@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.cti import Events
 from pyspark_timestream.event_time import Times, record_times, text_times, value_times
-from pyspark_timestream.json_values import JsonBlock, JsonFields, parse_json
+from pyspark_timestream.json_types import JsonBlock, JsonFields
+from pyspark_timestream.json_values import parse_json
 from pyspark_timestream.kafka_columns import Projection
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_values import TimeFrom

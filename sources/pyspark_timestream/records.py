@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Needs", "RecordBlock", "header_texts"]
+__all__ = ["Needs", "RecordBlock", "header_texts", "utf8_or_none"]
 
 
 class Needs(NamedTuple):
@@ -53,10 +53,11 @@ def header_texts(headers: pa.Array, name: str) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([_utf8_or_none(value.as_py()) for value in values], pa.string())
+        return pa.array([utf8_or_none(value.as_py()) for value in values], pa.string())
 
 
-def _utf8_or_none(value: bytes | None) -> str | None:
+def utf8_or_none(value: bytes | None) -> str | None:
+    """The text of `value`; None where it is null or no UTF-8."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:

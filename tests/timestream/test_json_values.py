@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
 from pyspark_timestream import json_values
-from pyspark_timestream.json_values import JsonFields, parse_json, unsupported_type
+from pyspark_timestream.json_types import JsonFields, unsupported_type
+from pyspark_timestream.json_values import parse_json
 
 PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
 SCHEMA = pa.schema(
