@@ -1,6 +1,9 @@
 """What can go wrong with a stream beyond its options, split by who is to act on it."""
 
+from typing import Final
+
 __all__ = [
+    "LOSS_ADVICE",
     "BrokerUnreachable",
     "CheckpointMismatch",
     "DataLost",
@@ -29,6 +32,13 @@ class SchemaRefused(TimestreamError):
 
 class ViolationFound(TimestreamError):
     """A record breaks its stream's promise, or cannot be read, and the user wants to fail."""
+
+
+LOSS_ADVICE: Final = (
+    "Some data may have been lost: set option 'failOnDataLoss' to 'false' to go on with what is "
+    "left, or start with a new checkpoint"
+)
+"""The next step that every loss of records on the way has."""
 
 
 class DataLost(TimestreamError):

@@ -99,7 +99,7 @@ class StreamDriver:
                 "(asynchronous progress tracking notes some only): start with a new checkpoint"
             )
         previous = StreamOffset.from_json(start)
-        self._connect(group_name(self._options.group_prefix, previous))
+        self._connect(group_name(self._options.group_prefix, previous.stream))
         return joined(previous, self._states_after(previous), end)
 
     def progress(self) -> dict[str, Any] | None:
@@ -108,14 +108,14 @@ class StreamDriver:
 
     def _first(self, run: Circumstances) -> StreamOffset:
         stream = uuid.uuid4().hex
-        self._connect(f"{self._options.group_prefix}-{stream}")
+        self._connect(group_name(self._options.group_prefix, stream))
         ends = self._ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
         starts = starting_positions(self._options, earliest, ends)
         return first_offset(stream, self._options.settings(), starts, ends, run)
 
     def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
-        self._connect(group_name(self._options.group_prefix, previous))
+        self._connect(group_name(self._options.group_prefix, previous.stream))
         wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
         ends = self._ends_of_at_least(wanted)
         found = [part for part in ends if part not in wanted]
@@ -186,12 +186,12 @@ class StreamDriver:
         """The state after `span`, where no task has left it: by reading the range again."""
         state = offset.partitions[span.partition].state
         _LOG.info("reading %s again: no task has left its state in the group", span)
-        reader = RangeReader(self._options, group_name(self._options.group_prefix, offset))
+        reader = RangeReader(self._options, group_name(self._options.group_prefix, offset.stream))
         try:
             return end_state(self._options, Share(span, state), reader.read)
         except DataLost as error:
             raise DataLost(
-                f"the clock of topic '{span.partition.topic}' partition {span.partition.number} "
+                f"the clock of {span.partition} "
                 f"after offset {span.end_exclusive - 1} was left nowhere, and reading it again "
                 f"failed: {error}"
             ) from error

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.errors import BrokerUnreachable, DataLost
+from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
 from pyspark_timestream.kafka_client import (
     GONE,
     REQUEST_TIMEOUT_S,
@@ -151,14 +151,11 @@ class RangeReader:
             self._seek(span.partition, position)
             return position
         what = (
-            f"{_where(span)}: offset {position} can no longer be read: "
+            f"{span.partition}: offset {position} can no longer be read: "
             f"{problem.error().str()}; offsets {earliest} to {end} exist"
         )
         if self._options.fail_on_data_loss:
-            raise DataLost(
-                f"{what}. Some data may have been lost: set option 'failOnDataLoss' to 'false' to "
-                "go on with what is left, or start with a new checkpoint"
-            )
+            raise DataLost(f"{what}. {LOSS_ADVICE}")
         resumed = earliest if position < earliest < span.end_exclusive else span.end_exclusive
         _LOG.warning("%s; going on at offset %d", what, resumed)
         self._seek(span.partition, resumed)
@@ -172,7 +169,7 @@ class RangeReader:
         except KafkaException as error:
             if error.args[0].code() in GONE:
                 return 0, 0
-            raise BrokerUnreachable(f"{_where(span)}: {said(error)}") from error
+            raise BrokerUnreachable(f"{span.partition}: {said(error)}") from error
         return int(earliest), int(end)
 
     def _tolerated(self, problem: Message, span: Range) -> str:
@@ -183,14 +180,14 @@ class RangeReader:
         """
         error = problem.error()
         if _is_about(problem, span) and not passes(KafkaException(error)):
-            raise BrokerUnreachable(f"{_where(span)}: {error.str()}")
+            raise BrokerUnreachable(f"{span.partition}: {error.str()}")
         # The group is only a place to leave clocks in: what it refuses must not stop the reading.
         return str(error.str())
 
     def _stuck(self, span: Range, position: int, trouble: str) -> BrokerUnreachable:
         why = f" ({trouble})" if trouble else ""
         return BrokerUnreachable(
-            f"{_where(span)}: no progress at offset {position} (of {span.end_exclusive}) for "
+            f"{span.partition}: no progress at offset {position} (of {span.end_exclusive}) for "
             f"{self._options.poll_timeout_ms} ms{why}; check the broker, or raise option "
             "'kafkaConsumer.pollTimeoutMs'"
         )
@@ -240,10 +237,6 @@ def _ends_range(problem: Message, span: Range, position: int) -> bool:
 
 def _fitting(metadata: str) -> str:
     return metadata if len(metadata) <= _METADATA_LIMIT else ""
-
-
-def _where(span: Range) -> str:
-    return f"topic '{span.partition.topic}' partition {span.partition.number}"
 
 
 def _inside(block: RecordBlock, end_exclusive: int) -> Iterator[RecordBlock]:

@@ -118,9 +118,9 @@ class StreamOffset:
         )
 
 
-def group_name(prefix: str, offset: StreamOffset) -> str:
-    """The consumer group of the offset's stream."""
-    return f"{prefix}-{offset.stream}"
+def group_name(prefix: str, stream: str) -> str:
+    """The consumer group of the stream with that id."""
+    return f"{prefix}-{stream}"
 
 
 def left_behind(offset: StreamOffset, partition: Partition, end: PartitionState) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.errors import LOSS_ADVICE, CheckpointMismatch, DataLost
 from pyspark_timestream.frontier import merge, proven_by_tasks
 from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
@@ -152,27 +152,23 @@ def reconcile(
     """
     positions, losses = dict(wanted), []
     for part, position in sorted(wanted.items()):
-        where = f"topic '{part.topic}' partition {part.number}"
         if part not in ends:
-            losses.append(f"{where} is gone; it was read up to offset {position}")
+            losses.append(f"{part} is gone; it was read up to offset {position}")
             del positions[part]
         elif ends[part] < position:
             losses.append(
-                f"{where} ends at offset {ends[part]}, but was read up to {position}: the topic "
+                f"{part} ends at offset {ends[part]}, but was read up to {position}: the topic "
                 "was truncated or created anew"
             )
             positions[part] = earliest.get(part, 0)
         elif earliest.get(part, position) > position:
             losses.append(
-                f"{where} begins at offset {earliest[part]}: offsets {position} to "
+                f"{part} begins at offset {earliest[part]}: offsets {position} to "
                 f"{earliest[part] - 1} were deleted before they were read"
             )
             positions[part] = earliest[part]
     if losses and fail_on_data_loss:
-        raise DataLost(
-            "; ".join(losses) + ". Some data may have been lost: set option 'failOnDataLoss' to "
-            "'false' to go on with what is left, or start with a new checkpoint"
-        )
+        raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
     return positions, losses
 
 

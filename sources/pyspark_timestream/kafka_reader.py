@@ -121,7 +121,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         check_offset(end, self._options.settings())
         offset = StreamOffset.from_json(end)
-        group = group_name(self._options.group_prefix, offset)
+        group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_sentinel(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
             return [KafkaTask(plan, group, offset) for plan in plan_tasks(offset)]

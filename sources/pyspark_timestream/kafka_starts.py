@@ -61,7 +61,7 @@ def _existing(
         return at
     if options.fail_on_data_loss:
         raise DataLost(
-            f"option 'startingOffsets': topic '{part.topic}' partition {part.number} has offsets "
+            f"option 'startingOffsets': {part} has offsets "
             f"{earliest[part]} to {ends[part]}, not {at}; name one of them, -2 or -1, or set "
             "option 'failOnDataLoss' to 'false' to start at the nearest"
         )

@@ -146,4 +146,4 @@ def _expected_of(options: KafkaOptions) -> str:
 
 def _where(partition: Partition, block: RecordBlock, index: int) -> str:
     offset = block.offsets[index].as_py()
-    return f"topic '{partition.topic}' partition {partition.number} offset {offset}"
+    return f"{partition} offset {offset}"

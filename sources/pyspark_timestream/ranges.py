@@ -18,6 +18,10 @@ class Partition(NamedTuple):
     topic: str
     number: int
 
+    def __str__(self) -> str:
+        """As messages name it."""
+        return f"topic '{self.topic}' partition {self.number}"
+
 
 class Range(NamedTuple):
     """The offsets of one partition that a batch reads."""

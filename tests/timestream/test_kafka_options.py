@@ -16,6 +16,7 @@ from pyspark_timestream.kafka_options import (
 )
 from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.option_fields import OptionError, specs
+from pyspark_timestream.time_options import KAFKA_OPTIONS
 
 DECLARED = list(specs(KafkaOptions).values())
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
@@ -351,3 +352,7 @@ def test_a_misspelt_secret_without_its_prefix_is_not_shown() -> None:
 def test_an_empty_group_is_refused() -> None:
     with pytest.raises(OptionError, match=r"'kafka.group.id': it is empty"):
         options(**{"kafka.group.id": " "})
+
+
+def test_the_clock_knows_every_option_of_this_transport_by_name() -> None:
+    assert {spec.name for spec in DECLARED} | set(NOT_YET) == set(KAFKA_OPTIONS)
