@@ -7,6 +7,7 @@ from typing import Any, Final
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.event_time import TIME_UNITS
 from pyspark_timestream.instants import TICK_US, format_duration
+from pyspark_timestream.kafka_keys import client_settings
 from pyspark_timestream.kafka_values import (
     ASSIGN,
     CTI_DELAY,
@@ -145,32 +146,6 @@ class KafkaOptions:
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
-JVM_ONLY: Final = {
-    "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password",
-    "sasl.client.callback.handler.class": "kafka.sasl.oauthbearer.method=oidc and its settings",
-    "sasl.login.callback.handler.class": "kafka.sasl.oauthbearer.method=oidc and its settings",
-    "ssl.truststore.location": "kafka.ssl.ca.location (a PEM file)",
-    "ssl.truststore.password": "kafka.ssl.ca.location (a PEM file needs no password)",
-    "ssl.truststore.type": "kafka.ssl.ca.location (a PEM file)",
-    "ssl.truststore.certificates": "kafka.ssl.ca.pem",
-    "ssl.keystore.type": "kafka.ssl.keystore.location for PKCS#12, or kafka.ssl.key.location",
-    "ssl.keystore.key": "kafka.ssl.key.pem",
-    "ssl.keystore.certificate.chain": "kafka.ssl.certificate.pem",
-}
-"""Keys that only Kafka's Java client knows -> what to say to librdkafka instead."""
-
-ENGINE_OWNED: Final = {
-    "auto.offset.reset": "option 'startingOffsets': the checkpoint, not the group, decides",
-    "enable.auto.commit": "nothing: offsets live in Spark's checkpoint",
-    "enable.auto.offset.store": "nothing: offsets live in Spark's checkpoint",
-    "enable.partition.eof": "nothing: the source needs it to end a range by position",
-    "key.deserializer": "the column `key` and Spark's functions on it",
-    "value.deserializer": "option 'valueFormat', or Spark's functions on the column `value`",
-    "interceptor.classes": "nothing: librdkafka has no interceptors",
-}
-"""Keys that the source sets itself -> what does what the user may have wanted."""
-
-
 def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     """The options of transport `kafka` in Spark's string map.
 
@@ -178,7 +153,7 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
     given = {key.lower(): value for key, value in raw.items()}
-    client = _client(given)
+    client = client_settings(given)
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
     _refuse_not_yet(plain)
@@ -201,31 +176,6 @@ def _check_policy(options: KafkaOptions, plain: Mapping[str, str]) -> None:
             "it together with a source of CTIs",
             "set 'ctiFrequency' or 'advanceTime' too, or leave it out",
         )
-
-
-def _client(given: Mapping[str, str]) -> dict[str, str]:
-    client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
-    for key in client:
-        instead = JVM_ONLY.get(key) or ENGINE_OWNED.get(key)
-        if instead:
-            raise OptionError(
-                f"kafka.{key}",
-                "it is not supported here",
-                "librdkafka's configuration, each name after 'kafka.'",
-                f"use {instead}",
-            )
-    if "group.id" in client and not client["group.id"].strip():
-        raise OptionError(
-            "kafka.group.id", "it is empty", "a group's name", "set it, or leave it out"
-        )
-    if not client.get("bootstrap.servers", "").strip():
-        raise OptionError(
-            "kafka.bootstrap.servers",
-            "it must be specified",
-            "host:port of one or more brokers, separated by commas",
-            "set it",
-        )
-    return client
 
 
 def _refuse_not_yet(plain: Mapping[str, str]) -> None:

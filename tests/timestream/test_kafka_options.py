@@ -7,13 +7,7 @@ from timestream.builders import GIVEN, at, options
 
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.instants import parse_duration
-from pyspark_timestream.kafka_options import (
-    ENGINE_OWNED,
-    JVM_ONLY,
-    NOT_YET,
-    KafkaOptions,
-    read_kafka_options,
-)
+from pyspark_timestream.kafka_options import NOT_YET, KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.option_fields import OptionError, specs
 from pyspark_timestream.time_options import KAFKA_OPTIONS
@@ -193,15 +187,6 @@ def test_each_shape_reads_with_what_it_needs():
 
 def test_a_record_timestamp_is_no_edge():
     assert "names no edge" in refusal(**GIVEN, eventShape="edge", endTime="e", edge="timestamp")
-
-
-@pytest.mark.parametrize("key", [*JVM_ONLY, *ENGINE_OWNED])
-def test_a_key_that_librdkafka_does_not_take_names_what_to_use(key):
-    instead = JVM_ONLY.get(key) or ENGINE_OWNED[key]
-    message = refusal(**{**GIVEN, f"kafka.{key}": "hunter2"})
-    assert message.startswith(f"option 'kafka.{key}': ")
-    assert message.endswith(f"use {instead}")
-    assert "hunter2" not in message
 
 
 @pytest.mark.parametrize("name", NOT_YET)

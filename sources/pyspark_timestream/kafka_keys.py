@@ -1,0 +1,127 @@
+"""Options `kafka.*`: what goes to librdkafka, and what is refused with the name to use instead.
+
+Spark's own source runs Kafka's Java client, whose security settings librdkafka does not have; each
+is refused with librdkafka's equivalent. What only librdkafka can judge, it judges.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark_timestream.option_fields import OptionError
+
+__all__ = ["ENGINE_OWNED", "JVM_ONLY", "client_settings"]
+
+_OIDC: Final = (
+    "kafka.sasl.oauthbearer.method=oidc with kafka.sasl.oauthbearer.token.endpoint.url, "
+    "kafka.sasl.oauthbearer.client.id and kafka.sasl.oauthbearer.client.secret"
+)
+_CA_FILE: Final = "kafka.ssl.ca.location (a PEM file, made by keytool -exportcert -rfc)"
+_KEYSTORE: Final = (
+    "kafka.ssl.keystore.location and kafka.ssl.keystore.password for PKCS#12, or PEM files in "
+    "kafka.ssl.certificate.location and kafka.ssl.key.location"
+)
+_OPENSSL: Final = "nothing: librdkafka uses OpenSSL, which needs no such choice"
+_TLS: Final = (
+    "nothing: OpenSSL takes the newest TLS version that both sides know; kafka.ssl.cipher.suites "
+    "and kafka.ssl.sigalgs.list narrow it"
+)
+_REFRESH: Final = "nothing: librdkafka renews tokens itself, after 80 % of their lifetime"
+_BROKER_SIDE: Final = "nothing: it is for brokers, which check tokens; a client only gets them"
+
+JVM_ONLY: Final = {
+    "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password (PLAIN, SCRAM), "
+    "kafka.sasl.kerberos.principal and kafka.sasl.kerberos.keytab (GSSAPI), or " + _OIDC,
+    "sasl.client.callback.handler.class": _OIDC,
+    "sasl.login.callback.handler.class": _OIDC,
+    "sasl.login.class": _OIDC,
+    "sasl.login.connect.timeout.ms": "kafka.socket.timeout.ms",
+    "sasl.login.read.timeout.ms": "kafka.socket.timeout.ms",
+    "sasl.login.refresh.buffer.seconds": _REFRESH,
+    "sasl.login.refresh.min.period.seconds": _REFRESH,
+    "sasl.login.refresh.window.factor": _REFRESH,
+    "sasl.login.refresh.window.jitter": _REFRESH,
+    "sasl.login.retry.backoff.ms": "kafka.reconnect.backoff.ms",
+    "sasl.login.retry.backoff.max.ms": "kafka.reconnect.backoff.max.ms",
+    "sasl.kerberos.ticket.renew.jitter": "kafka.sasl.kerberos.min.time.before.relogin",
+    "sasl.kerberos.ticket.renew.window.factor": "kafka.sasl.kerberos.min.time.before.relogin",
+    "sasl.oauthbearer.clock.skew.seconds": _BROKER_SIDE,
+    "sasl.oauthbearer.expected.audience": _BROKER_SIDE,
+    "sasl.oauthbearer.expected.issuer": _BROKER_SIDE,
+    "sasl.oauthbearer.header.urlencode": _OIDC,
+    "sasl.oauthbearer.jwks.endpoint.url": _BROKER_SIDE,
+    "sasl.oauthbearer.jwks.endpoint.refresh.ms": _BROKER_SIDE,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": _BROKER_SIDE,
+    "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": _BROKER_SIDE,
+    "sasl.oauthbearer.scope.claim.name": "kafka.sasl.oauthbearer.scope",
+    "security.providers": "kafka.ssl.providers (OpenSSL's)",
+    "ssl.truststore.location": _CA_FILE,
+    "ssl.truststore.password": "kafka.ssl.ca.location (a PEM file needs no password)",
+    "ssl.truststore.type": _CA_FILE,
+    "ssl.truststore.certificates": "kafka.ssl.ca.pem",
+    "ssl.keystore.type": _KEYSTORE,
+    "ssl.keystore.key": "kafka.ssl.key.pem",
+    "ssl.keystore.certificate.chain": "kafka.ssl.certificate.pem",
+    "ssl.protocol": _TLS,
+    "ssl.enabled.protocols": _TLS,
+    "ssl.provider": "kafka.ssl.providers (OpenSSL's)",
+    "ssl.keymanager.algorithm": _OPENSSL,
+    "ssl.trustmanager.algorithm": _OPENSSL,
+    "ssl.secure.random.implementation": _OPENSSL,
+    "ssl.engine.factory.class": "kafka.ssl.ca.location, " + _KEYSTORE,
+}
+"""Keys that only Kafka's Java client knows -> what to say to librdkafka instead."""
+
+_JVM_KINDS: Final = {
+    re.compile(r"sasl\..*callback.*"): _OIDC,
+    re.compile(r"ssl\.truststore\..*"): _CA_FILE,
+    re.compile(r"ssl\.keystore\.(?!location$|password$).*"): _KEYSTORE,
+}
+"""The same for whole families, so that a key of a newer Java client is known as well."""
+
+ENGINE_OWNED: Final = {
+    "auto.offset.reset": "option 'startingOffsets': the checkpoint, not the group, decides",
+    "enable.auto.commit": "nothing: offsets live in Spark's checkpoint",
+    "enable.auto.offset.store": "nothing: offsets live in Spark's checkpoint",
+    "enable.partition.eof": "nothing: the source needs it to end a range by position",
+    "key.deserializer": "the column `key` and Spark's functions on it",
+    "value.deserializer": "option 'valueFormat', or Spark's functions on the column `value`",
+    "interceptor.classes": "nothing: librdkafka has no interceptors",
+}
+"""Keys that the source sets itself -> what does what the user may have wanted."""
+
+
+def client_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
+
+    Raises:
+        OptionError: a key that is not librdkafka's to have, no broker, or an empty group.
+    """
+    client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
+    for key in client:
+        instead = _instead_of(key)
+        if instead:
+            raise OptionError(
+                f"kafka.{key}",
+                "it is not supported here",
+                "librdkafka's configuration, each name after 'kafka.'",
+                f"use {instead}",
+            )
+    if "group.id" in client and not client["group.id"].strip():
+        raise OptionError(
+            "kafka.group.id", "it is empty", "a group's name", "set it, or leave it out"
+        )
+    if not client.get("bootstrap.servers", "").strip():
+        raise OptionError(
+            "kafka.bootstrap.servers",
+            "it must be specified",
+            "host:port of one or more brokers, separated by commas",
+            "set it",
+        )
+    return client
+
+
+def _instead_of(key: str) -> str | None:
+    """What to use instead of `key`; None where it goes to librdkafka."""
+    families = (instead for family, instead in _JVM_KINDS.items() if family.fullmatch(key))
+    return JVM_ONLY.get(key) or ENGINE_OWNED.get(key) or next(families, None)
