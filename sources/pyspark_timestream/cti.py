@@ -10,17 +10,26 @@ is greater than the CTI in force. What the policy does to an event never drives 
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from pyspark_timestream.instants import FINAL_US, MIN_US
+from pyspark_timestream.partition_state import COUNTERS, PartitionState, raised
 from pyspark_timestream.policy import Action, action
 
-__all__ = ["COUNTERS", "Events", "Failure", "Judgement", "PartitionState", "TimeRules", "step"]
+__all__ = [
+    "COUNTERS",
+    "Events",
+    "Failure",
+    "Judgement",
+    "PartitionState",
+    "TimeRules",
+    "raised",
+    "step",
+]
 
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -31,16 +40,6 @@ ADJUSTED: Final = 2
 MALFORMED: Final = 3
 VIOLATIONS: Final = (None, "late", "adjusted", "malformed")
 """The `violation` column's text by code."""
-
-COUNTERS: Final = (
-    "events",
-    "dropped",
-    "adjusted",
-    "flagged",
-    "malformed",
-    "ctis",
-    "ignoredCtis",
-)
 
 _NEVER: Final = np.iinfo(np.int64).min
 
@@ -62,58 +61,6 @@ class TimeRules:
     every_events: int | None = None
     every_us: int | None = None
     delay_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionState:
-    """Where a partition's clock stands between two events.
-
-    Attributes:
-        cti_us: the CTI in force; None before the first.
-        count: counted events since the counter last restarted.
-        base_us: the time from which a timespan is measured; None before the first counted event.
-        events: received events, malformed ones included.
-        dropped: late events that the policy dropped.
-        adjusted: late events whose start or end was moved.
-        flagged: late events that were passed on.
-        malformed: malformed events, whatever was done to them.
-        ctis: CTIs that took effect.
-        ignored_ctis: in-band CTIs that did not, because they were not greater than that in force.
-    """
-
-    cti_us: int | None = None
-    count: int = 0
-    base_us: int | None = None
-    events: int = 0
-    dropped: int = 0
-    adjusted: int = 0
-    flagged: int = 0
-    malformed: int = 0
-    ctis: int = 0
-    ignored_ctis: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object; counters and fields at their start value are left out."""
-        defaults = PartitionState()
-        names = (field.name for field in dataclasses.fields(self))
-        values = {name: getattr(self, name) for name in names}
-        return {
-            name: value
-            for name, value in sorted(values.items())
-            if value != getattr(defaults, name)
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
-        """The state that `to_json` wrote."""
-        return cls(**value)
-
-    def counters(self) -> dict[str, int]:
-        """The counters by their public names, in the order of `COUNTERS`."""
-        return {
-            name: self.ignored_ctis if name == "ignoredCtis" else getattr(self, name)
-            for name in COUNTERS
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +132,16 @@ def step(
         cti_us=int(cti_us[-1]) if len(cti_us) else state.cti_us,
         count=count,
         base_us=base_us,
+        last_us=_last(state, times, well_formed),
         ctis=state.ctis + len(cti_us),
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )
     return moved, judgement
+
+
+def _last(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
+    places = np.flatnonzero(well_formed)
+    return int(times[places[-1]]) if len(places) else state.last_us
 
 
 def _judged_times(rules: TimeRules, events: Events) -> tuple[Instants, Mask]:

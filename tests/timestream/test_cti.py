@@ -297,18 +297,6 @@ def test_garbage_in_unreadable_places_has_no_effect():
         assert (state.malformed, state.dropped) == (2, 1)
 
 
-@given(st.lists(st.none() | st.integers(-(2**62), 2**62), min_size=10, max_size=10))
-@settings(deadline=None)
-def test_a_state_survives_json_with_its_defaults_left_out(values):
-    names = list(PartitionState.__dataclass_fields__)
-    given_values = {n: v for n, v in zip(names, values, strict=True) if v is not None}
-    state = PartitionState(**given_values)
-    stored = json.loads(json.dumps(state.to_json()))
-    assert PartitionState.from_json(stored) == state
-    assert list(stored) == sorted(stored)
-    assert PartitionState().to_json() == {}
-
-
 def test_an_empty_block_changes_nothing():
     state = PartitionState(cti_us=7, count=1, base_us=3, events=9)
     for shape in KINDS:

@@ -1,0 +1,109 @@
+"""Where a partition's clock stands between two records: the state that the rules fold.
+
+It round-trips through JSON, because it is part of the Spark offset.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+__all__ = ["COUNTERS", "PartitionState", "Writer", "raised"]
+
+COUNTERS: Final = (
+    "events",
+    "dropped",
+    "adjusted",
+    "flagged",
+    "malformed",
+    "ctis",
+    "ignoredCtis",
+)
+
+
+class Writer(NamedTuple):
+    """One writer of in-band CTIs (contract section 3.6).
+
+    Attributes:
+        mark_us: its greatest mark; None: it is waited for and has not marked yet.
+        heard_us: what the partition's clock of record timestamps said at its last mark, or for one
+            that is waited for at the partition's first record; None: no record had a timestamp yet.
+    """
+
+    mark_us: int | None = None
+    heard_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Where a partition's clock stands between two events.
+
+    Attributes:
+        cti_us: the CTI in force; None before the first.
+        count: counted events since the counter last restarted.
+        base_us: the time from which a timespan is measured; None before the first counted event.
+        events: received events, malformed ones included.
+        dropped: late events that the policy dropped.
+        adjusted: late events whose start or end was moved.
+        flagged: late events that were passed on.
+        malformed: malformed events, whatever was done to them.
+        ctis: CTIs that took effect.
+        ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
+        last_us: the time that the last well-formed event was judged by; None before the first.
+        writers: the writers that are live or waited for, in the order of their names; the name ""
+            stands for the partition's own marks.
+        noted_us: the greatest mark that any named writer ever noted; None before the first.
+        record_us: the greatest record timestamp so far; only kept with `writerTimeout`.
+        begun: the listed writers have been put into `writers`.
+    """
+
+    cti_us: int | None = None
+    count: int = 0
+    base_us: int | None = None
+    events: int = 0
+    dropped: int = 0
+    adjusted: int = 0
+    flagged: int = 0
+    malformed: int = 0
+    ctis: int = 0
+    ignored_ctis: int = 0
+    last_us: int | None = None
+    writers: tuple[tuple[str, Writer], ...] = ()
+    noted_us: int | None = None
+    record_us: int | None = None
+    begun: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; counters and fields at their start value are left out."""
+        defaults = PartitionState()
+        names = (field.name for field in dataclasses.fields(self))
+        values = {name: getattr(self, name) for name in names}
+        said = {
+            name: value
+            for name, value in sorted(values.items())
+            if value != getattr(defaults, name)
+        }
+        if self.writers:
+            said["writers"] = [[name, *writer] for name, writer in self.writers]
+        return said
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
+        """The state that `to_json` wrote."""
+        state = cls(**value)
+        writers = tuple((name, Writer(*said)) for name, *said in state.writers)
+        return dataclasses.replace(state, writers=writers)
+
+    def counters(self) -> dict[str, int]:
+        """The counters by their public names, in the order of `COUNTERS`."""
+        return {
+            name: self.ignored_ctis if name == "ignoredCtis" else getattr(self, name)
+            for name in COUNTERS
+        }
+
+
+def raised(state: PartitionState, cti_us: int) -> PartitionState:
+    """`state` with the CTI `cti_us` in force, if that is greater; counter and base go on."""
+    if state.cti_us is not None and state.cti_us >= cti_us:
+        return state
+    return dataclasses.replace(state, cti_us=cti_us)
