@@ -91,7 +91,8 @@ class PartitionState:
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
         """The state that `to_json` wrote."""
         state = cls(**value)
-        writers = tuple((name, Writer(*said)) for name, *said in state.writers)
+        told: Any = state.writers
+        writers = tuple((name, Writer(*said)) for name, *said in told)
         return dataclasses.replace(state, writers=writers)
 
     def counters(self) -> dict[str, int]:
