@@ -1,8 +1,8 @@
 """A real Kafka broker, from wherever this machine can get one.
 
 Tried in this order: the broker that `KAFKA_BOOTSTRAP_SERVERS` names, a container where a Docker
-engine answers, a local process from Maven artifacts. In tests it is the fixture `broker`; scripts
-say `with broker() as kafka:`.
+engine answers, a local process from Maven artifacts; `KAFKA_TIER=container` or `process` allows
+that one only. In tests it is the fixture `broker`; scripts say `with broker() as kafka:`.
 """
 
 from __future__ import annotations
@@ -198,6 +198,8 @@ def broker(say: Callable[[str], None] = print) -> Iterator[Broker]:
         NoBroker: No tier could give one.
     """
     given = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+    if given and "KAFKA_TIER" in os.environ:
+        raise NoBroker("KAFKA_TIER and KAFKA_BOOTSTRAP_SERVERS are both set: unset one of them")
     if given:
         wait_until_ready(given)
         found = Broker(given, "KAFKA_BOOTSTRAP_SERVERS")
@@ -214,7 +216,7 @@ def broker(say: Callable[[str], None] = print) -> Iterator[Broker]:
 
 def _own_broker(say: Callable[[str], None]) -> Broker:
     reasons = []
-    for tier, begin in (("container", _container), ("process", KafkaProcess)):
+    for tier, begin in _tiers_allowed().items():
         try:
             found = _started(tier, begin)
         except (NoBroker, OSError, subprocess.SubprocessError) as error:
@@ -224,6 +226,16 @@ def _own_broker(say: Callable[[str], None]) -> Broker:
             say(f"Kafka broker: {found}")
             return found
     raise NoBroker("; ".join(["KAFKA_BOOTSTRAP_SERVERS is not set", *reasons]))
+
+
+def _tiers_allowed() -> dict[str, Callable[[], Server]]:
+    tiers: dict[str, Callable[[], Server]] = {"container": _container, "process": KafkaProcess}
+    wanted = os.environ.get("KAFKA_TIER")
+    if wanted is None:
+        return tiers
+    if wanted not in tiers:
+        raise NoBroker(f"KAFKA_TIER is {wanted!r}; it may be container or process")
+    return {wanted: tiers[wanted]}
 
 
 def _started(tier: str, begin: Callable[[], Server]) -> Broker:
@@ -248,11 +260,15 @@ def _start(server: Server) -> None:
 
 
 def _container() -> Server:
+    import docker.errors
     from kafka_container import KafkaContainer, docker_answers
 
     if not docker_answers():
         raise NoBroker("no Docker engine answers")
-    return KafkaContainer()
+    try:
+        return KafkaContainer()
+    except docker.errors.DockerException as error:
+        raise NoBroker(f"the Docker engine cannot have an image: {error}") from error
 
 
 def wait_until_ready(bootstrap: str, failure: Callable[[], str | None] = lambda: None) -> None:

@@ -6,12 +6,11 @@ import os
 import socket
 from typing import Any
 
-from kafka_process import KAFKA_VERSION, broker_properties, free_port
+from kafka_image import image_to_run
+from kafka_process import broker_properties, free_port
 
 # The reaper is one more image to pull; the container is removed by `close`.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-
-IMAGE = os.environ.get("KAFKA_IMAGE", f"apache/kafka:{KAFKA_VERSION}")
 
 # Any 16 bytes in base64; the image formats its storage for it once.
 CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
@@ -39,6 +38,18 @@ def _listens(path: str) -> bool:
         return probe.connect_ex(path) == 0
 
 
+def _what_the_engine_has() -> tuple[str, bool]:
+    """The image to run, and whether there is a bridge to publish a port from."""
+    import docker
+
+    # Importing an image takes long on a slow disk.
+    client = docker.from_env(timeout=180)
+    try:
+        return image_to_run(client), bool(client.networks.list(names=["bridge"]))
+    finally:
+        client.close()
+
+
 class KafkaContainer:
     """A broker in a container on a fixed port, which a kill and a start therefore keep.
 
@@ -48,12 +59,20 @@ class KafkaContainer:
     def __init__(self) -> None:
         from testcontainers.core.container import DockerContainer
 
+        image, has_bridge = _what_the_engine_has()
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
-        properties = broker_properties(f":{port}", self.bootstrap, ":9093", "localhost:9093")
-        environment = {"CLUSTER_ID": CLUSTER_ID, **_as_environment(properties)}
-        self._container = DockerContainer(IMAGE).with_envs(**environment)
-        self._container.ports = {f"{port}/tcp": ("127.0.0.1", port)}  # type: ignore[dict-item]
+        # Without a bridge the container is in the host's network: its ports must be free there.
+        controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
+        inside = (f":{port}", ":9093") if has_bridge else (self.bootstrap, controller)
+        properties = broker_properties(inside[0], self.bootstrap, inside[1], controller)
+        environment = {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"}
+        environment |= _as_environment(properties)
+        self._container = DockerContainer(image).with_envs(**environment)
+        if has_bridge:
+            self._container.ports = {f"{port}/tcp": ("127.0.0.1", port)}  # type: ignore[dict-item]
+        else:
+            self._container.with_kwargs(network_mode="host")
         self._started = False
 
     def start(self) -> None:

@@ -32,7 +32,7 @@ _IVY_FILE = f"""<ivy-module version="2.0">
 </ivy-module>
 """
 
-_LOG4J_FILE = """appender.console.type = Console
+LOG4J_FILE = """appender.console.type = Console
 appender.console.name = console
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n
@@ -101,7 +101,7 @@ class KafkaProcess:
             raise
 
     def _format(self, properties: Mapping[str, str]) -> None:
-        (self._directory / "log4j2.properties").write_text(_LOG4J_FILE)
+        (self._directory / "log4j2.properties").write_text(LOG4J_FILE)
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
         (self._directory / "server.properties").write_text(text)
         cluster = self._storage_tool("random-uuid").strip()
@@ -144,7 +144,7 @@ class KafkaProcess:
 def kafka_jars() -> Path:
     """The directory with the broker's jars, fetched from Maven Central on first use."""
     jars = CACHE / f"kafka-{KAFKA_VERSION}"
-    with _locked():
+    with locked():
         if not jars.is_dir():
             partial = CACHE / "partial"
             shutil.rmtree(partial, ignore_errors=True)
@@ -172,10 +172,10 @@ def _ivy_jar() -> Path:
 
 
 @contextmanager
-def _locked() -> Iterator[None]:
+def locked(what: str = "lock") -> Iterator[None]:
     """One process at a time: two test runs may share the cache."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "lock").open("w") as lock:
+    with (CACHE / what).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -188,7 +188,7 @@ def _write_owner(directory: Path, broker: int | None) -> None:
 
 def _remove_leftovers() -> None:
     """End brokers, and remove their data, of test runs that did not live to do it."""
-    with _locked():
+    with locked():
         for record in (CACHE / "runs").glob("*/owner.json"):
             owner = json.loads(record.read_text())
             if _is_alive(owner["owner"]):
