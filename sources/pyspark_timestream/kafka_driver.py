@@ -11,7 +11,12 @@ from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_offset import StreamOffset, group_name, read_left_behind
+from pyspark_timestream.kafka_offset import (
+    OFFSET_VERSION,
+    StreamOffset,
+    group_name,
+    read_left_behind,
+)
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_plan import (
     Circumstances,
@@ -67,7 +72,7 @@ class StreamDriver:
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """The next batch's offset as JSON; `start` where there is nothing to do."""
-        check_offset(start, self._options.settings())
+        check_offset(start, self._options.settings(), OFFSET_VERSION)
         run = Circumstances(
             max_offsets=cap,
             max_tasks=self._options.max_tasks,

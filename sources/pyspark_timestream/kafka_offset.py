@@ -1,20 +1,35 @@
 """The Kafka transport's Spark offset: a batch's ranges, and where every clock stood at its start.
 
 An offset describes its own batch completely, so that a replay needs nothing else. The end state
-of a batch becomes the start state in the next offset.
+of a batch becomes the start state in the next offset. What was decided by a wall clock or by
+another topic (who is idle, what was imported) is part of it for the same reason.
+
+Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 1 is read as an
+offset without them.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.offsets import FORMAT_VERSION
+from pyspark_timestream.imports import Imported
 from pyspark_timestream.ranges import Partition, Range, assign_tasks
 
-__all__ = ["PartitionOffset", "StreamOffset", "group_name", "left_behind", "read_left_behind"]
+__all__ = [
+    "OFFSET_VERSION",
+    "PartitionOffset",
+    "StreamOffset",
+    "group_name",
+    "left_behind",
+    "read_left_behind",
+]
+
+OFFSET_VERSION: Final = 2
+_LEFT_VERSION: Final = 1
+"""Of what tasks leave in the group, which is older than the second format of offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +40,43 @@ class PartitionOffset:
         start_inclusive: the first offset that the batch reads.
         end_exclusive: the offset after the last one.
         state: the partition's clock before the record at `start_inclusive`.
+        idle: it does not hold the stream's CTI back; then the batch reads nothing of it.
+        quiet_since_us: the wall clock at which its log's end was first seen at rest (everything
+            read, nothing new, no open transaction); None: it is not at rest.
+        pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
+            once the partition has been read up to the offset.
     """
 
     start_inclusive: int
     end_exclusive: int
     state: PartitionState
+    idle: bool = False
+    quiet_since_us: int | None = None
+    pending: tuple[tuple[int, int], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys; what is at its default is left out."""
+        found = {
+            "from": self.start_inclusive,
+            "idle": self.idle or None,
+            "pending": [list(pair) for pair in self.pending] or None,
+            "quiet": self.quiet_since_us,
+            "state": self.state.to_json(),
+            "to": self.end_exclusive,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
+        """The share that `to_json` wrote, in this version or before."""
+        return cls(
+            value["from"],
+            value["to"],
+            PartitionState.from_json(value["state"]),
+            value.get("idle", False),
+            value.get("quiet"),
+            tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +94,9 @@ class StreamOffset:
         closing: everything that a bounded run reads was read before this batch.
         final: the final CTI has been emitted, by this batch or before.
         partitions: each partition's range and state.
+        topic_ids: the id of each topic as the broker knows it, to tell a topic from a later one
+            of the same name; without topics whose id could not be learnt.
+        imported: how far the topic of `ctiImport` was read; None: nothing is imported.
     """
 
     stream: str
@@ -59,7 +109,9 @@ class StreamOffset:
     tasks: int = 0
     closing: bool = False
     final: bool = False
-    version: int = field(default=FORMAT_VERSION, init=False)
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    imported: Imported | None = None
+    version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
         """The batch's ranges in the order of partitions, empty ones included."""
@@ -76,15 +128,12 @@ class StreamOffset:
         """A JSON object with sorted keys: Spark compares offsets as text."""
         topics: dict[str, dict[str, Any]] = {}
         for (topic, number), share in sorted(self.partitions.items()):
-            topics.setdefault(topic, {})[str(number)] = {
-                "from": share.start_inclusive,
-                "state": share.state.to_json(),
-                "to": share.end_exclusive,
-            }
+            topics.setdefault(topic, {})[str(number)] = share.to_json()
         return {
             "closing": self.closing,
             "cti": self.cti_us,
             "final": self.final,
+            "import": None if self.imported is None else self.imported.to_json(),
             "number": self.number,
             "opening": self.opening_us,
             "partitions": topics,
@@ -92,20 +141,20 @@ class StreamOffset:
             "starts": self.starts,
             "stream": self.stream,
             "tasks": self.tasks,
+            "topics": dict(sorted(self.topic_ids.items())),
             "version": self.version,
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
-        """The offset that `to_json` wrote, of this format version."""
+        """The offset that `to_json` wrote, in this format version or before."""
+        imported = value.get("import")
         return cls(
             stream=value["stream"],
             settings=value["settings"],
             starts=value["starts"],
             partitions={
-                Partition(topic, int(number)): PartitionOffset(
-                    share["from"], share["to"], PartitionState.from_json(share["state"])
-                )
+                Partition(topic, int(number)): PartitionOffset.from_json(share)
                 for topic, shares in value["partitions"].items()
                 for number, share in shares.items()
             },
@@ -115,6 +164,8 @@ class StreamOffset:
             tasks=value["tasks"],
             closing=value["closing"],
             final=value["final"],
+            topic_ids=value.get("topics", {}),
+            imported=None if imported is None else Imported.from_json(imported),
         )
 
 
@@ -130,7 +181,7 @@ def left_behind(offset: StreamOffset, partition: Partition, end: PartitionState)
     shares the group, cannot take another run's state for its own.
     """
     return json.dumps(
-        {"for": _key(offset, partition), "state": end.to_json(), "version": FORMAT_VERSION},
+        {"for": _key(offset, partition), "state": end.to_json(), "version": _LEFT_VERSION},
         separators=(",", ":"),
         sort_keys=True,
     )
@@ -142,7 +193,7 @@ def read_left_behind(
     """The end state in `metadata` if it was left by this very range; None otherwise."""
     try:
         value = json.loads(metadata or "")
-        if value["version"] == FORMAT_VERSION and value["for"] == _key(offset, partition):
+        if value["version"] == _LEFT_VERSION and value["for"] == _key(offset, partition):
             return PartitionState.from_json(value["state"])
     except (ValueError, TypeError, KeyError, RecursionError):
         # Foreign metadata, of whatever form, is no state of ours.

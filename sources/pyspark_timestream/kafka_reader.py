@@ -21,7 +21,7 @@ from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_fetch import borrowed_reader
-from pyspark_timestream.kafka_offset import StreamOffset, group_name, left_behind
+from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset, group_name, left_behind
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_plan import plan_tasks
 from pyspark_timestream.kafka_starts import starting_positions
@@ -119,7 +119,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the batch that `end` describes."""
         if start == end:
             return []
-        check_offset(end, self._options.settings())
+        check_offset(end, self._options.settings(), OFFSET_VERSION)
         offset = StreamOffset.from_json(end)
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_sentinel(start) else StreamOffset.from_json(start).number

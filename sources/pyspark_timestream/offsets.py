@@ -8,6 +8,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 __all__ = ["FORMAT_VERSION", "SENTINEL", "check_offset", "is_sentinel"]
 
 FORMAT_VERSION: Final = 1
+"""Of transport `time`; the Kafka transport counts its own."""
 
 SENTINEL: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
 """The constant initial offset: Spark asks for it again on a restart and never stores it, so it
@@ -19,21 +20,24 @@ def is_sentinel(offset: Mapping[str, Any]) -> bool:
     return set(offset) == {"version"}
 
 
-def check_offset(offset: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+def check_offset(
+    offset: Mapping[str, Any], settings: Mapping[str, str], newest: int = FORMAT_VERSION
+) -> None:
     """Refuse an offset that this code or these settings cannot continue.
 
     Args:
         offset: as a checkpoint holds it; its `settings` are option name -> text.
         settings: today's options that define time, by option name.
+        newest: the newest format version that the caller reads.
 
     Raises:
         CheckpointMismatch: a newer format version, or another value of an option in `settings`.
     """
     version = offset.get("version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if not isinstance(version, int) or version > newest:
         raise CheckpointMismatch(
             f"the checkpoint's offsets have format version {version}; this timestream reads up to "
-            f"{FORMAT_VERSION}: install the timestream release that wrote the checkpoint, or newer"
+            f"{newest}: install the timestream release that wrote the checkpoint, or newer"
         )
     stored = offset.get("settings", settings)
     for name in sorted({*stored, *settings}):

@@ -11,30 +11,46 @@ from timestream.builders import at
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.imports import Imported, ImportedPartition
 from pyspark_timestream.kafka_offset import (
+    OFFSET_VERSION,
     PartitionOffset,
     StreamOffset,
     left_behind,
     read_left_behind,
 )
-from pyspark_timestream.offsets import FORMAT_VERSION, SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 
 FIXTURE = Path(__file__).parent / "offsets" / "kafka_v1.json"
 instants = st.none() | st.integers(-(2**62), 2**62)
 states = st.builds(PartitionState, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
-shares = st.builds(PartitionOffset, st.integers(0, 9), st.integers(0, 2**62), states)
+pendings = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
+shares = st.builds(
+    PartitionOffset,
+    st.integers(0, 9),
+    st.integers(0, 2**62),
+    states,
+    st.booleans(),
+    instants,
+    pendings,
+)
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
+parts = st.builds(at, st.integers(0, 12), topics)
+imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
+imports = st.builds(Imported, st.dictionaries(parts, imported, max_size=3), instants)
 offsets = st.builds(
     StreamOffset,
     stream=st.text(max_size=4),
     settings=st.dictionaries(st.sampled_from(["z", "a", "m"]), st.text(max_size=3)),
     starts=st.integers(1, 99),
-    partitions=st.dictionaries(st.builds(at, st.integers(0, 12), topics), shares, max_size=4),
+    partitions=st.dictionaries(parts, shares, max_size=4),
     cti_us=instants,
     opening_us=instants,
     tasks=st.integers(0, 9),
     closing=st.booleans(),
     final=st.booleans(),
+    topic_ids=st.dictionaries(topics, st.text(max_size=3)),
+    imported=st.none() | imports,
 )
 
 
@@ -55,7 +71,7 @@ def test_an_offset_survives_json_and_is_the_same_text_each_time(offset):
     assert read == offset
     assert json.dumps(read.to_json()) == text
     assert sorted_everywhere(json.loads(text))
-    assert json.loads(text)["version"] == FORMAT_VERSION
+    assert json.loads(text)["version"] == OFFSET_VERSION
 
 
 def test_equal_offsets_are_equal_texts_whatever_order_they_were_made_in():
@@ -100,13 +116,42 @@ V1 = StreamOffset(
 def test_an_offset_of_format_version_1_stays_readable():
     """The file is what version 1 wrote; it never changes, whatever the code becomes."""
     stored = json.loads(FIXTURE.read_text())
-    check_offset(stored, V1.settings)
+    check_offset(stored, V1.settings, OFFSET_VERSION)
     assert StreamOffset.from_json(stored) == V1
 
 
+V2 = Path(__file__).parent / "offsets" / "kafka_v2.json"
+NEW = replace(
+    V1,
+    partitions={
+        **V1.partitions,
+        at(11, "orders"): PartitionOffset(3, 3, PartitionState(), True, 1_700_000_000_000_000),
+        at(2, "trades"): PartitionOffset(
+            5, 9, PartitionState(cti_us=-5), False, None, ((7, 4), (12, 9))
+        ),
+    },
+    topic_ids={"orders": "kAQXHmZmRqW2mQyLZcXhPA"},
+    imported=Imported({at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, True)}, 7),
+)
+
+
+def test_an_offset_of_format_version_2_stays_readable():
+    stored = json.loads(V2.read_text())
+    check_offset(stored, V1.settings, OFFSET_VERSION)
+    assert StreamOffset.from_json(stored) == NEW
+    assert NEW.to_json() == stored
+
+
+def test_what_a_task_of_the_first_version_left_is_still_taken():
+    """A checkpoint that is upgraded between two batches does not read the last one again."""
+    left = '{"for":"30c31377a0cb3892b8e686432e38346d","state":{"events":19},"version":1}'
+    offset = StreamOffset.from_json(json.loads(FIXTURE.read_text()))
+    assert read_left_behind(offset, PART, left) == PartitionState(events=19)
+
+
 def test_a_newer_format_is_refused_by_name():
-    with pytest.raises(CheckpointMismatch, match=f"version {FORMAT_VERSION + 1}; .* up to 1"):
-        check_offset({**V1.to_json(), "version": FORMAT_VERSION + 1}, V1.settings)
+    with pytest.raises(CheckpointMismatch, match=f"version {OFFSET_VERSION + 1}; .* up to 2"):
+        check_offset({**V1.to_json(), "version": OFFSET_VERSION + 1}, V1.settings, OFFSET_VERSION)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +164,7 @@ def test_a_newer_format_is_refused_by_name():
 )
 def test_another_setting_is_refused_with_option_old_and_new_value(today, said):
     with pytest.raises(CheckpointMismatch, match=said) as refused:
-        check_offset(V1.to_json(), today)
+        check_offset(V1.to_json(), today, OFFSET_VERSION)
     assert "new checkpoint" in str(refused.value)
 
 
@@ -184,7 +229,7 @@ def test_a_state_left_by_another_partition_is_not_taken():
         '"text"',
         LEFT[:-1],
         "[" * 4000,
-        json.dumps({**json.loads(LEFT), "version": FORMAT_VERSION + 1}),
+        json.dumps({**json.loads(LEFT), "version": 3}),
         json.dumps({**json.loads(LEFT), "state": None}),
         json.dumps({**json.loads(LEFT), "state": {"unheard_of": 1}}),
         json.dumps({"for": json.loads(LEFT)["for"]}),

@@ -1,0 +1,105 @@
+"""Imported CTIs (contract section 3.7): another topic's time becomes this stream's.
+
+The driver reads the topic of option `ctiImport` and folds what it says into an `Imported`, which
+is part of every offset. A CTI takes effect on a partition once that partition has been read up to
+the end it had when the CTI was read: until then it waits, as a pair (offset, CTI).
+
+A final CTI is not imported: a partition of the topic that has ended no longer holds the others
+back, and when all have ended the last CTI before the final ones stays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.ranges import Partition
+
+__all__ = ["Imported", "ImportedPartition", "Pending", "taken", "waiting"]
+
+Pending = tuple[tuple[int, int], ...]
+"""Pairs (offset, CTI in us), both strictly increasing."""
+
+MOST_PENDING: Final = 16
+"""How many CTIs wait on one partition: more would make every offset of a long backlog longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPartition:
+    """How far one partition of the imported topic was read.
+
+    Attributes:
+        position: the next offset to read.
+        state: the partition's clock before it.
+        cti_us: its greatest CTI below the final one; None before the first.
+        ended: it has had its final CTI.
+    """
+
+    position: int
+    state: PartitionState = PartitionState()
+    cti_us: int | None = None
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """How far the imported topic was read, and what it has said.
+
+    Attributes:
+        partitions: each of its partitions.
+        cti_us: the topic's CTI, the least of its partitions'; None: none yet. It never goes back.
+    """
+
+    partitions: Mapping[Partition, ImportedPartition] = field(default_factory=dict)
+    cti_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys."""
+        topics: dict[str, dict[str, Any]] = {}
+        for (topic, number), part in sorted(self.partitions.items()):
+            topics.setdefault(topic, {})[str(number)] = {
+                "at": part.position,
+                "cti": part.cti_us,
+                "ended": part.ended,
+                "state": part.state.to_json(),
+            }
+        return {"cti": self.cti_us, "partitions": topics}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Imported":
+        """What `to_json` wrote."""
+        partitions = {
+            Partition(topic, int(number)): ImportedPartition(
+                part["at"], PartitionState.from_json(part["state"]), part["cti"], part["ended"]
+            )
+            for topic, parts in value["partitions"].items()
+            for number, part in parts.items()
+        }
+        return cls(partitions, value["cti"])
+
+
+def waiting(pending: Pending, end: int, cti_us: int) -> Pending:
+    """`pending` and a CTI that was read when the partition ended at offset `end`.
+
+    Too many pairs become fewer by letting the last ones wait for the newest end: later than they
+    might, never earlier.
+
+    >>> waiting(((5, 100),), 9, 200)
+    ((5, 100), (9, 200))
+    >>> waiting(((5, 100),), 5, 200), waiting(((5, 100),), 9, 100)
+    (((5, 200),), ((5, 100),))
+    """
+    if pending and pending[-1][1] >= cti_us:
+        return pending
+    kept = tuple(pair for pair in pending if pair[0] < end)
+    return (*kept[: MOST_PENDING - 1], (end, cti_us))
+
+
+def taken(pending: Pending, position: int) -> tuple[int | None, Pending]:
+    """The greatest CTI that takes effect once `position` is reached, and what still waits.
+
+    >>> taken(((5, 100), (9, 200), (12, 300)), 9)
+    (200, ((12, 300),))
+    """
+    due = [cti_us for end, cti_us in pending if end <= position]
+    return (due[-1] if due else None), pending[len(due) :]
