@@ -8,13 +8,17 @@ import os
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_tseries import files
-from pyspark_tseries.heads import Head, advance, next_note
-from pyspark_tseries.numbering import counted, number
-from pyspark_tseries.rows import event_rows
+from pyspark_tseries.edits import number_edits, targets_of
+from pyspark_tseries.heads import NEVER_US, Head, advance, next_note
+from pyspark_tseries.numbering import Numbered, counted, number
+from pyspark_tseries.originals import find_originals
+from pyspark_tseries.retention import RetainedRange
+from pyspark_tseries.rows import EDIT_OF, author_column, event_rows
 
-__all__ = ["Attempt", "Batch", "prepare"]
+__all__ = ["Attempt", "Batch", "Sight", "prepare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,8 @@ class Batch:
         rows: columns of `RowPlan.staged`, one chunk each.
         policy: what becomes of late rows: `fail`, `drop` or `adjust`.
         author: of the rows that name none.
+        missing: what becomes of edits without an original: `fail` or `drop`.
+        clock: what assigns timestamps: `wall`, the commit's time, or `event`, the series' newest.
         token: (application, version): a batch is skipped where the store has this version of the
             application, or a higher one; None appends always.
     """
@@ -33,6 +39,22 @@ class Batch:
     policy: str
     author: str
     token: tuple[str, int] | None = None
+    missing: str = "fail"
+    clock: str = "wall"
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether a row is an edit."""
+        column = self.rows[EDIT_OF.name]
+        return bool(column.null_count < len(column))
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What edits are judged by besides the head: the store's files and its retained range."""
+
+    files: list[files.DataFile]
+    retained: RetainedRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +64,24 @@ class Attempt:
     Attributes:
         head_id: the id of the new head.
         head: the store as it is after the commit.
-        events: the file of events; empty where the batch was dropped whole.
+        written: the files of events and edits; none where the batch was dropped whole.
         paths: all files, to discard.
     """
 
     head_id: int
     head: Head
-    events: list[files.WrittenFile]
+    written: list[files.WrittenFile]
     paths: list[str]
 
 
 def prepare(
-    root: str, batch: Batch, head_id: int | None, head: Head, now_us: int, new_id: int
+    root: str,
+    batch: Batch,
+    head_id: int | None,
+    head: Head,
+    now_us: int,
+    new_id: int,
+    sight: Sight | None = None,
 ) -> Attempt:
     """Numbers `batch` on top of `head` and writes the files of the commit.
 
@@ -64,19 +92,64 @@ def prepare(
         head: the store as it is.
         now_us: the wall clock; the commit's time where it is not before the last commit's.
         new_id: the id of the new head, unlike any other.
+        sight: as of `head`; needed where the batch has edits.
 
     Raises:
         UpdateFailed: a row may not be added; nothing has been written.
+        NoSuchEvent: an edit may not; nothing has been written.
     """
     now_us = max(now_us, head.note.commit_us)
-    series, given = (batch.rows[name].combine_chunks() for name in ("series", "timestamp"))
-    events = number(series, given, head, batch.policy, now_us)
-    note = counted(next_note(head, head_id, now_us=now_us, rows=len(events.names)), events)
-    after, table = advance(head, events.delta, note)
+    assigned_us = now_us if batch.clock == "wall" else NEVER_US
+    rows, edits = batch.rows, None
+    if sight is not None and batch.has_edits:
+        rows, edits = _parted(batch.rows)
+    series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+    parts = [_Part("event", rows, number(series, given, head, batch.policy, assigned_us))]
+    if edits is not None and sight is not None:
+        parts.append(_edited(root, edits, parts[0], batch, head, assigned_us, sight))
+    delta = parts[-1].events.delta
+    note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
+    for part in parts:
+        note = counted(note, part.events)
+    after, table = advance(head, delta, note)
     paths, written = [files.write_head(root, new_id, table)], []
-    if len(events.order):
-        path = f"kind=event/{note.commit:010d}-{new_id:016x}.parquet"
-        paths.append(os.path.join(root, path))
-        rows = event_rows(batch.rows, events, note, batch.author)
-        written.append(files.write_events(root, path, rows))
+    for part in parts:
+        if len(part.events.order):
+            path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
+            paths.append(os.path.join(root, path))
+            table = event_rows(part.rows, part.events, note, batch.author, part.originals)
+            written.append(files.write_events(root, path, table))
     return Attempt(new_id, after, written, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The appends of a batch, or its edits; `events` are in terms of `rows`."""
+
+    kind: str
+    rows: pa.Table
+    events: Numbered
+    originals: list[pa.Array] | None = None
+
+
+def _parted(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The appends and the edits."""
+    edit = rows[EDIT_OF.name].is_valid()
+    return rows.filter(pc.invert(edit)).combine_chunks(), rows.filter(edit).combine_chunks()
+
+
+def _edited(
+    root: str,
+    rows: pa.Table,
+    appends: _Part,
+    batch: Batch,
+    head: Head,
+    assigned_us: int,
+    sight: Sight,
+) -> _Part:
+    series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
+    targets = find_originals(root, sight.files, targets_of(series, sequence))
+    authors = author_column(appends.rows["author"], appends.events, batch.author)
+    targets = targets.in_batch(head, appends.events, authors)
+    edited = number_edits(targets, head, appends.events, sight.retained, batch.missing, assigned_us)
+    return _Part("edit", rows, edited.events, edited.originals)

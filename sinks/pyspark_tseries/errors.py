@@ -6,6 +6,7 @@ step. Wrong options are `OptionError`s.
 
 __all__ = [
     "IncompatibleValue",
+    "NoSuchEvent",
     "NoSuchStore",
     "StoreBusy",
     "TseriesError",
@@ -25,6 +26,10 @@ class TseriesError(Exception):
 
 class UpdateFailed(TseriesError):
     """A row may not be added to its series; nothing of its batch is stored."""
+
+
+class NoSuchEvent(TseriesError):
+    """An edit names no original of its series; nothing of its batch is stored."""
 
 
 class IncompatibleValue(TseriesError):

@@ -25,6 +25,7 @@ __all__ = [
     "Snapshot",
     "Staged",
     "WrittenFile",
+    "data_files",
     "discard",
     "head_path",
     "load_head",
@@ -165,6 +166,11 @@ class DataFile:
         first: the first series in it.
         last: the last series in it, inclusive.
         kind: `event` or `edit`.
+        rows: how many.
+        least_sequence: the lowest sequence in it, of any series.
+        most_sequence: the highest one.
+        least_us: the earliest timestamp in it.
+        most_us: the latest one.
     """
 
     path: str
@@ -172,6 +178,25 @@ class DataFile:
     first: str
     last: str
     kind: str
+    rows: int
+    least_sequence: int
+    most_sequence: int
+    least_us: int
+    most_us: int
+
+
+def data_files(actions: pa.Table) -> list[DataFile]:
+    """The files that Delta's flat add actions name, in the order of their commits."""
+    ends = [actions[f"{end}.timestamp"].cast(pa.int64()) for end in ("min", "max")]
+    names = (
+        *("path", "size_bytes", "min.series", "max.series", "partition.kind", "num_records"),
+        *("min.sequence", "max.sequence"),
+    )
+    columns = [*(actions[name] for name in names), *ends]
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    return sorted(
+        (DataFile(*row) for row in rows), key=lambda file: (file.path.split("/")[-1], file.path)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +227,11 @@ class WrittenFile:
     path: str
     size: int
     statistics: str
+
+    @property
+    def kind(self) -> str:
+        """`event` or `edit`, as its directory says."""
+        return self.path.split("/")[0].removeprefix("kind=")
 
 
 def write_events(root: str, path: str, table: pa.Table) -> WrittenFile:

@@ -17,7 +17,7 @@ from pyspark_timestream.instants import FINAL_US, MIN_US, format_instant
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.heads import NEVER_US, Head, Longs, Note, delta_of
 
-__all__ = ["Numbered", "counted", "number"]
+__all__ = ["Numbered", "counted", "encode", "number"]
 
 Flags = npt.NDArray[np.bool_]
 
@@ -65,12 +65,14 @@ def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: i
         given: timestamps in microseconds UTC, nullable; as long as `series`.
         head: the store before the batch.
         policy: `fail`, `drop` or `adjust`.
-        now_us: the time of the commit, not before that of the last one.
+        now_us: the time of the commit, not before that of the last one; NEVER_US assigns the
+            series' newest timestamp.
 
     Raises:
-        UpdateFailed: a row is late under `fail`, or its timestamp is no legal instant.
+        UpdateFailed: a row is late under `fail`, its timestamp is no legal instant, or there is
+            nothing to assign one from.
     """
-    names, codes = _encode(series)
+    names, codes = encode(series)
     us = given.cast(pa.int64()).fill_null(_UNTIMED).to_numpy(zero_copy_only=False)
     order = np.lexsort((us, codes))
     codes, us = codes[order], us[order]
@@ -83,7 +85,7 @@ def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: i
     return _numbered(names, codes, order, timed, before, now_us, late)
 
 
-def _encode(series: pa.Array) -> tuple[pa.Array, Longs]:
+def encode(series: pa.Array) -> tuple[pa.Array, Longs]:
     """The distinct names, sorted by their bytes, and each row's position among them."""
     encoded = series.dictionary_encode()
     by_name = pc.array_sort_indices(encoded.dictionary).to_numpy()
@@ -122,6 +124,8 @@ def _numbered(
     sequence = np.arange(len(codes)) - np.repeat(starts - first, sizes)
     newest_us = _largest(timed_us, starts, before["newest_us"])
     us = np.where(timed_us == NEVER_US, np.maximum(newest_us, now_us)[codes], timed_us)
+    if (us == NEVER_US).any():
+        raise _timeless(names[int(present[codes[np.argmin(us)]])].as_py())
     last = starts + sizes - 1
     names = names.take(pa.array(present))
     after = {
@@ -133,6 +137,14 @@ def _numbered(
     delta = delta_of(names, after)
     counts = late.dropped, late.adjusted, late.example
     return Numbered(order, names, codes, sequence, us, delta, *counts)
+
+
+def _timeless(series: str) -> UpdateFailed:
+    return UpdateFailed(
+        f"series '{series}': its first event has no timestamp, and under clock 'event' there is "
+        "none to take over; accepted: a timestamp in the first event of a series; next step: give "
+        "one, or set clock to 'wall'. Nothing of the batch is stored"
+    )
 
 
 def _largest(timed_us: Longs, starts: Longs, before_us: Longs) -> Longs:

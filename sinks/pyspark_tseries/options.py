@@ -25,14 +25,12 @@ T = TypeVar("T")
 LATER: Final = (
     "asOf",
     "autoCompact",
-    "clock",
     "editFrom",
     "editTo",
     "from",
     "limit",
     "maxEventsPerTrigger",
     "mergeSchema",
-    "missingOriginal",
     "principal",
     "startingSequence",
     "subscriptionRange",
@@ -122,6 +120,8 @@ class WriteOptions:
     author: str | None = option("author", text, None)
     retained_range: RetainedRange | None = option("retainedRange", _RANGE, None)
     out_of_order: str = option("outOfOrder", choice("fail", "drop", "adjust"), "fail")
+    missing_original: str = option("missingOriginal", choice("fail", "drop"), "fail")
+    clock: str = option("clock", choice("wall", "event"), "wall")
     txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
 

@@ -1,6 +1,7 @@
 """Which column of a DataFrame is which of the store's, and a batch's way between them."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,19 @@ from pyspark_tseries.heads import Note
 from pyspark_tseries.numbering import Numbered
 from pyspark_tseries.options import WriteOptions
 
-__all__ = ["RowPlan", "event_rows", "plan_rows", "stage_rows"]
+__all__ = [
+    "EDIT_OF",
+    "RowPlan",
+    "author_column",
+    "event_rows",
+    "plan_rows",
+    "stage_rows",
+    "staged_schema",
+]
+
+
+EDIT_OF: Final = ORIGINAL[0]
+"""The column of a batch that names the edited originals; null in appends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +60,13 @@ class RowPlan:
     @property
     def staged(self) -> pa.Schema:
         """The columns between task and commit."""
-        stamp, author = (EVENT[i].with_nullable(True) for i in (2, 3))
-        return pa.schema([EVENT[0], stamp, author, *(field for _, field in self.values)])
+        return staged_schema([field for _, field in self.values])
+
+
+def staged_schema(values: list[pa.Field]) -> pa.Schema:
+    """The columns between task and commit of a store with these value columns."""
+    stamp, author = (EVENT[i].with_nullable(True) for i in (2, 3))
+    return pa.schema([EVENT[0], stamp, author, EDIT_OF, *values])
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
@@ -159,16 +177,16 @@ def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
     """The rows of a task, in their order, as columns of `plan.staged`.
 
     Raises:
-        UpdateFailed: a row without a series, or an edit.
+        UpdateFailed: a row without a series, or an edit with a timestamp.
     """
-    _refuse_edits(batch, plan)
+    _refuse_timed_edits(batch, plan)
     size = batch.num_rows
     if plan.series is None:
         series = pa.repeat(pa.scalar(plan.series_name, pa.string()), size)
     else:
         series = batch[plan.series]
         _refuse_nameless(series, plan.series)
-    sources = [plan.timestamp, plan.author, *(name for name, _ in plan.values)]
+    sources = [plan.timestamp, plan.author, plan.edit_of, *(name for name, _ in plan.values)]
     columns = [series, *(pa.nulls(size) if name is None else batch[name] for name in sources)]
     cast = [column.cast(field.type) for column, field in zip(columns, plan.staged, strict=True)]
     return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
@@ -183,33 +201,45 @@ def _refuse_nameless(series: pa.Array, column: str) -> None:
         )
 
 
-def _refuse_edits(batch: pa.RecordBatch, plan: RowPlan) -> None:
-    if plan.edit_of is None or batch[plan.edit_of].null_count == batch.num_rows:
+def _refuse_timed_edits(batch: pa.RecordBatch, plan: RowPlan) -> None:
+    if plan.edit_of is None or plan.timestamp is None:
         return
-    row = pc.index(batch[plan.edit_of].is_valid(), True).as_py()
+    timed = pc.and_(batch[plan.edit_of].is_valid(), batch[plan.timestamp].is_valid())
+    row = pc.index(timed, True).as_py()
+    if row < 0:
+        return
     series = plan.series_name if plan.series is None else batch[plan.series][row].as_py()
     raise UpdateFailed(
-        f"series '{series}': a row has {plan.edit_of} = {batch[plan.edit_of][row]}, but this "
-        f"version of tseries cannot write edits yet; accepted: null in column '{plan.edit_of}'; "
-        "next step: filter the edits. Nothing of the batch is stored"
+        f"series '{series}': the edit of {batch[plan.edit_of][row]} has a timestamp; accepted: "
+        f"null in column '{plan.timestamp}', an edit's timestamp is assigned at commit; next step: "
+        "set it to null in rows that are edits. Nothing of the batch is stored"
     )
 
 
-def event_rows(rows: pa.Table, events: Numbered, note: Note, author: str) -> pa.Table:
+def event_rows(
+    rows: pa.Table,
+    events: Numbered,
+    note: Note,
+    author: str,
+    originals: list[pa.Array] | None = None,
+) -> pa.Table:
     """The rows of a commit's file, sorted by (series, sequence): `layout` without `kind`.
 
     Args:
-        rows: the batch as columns of `RowPlan.staged`.
+        rows: the batch's appends, or its edits, as columns of `RowPlan.staged`.
         events: what became of it.
         note: the commit.
         author: of the rows that name none.
+        originals: what the rows override, in the order of `events`; None for appends.
     """
-    taken = rows.drop_columns(["series", "timestamp", "author"]).take(pa.array(events.order))
+    taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
+        pa.array(events.order)
+    )
     size = len(events.order)
     stamp = pa.array(events.timestamp_us).cast(INSTANT)
-    authors = _author_column(rows["author"], events, author)
+    authors = author_column(rows["author"], events, author)
     head = [_series_column(events), pa.array(events.sequence), stamp, authors]
-    overridden = [pa.nulls(size, field.type) for field in ORIGINAL]
+    overridden = originals or [pa.nulls(size, field.type) for field in ORIGINAL]
     commit = [pa.repeat(note.commit, size), pa.repeat(note.commit_us, size).cast(INSTANT)]
     names = [field.name for field in layout(taken.schema)][:-1]
     return pa.table([*head, *taken.columns, *overridden, *commit], names=names)
@@ -222,8 +252,9 @@ def _series_column(events: Numbered) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(events.codes, pa.int32()), events.names)
 
 
-def _author_column(given: pa.ChunkedArray, events: Numbered, author: str) -> pa.Array:
+def author_column(given: pa.ChunkedArray, events: Numbered, author: str) -> pa.Array:
+    """The author of each of `events`: as `given` by its row, else `author`."""
     if given.null_count < len(given):
-        return given.take(pa.array(events.order)).fill_null(author)
+        return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
     nobody = np.zeros(len(events.order), np.int32)
     return pa.DictionaryArray.from_arrays(pa.array(nobody), pa.array([author]))

@@ -27,10 +27,10 @@ from deltalake.transaction import (
 
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries import files
-from pyspark_tseries.attempts import Attempt, Batch, prepare
+from pyspark_tseries.attempts import Attempt, Batch, Sight, prepare
 from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
-from pyspark_tseries.files import DataFile, Snapshot
+from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.heads import Head
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 
@@ -90,8 +90,8 @@ def _check_version(root: str, table: DeltaTable) -> None:
 def _adds(attempt: Attempt) -> list[AddAction | RemoveAction]:
     modified = attempt.head.note.commit_us // 1000
     return [
-        AddAction(file.path, file.size, {"kind": "event"}, modified, True, file.statistics)
-        for file in attempt.events
+        AddAction(file.path, file.size, {"kind": file.kind}, modified, True, file.statistics)
+        for file in attempt.written
     ]
 
 
@@ -241,12 +241,13 @@ class Store:
         """The store as its log now says; raises NoSuchStore where it is gone."""
         with self._lock:
             self._catch_up()
-            adds = pa.table(self._table.get_add_actions(flatten=True)).sort_by("path")
-            columns = ("path", "size_bytes", "min.series", "max.series", "partition.kind")
-            rows = zip(*(adds[name].to_pylist() for name in columns), strict=True)
-            found = [DataFile(*row) for row in rows]
             head_id, head = self.head()
-            return Snapshot(self.root, found, head_id, head.note, self.retained, self.values)
+            files = self._files()
+            return Snapshot(self.root, files, head_id, head.note, self.retained, self.values)
+
+    def _files(self) -> list[DataFile]:
+        """The files of the log as it was last refreshed, in the order of their commits."""
+        return data_files(pa.table(self._table.get_add_actions(flatten=True)))
 
     def append(self, batch: Batch, clock: Callable[[], int] = _now_us) -> None:
         """Commits `batch`, once, however often it is called with the same token.
@@ -257,6 +258,7 @@ class Store:
 
         Raises:
             UpdateFailed: a row may not be added.
+            NoSuchEvent: an edit may not.
             StoreBusy: other writers won every attempt.
         """
         attempt: Attempt | None = None
@@ -276,7 +278,8 @@ class Store:
                     raise self._busy() from lost
                 head_id, head = self.head()
                 new_id = secrets.randbits(62)
-                attempt = prepare(self.root, batch, head_id, head, clock(), new_id)
+                sight = Sight(self._files(), self.retained) if batch.has_edits else None
+                attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight)
                 try:
                     return self._publish(attempt, batch.token)
                 except DeltaError as error:

@@ -62,7 +62,15 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(staged.rows for staged in ordered):
         rows = files.read_staged(ordered)
-        batch = Batch(rows, target.options.out_of_order, target.author, token)
+        options = target.options
+        batch = Batch(
+            rows,
+            options.out_of_order,
+            target.author,
+            token,
+            missing=options.missing_original,
+            clock=options.clock,
+        )
         Store.open(target.root).append(batch)
     _discard(tasks)
 

@@ -10,21 +10,28 @@ from pyspark_tseries.store import Store
 VALUE = pa.field("value", pa.float64())
 
 
-def staged(*rows, authors=None):
-    """Rows (series, timestamp in us or None[, value]) as a task stages them."""
+def staged(*rows, authors=None, edits=()):
+    """Rows (series, timestamp in us or None[, value]) as a task stages them.
+
+    `edits` are rows (series, original sequence[, value]) that follow.
+    """
+    targets = [None] * len(rows) + [row[1] for row in edits]
+    rows = (*rows, *((name, None, *value) for name, _, *value in edits))
     values = [row[2] if len(row) > 2 else float(i) for i, row in enumerate(rows)]
     return pa.table(
         {
             "series": pa.array([row[0] for row in rows], pa.string()),
             "timestamp": pa.array([row[1] for row in rows], pa.int64()).cast(INSTANT),
             "author": pa.array(authors or [None] * len(rows), pa.string()),
+            "original_sequence": pa.array(targets, pa.int64()),
             "value": pa.array(values, pa.float64()),
         }
     )
 
 
-def batch(*rows, policy="fail", token=None, authors=None):
-    return Batch(staged(*rows, authors=authors), policy, "me", token)
+def batch(*rows, policy="fail", token=None, authors=None, edits=(), missing="fail", clock="wall"):
+    rows = staged(*rows, authors=authors, edits=edits)
+    return Batch(rows, policy, "me", token, missing=missing, clock=clock)
 
 
 def new_store(path, retained=None, values=(VALUE,)):

@@ -8,10 +8,12 @@ import pytest
 PURE = [
     "attempts",
     "columns",
+    "edits",
     "errors",
     "files",
     "heads",
     "numbering",
+    "originals",
     "options",
     "retention",
     "rows",

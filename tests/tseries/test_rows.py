@@ -118,13 +118,15 @@ def test_a_row_without_a_series_is_refused():
         stage_rows(batch, plan(schema(value=pa.float64())))
 
 
-def test_an_edit_is_refused_naming_its_series():
-    made = plan(schema(value=pa.float64(), edit_of=pa.int64()))
-    rows = {"series": ["a", "b"], "value": [1.0, 2.0], "edit_of": pa.array([None, 3], pa.int64())}
-    with pytest.raises(UpdateFailed, match=r"'b'.*edit_of = 3.*cannot write edits yet"):
+def test_an_edit_with_a_timestamp_is_refused_naming_its_series():
+    made = plan(schema(value=pa.float64(), timestamp=INSTANT, edit_of=pa.int64()))
+    targets, stamps = pa.array([None, 3], pa.int64()), pa.array([1, 1]).cast(INSTANT)
+    rows = {"series": ["a", "b"], "value": [1.0, 2.0], "edit_of": targets, "timestamp": stamps}
+    with pytest.raises(UpdateFailed, match=r"'b': the edit of 3 has a timestamp.*'timestamp'"):
         stage_rows(pa.record_batch(rows), made)
-    rows["edit_of"] = pa.nulls(2, pa.int64())
-    assert stage_rows(pa.record_batch(rows), made).num_rows == 2
+    rows["timestamp"] = pa.array([1, None]).cast(INSTANT)
+    staged = stage_rows(pa.record_batch(rows), made)
+    assert staged["original_sequence"].to_pylist() == [None, 3]
 
 
 def test_every_storable_type_is_stored_nullable_all_the_way_down():

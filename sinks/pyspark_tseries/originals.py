@@ -1,0 +1,65 @@
+"""Finding the originals that edits name, in the files that may hold them."""
+
+import os
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from pyspark_tseries.columns import EVENT
+from pyspark_tseries.edits import Targets
+from pyspark_tseries.files import DataFile
+from pyspark_tseries.heads import NEVER_US
+
+__all__ = ["find_originals"]
+
+
+def find_originals(root: str, files: Iterable[DataFile], targets: Targets) -> Targets:
+    """`targets` with timestamp and author of the originals that are in `files`.
+
+    Opens the files of originals whose series and sequences reach a target's, and reads the row
+    groups that may hold one.
+
+    Args:
+        root: the store's directory.
+        files: the store's.
+        targets: what the edits name.
+    """
+    paths = [os.path.join(root, file.path) for file in files if _may_hold(file, targets)]
+    if not paths:
+        return targets
+    series, sequence = pc.field("series"), pc.field("sequence")
+    low, high = (pa.scalar(int(end), pa.int64()) for end in _ends(targets))
+    wanted = (series >= targets.names[0]) & (series <= targets.names[-1])
+    wanted &= (sequence >= low) & (sequence <= high)
+    wanted &= series.isin(targets.names) & sequence.isin(pa.array(np.unique(targets.sequence)))
+    source = ds.dataset(paths, schema=pa.schema(EVENT), format="parquet")
+    return _joined(targets, source.to_table(filter=wanted))
+
+
+def _ends(targets: Targets) -> tuple[int, int]:
+    return int(targets.sequence.min()), int(targets.sequence.max())
+
+
+def _may_hold(file: DataFile, targets: Targets) -> bool:
+    low, high = _ends(targets)
+    if file.kind != "event" or file.most_sequence < low or file.least_sequence > high:
+        return False
+    names = targets.names.to_pylist()
+    return bool(names) and file.first <= names[-1] and file.last >= names[0]
+
+
+def _joined(targets: Targets, found: pa.Table) -> Targets:
+    edits = pa.table(
+        {
+            "series": targets.names.take(pa.array(targets.codes)),
+            "sequence": pa.array(targets.sequence),
+            "row": pa.array(np.arange(len(targets.codes))),
+        }
+    )
+    joined = edits.join(found, ["series", "sequence"], join_type="left outer").sort_by("row")
+    us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
+    author = joined["author"].combine_chunks().cast(pa.string())
+    return Targets(targets.names, targets.codes, targets.sequence, us, author)
