@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 import urllib.request
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from kafka_process import free_port
 from process_session import ProcessSession
+from spark_home import use_installed_pyspark
 
 READY_SECONDS = 90.0
 _DEPLOY = "org.apache.spark.deploy"
@@ -47,12 +49,13 @@ def _begin_worker(running: ExitStack, directory: Path, url: str, cores: int) -> 
 
 
 def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str]) -> None:
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    command = [str(home / "bin" / "spark-class"), f"{_DEPLOY}.{main}", *arguments]
+    use_installed_pyspark()
+    command = [
+        str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"),
+        f"{_DEPLOY}.{main}",
+        *arguments,
+    ]
     environment = {
-        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
         "PYSPARK_PYTHON": sys.executable,

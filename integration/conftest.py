@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from broker import Broker, NoBroker, unique_name
 from broker import broker as open_broker
+from spark_home import use_installed_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+use_installed_pyspark()
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

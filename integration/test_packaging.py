@@ -46,7 +46,8 @@ def spark_version() -> str:
 def run(*command: object, cwd: Path) -> str:
     """The output of a command that succeeds, with its interpreter's directory first on PATH."""
     bin_directory = str(Path(str(command[0])).parent)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "PYTHONPATH"))}
+    ours = ("PYSPARK_", "PYTHONPATH", "SPARK_HOME")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     environment = kept | {"PATH": f"{bin_directory}:{os.environ['PATH']}"}
     done = subprocess.run(
         [str(part) for part in command],
