@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Prover", "merge", "proven_by_tasks"]
+__all__ = ["Prover", "greatest", "merge", "proven_by_tasks", "stream_cti"]
 
 Instants = npt.NDArray[np.int64]
 
@@ -25,6 +25,33 @@ def merge(ctis_us: Iterable[int | None]) -> int | None:
     known = list(ctis_us)
     present = [cti_us for cti_us in known if cti_us is not None]
     return min(present) if present and len(present) == len(known) else None
+
+
+def greatest(*ctis_us: int | None) -> int | None:
+    """The greatest of those that are there; None where none is."""
+    return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
+
+
+def stream_cti(
+    holding_us: Sequence[int | None],
+    joining_us: Sequence[int | None],
+    idle_us: Sequence[int | None],
+    floor_us: int | None,
+) -> int | None:
+    """The stream's CTI between two batches.
+
+    Args:
+        holding_us: the CTIs of the partitions that are awake and were so before.
+        joining_us: of those that come back from idleness or were just found; they will be raised
+            to the result, so they count for themselves only where nobody else is awake.
+        idle_us: of those that are idle: all idle, the greatest counts.
+        floor_us: what the stream's CTI was: it never goes back.
+    """
+    if holding_us:
+        return greatest(merge(holding_us), floor_us)
+    if joining_us:
+        return greatest(merge(greatest(cti_us, floor_us) for cti_us in joining_us), floor_us)
+    return greatest(*idle_us, floor_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.kafka_batch import joined
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
+from pyspark_timestream.kafka_losses import reconcile
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
@@ -18,13 +20,7 @@ from pyspark_timestream.kafka_offset import (
     read_left_behind,
 )
 from pyspark_timestream.kafka_options import KafkaOptions
-from pyspark_timestream.kafka_plan import (
-    Circumstances,
-    first_offset,
-    joined,
-    next_offset,
-    reconcile,
-)
+from pyspark_timestream.kafka_plan import Circumstances, first_offset, next_offset
 from pyspark_timestream.kafka_progress import progress
 from pyspark_timestream.kafka_starts import starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state

@@ -4,18 +4,20 @@ Pure: the broker's answers and the run's circumstances are arguments, the offset
 """
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final
 
-from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.errors import LOSS_ADVICE, CheckpointMismatch, DataLost
-from pyspark_timestream.frontier import merge, proven_by_tasks
+from pyspark_timestream.cti import PartitionState, raised
+from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.frontier import greatest, proven_by_tasks, stream_cti
+from pyspark_timestream.idleness import idle_partitions
+from pyspark_timestream.imports import Imported, Pending, taken, waiting
 from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka_task import Share, TaskPlan
-from pyspark_timestream.ranges import Partition, Range, limit_ranges, task_count
+from pyspark_timestream.ranges import Partition, limit_ranges, task_count
 
-__all__ = ["Circumstances", "first_offset", "joined", "next_offset", "plan_tasks", "reconcile"]
+__all__ = ["Circumstances", "Sight", "first_offset", "next_offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Circumstances:
         new_start: this is the first offset that this run makes.
         lost: the positions jump over something that is gone: the next offset must say so.
         final_cti: a bounded run ends with the final CTI.
+        idle_timeout_us: how long a partition at rest still holds the stream's CTI back; None: for
+            ever, as far as this run decides (bounded ones do not wait).
     """
 
     max_offsets: int | None = None
@@ -37,6 +41,34 @@ class Circumstances:
     new_start: bool = False
     lost: bool = False
     final_cti: bool = False
+    idle_timeout_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the driver has seen besides positions and ends: of clocks, ids and another topic.
+
+    Attributes:
+        now_us: the wall clock.
+        since_us: the partitions at rest (everything read, no open transaction), and the wall clock
+            at which each was first seen so.
+        settled: for about a second there has been nothing to do.
+        topic_ids: the ids of topics, as far as they could be learnt.
+        imported: how far the topic of `ctiImport` was read; the ends that the plan gets were asked
+            for after that. None: nothing is imported.
+    """
+
+    now_us: int = 0
+    since_us: Mapping[Partition, int] = field(default_factory=dict)
+    settled: bool = False
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    imported: Imported | None = None
+
+
+NOTHING_SEEN: Final = Sight()
+
+Start = tuple[PartitionState, Pending]
+"""A partition's clock at a batch's start, and the imported CTIs that still wait on it."""
 
 
 def first_offset(
@@ -45,11 +77,19 @@ def first_offset(
     starts: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     run: Circumstances,
+    sight: Sight = NOTHING_SEEN,
 ) -> StreamOffset:
     """The offset of a new query's first batch, from `starts` towards `ends`."""
-    shares = _shares(starts, ends, {part: PartitionState() for part in starts}, run)
-    blank = StreamOffset(stream, settings, 1, shares)
-    return _finished(blank, None, run)
+    blank = StreamOffset(stream, settings, 1, {}, topic_ids=sight.topic_ids)
+    begun = _starts(blank, {}, starts, ends, sight)
+    cti_us = _stream_cti(begun, begun, set(), set(), None)
+    planned = dataclasses.replace(
+        blank,
+        partitions=_shares(starts, ends, begun, run, sight),
+        cti_us=cti_us,
+        imported=sight.imported,
+    )
+    return _finished(planned, None, run)
 
 
 def next_offset(
@@ -58,6 +98,7 @@ def next_offset(
     positions: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     run: Circumstances,
+    sight: Sight = NOTHING_SEEN,
 ) -> StreamOffset:
     """The offset after `previous`; `previous` itself where there is nothing to do.
 
@@ -67,23 +108,30 @@ def next_offset(
         positions: where to read on, of every partition that there is now.
         ends: how far there are records to read now (for a bounded run: at its start).
         run: the circumstances.
+        sight: what else was seen.
 
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
     emitted_us = _emitted(previous, ended)
-    merged_us = merge(ended[part].cti_us for part in positions if part in ended)
-    # It never goes back, not even behind what a task proved with a partition that is gone by now.
-    cti_us = _greatest(merged_us, emitted_us)
-    states = {part: ended.get(part, PartitionState(cti_us=cti_us)) for part in positions}
+    was_idle = {part for part, share in previous.partitions.items() if share.idle}
+    idle = idle_partitions(sight.since_us, was_idle, run.idle_timeout_us, sight.now_us)
+    starts = _starts(previous, ended, positions, ends, sight)
+    cti_us = _stream_cti(starts, previous.partitions, was_idle, idle, emitted_us)
+    for part in starts:
+        if cti_us is not None and (part not in previous.partitions or part in was_idle - idle):
+            state, pending = starts[part]
+            starts[part] = raised(state, cti_us), pending
     planned = dataclasses.replace(
         previous,
-        partitions=_shares(positions, ends, states, run),
+        partitions=_shares(positions, ends, starts, run, sight, idle),
         cti_us=cti_us,
         opening_us=None,
         number=previous.number + 1,
         starts=previous.starts + run.new_start,
         closing=False,
+        topic_ids={**previous.topic_ids, **sight.topic_ids},
+        imported=sight.imported,
     )
     planned = _finished(planned, emitted_us, run)
     closed = run.bounded and previous.closing and not run.new_start
@@ -94,94 +142,90 @@ def next_offset(
             "more, and now there are new records; start with a new checkpoint, or run with option "
             "'finalCti' = 'false' from the beginning"
         )
-    if has_records or planned.opening_us is not None or run.new_start or run.lost:
+    news = has_records or planned.opening_us is not None or run.new_start or run.lost
+    # What was decided by a clock or another topic counts from the offset that says so.
+    decided = idle != was_idle & positions.keys() or _imports_news(previous, sight)
+    settled = sight.settled and any(span.size for span in previous.ranges())
+    if news or decided or settled:
         return planned
     return planned if run.bounded and not closed else previous
 
 
-def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
-    """The tasks of the batch that `offset` describes; the first one opens it."""
-    states = {part: share.state for part, share in offset.partitions.items()}
-    plans = []
-    for group in offset.groups():
-        mine = {span.partition for span in group}
-        others = (state.cti_us for part, state in sorted(states.items()) if part not in mine)
-        shares = tuple(Share(span, states[span.partition]) for span in group)
-        plans.append(TaskPlan(shares, tuple(others), offset.cti_us))
-    if offset.opening_us is not None:
-        opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
-        plans[:1] = [dataclasses.replace(opened, opening_us=offset.opening_us)]
-    return plans
+def _imports_news(previous: StreamOffset, sight: Sight) -> bool:
+    before_us = None if previous.imported is None else previous.imported.cti_us
+    now_us = None if sight.imported is None else sight.imported.cti_us
+    return now_us is not None and now_us != before_us and not previous.final
 
 
-def joined(
-    start: StreamOffset, states: Mapping[Partition, PartitionState], end: StreamOffset
-) -> list[TaskPlan]:
-    """The tasks from the end of the batch `start` to the end of the batch `end`, as one batch.
-
-    Spark asks for that after a crash under asynchronous progress tracking, which notes the end of
-    some batches only. `states` is every partition's state after `start`.
-    """
-    shares = {
-        part: PartitionOffset(
-            start.partitions[part].end_exclusive, share.end_exclusive, states[part]
-        )
-        if part in start.partitions and start.partitions[part].end_exclusive < share.end_exclusive
-        else share
-        for part, share in end.partitions.items()
-    }
-    whole = dataclasses.replace(end, partitions=shares, cti_us=start.cti_us)
-    plans = plan_tasks(dataclasses.replace(whole, tasks=max(end.tasks, 1))) or [TaskPlan()]
-    # What the batches between have told is true once all of this has been read.
-    return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
-
-
-def reconcile(
-    wanted: Mapping[Partition, int],
-    earliest: Mapping[Partition, int],
+def _starts(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    positions: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    fail_on_data_loss: bool,
-) -> tuple[dict[Partition, int], list[str]]:
-    """Where to read on, given what the broker still has.
+    sight: Sight,
+) -> dict[Partition, Start]:
+    """Every partition's state at the batch's start, with imported CTIs that take effect there."""
+    starts = {}
+    for part, position in positions.items():
+        share = previous.partitions.get(part)
+        pending = share.pending if share else ()
+        if share and position != share.end_exclusive and pending:
+            # The offsets that the CTIs wait for are those of records that are gone.
+            pending = ((ends.get(part, position), pending[-1][1]),)
+        read_us = None if sight.imported is None else sight.imported.cti_us
+        if read_us is not None and (share is None or _imports_news(previous, sight)):
+            pending = waiting(pending, ends.get(part, position), read_us)
+        cti_us, pending = taken(pending, position)
+        state = ended.get(part, PartitionState())
+        starts[part] = (state if cti_us is None else raised(state, cti_us)), pending
+    return starts
 
-    Returns:
-        The positions of the partitions that still exist; and what was lost, in words.
 
-    Raises:
-        DataLost: something was lost and `fail_on_data_loss`.
+def _stream_cti(
+    starts: Mapping[Partition, Start],
+    known: Collection[Partition],
+    was_idle: Set[Partition],
+    idle: Set[Partition],
+    emitted_us: int | None,
+) -> int | None:
+    """The stream's CTI at the batch's start, of the states before any is raised to it.
+
+    What was emitted already is a floor: it never goes back, not even behind what a task proved
+    with a partition that is gone by now.
     """
-    positions, losses = dict(wanted), []
-    for part, position in sorted(wanted.items()):
-        if part not in ends:
-            losses.append(f"{part} is gone; it was read up to offset {position}")
-            del positions[part]
-        elif ends[part] < position:
-            losses.append(
-                f"{part} ends at offset {ends[part]}, but was read up to {position}: the topic "
-                "was truncated or created anew"
-            )
-            positions[part] = earliest.get(part, 0)
-        elif earliest.get(part, position) > position:
-            losses.append(
-                f"{part} begins at offset {earliest[part]}: offsets {position} to "
-                f"{earliest[part] - 1} were deleted before they were read"
-            )
-            positions[part] = earliest[part]
-    if losses and fail_on_data_loss:
-        raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
-    return positions, losses
+    holding, joining, resting = [], [], []
+    for part, (state, _) in starts.items():
+        if part in idle:
+            resting.append(state.cti_us)
+        elif part in known and part not in was_idle:
+            holding.append(state.cti_us)
+        else:
+            joining.append(state.cti_us)
+    return stream_cti(holding, joining, resting, emitted_us)
 
 
 def _shares(
-    starts: Mapping[Partition, int],
+    positions: Mapping[Partition, int],
     ends: Mapping[Partition, int],
-    states: Mapping[Partition, PartitionState],
+    starts: Mapping[Partition, Start],
     run: Circumstances,
+    sight: Sight,
+    idle: Set[Partition] = frozenset(),
 ) -> dict[Partition, PartitionOffset]:
     # A partition found after a bounded run began has no end in it yet: it waits for the next run.
-    reachable = {part: max(ends.get(part, start), start) for part, start in starts.items()}
-    limited = limit_ranges(starts, reachable, run.max_offsets)
-    return {part: PartitionOffset(starts[part], limited[part], states[part]) for part in starts}
+    reachable = {part: max(ends.get(part, at), at) for part, at in positions.items()}
+    limited = limit_ranges(positions, reachable, run.max_offsets)
+    return {
+        part: PartitionOffset(
+            position,
+            limited[part],
+            starts[part][0],
+            part in idle,
+            sight.since_us.get(part),
+            starts[part][1],
+        )
+        for part, position in positions.items()
+    }
 
 
 def _finished(planned: StreamOffset, emitted_us: int | None, run: Circumstances) -> StreamOffset:
@@ -207,7 +251,7 @@ def _emitted(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) 
     Every batch opens with its own stream CTI unless that had appeared already, so only what its
     tasks have proven can be greater.
     """
-    spans: list[Range] = previous.ranges()
+    spans = [span for span in previous.ranges() if not previous.partitions[span.partition].idle]
     place = {span.partition: index for index, span in enumerate(spans)}
     start_us = [previous.partitions[span.partition].state.cti_us for span in spans]
     # A partition that is gone by now has no end state; its task may have proven less than this.
@@ -217,8 +261,4 @@ def _emitted(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) 
     ]
     groups = [[place[span.partition] for span in group] for group in previous.groups()]
     proven = proven_by_tasks(start_us, end_us, groups)
-    return _greatest(proven, previous.cti_us)
-
-
-def _greatest(*ctis_us: int | None) -> int | None:
-    return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
+    return greatest(proven, previous.cti_us)

@@ -17,13 +17,13 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_fetch import borrowed_reader
 from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset, group_name, left_behind
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
-from pyspark_timestream.kafka_plan import plan_tasks
 from pyspark_timestream.kafka_starts import starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, run_task
 from pyspark_timestream.kafka_values import EARLIEST, LATEST

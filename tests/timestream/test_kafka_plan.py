@@ -19,14 +19,10 @@ from pyspark_timestream import ranges
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
 from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.kafka_batch import plan_tasks
+from pyspark_timestream.kafka_losses import reconcile
 from pyspark_timestream.kafka_offset import StreamOffset, left_behind, read_left_behind
-from pyspark_timestream.kafka_plan import (
-    Circumstances,
-    first_offset,
-    next_offset,
-    plan_tasks,
-    reconcile,
-)
+from pyspark_timestream.kafka_plan import Circumstances, first_offset, next_offset
 from pyspark_timestream.kafka_task import Share, end_state, run_task
 
 FLAGGED = [("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())]
