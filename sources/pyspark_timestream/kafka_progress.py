@@ -36,7 +36,7 @@ def progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[st
 def _partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
     return {
         "cti": _text(share.state.cti_us),
-        "idle": False,
+        "idle": share.idle,
         "lag": max(log_end - share.start_inclusive, 0),
         "offset": share.start_inclusive,
         **share.state.counters(),
