@@ -14,7 +14,8 @@ __all__ = ["describe"]
 def describe(path: str) -> dict[str, Any]:
     """The facts of the store at `path`, a local path or `file:` URI.
 
-    `events` counts what was ever appended; `retained_range` says what queries see of it. `dropped`
+    `events` counts what was ever appended, `stored_events` what compaction has left of it;
+    `retained_range` says what queries see. `dropped`
     and `adjusted` count late rows since the store's creation, with the latest example of each.
 
     Raises:
@@ -32,6 +33,7 @@ def describe(path: str) -> dict[str, Any]:
         "events": int((last + 1).sum()),
         "retained_range": format_range(snapshot.retained),
         "retained_default": snapshot.retained == DEFAULT,
+        "stored_events": sum(file.rows for file in snapshot.files),
         "files": len(snapshot.files),
         "bytes": sum(file.size for file in snapshot.files),
         "last_commit": None if note.commit < 0 else note.commit,

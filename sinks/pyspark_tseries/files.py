@@ -4,6 +4,8 @@ Everything is written under a new name and is part of the store only when a comm
 crash leaves at most files that nobody reads.
 """
 
+import contextlib
+import glob
 import io
 import itertools
 import json
@@ -31,6 +33,7 @@ __all__ = [
     "load_head",
     "read_head_note",
     "read_staged",
+    "readable_notes",
     "stage",
     "write_events",
     "write_head",
@@ -119,8 +122,21 @@ def write_head(root: str, head_id: int, table: pa.Table) -> str:
 
 def read_head_note(root: str, head_id: int) -> Note:
     """What the head file says besides its rows, without reading these."""
-    with pa.OSFile(head_path(root, head_id)) as file:
-        return read_note(pa.ipc.open_file(file).schema)
+    return read_note(_read_head_schema(head_path(root, head_id)))
+
+
+def readable_notes(root: str) -> list[Note]:
+    """The notes of all head files that can be read, in no order."""
+    notes = []
+    for path in glob.iglob(os.path.join(glob.escape(root), "_tseries", "head", "*.arrow")):
+        with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
+            notes.append(read_note(_read_head_schema(path)))
+    return notes
+
+
+def _read_head_schema(path: str) -> pa.Schema:
+    with pa.OSFile(path) as file:
+        return pa.ipc.open_file(file).schema
 
 
 def _read_head(path: str) -> pa.Table:

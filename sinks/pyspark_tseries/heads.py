@@ -7,7 +7,7 @@ the current one is part of the Delta commit itself, so a head and its rows appea
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Final
@@ -27,6 +27,7 @@ __all__ = [
     "SeriesIds",
     "advance",
     "delta_of",
+    "floors_of",
     "merge",
     "next_note",
     "read_note",
@@ -54,6 +55,10 @@ _COLUMNS: Final = {
     "original_sequence": (pa.int64(), ABSENT),
     "original_us": (INSTANT, NEVER_US),
 }
+_FLOORS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
+"""Optional columns: below them a series' events are out of range for good, since a change of the
+retained range. A head without them has no floors."""
+
 _SCHEMA: Final = pa.schema(
     [("series", pa.string()), *((name, kind) for name, (kind, _) in _COLUMNS.items())]
 )
@@ -103,6 +108,8 @@ class Note:
         adjusted: rows that `outOfOrder=adjust` raised, since the store's creation.
         last_dropped: the latest example: series, timestamps, commit; None where there is none.
         last_adjusted: the same of adjusted rows.
+        retained: the retained range since it was changed; None where it is that of the creation.
+        retained_since: the commit that changed it.
     """
 
     parent: int | None
@@ -114,6 +121,8 @@ class Note:
     adjusted: int = 0
     last_dropped: dict[str, Any] | None = None
     last_adjusted: dict[str, Any] | None = None
+    retained: str | None = None
+    retained_since: int | None = None
 
 
 EMPTY_NOTE: Final = Note(parent=None, commit=-1, commit_us=NEVER_US)
@@ -131,7 +140,8 @@ class Head:
     Attributes:
         ids: a position in the columns for each series' name.
         columns: `last_sequence`; `newest_us`, the newest timestamp of any event;
-            `original_sequence` and `original_us`, those of the newest original.
+            `original_sequence` and `original_us`, those of the newest original; where the
+            retained range was changed `floor_sequence` and `floor_us`, see `floors`.
         note: the commit.
     """
 
@@ -149,18 +159,37 @@ class Head:
             columns[name][known] = self.columns[name][rows[known]]
         return columns
 
+    def floors(self, names: Sequence[str]) -> dict[str, Longs]:
+        """`floor_sequence`, `floor_us` of the series `names`: an event below either is gone."""
+        rows = self.ids.find(names)
+        columns = {}
+        for name, absent in _FLOORS.items():
+            columns[name] = np.full(len(rows), absent, np.int64)
+            if name in self.columns:
+                known = (rows >= 0) & (rows < len(self.columns[name]))
+                columns[name][known] = self.columns[name][rows[known]]
+        return columns
+
 
 def merge(head: Head, delta: pa.Table) -> Head:
     """`head` after the commit of `delta`; `head` itself stays as it is."""
     rows = head.ids.add(delta["series"].to_pylist())
     size = max(len(head.columns["last_sequence"]), int(rows.max(initial=-1)) + 1)
     columns = {}
-    for name, (_, absent) in _COLUMNS.items():
+    for name, absent in _absent(head.columns, delta.column_names).items():
         grown = np.full(size, absent, np.int64)
-        grown[: len(head.columns[name])] = head.columns[name]
-        grown[rows] = _longs(delta[name])
+        if name in head.columns:
+            grown[: len(head.columns[name])] = head.columns[name]
+        if name in delta.column_names:
+            grown[rows] = _longs(delta[name])
         columns[name] = grown
     return Head(head.ids, columns, read_note(delta.schema))
+
+
+def _absent(*named: Collection[str]) -> dict[str, int]:
+    """The columns of a head and what an unknown series has in each; floors only where named."""
+    floors = {key: low for key, low in _FLOORS.items() if any(key in names for names in named)}
+    return {name: absent for name, (_, absent) in _COLUMNS.items()} | floors
 
 
 def _longs(column: pa.ChunkedArray) -> Longs:
@@ -169,9 +198,13 @@ def _longs(column: pa.ChunkedArray) -> Longs:
 
 
 def delta_of(names: pa.Array, columns: dict[str, Longs]) -> pa.Table:
-    """A delta: the series of `names` with where they stand now."""
+    """A delta: the series of `names` with where they stand now; floors where `columns` has them."""
     arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _COLUMNS.items()]
-    return pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
+    table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
+    for name in _FLOORS:
+        if name in columns:
+            table = table.append_column(name, pa.array(columns[name]))
+    return table
 
 
 def snapshot_of(head: Head) -> pa.Table:
@@ -180,6 +213,15 @@ def snapshot_of(head: Head) -> pa.Table:
     table = delta_of(pa.array(head.ids.names()[:size], pa.string()), head.columns)
     there = table.filter(pa.array(head.columns["last_sequence"] != ABSENT))
     return with_note(there, dataclasses.replace(head.note, depth=0, rows=0))
+
+
+def floors_of(head: Head) -> pa.Table | None:
+    """The floors of all series as a delta that changes nothing else; None where there are none."""
+    if "floor_sequence" not in head.columns:
+        return None
+    size = len(head.columns["floor_sequence"])
+    columns = {name: pa.array(head.columns[name]) for name in _FLOORS}
+    return pa.table({"series": pa.array(head.ids.names()[:size], pa.string()), **columns})
 
 
 def snapshot_due(note: Note, series: int) -> bool:

@@ -78,13 +78,16 @@ class ValuesReader(DataSourceReader):
     def _cut(self, batch: pa.RecordBatch, head: Head) -> pa.RecordBatch:
         encoded = batch["series"].dictionary_encode()
         codes = encoded.indices.to_numpy()
-        at = head.of(encoded.dictionary.to_pylist())
+        names = encoded.dictionary.to_pylist()
+        at, floors = head.of(names), head.floors(names)
         inside = kept(
             self._snapshot.retained,
             batch["sequence"].to_numpy(),
             batch["timestamp"].cast(pa.int64()).to_numpy(),
             at["last_sequence"][codes],
             at["original_us"][codes],
+            floors["floor_sequence"][codes],
+            floors["floor_us"][codes],
         )
         batch = batch.filter(pa.array(inside))
         columns = [batch[field.name].cast(field.type) for field in self._target]

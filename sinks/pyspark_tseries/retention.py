@@ -106,6 +106,8 @@ def kept(
     timestamp_us: npt.NDArray[np.int64],
     last_sequence: npt.NDArray[np.int64],
     newest_us: npt.NDArray[np.int64],
+    floor_sequence: npt.NDArray[np.int64] | None = None,
+    floor_us: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.bool_]:
     """Which events are inside `retained`; all arrays have one element an event.
 
@@ -115,8 +117,14 @@ def kept(
         timestamp_us: the event's.
         last_sequence: the highest sequence of the event's series.
         newest_us: the timestamp of the newest original of the event's series.
+        floor_sequence: what was below it is out for good, since a change of the range.
+        floor_us: the same of timestamps.
     """
     inside = np.ones(len(sequence), bool)
+    if floor_sequence is not None:
+        inside &= sequence >= floor_sequence
+    if floor_us is not None:
+        inside &= timestamp_us >= floor_us
     if retained.limit is not None:
         inside &= sequence > last_sequence - retained.limit
     if retained.last_us is not None:

@@ -31,15 +31,17 @@ from pyspark_tseries.attempts import Attempt, Batch, Sight, prepare
 from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
-from pyspark_tseries.heads import Head
+from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 
-__all__ = ["Store"]
+__all__ = ["HORIZON", "Store"]
 
 FORMAT_VERSION: Final = 1
 _VERSION: Final = "tseries.formatVersion"
 _RANGE: Final = "tseries.retainedRange"
 _HEAD: Final = "tseries:head"
+HORIZON: Final = "tseries:horizon"
+"""The transaction that says one more than the last commit compaction has removed events of."""
 
 ATTEMPTS: Final = 200
 """With backoff about half a minute: far more than a race among a few writers lasts."""
@@ -200,7 +202,27 @@ class Store:
     @property
     def retained(self) -> RetainedRange:
         """The retained range."""
-        return parse_range(self._table.metadata().configuration[_RANGE])
+        with self._lock:
+            head_id = self._table.transaction_version(_HEAD)
+            if head_id is None:
+                return self._range_of(EMPTY_NOTE)
+            if head_id == self._head_id:
+                return self._range_of(self._head.note)
+            return self._range_of(files.read_head_note(self.root, head_id))
+
+    def _range_of(self, note: Note) -> RetainedRange:
+        return parse_range(note.retained or self.properties[_RANGE])
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """The table's properties."""
+        return dict(self._table.metadata().configuration)
+
+    def horizon(self) -> int:
+        """The last commit whose events compaction may have removed; -1 where it removed none."""
+        with self._lock:
+            beyond = self._table.transaction_version(HORIZON)
+            return -1 if beyond is None else beyond - 1
 
     def check_range(self, wanted: RetainedRange | None) -> None:
         """Raises OptionError where `wanted` is given and is not the store's range."""
@@ -228,6 +250,12 @@ class Store:
             self._born = _birth(self.root, self._table.version())
             return True
 
+    def head_id(self) -> int | None:
+        """The id of the head of the log as it was last refreshed; None before the first commit."""
+        with self._lock:
+            head_id: int | None = self._table.transaction_version(_HEAD)
+            return head_id
+
     def head(self) -> tuple[int | None, Head]:
         """The id and the state of the head of the log as it was last refreshed."""
         with self._lock:
@@ -241,13 +269,30 @@ class Store:
         """The store as its log now says; raises NoSuchStore where it is gone."""
         with self._lock:
             self._catch_up()
+            found = self.data_files()
             head_id, head = self.head()
-            files = self._files()
-            return Snapshot(self.root, files, head_id, head.note, self.retained, self.values)
+            retained = self._range_of(head.note)
+            return Snapshot(self.root, found, head_id, head.note, retained, self.values)
 
-    def _files(self) -> list[DataFile]:
+    def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""
-        return data_files(pa.table(self._table.get_add_actions(flatten=True)))
+        with self._lock:
+            return data_files(pa.table(self._table.get_add_actions(flatten=True)))
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[DeltaTable]:
+        """The table, up to date, while no other writer of this host commits."""
+        with self._lock, _queue(self.root):
+            self._catch_up()
+            yield self._table
+
+    def publish_head(self, head_id: int, head: Head) -> None:
+        """Commits the head that was written as `head_id`, without events; within a turn.
+
+        Raises:
+            DeltaError: a rival's commit was first.
+        """
+        self._publish(Attempt(head_id, head, [], []), None)
 
     def append(self, batch: Batch, clock: Callable[[], int] = _now_us) -> None:
         """Commits `batch`, once, however often it is called with the same token.
@@ -278,7 +323,7 @@ class Store:
                     raise self._busy() from lost
                 head_id, head = self.head()
                 new_id = secrets.randbits(62)
-                sight = Sight(self._files(), self.retained) if batch.has_edits else None
+                sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
                 attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight)
                 try:
                     return self._publish(attempt, batch.token)

@@ -12,11 +12,14 @@ PURE = [
     "errors",
     "files",
     "heads",
+    "invariants",
     "numbering",
     "originals",
     "options",
     "retention",
     "rows",
+    "slices",
+    "standing",
 ]
 
 

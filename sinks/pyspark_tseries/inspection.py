@@ -1,0 +1,182 @@
+"""Looking at a whole store: is it sound, and where do its series stand.
+
+Every scan holds one slice of whole series in memory, besides one row a series.
+"""
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from pyspark_tseries import files
+from pyspark_tseries.columns import EVENT, ORIGINAL, layout
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.files import DataFile
+from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
+from pyspark_tseries.invariants import CHECKED, Trimming, broken
+from pyspark_tseries.options import local_path
+from pyspark_tseries.slices import Sample, Slice, by_name, cut
+from pyspark_tseries.standing import KEYS, longs, standing, standing_columns, together
+from pyspark_tseries.store import Store
+from pyspark_tseries.upkeep import replace_head
+
+__all__ = ["rebuild", "scan_standing", "slice_rows", "verify"]
+
+SLICE_BYTES = 64 * 1024 * 1024
+"""Uncompressed, of the columns that are checked."""
+
+ROWS_PER_SAMPLE = 1000
+MOST_FINDINGS = 100
+
+_SCANNED = pa.schema([*EVENT, *ORIGINAL, *list(layout([]))[-3:-1]])
+
+
+def verify(path: str) -> list[str]:
+    """What is broken in the store at `path`, as sentences; empty where it is sound.
+
+    Raises:
+        NoSuchStore: there is none.
+        UnusableStore: what is there cannot be opened at all.
+        ValueError: `path` is empty or a URI of another kind.
+    """
+    store = Store.open(local_path(path))
+    found = list(_findings(store))
+    more = len(found) - MOST_FINDINGS
+    return found[:MOST_FINDINGS] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _findings(store: Store) -> Iterator[str]:
+    data = store.data_files()
+    try:
+        head = store.head()[1]
+    except UnusableStore as error:
+        head = None
+        yield str(error)
+    readable: list[DataFile] = []
+    samples: list[Sample] = []
+    for file in data:
+        said = _unreadable(store.root, file)
+        if said is None:
+            rows = _read(store.root, [file], Slice(), ("series", "sequence"))
+            samples += sample(rows, sum(field.type.bit_width // 8 for field in _FIXED) + 64)
+            readable.append(file)
+        else:
+            yield said
+    if head is not None:
+        yield from _rows(store, head, readable, samples)
+
+
+_FIXED = [field for field in _SCANNED if not pa.types.is_string(field.type)]
+
+
+def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample]) -> Iterator[str]:
+    retained = store.retained
+    trimming = Trimming(store.horizon(), retained)
+    seen = np.zeros(len(head.columns["last_sequence"]), bool)
+    for part in cut(samples, SLICE_BYTES, whole_series=True):
+        events = _read(store.root, data, part, CHECKED)
+        ids = head.ids.find(events["series"].unique().to_pylist())
+        seen[ids[(ids >= 0) & (ids < len(seen))]] = True
+        yield from broken(events, head, trimming)
+    names = head.ids.names()
+    lost = np.flatnonzero(~seen & (head.columns["last_sequence"] >= 0))
+    for row in lost[:MOST_FINDINGS]:
+        last = head.columns["last_sequence"][row]
+        yield f"series '{names[int(row)]}': the head says last_sequence {last}, it has no events"
+
+
+def _unreadable(root: str, file: DataFile) -> str | None:
+    """What is wrong with a file as such; None where it can be scanned."""
+    path = os.path.join(root, file.path)
+    try:
+        size = os.path.getsize(path)
+    except FileNotFoundError:
+        return f"file '{file.path}' is missing"
+    if size != file.size:
+        return f"file '{file.path}' has {size} bytes, the log says {file.size}"
+    try:
+        table = pq.read_table(path, columns=["series", "sequence"], partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        return f"file '{file.path}' cannot be read: {str(error).splitlines()[0]}"
+    codes = by_name(table["series"])[1]
+    steps = np.diff(codes), np.diff(longs(table["sequence"]))
+    if ((steps[0] < 0) | ((steps[0] == 0) & (steps[1] <= 0))).any():
+        return f"file '{file.path}' is not sorted by (series, sequence)"
+    if table.num_rows != file.rows:
+        return f"file '{file.path}' has {table.num_rows} rows, the log says {file.rows}"
+    return None
+
+
+def sample(keys: pa.Table, row_bytes: int) -> list[Sample]:
+    """Every so many rows one, with the bytes that it stands for."""
+    some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
+    sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
+    if some.num_rows:
+        sizes[-1] = (keys.num_rows - (some.num_rows - 1) * ROWS_PER_SAMPLE) * row_bytes
+    columns = some["series"].to_pylist(), some["sequence"].to_pylist(), sizes.tolist()
+    return list(zip(*columns, strict=True))
+
+
+def slice_rows(
+    root: str, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
+) -> pa.Table:
+    """The rows of a slice, in the order of files; columns that a file lacks are null."""
+    paths = [os.path.join(root, file.path) for file in data if part.touches(file.first, file.last)]
+    if not paths:
+        return schema.empty_table().select(list(columns))
+    source = ds.dataset(paths, schema=schema, format="parquet")
+    return source.to_table(columns=list(columns), filter=part.expression())
+
+
+def _read(root: str, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
+    return slice_rows(root, data, part, _SCANNED, columns)
+
+
+def scan_standing(root: str, data: Iterable[DataFile], horizon: int) -> tuple[pa.Table, int]:
+    """Where every series stands by its events, and the newest commit's time, one file at a time."""
+    parts, newest_us = [], 0
+    for file in data:
+        rows = _read(root, [file], Slice(), (*KEYS, "commit_time"))
+        parts.append(standing(rows, horizon))
+        newest_us = max(newest_us, int(longs(rows["commit_time"]).max(initial=0)))
+    return together(parts), newest_us
+
+
+def rebuild(path: str) -> int:
+    """Makes the head of the store at `path` anew from its events; returns the number of series.
+
+    The counts of dropped and adjusted rows and a changed retained range are those of the newest
+    head file that can still be read.
+
+    Raises:
+        NoSuchStore: there is none.
+        OSError: a file of events cannot be read; see `verify`.
+    """
+    store = Store.open(local_path(path))
+
+    def anew(head_id: int | None, version: int) -> Head:
+        found, newest_us = scan_standing(store.root, store.data_files(), -1)
+        note, floors = _last_known(store, head_id)
+        commit_us = max(newest_us, note.commit_us)
+        # A commit's number is below that of its log entry, so this one is higher than all before.
+        note = dataclasses.replace(
+            note, parent=None, commit=version, commit_us=commit_us, depth=0, rows=0
+        )
+        head = merge(Head(), with_note(standing_columns(found), note))
+        return head if floors is None else merge(head, with_note(floors, note))
+
+    return len(replace_head(store, anew).ids)
+
+
+def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | None]:
+    """The note of the newest readable head file, and the floors where these are readable."""
+    try:
+        head = files.load_head(store.root, head_id, None, Head())
+    except UnusableStore:
+        notes = files.readable_notes(store.root)
+        return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE), None
+    return head.note, floors_of(head)
