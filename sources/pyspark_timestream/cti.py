@@ -1,30 +1,44 @@
-"""The state machine of one partition (contract section 3.4), over whole columns.
+"""The state machine of one partition (contract sections 3.4 and 3.6), over whole columns.
 
-`step(rules, state, events)` is a fold: events come in offset order, any split of them into calls
-gives the same judgements, the same CTIs and the same end state. The state round-trips through
+`step(rules, state, events, marks)` is a fold: records come in offset order, any split of them into
+calls gives the same judgements, the same CTIs and the same end state. The state round-trips through
 JSON, because it is part of the Spark offset.
 
 The rule in one paragraph: an event is judged against the CTI in force before it; then it counts;
 if it triggers, a CTI at its received time minus the delay comes right after it, provided that it
-is greater than the CTI in force. What the policy does to an event never drives the clock.
+is greater than the CTI in force. What the policy does to an event never drives the clock. Then
+comes the mark that the record carries; an in-band CTI restarts the generator.
 """
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_timestream.instants import FINAL_US, MIN_US
+from pyspark_timestream.generator import Frequency, pace
+from pyspark_timestream.judgement import (
+    ADJUSTED,
+    LATE,
+    VIOLATIONS,
+    Events,
+    Failure,
+    Judgement,
+    judge,
+    judged_times,
+)
 from pyspark_timestream.partition_state import COUNTERS, PartitionState, raised
-from pyspark_timestream.policy import Action, action
+from pyspark_timestream.punctuations import NEVER, Marks, Noted, WriterRules, note
 
 __all__ = [
+    "ADJUSTED",
     "COUNTERS",
+    "NO_MARKS",
+    "VIOLATIONS",
     "Events",
     "Failure",
     "Judgement",
+    "Marks",
     "PartitionState",
     "TimeRules",
     "raised",
@@ -34,14 +48,10 @@ __all__ = [
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-NO_VIOLATION: Final = 0
-LATE: Final = 1
-ADJUSTED: Final = 2
-MALFORMED: Final = 3
-VIOLATIONS: Final = (None, "late", "adjusted", "malformed")
-"""The `violation` column's text by code."""
-
-_NEVER: Final = np.iinfo(np.int64).min
+_NOTHING = np.empty(0, dtype=np.int64)
+_NOBODY = np.empty(0, dtype=np.bool_)
+NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, [], _NOBODY)
+"""The punctuations of a block that has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,11 @@ class TimeRules:
         every_events: a CTI at every N-th counted event; None: not by count.
         every_us: a CTI once application time has moved this far; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
+        max_future_us: for the clock an event's time counts as at most its record's timestamp plus
+            this; None: as it is.
+        writers: the writers that are waited for from the start.
+        writer_timeout_us: how long a writer may be silent, in record timestamps; None: for ever.
+        time_window: the rows' time windows are wanted.
     """
 
     shape: str = "point"
@@ -61,82 +76,74 @@ class TimeRules:
     every_events: int | None = None
     every_us: int | None = None
     delay_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """A block of n consecutive events of one partition, in offset order.
-
-    Attributes:
-        start_us: n instants: the start time (of an end edge: the start of what it ends).
-        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
-            Times at unreadable places may be anything.
-        end_us: n instants for intervals and edges; None for points.
-        is_end: n booleans for edges: this is an end edge; None for points and intervals.
-    """
-
-    start_us: Instants
-    readable: Mask
-    end_us: Instants | None = None
-    is_end: Mask | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The first event that policy `fail` does not let pass."""
-
-    index: int
-    malformed: bool
-    event_us: int
-    cti_us: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What became of a block of n events.
-
-    Attributes:
-        keep: n booleans: the event is passed on.
-        violation: n codes, an index into VIOLATIONS.
-        start_us: n instants, adjusted.
-        end_us: n instants, adjusted; None for points.
-        cti_index: for each CTI the index of the event that it comes right after.
-        cti_us: the CTIs, strictly increasing, each above the one in force before the block.
-        failure: set where policy `fail` ends the stream; the rest then means nothing.
-    """
-
-    keep: Mask
-    violation: npt.NDArray[np.uint8]
-    start_us: Instants
-    end_us: Instants | None
-    cti_index: Instants
-    cti_us: Instants
-    failure: Failure | None = None
+    max_future_us: int | None = None
+    writers: tuple[str, ...] = ()
+    writer_timeout_us: int | None = None
+    time_window: bool = False
 
 
 def step(
-    rules: TimeRules, state: PartitionState, events: Events
+    rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
 ) -> tuple[PartitionState, Judgement]:
-    """Judge `events` and advance the clock."""
-    times, well_formed = _judged_times(rules, events)
+    """Judge `events`, hear `marks`, and advance the clock."""
+    times, well_formed, malformed = judged_times(rules.shape, events)
     counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
-    triggers, count, base_us = _triggers(rules, state, times[counted])
-    trigger_index = counted[triggers]
-    before, cti_index, cti_us = _clock(rules, state, times, trigger_index)
+    writer_rules = WriterRules(rules.writers, rules.writer_timeout_us, rules.time_window)
+    noted = note(writer_rules, state, marks, events.record_us, len(times))
+    frequency = Frequency(rules.every_events, rules.every_us, rules.delay_us)
+    driving = _driving_times(rules, events, times, counted)
+    paced = pace(frequency, state, counted, driving, noted.proposals)
+    before = _in_force(state, paced.index, paced.us, len(times))
     late = well_formed & (times < before)
-    judgement = _apply_policy(rules, events, times, late, ~well_formed, before)
-    judgement = dataclasses.replace(judgement, cti_index=cti_index, cti_us=cti_us)
-    tally = _tally(late, ~well_formed, judgement)
+    judgement = judge(rules.shape, rules.policy, events, times, late, malformed, before)
+    if rules.policy == "fail":
+        judgement = _fail_on_marks(judgement, noted, before)
+    judgement = dataclasses.replace(
+        judgement,
+        cti_index=paced.index,
+        cti_us=paced.us,
+        unreadable=noted.unreadable,
+        window=noted.window,
+    )
+    present = len(times) if events.present is None else int(np.count_nonzero(events.present))
+    tally = _tally(present, late, malformed, judgement)
+    ineffective = int(np.count_nonzero(noted.proposals.is_mark & ~paced.effective))
+    tally["ignored_ctis"] = ineffective + len(noted.unreadable)
+    tally["ctis"] = len(paced.us)
     moved = dataclasses.replace(
         state,
-        cti_us=int(cti_us[-1]) if len(cti_us) else state.cti_us,
-        count=count,
-        base_us=base_us,
+        cti_us=int(paced.us[-1]) if len(paced.us) else state.cti_us,
+        count=paced.count,
+        base_us=paced.base_us,
         last_us=_last(state, times, well_formed),
-        ctis=state.ctis + len(cti_us),
+        writers=noted.writers,
+        noted_us=noted.noted_us,
+        record_us=noted.record_us,
+        begun=noted.begun,
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )
     return moved, judgement
+
+
+def _driving_times(
+    rules: TimeRules, events: Events, times: Instants, counted: Instants
+) -> Instants:
+    """The times of the counted events as the clock takes them: not too far in the future."""
+    driving = times[counted]
+    if rules.max_future_us is None or events.record_us is None:
+        return driving
+    record_us = events.record_us[counted]
+    capped = np.minimum(driving, np.where(record_us == NEVER, 0, record_us) + rules.max_future_us)
+    return np.where(record_us == NEVER, driving, capped)
+
+
+def _in_force(state: PartitionState, index: Instants, us: Instants, rows: int) -> Instants:
+    """The CTI in force before each record."""
+    candidates = np.full(rows + 1, NEVER, dtype=np.int64)
+    candidates[0] = NEVER if state.cti_us is None else state.cti_us
+    # Of several CTIs after one record the last, which is the greatest, is written last.
+    candidates[index + 1] = us
+    return np.maximum.accumulate(candidates)[:-1]
 
 
 def _last(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
@@ -144,142 +151,22 @@ def _last(state: PartitionState, times: Instants, well_formed: Mask) -> int | No
     return int(times[places[-1]]) if len(places) else state.last_us
 
 
-def _judged_times(rules: TimeRules, events: Events) -> tuple[Instants, Mask]:
-    """The time each event is judged by, and which events are well-formed."""
-    if rules.shape == "point" or events.end_us is None:
-        return events.start_us, events.readable
-    lasting = events.end_us > events.start_us
-    if events.is_end is None:
-        return events.start_us, events.readable & lasting
-    times = np.where(events.is_end, events.end_us, events.start_us)
-    return times, events.readable & (lasting | ~events.is_end)
+def _fail_on_marks(judgement: Judgement, noted: Noted, before: Instants) -> Judgement:
+    """An unreadable mark fails; an event in the same record comes before it."""
+    failure = judgement.failure
+    if not len(noted.unreadable) or (failure and failure.index <= noted.unreadable[0]):
+        return judgement
+    place = int(noted.unreadable[0])
+    cti_us = None if before[place] == NEVER else int(before[place])
+    failure = Failure(place, malformed=False, event_us=0, cti_us=cti_us, mark=True)
+    return dataclasses.replace(judgement, failure=failure)
 
 
-def _triggers(
-    rules: TimeRules, state: PartitionState, times: Instants
-) -> tuple[Instants, int, int | None]:
-    """Which of the counted events trigger a CTI, and the counter and span base after them."""
-    none = np.empty(0, dtype=np.int64)
-    if not len(times):
-        return none, state.count, state.base_us
-    if rules.every_events is not None:
-        first = rules.every_events - 1 - state.count
-        triggers = np.arange(first, len(times), rules.every_events, dtype=np.int64)
-        return triggers, (state.count + len(times)) % rules.every_events, state.base_us
-    if rules.every_us is not None:
-        base_us = int(times[0]) if state.base_us is None else state.base_us
-        triggers = _span_triggers(times, base_us, rules.every_us)
-        return triggers, state.count, int(times[triggers[-1]]) if len(triggers) else base_us
-    return none, state.count, state.base_us
-
-
-def _span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
-    """Each trigger is the first event at least `span_us` after the one before it.
-
-    The first event that reaches a bound is also the first at which the running maximum does, so
-    every event's successor is found by one binary search over all; what is left is to follow the
-    chain, one step a CTI.
-    """
-    highest = np.maximum.accumulate(times)
-    successor = np.searchsorted(highest, highest + span_us).tolist()
-    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
-    while at < len(times):
-        chain.append(at)
-        at = successor[at]
-    return np.array(chain, dtype=np.int64)
-
-
-def _clock(
-    rules: TimeRules, state: PartitionState, times: Instants, trigger_index: Instants
-) -> tuple[Instants, Instants, Instants]:
-    """The CTI in force before each event, and the CTIs that take effect with their places."""
-    candidates = np.full(len(times) + 1, _NEVER, dtype=np.int64)
-    candidates[0] = _NEVER if state.cti_us is None else state.cti_us
-    candidates[trigger_index + 1] = np.clip(times[trigger_index] - rules.delay_us, MIN_US, FINAL_US)
-    in_force = np.maximum.accumulate(candidates)
-    effective = np.flatnonzero(in_force[1:] > in_force[:-1])
-    return in_force[:-1], effective, in_force[1:][effective]
-
-
-def _apply_policy(
-    rules: TimeRules,
-    events: Events,
-    times: Instants,
-    late: Mask,
-    malformed: Mask,
-    before: Instants,
-) -> Judgement:
-    judgement = Judgement(
-        keep=np.ones(len(times), dtype=np.bool_),
-        violation=np.zeros(len(times), dtype=np.uint8),
-        start_us=events.start_us,
-        end_us=events.end_us,
-        cti_index=np.empty(0, dtype=np.int64),
-        cti_us=np.empty(0, dtype=np.int64),
-    )
-    for kind, mask in _kinds(rules, events, late, malformed, before):
-        if mask.any():
-            code = MALFORMED if kind == "malformed" else LATE
-            judgement = _act(action(rules.policy, kind), code, mask, judgement, times, before)
-    return judgement
-
-
-def _kinds(
-    rules: TimeRules, events: Events, late: Mask, malformed: Mask, before: Instants
-) -> list[tuple[str, Mask]]:
-    """The violating events by their kind in the policy table."""
-    if events.is_end is not None:
-        shaped = [("start edge", late & ~events.is_end), ("end edge", late & events.is_end)]
-    elif rules.shape == "interval" and events.end_us is not None:
-        ended = late & (events.end_us <= before)
-        shaped = [("ended interval", ended), ("interval", late & ~ended)]
-    else:
-        shaped = [("point", late)]
-    return [*shaped, ("malformed", malformed)]
-
-
-def _act(
-    what: Action,
-    code: int,
-    mask: Mask,
-    judgement: Judgement,
-    times: Instants,
-    before: Instants,
-) -> Judgement:
-    if what is Action.DROP:
-        return dataclasses.replace(judgement, keep=judgement.keep & ~mask)
-    if what is Action.FAIL:
-        return dataclasses.replace(
-            judgement, failure=_earlier(judgement.failure, mask, code, times, before)
-        )
-    flagged = code if what is Action.FLAG else ADJUSTED
-    judgement = dataclasses.replace(
-        judgement, violation=np.where(mask, np.uint8(flagged), judgement.violation)
-    )
-    if what is Action.MOVE_START:
-        moved = np.where(mask, before, judgement.start_us)
-        return dataclasses.replace(judgement, start_us=moved)
-    if what is Action.MOVE_END and judgement.end_us is not None:
-        moved = np.where(mask, before, judgement.end_us)
-        return dataclasses.replace(judgement, end_us=moved)
-    return judgement
-
-
-def _earlier(
-    failure: Failure | None, mask: Mask, code: int, times: Instants, before: Instants
-) -> Failure:
-    at = int(np.argmax(mask))
-    if failure is not None and failure.index < at:
-        return failure
-    cti_us = None if before[at] == _NEVER else int(before[at])
-    return Failure(at, code == MALFORMED, int(times[at]), cti_us)
-
-
-def _tally(late: Mask, malformed: Mask, judgement: Judgement) -> dict[str, int]:
+def _tally(events: int, late: Mask, malformed: Mask, judgement: Judgement) -> dict[str, int]:
     """How many events this block adds to each counter; late and malformed are disjoint."""
     violation = judgement.violation
     return {
-        "events": len(late),
+        "events": events,
         "dropped": int(np.count_nonzero(late & ~judgement.keep)),
         "adjusted": int(np.count_nonzero(violation == ADJUSTED)),
         "flagged": int(np.count_nonzero(violation == LATE)),

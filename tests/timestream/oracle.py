@@ -1,4 +1,5 @@
-"""Contract section 3.4 for one partition, one event at a time: what `cti.step` must agree with."""
+"""Contract sections 3.4 and 3.6 for one partition, one record at a time: what `cti.step` must
+agree with."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -14,47 +15,106 @@ class Event(NamedTuple):
     end: int | None = None
 
 
+class Record(NamedTuple):
+    """A record: perhaps an event, perhaps a mark (a time, or "?" that cannot be read), perhaps a
+    close; `stamp` is its timestamp."""
+
+    event: Event | None
+    mark: int | str | None = None
+    writer: str = ""
+    close: bool = False
+    stamp: int | None = None
+
+
 class Failed(Exception):
-    """Policy `fail`: (index, malformed, judged time or None, CTI in force or None)."""
+    """Policy `fail`: (index, malformed or "mark", judged time or None, CTI in force or None)."""
 
 
-def run(events, policy="drop", every=None, span=None, delay=0, cti=None):
+def run(
+    events, policy="drop", every=None, span=None, delay=0, cti=None, future=None, writers=(),
+    timeout=None,
+):  # fmt: skip
     """The output in order: ("row", index, start, end, violation) and ("cti", time); the counters;
-    the CTI in force at the end."""
+    the CTI in force at the end; for each record its time window."""
     out, tally, count, base = [], Counter(), 0, None
-    for index, (kind, start, end) in enumerate(events):
-        tally["events"] += 1
-        known = start is not None and (kind in ("point", "start") or end is not None)
-        if kind not in ("point", "interval", "start", "end") or not known:
-            bad = True
-        else:
-            bad = kind in ("interval", "end") and end <= start
-        t = None if bad else end if kind == "end" else start
-        late = not bad and cti is not None and t < cti
-        if policy == "fail" and (bad or late):
-            raise Failed(index, bad, t, cti)
-        tally["malformed"] += bad
-        if bad or late:
-            fate = "drop" if policy == "adjust" and (bad or kind == "point") else policy
-            if fate == "adjust" and kind == "interval" and end <= cti:
-                fate = "drop"
-            if fate == "flag":
-                out.append(("row", index, start, end, "malformed" if bad else "late"))
-            elif fate == "adjust" and kind == "end":
-                out.append(("row", index, start, cti, "adjusted"))
-            elif fate == "adjust":
-                out.append(("row", index, cti, end, "adjusted"))
-            if late:
-                tally[{"drop": "dropped", "adjust": "adjusted", "flag": "flagged"}[fate]] += 1
-        else:
-            out.append(("row", index, start, end, None))
-        if bad or kind == "end":
-            continue
-        count, base = count + 1, t if base is None else base
-        if (every and count == every) or (span and t - base >= span):
-            count, base, mark = 0, t, min(max(t - delay, LOWEST), FINAL)
-            if cti is None or mark > cti:
-                cti = mark
-                out.append(("cti", mark))
-                tally["ctis"] += 1
-    return out, +tally, cti
+    live, clock, noted, windows = dict.fromkeys(writers), None, None, []
+    heard = dict.fromkeys(writers)
+
+    def take(mark):
+        nonlocal cti, count, base
+        if mark is None or (cti is not None and mark <= cti):
+            return False
+        cti, count, base = mark, 0, mark
+        out.append(("cti", mark))
+        tally["ctis"] += 1
+        return True
+
+    def least():
+        return min(live.values()) if live and None not in live.values() else None
+
+    for index, record in enumerate(events):
+        if not isinstance(record, Record):
+            record = Record(record)
+        if record.stamp is not None:
+            clock = record.stamp if clock is None else max(clock, record.stamp)
+        if timeout is not None and clock is not None:
+            heard = {name: clock if at is None else at for name, at in heard.items()}
+            live = {name: mark for name, mark in live.items() if clock - heard[name] <= timeout}
+            take(least())
+        standing = cti
+        named = [mark for name, mark in live.items() if name and mark is not None]
+        windows.append((min(named), noted) if named else (None, None))
+
+        if record.event is not None:
+            kind, start, end = record.event
+            tally["events"] += 1
+            known = start is not None and (kind in ("point", "start") or end is not None)
+            if kind not in ("point", "interval", "start", "end") or not known:
+                bad = True
+            else:
+                bad = kind in ("interval", "end") and end <= start
+            t = None if bad else end if kind == "end" else start
+            late = not bad and cti is not None and t < cti
+            if policy == "fail" and (bad or late):
+                raise Failed(index, bad, t, cti)
+            tally["malformed"] += bad
+            if bad or late:
+                fate = "drop" if policy == "adjust" and (bad or kind == "point") else policy
+                if fate == "adjust" and kind == "interval" and end <= cti:
+                    fate = "drop"
+                if fate == "flag":
+                    out.append(("row", index, start, end, "malformed" if bad else "late"))
+                elif fate == "adjust" and kind == "end":
+                    out.append(("row", index, start, cti, "adjusted"))
+                elif fate == "adjust":
+                    out.append(("row", index, cti, end, "adjusted"))
+                if late:
+                    tally[{"drop": "dropped", "adjust": "adjusted", "flag": "flagged"}[fate]] += 1
+            else:
+                out.append(("row", index, start, end, None))
+            if not bad and kind != "end":
+                if future is not None and record.stamp is not None:
+                    t = min(t, record.stamp + future)
+                count, base = count + 1, t if base is None else base
+                if (every and count == every) or (span and t - base >= span):
+                    count, base, mark = 0, t, min(max(t - delay, LOWEST), FINAL)
+                    if cti is None or mark > cti:
+                        cti = mark
+                        out.append(("cti", mark))
+                        tally["ctis"] += 1
+
+        if record.mark == "?":
+            if policy == "fail":
+                raise Failed(index, "mark", None, standing)
+            tally["ignoredCtis"] += 1
+        elif record.mark is not None:
+            before = live.get(record.writer)
+            live[record.writer] = record.mark if before is None else max(before, record.mark)
+            heard[record.writer] = clock
+            if record.writer:
+                noted = record.mark if noted is None else max(noted, record.mark)
+            tally["ignoredCtis"] += not take(least())
+        if record.close and record.writer and record.writer in live:
+            del live[record.writer], heard[record.writer]
+            take(least())
+    return out, +tally, cti, windows

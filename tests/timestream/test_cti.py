@@ -108,7 +108,7 @@ def test_columns_and_the_contracts_loop_say_the_same(stream):
     expected = outcome(run, events, policy, **how)
     actual = outcome(stepped, shape, policy, how, events)
     if expected and isinstance(expected[0], list):
-        out, tally, cti = expected
+        out, tally, cti, _ = expected
         assert actual[0] == out
         assert +Counter(actual[1].counters()) == tally
         assert actual[1].cti_us == cti

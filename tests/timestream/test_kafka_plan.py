@@ -183,7 +183,7 @@ class Query:
             if not self.log[number] and at(number) not in after:
                 # Found while there was nothing to do: the next batch that does something has it.
                 continue
-            out, tally, cti = self.expected(number)
+            out, tally, cti, _ = self.expected(number)
             kept = [(what[1], what[4]) for what in out if what[0] == "row"]
             assert self.found[number] == kept
             state = self.state_after(self.offset(), at(number))
