@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_timestream.findings import FIXES, Kind
 from pyspark_timestream.instants import format_duration
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import specs
@@ -68,6 +69,20 @@ def test_the_policy_table_is_the_codes() -> None:
     }
     assert documented == {cell: action.value for cell, action in TABLE.items()}
     assert [row[0].strip("`") for row in table] == list(POLICIES)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_diagnosis_is_an_entry_of_the_troubleshooting(kind: Kind) -> None:
+    _, _, rest = README.partition("## Troubleshooting\n")
+    entries = " ".join(rest.partition("\n## ")[0].split()).split(" - ")
+    (entry,) = [entry for entry in entries if entry.startswith(f"**{kind}**")]
+    assert f"Fix: {FIXES[kind]}." in entry
+
+
+def test_the_troubleshooting_is_ordered_by_symptom() -> None:
+    _, _, rest = README.partition("## Troubleshooting\n")
+    symptoms = re.findall(r"^### (.*)$", rest.partition("\n## ")[0], re.MULTILINE)
+    assert symptoms == ["No output", "Rows missing", "Lagging"]
 
 
 def test_every_module_is_in_the_reading_order() -> None:

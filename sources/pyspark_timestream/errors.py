@@ -6,6 +6,7 @@ __all__ = [
     "LOSS_ADVICE",
     "BrokerUnreachable",
     "CheckpointMismatch",
+    "CheckpointUnreadable",
     "DataLost",
     "SchemaRefused",
     "TimestreamError",
@@ -24,6 +25,10 @@ class TimestreamError(Exception):
 
 class CheckpointMismatch(TimestreamError):
     """The user started a checkpoint with other settings, or older code, than it was made by."""
+
+
+class CheckpointUnreadable(TimestreamError):
+    """The user named a place that is no checkpoint, or one that nothing can be read from."""
 
 
 class SchemaRefused(TimestreamError):

@@ -8,7 +8,7 @@ import pytest
 
 import pyspark_timestream
 
-SPARK = {"__init__", "source", "time_reader", "kafka_reader", "frames"}
+SPARK = {"__init__", "source", "time_reader", "kafka_reader", "frames", "query_explanation"}
 CLIENT = {"kafka_client", "kafka_broker", "kafka_fetch", "kafka_driver"}
 ADAPTERS = SPARK | CLIENT
 PURE = sorted(

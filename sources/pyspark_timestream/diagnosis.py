@@ -1,0 +1,251 @@
+"""What holds a stream's CTI back, and why rows are missing: rules over its history.
+
+Each rule looks at the last batch, and at those before it only to say since when. An offset holds
+the state *before* its batch's records, so what a batch did shows one batch later; the source runs
+an empty batch after the last records, which completes the picture.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.findings import Finding, Kind, names
+from pyspark_timestream.frontier import merge
+from pyspark_timestream.imports import Imported
+from pyspark_timestream.instants import format_duration, format_instant
+from pyspark_timestream.ranges import Partition
+from pyspark_timestream.row_losses import far_future, is_far, mostly_lost
+from pyspark_timestream.stream_history import History, Moment, behind, holders, since
+
+__all__ = ["diagnose"]
+
+
+def diagnose(history: History) -> tuple[Finding, ...]:
+    """What is found, what matters most first; never empty."""
+    last = history[-1]
+    if last.offset.final:
+        return (_final(history),)
+    far = frozenset(part for part in last.offset.partitions if is_far(last, part))
+    found = [
+        *far_future(history, far),
+        *_holding(history, far),
+        *mostly_lost(history, far),
+    ]
+    if all(finding.kind is not Kind.BACKLOG for finding in found):
+        found += _backlog(history, {part for part, left in behind(history).items() if left})
+    return tuple(found) or (_caught_up(last),)
+
+
+def _final(history: History) -> Finding:
+    text = "the stream has ended: the final CTI promised that nothing changes any more, so new "
+    text += "records on this checkpoint are refused and no result is outstanding"
+    began_us = since(history, lambda moment: moment.offset.final)
+    return Finding(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
+
+
+def _caught_up(last: Moment) -> Finding:
+    offset = last.offset
+    shares = offset.partitions.values()
+    size = sum(share.end_exclusive - share.start_inclusive for share in shares)
+    if not shares:
+        text = "the stream has no partitions"
+    elif size:
+        text = f"the last batch read {size} records; what they did shows with the next one"
+    elif all(share.idle for share in shares):
+        text = "all partitions are idle and everything is read"
+    elif offset.closing:
+        text = "the bounded run has read everything that there was when it began"
+    else:
+        text = "everything is read, and no partition is behind another"
+    return Finding(Kind.CAUGHT_UP, "nobody", text)
+
+
+# -- what holds the CTI back ----------------------------------------------------------------------
+
+
+def _holding(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
+    """A finding for each reason why partitions at the minimum do not move on."""
+    reasons: dict[Kind, set[Partition]] = {}
+    for part in sorted(holders(history[-1])):
+        kind = _reason(history, part, far)
+        if kind is not None:
+            reasons.setdefault(kind, set()).add(part)
+    for kind, parts in reasons.items():
+        yield from _REPORTS[kind](history, parts)
+
+
+def _reason(history: History, part: Partition, far: frozenset[Partition]) -> Kind | None:
+    """Why `part`, which is at the minimum or has no CTI, stands there; None: it moves."""
+    offset = history[-1].offset
+    share = offset.partitions[part]
+    state, size = share.state, share.end_exclusive - share.start_inclusive
+    if share.pending or _import_is_late(offset.imported, state):
+        return Kind.LATE_IMPORT
+    if behind(history).get(part, size):
+        return Kind.BACKLOG
+    if _stands(history, part) and _silent(state):
+        return Kind.SILENT_WRITER
+    others = {other: each.state for other, each in offset.partitions.items() if other != part}
+    if state.cti_us is None:
+        return _why_none(state, size, any(each.events for each in others.values()))
+    ahead = (each.cti_us for other, each in others.items() if other not in far)
+    if not size and any(cti_us is not None and cti_us > state.cti_us for cti_us in ahead):
+        return Kind.IDLE_PARTITION
+    return None
+
+
+def _why_none(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
+    """Why a partition without backlog has no CTI yet."""
+    if state.events == 0 and size:
+        return None
+    if state.events == 0 and others_have_events:
+        return Kind.IDLE_PARTITION
+    return None if state.events and state.events == state.malformed else Kind.NO_CTI
+
+
+def _import_is_late(imported: Imported | None, state: PartitionState) -> bool:
+    """Whether a clock waits for the imported topic: it has nothing better, and events went on."""
+    if imported is None:
+        return False
+    if imported.cti_us is None or state.cti_us is None:
+        return state.cti_us is None and imported.cti_us is None
+    waits = state.last_us is not None and state.last_us > state.cti_us
+    return waits and imported.cti_us <= state.cti_us
+
+
+def _stands(history: History, part: Partition) -> bool:
+    """Whether the clock of `part` did not move by the batch before the last."""
+    share = history[-1].offset.partitions[part]
+    before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
+    at_rest = share.start_inclusive == share.end_exclusive
+    return at_rest or before is None or before.state.cti_us == share.state.cti_us
+
+
+def _silent(state: PartitionState) -> list[str]:
+    """The writers whose marks are the minimum, where others, or events, have gone on."""
+    marks = {name: writer.mark_us for name, writer in state.writers}
+    if None in marks.values():
+        return [name for name, mark_us in marks.items() if mark_us is None]
+    known = [mark_us for mark_us in marks.values() if mark_us is not None]
+    gone_on = [*known, *([] if state.last_us is None else [state.last_us])]
+    if not known or max(gone_on) == min(known):
+        return []
+    return [name for name, mark_us in marks.items() if mark_us == min(known)]
+
+
+def _backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    left, shares = behind(history), history[-1].offset.partitions
+    parts = sorted(parts)
+    if not parts:
+        return
+    known = sum(left[part] for part in parts if part in left)
+    size = sum(shares[part].end_exclusive - shares[part].start_inclusive for part in parts)
+    text = (
+        f"{known} records or more are left to read after the last batch, which read up to {size}"
+        if known
+        else f"the last batch was to read {size} records; how many are left the checkpoint does "
+        "not say"
+    )
+
+    def reading(moment: Moment) -> bool:
+        spans = (moment.offset.partitions.get(part) for part in parts)
+        return any(span and span.end_exclusive > span.start_inclusive for span in spans)
+
+    yield Finding(Kind.BACKLOG, names(parts), text, since(history, reading), frozenset(parts))
+
+
+def _idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    last, parts = history[-1], sorted(parts)
+    ctis = [share.state.cti_us for share in last.offset.partitions.values()]
+    ahead_us = max((cti_us for cti_us in ctis if cti_us is not None), default=None)
+    own_us = last.offset.partitions[parts[0]].state.cti_us
+    stand = "have no CTI" if own_us is None else f"stand at {format_instant(own_us)}"
+    others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
+    yield Finding(
+        Kind.IDLE_PARTITION,
+        names(parts),
+        f"no records are left to read there, and the clocks {stand}, while {others}",
+        _held_since(history, parts),
+        frozenset(parts),
+    )
+
+
+def _silent_writer(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    """One finding a writer: the same writer is often silent in every partition."""
+    states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
+    for name in sorted({name for state in states.values() for name in _silent(state)}):
+        where = [part for part, state in states.items() if name in _silent(state)]
+        mark_us = dict(states[where[0]].writers)[name].mark_us
+        mark = "no mark yet" if mark_us is None else f"{format_instant(mark_us)} as its last mark"
+        who = f"writer '{name}'" if name else "the marks without a writer"
+        yield Finding(
+            Kind.SILENT_WRITER,
+            f"{who} of {names(where)}",
+            f"{who} has {mark}, while other marks or events have gone on",
+            _held_since(history, where),
+            frozenset(where),
+            frozenset((part, name) for part in where),
+        )
+
+
+def _no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    parts, offset = sorted(parts), history[-1].offset
+    text = _missing_cti(offset.settings, offset.partitions[parts[0]].state)
+    if len(parts) > 1:
+        text += f"; so it is in {len(parts)} partitions"
+    yield Finding(Kind.NO_CTI, names(parts), text, _held_since(history, parts), frozenset(parts))
+
+
+def _missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
+    """What is missing for a partition's first CTI."""
+    frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
+    if not state.events:
+        return "no record has been read yet"
+    if frequency is None and header is None and "ctiImport" not in settings:
+        return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
+    reasons = []
+    if header is not None:
+        reasons.append(f"none of {state.events} records had a readable header '{header}'")
+    if frequency is not None and frequency.isdigit():
+        reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
+    elif frequency is not None and state.last_us is not None and state.base_us is not None:
+        span = format_duration(max(state.last_us - state.base_us, 0))
+        reasons.append(f"the last event is {span} after the first, 'ctiFrequency' is {frequency}")
+    return " and ".join(reasons) or "the events read so far have made none"
+
+
+def _late_import(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    parts, offset = sorted(parts), history[-1].offset
+    imported = offset.imported or Imported()
+    least = merge(each.cti_us for each in imported.partitions.values() if not each.ended)
+    slow = sorted(
+        part
+        for part, each in imported.partitions.items()
+        if each.cti_us == least and not each.ended
+    )
+    told = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
+    text = f"the imported CTI is {told}"
+    waiting = [pair for part in parts for pair in offset.partitions[part].pending[:1]]
+    if waiting:
+        until, cti_us = waiting[0]
+        text += f"; {format_instant(cti_us)} takes effect once offset {until} has been read"
+    else:
+        text += f", and {names(parts)} waits for more"
+    culprit = f"the import of {names(slow)}" if slow else "option 'ctiImport'"
+    began_us = _held_since(history, parts)
+    yield Finding(Kind.LATE_IMPORT, culprit, text, began_us, frozenset(parts))
+
+
+def _held_since(history: History, parts: Iterable[Partition]) -> int | None:
+    """Since when the stream's CTI has stood still with the same culprits."""
+    now_us, culprits = history[-1].offset.cti_us, frozenset(parts)
+    return since(history, lambda m: m.offset.cti_us == now_us and culprits <= holders(m))
+
+
+_REPORTS: Final = {
+    Kind.BACKLOG: _backlog,
+    Kind.IDLE_PARTITION: _idle_partition,
+    Kind.LATE_IMPORT: _late_import,
+    Kind.NO_CTI: _no_cti,
+    Kind.SILENT_WRITER: _silent_writer,
+}

@@ -1,0 +1,317 @@
+"""Each diagnosis names its culprit and since when, from the history of a stream alone."""
+
+import pytest
+from timestream.builders import at
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.diagnosis import diagnose
+from pyspark_timestream.findings import FIXES, Kind, names
+from pyspark_timestream.frontier import merge
+from pyspark_timestream.imports import Imported, ImportedPartition
+from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
+from pyspark_timestream.partition_state import Writer
+from pyspark_timestream.stream_history import Moment
+
+NOON = 1_704_110_400_000_000
+"""2024-01-01T12:00:00Z, in application time and on the wall clock of batch 0."""
+
+SECOND = 1_000_000
+DAY = 86_400 * SECOND
+COUNT = {"ctiFrequency": "10"}
+
+
+def state(second=None, events=20, **more):
+    """A clock at NOON plus so many seconds, whose last event is at its CTI unless told."""
+    cti_us = None if second is None else NOON + second * SECOND
+    return PartitionState(**{"cti_us": cti_us, "events": events, "last_us": cti_us, **more})
+
+
+def share(clock, size=0, first=100, **more):
+    return PartitionOffset(first, first + size, clock, **more)
+
+
+def history(*batches, settings=COUNT, left=0, **more):
+    """Moments a second apart; a batch is a list of shares, of partitions 0, 1, ...
+
+    `left` is how much each partition has after the last batch; None: no progress said so.
+    """
+    moments = []
+    for number, shares in enumerate(batches):
+        partitions = {at(n): each for n, each in enumerate(shares)}
+        ends = {} if left is None else {p: s.end_exclusive + left for p, s in partitions.items()}
+        cti_us = merge(s.state.cti_us for s in shares if not s.idle)
+        offset = StreamOffset("me", settings, 1, partitions, number, cti_us, **more)
+        moments.append(Moment(NOON + number * SECOND, offset, ends))
+    return tuple(moments)
+
+
+def found(*batches, **more):
+    findings = diagnose(history(*batches, **more))
+    return [(finding.kind, finding.culprit) for finding in findings]
+
+
+def only(*batches, **more):
+    (finding,) = diagnose(history(*batches, **more))
+    return finding
+
+
+def test_every_kind_has_a_fix():
+    assert set(FIXES) == set(Kind)
+
+
+# -- an idle partition ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clock", [state(None, events=0), state(-500)])
+def test_a_partition_without_records_and_without_a_newer_cti_is_named_idle(clock):
+    finding = only([share(state(5)), share(clock)])
+    assert (finding.kind, finding.culprit) == (Kind.IDLE_PARTITION, "topic 'topic' partition 1")
+    assert "idleTimeout" in finding.fix
+    assert finding.partitions == {at(1)}
+
+
+def test_an_idle_partition_holds_back_since_the_cti_has_stood_still():
+    moments = history(
+        [share(state(1), 5), share(state(1), 5)],
+        [share(state(7), 5), share(state(3))],
+        [share(state(9), 5), share(state(3))],
+        [share(state(11)), share(state(3))],
+    )
+    assert diagnose(moments)[0].since_us == NOON + SECOND
+
+
+def test_a_partition_that_gets_records_is_not_idle():
+    assert found([share(state(5)), share(state(3), 4)]) == [(Kind.CAUGHT_UP, "nobody")]
+
+
+def test_a_partition_recorded_as_idle_holds_nothing_back():
+    idle = share(state(3), idle=True)
+    assert found([share(state(5)), idle]) == [(Kind.CAUGHT_UP, "nobody")]
+    assert "all partitions are idle" in only([idle]).text
+
+
+def test_many_idle_partitions_are_one_finding():
+    finding = only([share(state(5)), *[share(state(None, events=0))] * 5])
+    assert finding.culprit.endswith("partition 3 and 2 more")
+    assert len(finding.partitions) == 5
+
+
+# -- a silent writer ------------------------------------------------------------------------------
+
+
+def with_writers(second, last=0, **marks):
+    writers = tuple((n, Writer(None if m is None else NOON + m * SECOND)) for n, m in marks.items())
+    return state(second, writers=writers, last_us=NOON + last * SECOND)
+
+
+def test_the_writer_with_the_least_mark_is_named():
+    finding = only([share(with_writers(3, a=9, b=3))], settings={"ctiHeader": "cti"})
+    assert finding.kind is Kind.SILENT_WRITER
+    assert finding.culprit == "writer 'b' of topic 'topic' partition 0"
+    assert finding.writers == {(at(0), "b")}
+    assert "12:00:03" in finding.text
+    assert "writerTimeout" in finding.fix
+
+
+def test_a_writer_that_is_waited_for_is_named_before_any_mark():
+    finding = only([share(with_writers(None, a=9, b=None))], settings={"ctiHeader": "cti"})
+    assert finding.culprit.startswith("writer 'b'")
+    assert "no mark yet" in finding.text
+
+
+def test_a_lone_writer_is_silent_where_events_went_on():
+    assert found([share(with_writers(3, last=8, a=3))])[0][0] is Kind.SILENT_WRITER
+    assert found([share(with_writers(3, last=3, a=3))])[0][0] is Kind.CAUGHT_UP
+
+
+def test_a_writer_silent_in_two_partitions_is_one_finding():
+    both = [share(with_writers(3, a=9, b=3)), share(with_writers(3, a=9, b=3))]
+    assert found(both) == [
+        (
+            Kind.SILENT_WRITER,
+            "writer 'b' of topic 'topic' partition 0, topic 'topic' partition 1",
+        )
+    ]
+
+
+def test_a_clock_that_moves_has_no_silent_writer():
+    moving = [[share(with_writers(n, a=9, b=n), 5)] for n in (2, 3)]
+    assert found(*moving)[0][0] is Kind.CAUGHT_UP
+
+
+def test_marks_without_a_writer_are_called_so():
+    finding = only([share(state(3, writers=(("", Writer(NOON)),), last_us=NOON + 9))])
+    assert finding.culprit.startswith("the marks without a writer of topic")
+
+
+# -- an event far in the future -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        state(90, dropped=2, last_us=NOON),
+        state(90, flagged=2, last_us=NOON),
+        state(3 * 86_400),
+        state(-365 * 86_400, dropped=2, last_us=NOON - 367 * DAY),
+    ],
+)
+def test_a_cti_far_ahead_of_clock_or_events_is_named(clock):
+    finding = only([share(clock)])
+    assert (finding.kind, finding.culprit) == (Kind.FAR_FUTURE, "topic 'topic' partition 0")
+    assert "maxFuture" in finding.fix
+    assert "ahead of the" in finding.text
+
+
+@pytest.mark.parametrize("clock", [state(90), state(50, dropped=2), state(-5, dropped=2)])
+def test_a_little_ahead_is_not_far(clock):
+    assert found([share(clock)])[0][0] is Kind.CAUGHT_UP
+
+
+def test_nobody_is_idle_for_being_behind_an_event_far_in_the_future():
+    moments = history(
+        [share(state(1), 5), share(state(1))],
+        [share(state(5 * 86_400), 5), share(state(1))],
+        [share(state(5 * 86_400, dropped=3)), share(state(1))],
+    )
+    (finding,) = diagnose(moments)
+    assert (finding.culprit, finding.since_us) == ("topic 'topic' partition 0", NOON + SECOND)
+
+
+# -- a backlog ------------------------------------------------------------------------------------
+
+
+def test_records_left_after_the_last_batch_are_a_backlog_since_batches_read_records():
+    moments = history([share(state(1))], [share(state(1), 5)], [share(state(2), 5)], left=30)
+    (finding,) = diagnose(moments)
+    assert (finding.kind, finding.culprit) == (Kind.BACKLOG, "topic 'topic' partition 0")
+    assert finding.since_us == NOON + SECOND
+    assert "30 records" in finding.text
+    assert "maxOffsetsPerTrigger" in finding.fix
+
+
+def test_a_checkpoint_alone_shows_a_backlog_by_a_last_batch_with_records():
+    finding = only([share(state(1), 5)], left=None)
+    assert finding.kind is Kind.BACKLOG
+    assert "the checkpoint does not say" in finding.text
+    assert only([share(state(1))], left=None).kind is Kind.CAUGHT_UP
+
+
+def test_a_backlog_elsewhere_is_told_after_what_holds_the_cti_back():
+    moments = history([share(state(9), 5), share(state(1))], left=0)
+    moments[0].log_ends[at(0)] += 7
+    assert [finding.kind for finding in diagnose(moments)] == [Kind.IDLE_PARTITION, Kind.BACKLOG]
+
+
+# -- no CTI yet -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("clock", "settings", "said"),
+    [
+        (state(None, events=0), COUNT, "no record has been read yet"),
+        (state(None, events=4, count=3), COUNT, "3 events count so far, and 'ctiFrequency' is 10"),
+        (
+            state(None, base_us=NOON, last_us=NOON + SECOND),
+            {"ctiFrequency": "5 seconds"},
+            "the last event is 1 second after the first, 'ctiFrequency' is 5 seconds",
+        ),
+        (state(None, events=4), {"ctiHeader": "now"}, "none of 4 records had a readable header"),
+        (state(None, events=4), {}, "no option makes CTIs"),
+    ],
+)
+def test_what_is_missing_for_a_first_cti_is_said(clock, settings, said):
+    finding = only([share(clock)], settings=settings)
+    assert (finding.kind, finding.culprit) == (Kind.NO_CTI, "topic 'topic' partition 0")
+    assert said in finding.text
+
+
+def test_a_first_batch_that_has_just_read_is_not_judged_by_the_state_before_it():
+    finding = only([share(state(None, events=0), 9)])
+    assert finding.kind is Kind.CAUGHT_UP
+    assert "the last batch read 9 records" in finding.text
+
+
+# -- a late import --------------------------------------------------------------------------------
+
+
+def imported(cti_us):
+    return Imported({at(0, "slow"): ImportedPartition(3, cti_us=cti_us)}, cti_us)
+
+
+@pytest.mark.parametrize(("clock", "cti_us"), [(None, None), (3, NOON + 3 * SECOND)])
+def test_an_import_without_news_is_named(clock, cti_us):
+    waiting = share(state(clock, last_us=NOON + 8 * SECOND))
+    settings = {"ctiImport": "slow"}
+    finding = only([waiting], settings=settings, imported=imported(cti_us))
+    assert (finding.kind, finding.culprit) == (
+        Kind.LATE_IMPORT,
+        "the import of topic 'slow' partition 0",
+    )
+    assert finding.partitions == {at(0)}
+    assert "ctiImport" in finding.fix
+
+
+def test_an_import_that_waits_for_a_backlog_says_until_where():
+    waiting = share(state(None), 5, pending=((400, NOON + 9 * SECOND),))
+    first, second = diagnose(history([waiting], imported=imported(NOON), left=9))
+    assert (first.kind, second.kind) == (Kind.LATE_IMPORT, Kind.BACKLOG)
+    assert "12:00:09Z takes effect once offset 400 has been read" in first.text
+
+
+def test_an_import_that_the_events_have_not_passed_is_not_late():
+    there = share(state(3, last_us=NOON))
+    assert found([there], imported=imported(NOON + 3 * SECOND))[0][0] is Kind.CAUGHT_UP
+
+
+def test_an_import_topic_without_partitions_names_the_option():
+    finding = only([share(state(None))], imported=Imported())
+    assert finding.culprit == "option 'ctiImport'"
+
+
+# -- everything dropped ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", ["dropped", "flagged", "malformed"])
+def test_a_partition_that_loses_half_its_events_is_named(counter):
+    clock = state(9, events=4, last_us=NOON, **{counter: 2})
+    finding = only([share(state(9, events=4))], [share(clock)])
+    assert (finding.kind, finding.culprit) == (Kind.EVERYTHING_DROPPED, "topic 'topic' partition 0")
+    assert finding.since_us == NOON + SECOND
+    assert "ctiDelay" in finding.fix
+    assert "the last event is 9 seconds before the CTI" in finding.text
+
+
+def test_a_partition_that_loses_lately_what_it_did_not_before_is_named():
+    before, now = state(1, events=1000, dropped=1), state(1, events=1010, dropped=9)
+    assert found([share(before)], [share(now)])[0][0] is Kind.EVERYTHING_DROPPED
+    assert found([share(now)])[0][0] is Kind.CAUGHT_UP
+
+
+def test_only_malformed_events_point_at_the_start_time_and_not_at_the_frequency():
+    finding = only([share(state(None, events=4, malformed=4))], settings={"startTime": "at"})
+    assert finding.kind is Kind.EVERYTHING_DROPPED
+    assert "option 'startTime' is 'at'" in finding.text
+
+
+# -- the end, and nothing -------------------------------------------------------------------------
+
+
+def test_a_final_cti_is_all_there_is_to_say():
+    finding = only([share(state(1))], [share(state(None))], final=True, closing=True)
+    assert (finding.kind, finding.since_us) == (Kind.FINAL_CTI, NOON)
+    assert "finalCti" in finding.fix
+
+
+def test_a_bounded_run_that_read_everything_is_caught_up():
+    finding = only([share(state(1))], closing=True)
+    assert finding.kind is Kind.CAUGHT_UP
+    assert "bounded run" in finding.text
+
+
+def test_a_stream_without_partitions_says_so():
+    assert "no partitions" in only([]).text
+
+
+def test_names_are_few():
+    assert names([at(1)]) == "topic 'topic' partition 1"
