@@ -30,6 +30,8 @@ METADATA: Final[dict[str, pa.DataType]] = {
     "violation": pa.string(),
     "original_start_time": _INSTANT,
     "original_end_time": _INSTANT,
+    "time_lower": _INSTANT,
+    "time_upper": _INSTANT,
     "cti": _INSTANT,
 }
 """Every metadata column with its type, in the order of the default schema."""
@@ -117,7 +119,10 @@ def _unfilled(options: KafkaOptions) -> dict[str, str]:
         "original_start_time": options.policy == "adjust" or "option 'violationPolicy' = 'adjust'",
         "original_end_time": (options.policy == "adjust" and options.shape != "point")
         or "options 'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
-        "cti": options.has_ctis or "option 'ctiFrequency', 'advanceTime' or 'finalCti'",
+        "time_lower": options.time_window or "option 'timeWindow' = 'true'",
+        "time_upper": options.time_window or "option 'timeWindow' = 'true'",
+        "cti": options.has_ctis
+        or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
     }
     return {name: what for name, what in filled.items() if isinstance(what, str)}
 

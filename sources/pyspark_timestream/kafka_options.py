@@ -14,11 +14,14 @@ from pyspark_timestream.kafka_values import (
     CTI_FREQUENCY,
     EDGE_FROM,
     LATEST,
+    MAX_FUTURE,
     MILLISECONDS,
     NAME,
     STARTING_OFFSETS,
     SUBSCRIBE,
     TIME_FROM,
+    WRITER_TIMEOUT,
+    WRITERS,
     Frequency,
     TimeFrom,
     assign_text,
@@ -53,13 +56,8 @@ NOT_YET: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
-    "ctiHeader",
     "ctiImport",
     "idleTimeout",
-    "maxFuture",
-    "timeWindow",
-    "writers",
-    "writerTimeout",
 )
 """Names that the contract fixes and this version does not know how to do."""
 
@@ -107,15 +105,22 @@ class KafkaOptions:
     delay_us: int = option("ctiDelay", CTI_DELAY, 0, needs=_CTI_SOURCES)
     final_cti: bool = option("finalCti", boolean, False)
     advance_time: str | None = option("advanceTime", choice(*PRESETS), None)
+    cti_header: str | None = option("ctiHeader", NAME, None)
+    writers: tuple[str, ...] | None = option("writers", WRITERS, None, needs=("ctiHeader",))
+    writer_timeout_us: int | None = option(
+        "writerTimeout", WRITER_TIMEOUT, None, needs=("ctiHeader",)
+    )
+    time_window: bool = option("timeWindow", boolean, False, needs=("ctiHeader",))
+    max_future_us: int | None = option("maxFuture", MAX_FUTURE, None, needs=_CTI_SOURCES)
     policy: str = option(
-        "violationPolicy", choice(*POLICIES), "drop", needs=(*_CTI_SOURCES, "finalCti")
+        "violationPolicy", choice(*POLICIES), "drop", needs=(*_CTI_SOURCES, "ctiHeader", "finalCti")
     )
     max_tasks: int | None = option("maxTasks", whole_number(1), None)
 
     @property
     def has_ctis(self) -> bool:
         """Whether the stream has a `cti` column."""
-        return self.frequency is not None or self.final_cti
+        return self.frequency is not None or self.cti_header is not None or self.final_cti
 
     @property
     def rules(self) -> TimeRules:
@@ -127,6 +132,10 @@ class KafkaOptions:
             every_events=frequency.events,
             every_us=frequency.span_us,
             delay_us=self.delay_us,
+            max_future_us=self.max_future_us,
+            writers=self.writers or (),
+            writer_timeout_us=self.writer_timeout_us,
+            time_window=self.time_window,
         )
 
     def settings(self) -> dict[str, str]:
@@ -134,16 +143,24 @@ class KafkaOptions:
         values: dict[str, Any] = {
             "ctiDelay": format_duration(self.delay_us) if self.frequency else None,
             "ctiFrequency": self.frequency,
+            "ctiHeader": self.cti_header,
             "edge": self.edge,
             "endTime": self.end_time,
             "eventShape": self.shape,
+            "maxFuture": _duration(self.max_future_us),
             "startTime": self.start_time,
             "timeUnit": self.time_unit,
             "violationPolicy": self.policy,
+            "writerTimeout": _duration(self.writer_timeout_us),
+            "writers": ",".join(self.writers) if self.writers else None,
             "subscribe": ",".join(self.subscribe) if self.subscribe else None,
             "assign": assign_text(self.assign) if self.assign else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _duration(us: int | None) -> str | None:
+    return None if us is None else format_duration(us)
 
 
 def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
@@ -174,7 +191,7 @@ def _check_policy(options: KafkaOptions, plain: Mapping[str, str]) -> None:
             "violationPolicy",
             f"'{policy}' has no effect: option 'finalCti' is 'false' and nothing else makes CTIs",
             "it together with a source of CTIs",
-            "set 'ctiFrequency' or 'advanceTime' too, or leave it out",
+            "set 'ctiFrequency', 'advanceTime' or 'ctiHeader' too, or leave it out",
         )
 
 

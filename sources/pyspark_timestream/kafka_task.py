@@ -3,6 +3,7 @@
 Everything but the reading itself is pure; the reader is an argument.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from pyspark_timestream.records import Needs, RecordBlock
 from pyspark_timestream.rows import cti_rows, weave
 
 __all__ = ["Share", "TaskPlan", "end_state", "run_task"]
+
+_LOG = logging.getLogger(__name__)
 
 ReadRange = Callable[[Range, Needs], Iterator[RecordBlock]]
 
@@ -75,8 +78,9 @@ def run_task(
         state, partition = share.state, share.span.partition
         for block in read(share.span, needs):
             payload = read_payload(options, projection, block)
-            state, judgement = step(options.rules, state, payload.events)
+            state, judgement = step(options.rules, state, payload.events, payload.marks)
             _fail_on_violation(options, partition, block, judgement.failure)
+            _warn_of_marks(options, partition, block, judgement)
             prover, news, ctis_us = prover.advance(position, judgement.cti_us)
             after = judgement.cti_index[news]
             if not tells:
@@ -92,7 +96,8 @@ def end_state(options: KafkaOptions, share: Share, read: ReadRange) -> Partition
     """Where the partition's clock stands after the range: reading it for the clock alone."""
     state = share.state
     for block in read(share.span, needs_of(options, None)):
-        state, _ = step(options.rules, state, read_payload(options, None, block).events)
+        payload = read_payload(options, None, block)
+        state, _ = step(options.rules, state, payload.events, payload.marks)
     return state
 
 
@@ -116,6 +121,18 @@ def _keep(
     return judgement.keep & ~payload.json.malformed
 
 
+def _warn_of_marks(
+    options: KafkaOptions, partition: Partition, block: RecordBlock, judgement: Judgement
+) -> None:
+    if len(judgement.unreadable):
+        _LOG.warning(
+            "%s: %d marks in header '%s' from here on cannot be read and are ignored",
+            _where(partition, block, int(judgement.unreadable[0])),
+            len(judgement.unreadable),
+            options.cti_header,
+        )
+
+
 def _fail_on_violation(
     options: KafkaOptions, partition: Partition, block: RecordBlock, failure: Failure | None
 ) -> None:
@@ -123,12 +140,14 @@ def _fail_on_violation(
         return
     where = _where(partition, block, failure.index)
     cti = "none yet" if failure.cti_us is None else format_instant(failure.cti_us)
-    if failure.malformed:
-        what = f"is malformed ({_expected_of(options)})"
+    if failure.mark:
+        what = f"mark in header '{options.cti_header}' cannot be read"
+    elif failure.malformed:
+        what = f"event is malformed ({_expected_of(options)})"
     else:
-        what = f"has event time {format_instant(failure.event_us)}, before"
+        what = f"event has event time {format_instant(failure.event_us)}, before"
     raise ViolationFound(
-        f"{where}: the event {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
+        f"{where}: the {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
         "'fail'; use 'drop', 'adjust' or 'flag' to go on, or a larger 'ctiDelay'"
     )
 

@@ -16,11 +16,14 @@ __all__ = [
     "EARLIEST",
     "EDGE_FROM",
     "LATEST",
+    "MAX_FUTURE",
     "MILLISECONDS",
     "NAME",
     "STARTING_OFFSETS",
     "SUBSCRIBE",
     "TIME_FROM",
+    "WRITERS",
+    "WRITER_TIMEOUT",
     "Frequency",
     "TimeFrom",
     "assign_text",
@@ -103,6 +106,24 @@ def _bounded_duration(value: str) -> int:
     return us
 
 
+def _parse_max_future(value: str) -> int:
+    us = _bounded_duration(value)
+    if us < 0:
+        raise ValueError("it must not be negative")
+    return us
+
+
+def _parse_writer_timeout(value: str) -> int:
+    us = _bounded_duration(value)
+    if us < 1:
+        raise ValueError("it must be at least 1 tick")
+    return us
+
+
+def _parse_writers(value: str) -> tuple[str, ...]:
+    return tuple(sorted({_parse_name(name).strip() for name in value.split(",")}))
+
+
 def _parse_topics(value: str) -> tuple[str, ...]:
     topics = tuple(sorted({topic.strip() for topic in value.split(",")}))
     for topic in topics:
@@ -175,6 +196,13 @@ CTI_FREQUENCY: Final = Reader(
     "a count of events such as '10', or a timespan such as '5 seconds'",
     "often",
     "0",
+)
+MAX_FUTURE: Final = Reader(
+    _parse_max_future, "a duration such as '5 minutes', up to 500000 weeks", "soon", "-1 tick"
+)
+WRITERS: Final = Reader(_parse_writers, "writers' names separated by commas", " ", "a,,b")
+WRITER_TIMEOUT: Final = Reader(
+    _parse_writer_timeout, "a duration such as '1 minute', up to 500000 weeks", "soon", "0 s"
 )
 CTI_DELAY: Final = Reader(
     _bounded_duration,

@@ -1,20 +1,27 @@
 """What a block of records says: its events for the clock, and the columns that need parsing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.cti import Events
+from pyspark_timestream.cti import NO_MARKS, Events, Marks
 from pyspark_timestream.event_time import Times, record_times, text_times, value_times
 from pyspark_timestream.json_types import JsonBlock, JsonFields
 from pyspark_timestream.json_values import parse_json
 from pyspark_timestream.kafka_columns import Projection
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_values import TimeFrom
-from pyspark_timestream.records import Needs, RecordBlock, header_texts
+from pyspark_timestream.punctuations import NEVER
+from pyspark_timestream.records import (
+    Needs,
+    RecordBlock,
+    has_header,
+    header_texts,
+    header_values,
+)
 
 __all__ = ["Payload", "needs_of", "read_payload"]
 
@@ -31,6 +38,7 @@ class Payload:
         end_known: n booleans: the end time could be read; None for points.
         edges: n strings, as received; None unless edges.
         json: the parsed values; None where nothing of them is wanted.
+        marks: the punctuations among them.
     """
 
     events: Events
@@ -38,6 +46,7 @@ class Payload:
     end_known: Mask | None
     edges: pa.Array | None
     json: JsonBlock | None
+    marks: Marks = NO_MARKS
 
 
 def needs_of(options: KafkaOptions, projection: Projection | None) -> Needs:
@@ -47,17 +56,38 @@ def needs_of(options: KafkaOptions, projection: Projection | None) -> Needs:
     return Needs(
         timestamps=wants("timestamp")
         or wants("timestampType")
+        or _needs_record_times(options)
         or any(source.kind == "timestamp" for source in sources),
         keys=wants("key"),
-        values=wants("value") or _json_fields(options, projection) is not None,
-        headers=wants("headers") or any(source.kind == "header" for source in sources),
+        values=wants("value")
+        or _json_fields(options, projection) is not None
+        or options.cti_header is not None,
+        headers=wants("headers")
+        or any(source.kind == "header" for source in sources)
+        or options.cti_header is not None,
     )
 
 
 def read_payload(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    """Read event times, edges and the wanted JSON fields of `block`."""
+    """Read event times, edges, punctuations and the wanted JSON fields of `block`."""
+    payload = _read_events(options, projection, block)
+    if options.cti_header is None and not _needs_record_times(options):
+        return payload
+    marks = _read_marks(options, options.cti_header, block) if options.cti_header else NO_MARKS
+    present = None
+    if len(marks.places) and block.values is not None:
+        # A punctuation without a value is no event (contract section 3.4).
+        present = np.ones(len(block.offsets), dtype=np.bool_)
+        present[marks.places] = block.values.take(pa.array(marks.places)).is_valid()
+    events = replace(payload.events, present=present, record_us=_record_us(options, block))
+    return replace(payload, events=events, marks=marks)
+
+
+def _read_events(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> Payload:
     fields = _json_fields(options, projection)
     parsed = parse_json(fields, block.values) if fields is not None else None
     start_us, start_known = _times(options.start_time, options, block, parsed)
@@ -72,6 +102,34 @@ def read_payload(
     readable = start_known & (is_start | (is_end & end_known))
     events = Events(start_us, readable, end_us, is_end)
     return Payload(events, start_known, end_known, edges, parsed)
+
+
+def _needs_record_times(options: KafkaOptions) -> bool:
+    return options.max_future_us is not None or options.writer_timeout_us is not None
+
+
+def _record_us(options: KafkaOptions, block: RecordBlock) -> npt.NDArray[np.int64] | None:
+    if not _needs_record_times(options):
+        return None
+    us, known = record_times(block.timestamps_ms)
+    return np.where(known, us, NEVER)
+
+
+def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
+    """The punctuations of `block`: the records with a mark or a close."""
+    all_headers: pa.Array = block.headers
+    closed = has_header(all_headers, f"{name}-close")
+    places = np.flatnonzero(has_header(all_headers, name) | closed)
+    if not len(places):
+        return NO_MARKS
+    headers = all_headers.take(pa.array(places))
+    us, readable = text_times(header_texts(headers, name), options.time_unit)
+    writers = header_texts(headers, f"{name}-writer")
+    # A name that is no UTF-8 is not the same as none.
+    nameless = pc.is_valid(header_values(headers, f"{name}-writer"))
+    garbled = np.array(pc.and_(nameless, pc.is_null(writers)).to_numpy(zero_copy_only=False))
+    names = pc.fill_null(writers, "").to_pylist()
+    return Marks(places, us, has_header(headers, name), readable & ~garbled, names, closed[places])
 
 
 def _sources(options: KafkaOptions) -> list[TimeFrom]:

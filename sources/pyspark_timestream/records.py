@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Needs", "RecordBlock", "header_texts", "utf8_or_none"]
+__all__ = ["Needs", "RecordBlock", "has_header", "header_texts", "header_values", "utf8_or_none"]
 
 
 class Needs(NamedTuple):
@@ -39,21 +40,36 @@ class RecordBlock(NamedTuple):
 
 
 def header_texts(headers: pa.Array, name: str) -> pa.Array:
-    """The header `name` of each of n records as text; null where it is absent or no UTF-8.
-
-    Of repeated headers the last wins (contract section 3.4).
-    """
-    rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
-    flat = headers.flatten()
-    named = pc.equal(flat.field("key"), name).to_numpy(zero_copy_only=False)
-    places = np.full(len(headers), -1, dtype=np.int64)
-    # A later assignment to the same row overwrites an earlier one: the last header wins.
-    places[rows[named]] = np.flatnonzero(named)
-    values = flat.field("value").take(pa.array(places, mask=places < 0))
+    """The header `name` of each of n records as text; null where it is absent or no UTF-8."""
+    values = header_values(headers, name)
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([utf8_or_none(value.as_py()) for value in values], pa.string())
+
+
+def header_values(headers: pa.Array, name: str) -> pa.Array:
+    """The header `name` of each of n records as it is; null where it is absent.
+
+    Of repeated headers the last wins (contract section 3.4).
+    """
+    places = _places(headers, name)
+    return headers.flatten().field("value").take(pa.array(places, mask=places < 0))
+
+
+def has_header(headers: pa.Array, name: str) -> npt.NDArray[np.bool_]:
+    """Which of n records have the header `name`, with a value or without."""
+    return _places(headers, name) >= 0
+
+
+def _places(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    """Where each record's last header `name` is among all headers; -1: nowhere."""
+    rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+    named = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
+    places = np.full(len(headers), -1, dtype=np.int64)
+    # A later assignment to the same row overwrites an earlier one: the last header wins.
+    places[rows[named]] = np.flatnonzero(named)
+    return places
 
 
 def utf8_or_none(value: bytes | None) -> str | None:

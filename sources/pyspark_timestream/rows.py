@@ -14,6 +14,7 @@ from pyspark_timestream.cti import ADJUSTED, VIOLATIONS, Judgement
 from pyspark_timestream.event_time import record_times
 from pyspark_timestream.kafka_columns import METADATA, Projection
 from pyspark_timestream.payload import Payload
+from pyspark_timestream.punctuations import NEVER
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.records import RecordBlock
 
@@ -143,6 +144,10 @@ def _metadata_column(
             return _instants(payload.events.start_us, adjusted)
         case "original_end_time":
             return _instants(_given(payload.events.end_us), adjusted & _given(payload.end_known))
+        case "time_lower":
+            return _bounds(_given(judgement.window).lower_us)
+        case "time_upper":
+            return _bounds(_given(judgement.window).upper_us)
         case _:
             raise AssertionError(f"no metadata {name}")
 
@@ -152,6 +157,10 @@ def _given(value: T | None) -> T:
     if value is None:
         raise AssertionError("a column was projected that was not read")
     return value
+
+
+def _bounds(us: Indices) -> pa.Array:
+    return _instants(us, us != NEVER)
 
 
 def _instants(us: Indices, known: Mask) -> pa.Array:

@@ -34,6 +34,11 @@ ORIGINALS = ["original_start_time", "original_end_time"]
         ({"advanceTime": "IncreasingStartTime"}, ["start_time", "cti"]),
         ({**CTIS, "violationPolicy": "fail"}, ["start_time", "cti"]),
         ({**CTIS, "violationPolicy": "flag"}, ["start_time", "violation", "cti"]),
+        ({"ctiHeader": "c"}, ["start_time", "cti"]),
+        (
+            {"ctiHeader": "c", "timeWindow": "true"},
+            ["start_time", "time_lower", "time_upper", "cti"],
+        ),
         (
             {**CTIS, "violationPolicy": "adjust"},
             ["start_time", "violation", "original_start_time", "cti"],
@@ -48,7 +53,10 @@ def test_without_a_schema_the_columns_are_sparks_and_those_that_the_options_fill
     schema = default_schema(options(**raw))
     assert schema.names == [*SPARKS, *more]
     assert schema.types[:7] == list(SPARKS.values())
-    instants = {"start_time", "end_time", "original_start_time", "original_end_time", "cti"}
+    instants = {"start_time", "end_time", "original_start_time", "original_end_time", "cti"} | {
+        "time_lower",
+        "time_upper",
+    }
     for name in more:
         expected = HEADERS if name == "headers" else pa.string()
         assert schema.field(name).type == (INSTANT if name in instants else expected)
@@ -91,7 +99,8 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({}, ("price", pa.int64()), "'valueFormat' is 'binary'"),
         ({"valueFormat": "json"}, ("offset", pa.string()), "carries the metadata 'offset'"),
         ({"valueFormat": "json"}, ("raw", pa.binary()), "binary, which is not read from JSON"),
-        ({}, ("cti", INSTANT), "'ctiFrequency', 'advanceTime' or 'finalCti'"),
+        ({}, ("cti", INSTANT), "'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'"),
+        ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
         (INTERVAL, ("edge", pa.string()), "'eventShape' = 'edge'"),
         (CTIS, ("violation", pa.string()), "'violationPolicy' = 'flag' or 'adjust'"),

@@ -22,6 +22,10 @@ LEGAL = {
     "advanceTime": "IncreasingStartTime",
     "violationPolicy": "flag",
     "finalCti": "true",
+    "writers": "a",
+    "writerTimeout": "1 s",
+    "timeWindow": "true",
+    "maxFuture": "1 s",
 }
 
 
@@ -86,7 +90,11 @@ def test_the_contracts_conflicts_are_declared():
     assert declared["ctiFrequency"].excludes == ("advanceTime",)
     assert {name for name, spec in declared.items() if spec.needs} == {
         "ctiDelay",
+        "maxFuture",
+        "timeWindow",
         "violationPolicy",
+        "writerTimeout",
+        "writers",
     }
 
 
@@ -258,6 +266,10 @@ CHANGES = {
     "ctiDelay": {"ctiFrequency": "2", "ctiDelay": "1 s"},
     "violationPolicy": {"ctiFrequency": "2", "violationPolicy": "flag"},
     "timeUnit": {"timeUnit": "s"},
+    "ctiHeader": {"ctiHeader": "c"},
+    "writers": {"ctiHeader": "c", "writers": "a"},
+    "writerTimeout": {"ctiHeader": "c", "writerTimeout": "1 s"},
+    "maxFuture": {"ctiFrequency": "1", "maxFuture": "1 s"},
     "subscribe": {"subscribe": "other"},
 }
 
@@ -315,6 +327,14 @@ def test_assigned_partitions_must_be_numbers(value):
 def test_a_name_is_taken_as_it_stands(name):
     field = {"groupIdPrefix": "group_prefix", "columnNameOfCorruptRecord": "corrupt_column"}[name]
     assert getattr(options(**{name: "header:x"}), field) == "header:x"
+
+
+def test_in_band_ctis_are_a_source_of_ctis():
+    given = options(ctiHeader="mark", writers=" b, a,b", violationPolicy="flag", timeWindow="true")
+    assert given.has_ctis
+    assert given.rules == TimeRules(policy="flag", writers=("a", "b"), time_window=True)
+    given = options(ctiHeader="mark", writerTimeout="2 s", ctiFrequency="1", maxFuture="0 s")
+    assert (given.rules.writer_timeout_us, given.rules.max_future_us) == (2_000_000, 0)
 
 
 def test_options_cannot_be_changed_after_they_were_read():
