@@ -27,6 +27,22 @@ _PASSING: Final = (
     KafkaError._ALL_BROKERS_DOWN,
     # So librdkafka says that no partition has a leader at the moment.
     KafkaError._NOENT,
+    KafkaError._WAIT_COORD,
+    # What a broker says that starts, or that was another one when it was last asked: the client's
+    # own mark of what can be tried again is missing on the answers to admin requests.
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
 )
 
 _ENGINE: Final[dict[str, Any]] = {
