@@ -5,8 +5,9 @@ from 0 without gaps. A batch is sorted, checked, numbered and committed as a who
 however many writers share the store; a *retained range* says how much of each series queries see.
 
 Reading order: `errors`, `columns`, `retention`, `options` (vocabulary), `heads`, `numbering`,
-`edits`, `rows`, `slices`, `standing`, `invariants` (rules), `files`, `originals`, `attempts`,
-`store`, `upkeep`, `inspection`, `description` (storage), `writer`, `reader`, `sink` (Spark).
+`edits`, `rows`, `slices`, `standing`, `invariants`, `compaction` (rules), `files`, `originals`,
+`attempts`, `store`, `upkeep`, `inspection`, `compactor`, `description` (storage), `writer`,
+`reader`, `sink` (Spark).
 """
 
 from typing import TYPE_CHECKING, Any

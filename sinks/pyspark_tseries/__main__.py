@@ -1,10 +1,12 @@
-"""The command line: `python -m pyspark_tseries describe|verify|rebuild PATH`."""
+"""The command line: `python -m pyspark_tseries describe|verify|rebuild|compact PATH`."""
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 
+from pyspark_tseries.compactor import compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.inspection import rebuild, verify
@@ -45,10 +47,17 @@ def _rebuild(path: str) -> int:
     return 0
 
 
+def _compact(path: str) -> int:
+    for name, value in dataclasses.asdict(compact(path)).items():
+        print(f"{name:17} {value}")
+    return 0
+
+
 COMMANDS: dict[str, tuple[str, Callable[[str], int]]] = {
     "describe": ("what a store holds", _describe),
     "verify": ("checks every invariant; exits 1 with what is broken", _verify),
     "rebuild": ("makes the head state anew from the events", _rebuild),
+    "compact": ("rewrites files clustered by series, removes what is out of range", _compact),
 }
 
 

@@ -124,7 +124,7 @@ def number_edits(
     Raises:
         NoSuchEvent: an original is missing under `fail`.
     """
-    there = _found(targets, head.of(targets.names.to_pylist()), retained)
+    there = _found(targets, head, retained)
     before = standing(targets.names, head, events.delta)
     lost = np.flatnonzero(~there)
     example = _example(targets, int(lost[0]), before) if len(lost) else None
@@ -153,10 +153,15 @@ def number_edits(
     return Edited(numbered, _original_columns(targets, order))
 
 
-def _found(targets: Targets, before: dict[str, Longs], retained: RetainedRange) -> Flags:
-    last, newest_us = (before[name][targets.codes] for name in ("last_sequence", "original_us"))
+def _found(targets: Targets, head: Head, retained: RetainedRange) -> Flags:
+    names = targets.names.to_pylist()
+    before = head.of(names) | head.floors(names)
+    last, *rest = (
+        before[name][targets.codes]
+        for name in ("last_sequence", "original_us", "floor_sequence", "floor_us")
+    )
     known = targets.us != NEVER_US
-    visible = kept(retained, targets.sequence, targets.us, last, newest_us)
+    visible = kept(retained, targets.sequence, targets.us, last, *rest)
     there: Flags = known & (visible | (targets.sequence > last))
     return there
 

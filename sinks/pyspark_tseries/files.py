@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +34,7 @@ __all__ = [
     "read_head_note",
     "read_staged",
     "readable_notes",
+    "run_path",
     "stage",
     "write_events",
     "write_head",
@@ -187,6 +188,8 @@ class DataFile:
         most_sequence: the highest one.
         least_us: the earliest timestamp in it.
         most_us: the latest one.
+        first_commit: its rows are of this commit or a later one.
+        last_commit: its rows are of this commit or an earlier one.
     """
 
     path: str
@@ -199,6 +202,32 @@ class DataFile:
     most_sequence: int
     least_us: int
     most_us: int
+    first_commit: int
+    last_commit: int
+
+    @property
+    def run(self) -> str:
+        """The files that were written together have this in common."""
+        return os.path.basename(self.path).split(".")[0].partition("_")[0]
+
+    @property
+    def merged(self) -> bool:
+        """Whether compaction wrote it."""
+        return "_" in os.path.basename(self.path)
+
+
+def _commits(path: str) -> tuple[int, int]:
+    first, _, rest = os.path.basename(path).partition("-")
+    return int(first), int(rest.split("-")[0]) if "_" in rest else int(first)
+
+
+def run_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
+    """The path of a file that compaction writes; its name sorts by the first commit.
+
+    >>> run_path("event", (3, 70), 10, 0)
+    'kind=event/0000000003-0000000070-000000000000000a_0000.parquet'
+    """
+    return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{run:016x}_{number:04d}.parquet"
 
 
 def data_files(actions: pa.Table) -> list[DataFile]:
@@ -209,7 +238,10 @@ def data_files(actions: pa.Table) -> list[DataFile]:
         *("min.sequence", "max.sequence"),
     )
     columns = [*(actions[name] for name in names), *ends]
-    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    rows: list[list[Any]] = [
+        [*row, *_commits(row[0])]
+        for row in zip(*(column.to_pylist() for column in columns), strict=True)
+    ]
     return sorted(
         (DataFile(*row) for row in rows), key=lambda file: (file.path.split("/")[-1], file.path)
     )
@@ -250,8 +282,10 @@ class WrittenFile:
         return self.path.split("/")[0].removeprefix("kind=")
 
 
-def write_events(root: str, path: str, table: pa.Table) -> WrittenFile:
-    """Writes a commit's events to `path`, relative to the store.
+def write_events(
+    root: str, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
+) -> WrittenFile:
+    """Writes events to `path`, relative to the store, in row groups of `group_rows`.
 
     `table` is sorted by (series, sequence) and not empty.
     """
@@ -263,7 +297,7 @@ def write_events(root: str, path: str, table: pa.Table) -> WrittenFile:
     pq.write_table(
         table,
         full,
-        row_group_size=ROWS_PER_GROUP,
+        row_group_size=group_rows,
         compression="zstd",
         use_dictionary=[name for name in table.column_names if name not in encoding],
         column_encoding=encoding,

@@ -24,7 +24,7 @@ from pyspark_tseries.standing import KEYS, longs, standing, standing_columns, to
 from pyspark_tseries.store import Store
 from pyspark_tseries.upkeep import replace_head
 
-__all__ = ["rebuild", "scan_standing", "slice_rows", "verify"]
+__all__ = ["rebuild", "sample", "scan", "scan_standing", "slice_rows", "verify"]
 
 SLICE_BYTES = 64 * 1024 * 1024
 """Uncompressed, of the columns that are checked."""
@@ -132,18 +132,28 @@ def slice_rows(
     return source.to_table(columns=list(columns), filter=part.expression())
 
 
+def scan(
+    root: str, file: DataFile, schema: pa.Schema, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of a file, a part at a time."""
+    source = ds.dataset(os.path.join(root, file.path), schema=schema, format="parquet")
+    return (batch for batch in source.to_batches(columns=list(columns)) if batch.num_rows)
+
+
 def _read(root: str, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
     return slice_rows(root, data, part, _SCANNED, columns)
 
 
 def scan_standing(root: str, data: Iterable[DataFile], horizon: int) -> tuple[pa.Table, int]:
     """Where every series stands by its events, and the newest commit's time, one file at a time."""
-    parts, newest_us = [], 0
+    whole, newest_us = [], 0
     for file in data:
-        rows = _read(root, [file], Slice(), (*KEYS, "commit_time"))
-        parts.append(standing(rows, horizon))
-        newest_us = max(newest_us, int(longs(rows["commit_time"]).max(initial=0)))
-    return together(parts), newest_us
+        parts = []
+        for batch in scan(root, file, _SCANNED, (*KEYS, "commit_time")):
+            parts.append(standing(pa.Table.from_batches([batch]), horizon))
+            newest_us = max(newest_us, int(longs(batch["commit_time"]).max(initial=0)))
+        whole.append(together(parts))
+    return together(whole), newest_us
 
 
 def rebuild(path: str) -> int:

@@ -25,6 +25,7 @@ from deltalake.transaction import (
     RemoveAction,
 )
 
+from pyspark_timestream.instants import format_duration, parse_duration
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries import files
 from pyspark_tseries.attempts import Attempt, Batch, Sight, prepare
@@ -40,6 +41,8 @@ FORMAT_VERSION: Final = 1
 _VERSION: Final = "tseries.formatVersion"
 _RANGE: Final = "tseries.retainedRange"
 _HEAD: Final = "tseries:head"
+MIN_RETENTION: Final = "tseries.minRetentionAge"
+DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 HORIZON: Final = "tseries:horizon"
 """The transaction that says one more than the last commit compaction has removed events of."""
 
@@ -173,14 +176,23 @@ class Store:
         return store
 
     @staticmethod
-    def create(path: str, values: Iterable[pa.Field], retained: RetainedRange | None) -> "Store":
+    def create(
+        path: str,
+        values: Iterable[pa.Field],
+        retained: RetainedRange | None,
+        min_retention_us: int | None = None,
+    ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
         root = os.path.abspath(path)
         properties = {
             "delta.checkpointInterval": "10",
+            "delta.logRetentionDuration": "interval 1 hours",
+            "delta.deletedFileRetentionDuration": "interval 1 days",
             _VERSION: str(FORMAT_VERSION),
             _RANGE: format_range(retained or DEFAULT),
         }
+        if min_retention_us is not None:
+            properties[MIN_RETENTION] = format_duration(min_retention_us)
         try:
             DeltaTable.create(
                 _uri(root),
@@ -217,6 +229,12 @@ class Store:
     def properties(self) -> dict[str, str]:
         """The table's properties."""
         return dict(self._table.metadata().configuration)
+
+    @property
+    def min_retention_us(self) -> int:
+        """Compaction removes no event that was committed less than this ago."""
+        given = self.properties.get(MIN_RETENTION)
+        return DEFAULT_MIN_RETENTION_US if given is None else parse_duration(given)
 
     def horizon(self) -> int:
         """The last commit whose events compaction may have removed; -1 where it removed none."""

@@ -1,24 +1,32 @@
-"""Commits that add no events: a new head, another retained range.
+"""Commits that add no events: a new head, another retained range, other files for the same events.
 
-They compete for the head like every append, so they are seen whole or not at all.
+Heads compete for the head like every append, so they are seen whole or not at all.
 """
 
 import dataclasses
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from deltalake import Transaction
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    PostCommitHookProperties,
+    RemoveAction,
+)
 
 from pyspark_tseries import files
 from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.files import DataFile, WrittenFile
 from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot_of
 from pyspark_tseries.retention import RetainedRange, format_range
-from pyspark_tseries.store import Store
+from pyspark_tseries.store import HORIZON, Store
 
-__all__ = ["replace_head", "set_retained_range"]
+__all__ = ["replace_files", "replace_head", "set_retained_range"]
 
 ATTEMPTS = 50
 
@@ -52,6 +60,51 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
         f"store '{store.root}': other writers won all of {ATTEMPTS} attempts to commit; "
         "nothing was changed; next step: try again"
     ) from lost
+
+
+def replace_files(
+    store: Store,
+    removed: Sequence[DataFile],
+    added: Sequence[WrittenFile],
+    horizon: int | None,
+    now_us: int,
+) -> bool:
+    """Commits `added` in the place of `removed`; False where one of these is gone already.
+
+    Args:
+        store: the store.
+        removed: files of the store.
+        added: their events, but for those that compaction left out.
+        horizon: the last commit of which events were left out; None where none was.
+        now_us: the wall clock.
+
+    Raises:
+        DeltaError: a rival's commit was first, or the storage failed.
+    """
+    changes, now_ms = horizon is not None, now_us // 1000
+    actions = [
+        RemoveAction(file.path, changes, now_ms, file.size, {"kind": file.kind}) for file in removed
+    ]
+    actions += [
+        AddAction(file.path, file.size, {"kind": file.kind}, now_ms, changes, file.statistics)
+        for file in added
+    ]
+    marks = []
+    if horizon is not None:
+        marks.append(Transaction(HORIZON, max(horizon, store.horizon()) + 1))
+    with store.turn() as table:
+        live = {file.path for file in store.data_files()}
+        if not live.issuperset(file.path for file in removed):
+            return False
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            partition_by=["kind"],
+            commit_properties=CommitProperties(app_transactions=marks),
+            post_commithook_properties=PostCommitHookProperties(True, False),
+        )
+    return True
 
 
 def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 PURE = [
     "attempts",
     "columns",
+    "compaction",
     "edits",
     "errors",
     "files",

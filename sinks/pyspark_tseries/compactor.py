@@ -1,0 +1,188 @@
+"""Compaction carried out: many files in, few files clustered by series out, in one commit.
+
+Appends go on meanwhile: the commit leaves the head alone, so neither makes the other fail for good.
+"""
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+
+from pyspark_tseries import files
+from pyspark_tseries.columns import layout
+from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
+from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
+from pyspark_tseries.inspection import sample, scan, slice_rows
+from pyspark_tseries.options import local_path
+from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
+from pyspark_tseries.standing import KEYS, longs, standing, together
+from pyspark_tseries.store import Store
+from pyspark_tseries.upkeep import replace_files
+
+__all__ = ["SLICE_BYTES", "Compacted", "compact", "merge_runs"]
+
+SLICE_BYTES: Final = 128 * 1024 * 1024
+"""Uncompressed: how much is in memory at once, and becomes one file."""
+
+ROWS_PER_GROUP: Final = 50_000
+ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction did: files before and after, and the events that it left out."""
+
+    files_before: int = 0
+    files_after: int = 0
+    removed_events: int = 0
+
+
+def compact(path: str, now_us: int | None = None) -> Compacted:
+    """Merges all files of the store at `path` and removes what is out of the retained range.
+
+    Nothing younger than the store's `minRetentionAge` is removed. Writers and readers go on.
+
+    Args:
+        path: a local path or `file:` URI.
+        now_us: the wall clock, where it is not the machine's.
+
+    Raises:
+        NoSuchStore: there is none.
+        StoreBusy: other compactions were faster each time.
+    """
+    store = Store.open(local_path(path))
+    now_us = time.time_ns() // 1000 if now_us is None else now_us
+    return merge_runs(store, now_us, everything=True)
+
+
+def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
+    """One compaction of `store`, of all files or of those that are due."""
+    lost: DeltaError | None = None
+    for _ in range(ATTEMPTS):
+        snapshot = store.snapshot()
+        chosen = to_merge(snapshot.files, everything=everything)
+        if not chosen:
+            return Compacted()
+        merge = _Merge(store, snapshot, chosen, now_us - store.min_retention_us)
+        if not merge.due():
+            return Compacted(len(chosen), len(chosen), 0)
+        written: list[WrittenFile] = []
+        try:
+            for file in merge.write():
+                written.append(file)  # noqa: PERF402 what was written is known when one fails
+            horizon = merge.horizon if merge.removed else None
+            done = replace_files(store, chosen, written, horizon, now_us)
+        except DeltaError as error:
+            lost = error
+            done = bool({file.path for file in written} & _live(store))
+        except BaseException:
+            _discard(store, written)
+            raise
+        if done:
+            return Compacted(len(chosen), len(written), merge.removed)
+        _discard(store, written)
+    raise StoreBusy(
+        f"store '{store.root}': other compactions were first in all of {ATTEMPTS} attempts; "
+        "nothing was changed; next step: leave it to them, or try again later"
+    ) from lost
+
+
+def _live(store: Store) -> set[str]:
+    return {file.path for file in store.snapshot().files}
+
+
+def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
+    files.discard(os.path.join(store.root, file.path) for file in written)
+
+
+class _Merge:
+    """One attempt: the chosen files, what is known of their events, and what is written."""
+
+    def __init__(
+        self, store: Store, snapshot: Snapshot, chosen: Sequence[DataFile], latest_us: int
+    ) -> None:
+        self._root, self._chosen, self._snapshot = store.root, chosen, snapshot
+        self._schema = pa.schema(list(layout(snapshot.values))[:-1])
+        self._head = store.head()[1]
+        self._whole = len(chosen) == len(snapshot.files)
+        self.horizon = self._horizon(latest_us) if self._whole else -1
+        self.removed = 0
+        self._samples: list[Sample] = []
+        self._stood = together([self._look(file) for file in chosen])
+
+    def _horizon(self, latest_us: int) -> int:
+        newest = -1
+        for file in self._chosen:
+            for batch in scan(self._root, file, self._schema, ("commit", "commit_time")):
+                commit, us = (longs(batch[name]) for name in ("commit", "commit_time"))
+                newest = max(newest, horizon_of(commit, us, latest_us))
+        return newest
+
+    def _look(self, file: DataFile) -> pa.Table:
+        """Where the series of a file stand by it; takes samples of it on the way."""
+        size = _row_bytes(os.path.join(self._root, file.path), self._schema)
+        parts = []
+        for batch in scan(self._root, file, self._schema, KEYS):
+            table = pa.Table.from_batches([batch])
+            self._samples += sample(table, size)
+            parts.append(standing(table, self.horizon))
+        return together(parts)
+
+    def due(self) -> bool:
+        """Whether there is anything to merge or to leave out."""
+        if len({file.run for file in self._chosen}) > 1 or not self._chosen[0].merged:
+            return True
+        if self.horizon < 0:
+            return False
+        return any(
+            not self._kept(pa.Table.from_batches([batch])).all()
+            for file in self._chosen
+            for batch in scan(self._root, file, self._schema, KEYS)
+        )
+
+    def _kept(self, events: pa.Table) -> np.ndarray:
+        retained = self._snapshot.retained
+        if self.horizon < 0:
+            return np.ones(events.num_rows, bool)
+        return kept_events(events, self._stood, self._head, retained, self.horizon)
+
+    def write(self) -> Iterator[WrittenFile]:
+        """The new files, one slice in memory at a time."""
+        run = secrets.randbits(62)
+        commits = (
+            min(file.first_commit for file in self._chosen),
+            max(file.last_commit for file in self._chosen),
+        )
+        for number, part in enumerate(cut(self._samples, SLICE_BYTES, whole_series=False)):
+            for kind in ("event", "edit"):
+                data = [file for file in self._chosen if file.kind == kind]
+                table = self._merged(data, part)
+                if table.num_rows:
+                    path = files.run_path(kind, commits, run, number)
+                    yield files.write_events(self._root, path, table, ROWS_PER_GROUP)
+
+    def _merged(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
+        table = slice_rows(self._root, data, part, self._schema, self._schema.names)
+        if not table.num_rows:
+            return table
+        inside = self._kept(table)
+        self.removed += int((~inside).sum())
+        table = table.filter(pa.array(inside)).combine_chunks()
+        _, codes = by_name(table["series"])
+        return table.take(pa.array(key_order(codes, longs(table["sequence"])))).combine_chunks()
+
+
+def _row_bytes(path: str, schema: pa.Schema) -> int:
+    """About how many bytes a row takes in memory."""
+    about = pq.read_metadata(path)
+    stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    size: int = stored // max(about.num_rows, 1)
+    return max(size, 16 * len(schema)) + 1
