@@ -6,8 +6,8 @@ however many writers share the store; a *retained range* says how much of each s
 
 Reading order: `errors`, `columns`, `retention`, `options` (vocabulary), `heads`, `numbering`,
 `edits`, `rows`, `slices`, `standing`, `invariants`, `compaction` (rules), `files`, `originals`,
-`attempts`, `store`, `upkeep`, `inspection`, `compactor`, `description` (storage), `writer`,
-`reader`, `sink` (Spark).
+`attempts`, `store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description` (storage),
+`writer`, `reader`, `sink` (Spark).
 """
 
 from typing import TYPE_CHECKING, Any

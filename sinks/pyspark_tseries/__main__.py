@@ -1,8 +1,9 @@
-"""The command line: `python -m pyspark_tseries describe|verify|rebuild|compact PATH`."""
+"""The command line: `python -m pyspark_tseries describe|verify|rebuild|compact|maintain PATH`."""
 
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ from pyspark_tseries.compactor import compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.inspection import rebuild, verify
+from pyspark_tseries.maintenance import maintain
 
 __all__ = ["main"]
 
@@ -53,11 +55,17 @@ def _compact(path: str) -> int:
     return 0
 
 
+def _maintain(path: str) -> int:
+    os.nice(10)
+    return 0 if maintain(path) else 2
+
+
 COMMANDS: dict[str, tuple[str, Callable[[str], int]]] = {
     "describe": ("what a store holds", _describe),
     "verify": ("checks every invariant; exits 1 with what is broken", _verify),
     "rebuild": ("makes the head state anew from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes what is out of range", _compact),
+    "maintain": ("what writers with autoCompact start now and then", _maintain),
 }
 
 

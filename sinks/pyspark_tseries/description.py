@@ -1,5 +1,6 @@
 """What a store holds, as facts for people and programs."""
 
+import os
 from typing import Any
 
 from pyspark_timestream.instants import format_instant
@@ -42,4 +43,14 @@ def describe(path: str) -> dict[str, Any]:
         "last_dropped": note.last_dropped,
         "adjusted": note.adjusted,
         "last_adjusted": note.last_adjusted,
+        "upkeep_error": _upkeep_error(snapshot.root),
     }
+
+
+def _upkeep_error(root: str) -> str | None:
+    """What went wrong when the store last looked after itself; None where nothing did."""
+    try:
+        with open(os.path.join(root, "_tseries", "upkeep.error")) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

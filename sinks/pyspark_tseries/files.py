@@ -10,7 +10,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ __all__ = [
     "WrittenFile",
     "data_files",
     "discard",
+    "head_chain",
     "head_path",
     "load_head",
     "read_head_note",
@@ -124,6 +125,18 @@ def write_head(root: str, head_id: int, table: pa.Table) -> str:
 def read_head_note(root: str, head_id: int) -> Note:
     """What the head file says besides its rows, without reading these."""
     return read_note(_read_head_schema(head_path(root, head_id)))
+
+
+def head_chain(root: str, head_id: int | None, since_us: int) -> Iterator[str]:
+    """The paths of the head files of `head_id` and of all that were current since `since_us`."""
+    while head_id is not None:
+        path = head_path(root, head_id)
+        try:
+            note = read_note(_read_head_schema(path))
+        except (OSError, pa.ArrowInvalid):
+            return  # Removed before: nothing older is there either.
+        yield path
+        head_id = note.parent if note.depth or note.commit_us >= since_us else None
 
 
 def readable_notes(root: str) -> list[Note]:

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.option_fields import (
     Reader,
+    boolean,
     choice,
     option,
     read_options,
@@ -24,7 +25,6 @@ T = TypeVar("T")
 
 LATER: Final = (
     "asOf",
-    "autoCompact",
     "editFrom",
     "editTo",
     "from",
@@ -122,6 +122,7 @@ class WriteOptions:
     out_of_order: str = option("outOfOrder", choice("fail", "drop", "adjust"), "fail")
     missing_original: str = option("missingOriginal", choice("fail", "drop"), "fail")
     clock: str = option("clock", choice("wall", "event"), "wall")
+    auto_compact: bool = option("autoCompact", boolean, True)
     txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
 

@@ -274,6 +274,14 @@ class Store:
             head_id: int | None = self._table.transaction_version(_HEAD)
             return head_id
 
+    def last_commit(self) -> int:
+        """The number of the last commit that this object has seen; -1 before the first."""
+        return self._head.note.commit
+
+    def table_of_its_own(self) -> DeltaTable:
+        """The table once more, for what may take long."""
+        return DeltaTable(_uri(self.root))
+
     def head(self) -> tuple[int | None, Head]:
         """The id and the state of the head of the log as it was last refreshed."""
         with self._lock:

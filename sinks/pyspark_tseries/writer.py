@@ -57,6 +57,7 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
 def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | None) -> None:
     """Appends what the tasks staged, in the order of the input; an empty batch leaves no trace."""
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
+    from pyspark_tseries.maintenance import after_commit
     from pyspark_tseries.store import Store
 
     ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
@@ -71,7 +72,10 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
             missing=options.missing_original,
             clock=options.clock,
         )
-        Store.open(target.root).append(batch)
+        store = Store.open(target.root)
+        store.append(batch)
+        if options.auto_compact:
+            after_commit(store)
     _discard(tasks)
 
 

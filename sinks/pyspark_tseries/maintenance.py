@@ -1,0 +1,125 @@
+"""The store looks after itself: merging, and removing what nobody can need any more.
+
+It happens in a process of its own, started now and then by a writer after its commit, so a commit
+neither waits for it nor fails with it. A lock of the operating system, which a killed process
+gives back, keeps it single on a host; on several hosts the log settles who was first.
+"""
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from pyspark_tseries import files
+from pyspark_tseries.compactor import merge_runs
+from pyspark_tseries.errors import TseriesError
+from pyspark_tseries.options import local_path
+from pyspark_tseries.store import Store
+
+__all__ = ["COMMITS_PER_UPKEEP", "after_commit", "clean", "maintain"]
+
+COMMITS_PER_UPKEEP: Final = 32
+GRACE_HOURS: Final = 1
+"""Files that left the store stay so long: queries that were planned before still read them."""
+
+ORPHAN_HOURS: Final = 24
+"""Files that no commit names stay so long: their writers may be about to commit them."""
+
+_HOUR_US: Final = 3_600_000_000
+
+
+def after_commit(store: Store) -> None:
+    """Starts the upkeep of `store` in the background where its last commit makes it due."""
+    if (store.last_commit() + 1) % COMMITS_PER_UPKEEP == 0:
+        thread = threading.Thread(target=_run_apart, args=(store.root,), daemon=True)
+        thread.start()
+
+
+def _run_apart(root: str) -> None:
+    # Spark's workers have the package from wherever the driver has it.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            [sys.executable, "-m", "pyspark_tseries", "maintain", root],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            check=False,
+        )
+
+
+def maintain(path: str) -> bool:
+    """Merges what is due and cleans the store at `path`; False where somebody else is at it.
+
+    What went wrong is noted for `describe`; the next upkeep tries again.
+
+    Raises:
+        TseriesError: there is no such store, or it cannot be opened.
+        OSError: a file could not be read or removed.
+    """
+    store = Store.open(local_path(path))
+    with _alone(store.root) as alone:
+        if not alone:
+            return False
+        note = os.path.join(store.root, "_tseries", "upkeep.error")
+        try:
+            merge_runs(store, time.time_ns() // 1000, everything=False)
+            clean(store, time.time_ns() // 1000)
+        except (TseriesError, OSError) as error:
+            with open(note, "w") as file:
+                file.write(f"{type(error).__name__}: {error}")
+            raise
+        files.discard([note])
+    return True
+
+
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[bool]:
+    with open(os.path.join(root, "_tseries", "upkeep.lock"), "ab") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def clean(store: Store, now_us: int) -> None:
+    """Removes the log before its last checkpoint, and files that nothing can refer to any more.
+
+    Args:
+        store: the store.
+        now_us: the wall clock.
+    """
+    table = store.table_of_its_own()
+    table.cleanup_metadata()
+    gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
+    gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
+    live = {file.path for file in store.snapshot().files}
+    events = (path for path in gone if path.startswith("kind=") and path not in live)
+    files.discard(os.path.join(store.root, path) for path in events)
+    since_us = now_us - GRACE_HOURS * _HOUR_US
+    needed = files.head_chain(store.root, store.head_id(), since_us)
+    heads = os.path.join(store.root, "_tseries", "head")
+    files.discard(_older(heads, since_us, needed))
+    staging = os.path.join(store.root, "_tseries", "staging")
+    files.discard(_older(staging, now_us - ORPHAN_HOURS * _HOUR_US, ()))
+
+
+def _older(directory: str, than_us: int, but: Iterable[str]) -> list[str]:
+    """The files of `directory`, `but` for these, that were last changed before `than_us`."""
+    if not os.path.isdir(directory):
+        return []
+    kept, found = set(but), []
+    for entry in os.scandir(directory):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.path not in kept and entry.stat().st_mtime_ns < than_us * 1000:
+                found.append(entry.path)
+    return found

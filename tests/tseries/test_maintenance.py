@@ -1,0 +1,169 @@
+"""The store looks after itself off the commit path, and removes nothing that is still needed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from tseries.builders import VALUE, batch, stored
+
+from pyspark_tseries import describe, maintenance
+from pyspark_tseries import store as storage
+from pyspark_tseries.compactor import compact
+from pyspark_tseries.errors import NoSuchStore
+from pyspark_tseries.files import load_head
+from pyspark_tseries.heads import Head
+from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintenance import COMMITS_PER_UPKEEP, after_commit, clean, maintain
+from pyspark_tseries.retention import RetainedRange
+from pyspark_tseries.store import Store
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(str(tmp_path / "s"), [VALUE], RetainedRange(limit=1000), min_retention_us=0)
+
+
+def now_us():
+    return time.time_ns() // 1000
+
+
+def fill(store, commits, first=0):
+    for n in range(first, first + commits):
+        store.append(batch(("a", n), (f"b{n}", n)))
+
+
+def aged(root, hours):
+    """Makes every file look `hours` older."""
+    for where, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(where, name)
+            then = os.stat(path).st_mtime - hours * 3600
+            os.utime(path, (then, then))
+
+
+def heads(store):
+    return sorted(os.listdir(os.path.join(store.root, "_tseries", "head")))
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def test_a_writer_starts_the_upkeep_now_and_then_in_a_process_of_its_own(store):
+    for n in range(3 * COMMITS_PER_UPKEEP - 1):
+        store.append(batch(("a", n), (f"b{n}", n)))
+        after_commit(store)
+    store.append(batch(("a", 10**6)))
+    before = stored(store.root)
+    after_commit(store)
+    wait_for(lambda: describe(store.root)["files"] < 2 * COMMITS_PER_UPKEEP)
+    assert stored(store.root) == before
+    wait_for(lambda: maintain(store.root))
+    assert verify(store.root) == []
+
+
+def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
+    fill(store, 1)
+    code = (
+        "import sys, time; from pyspark_tseries import maintenance as m; "
+        "guard = m._alone(sys.argv[1]); guard.__enter__(); print('at it', flush=True); "
+        "time.sleep(600)"
+    )
+    line = [sys.executable, "-c", code, store.root]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "at it\n"
+            assert maintain(store.root) is False
+        finally:
+            other.kill()
+    assert maintain(store.root) is True
+
+
+def test_what_went_wrong_is_shown_by_describe_until_it_goes_well(store, monkeypatch):
+    fill(store, 1)
+
+    def full(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(maintenance, "merge_runs", full)
+    with pytest.raises(OSError, match="disk full"):
+        maintain(store.root)
+    assert describe(store.root)["upkeep_error"] == "OSError: disk full"
+    monkeypatch.undo()
+    maintain(store.root)
+    assert describe(store.root)["upkeep_error"] is None
+    with pytest.raises(NoSuchStore):
+        maintain(store.root + "x")
+
+
+def test_cleaning_keeps_what_the_store_needs_however_old_it_is(store):
+    fill(store, 30)
+    compact(store.root)
+    fill(store, 5, 30)
+    before = stored(store.root)
+    aged(store.root, 100)
+    clean(store, now_us())
+    storage._OPEN.clear()
+    assert stored(store.root) == before
+    assert verify(store.root) == []
+    fill(Store.open(store.root), 1, 100)
+    assert verify(store.root) == []
+
+
+def test_files_that_left_the_store_stay_for_an_hour_and_orphans_for_a_day(store):
+    fill(store, 3)
+    old = [file.path for file in store.snapshot().files]
+    compact(store.root)
+    orphan = os.path.join(store.root, "kind=event", "0000000009-00000000000000ff.parquet")
+    with open(orphan, "w") as file:
+        file.write("of a writer that was killed")
+    staged = os.path.join(store.root, "_tseries", "staging", "x.arrow")
+    os.makedirs(os.path.dirname(staged), exist_ok=True)
+    with open(staged, "w") as file:
+        file.write("of a task that was killed")
+    clean(store, now_us())
+    assert all(os.path.exists(os.path.join(store.root, path)) for path in old)
+    aged(store.root, 23)
+    clean(store, now_us())
+    assert os.path.exists(orphan)
+    assert os.path.exists(staged)
+    aged(store.root, 2)
+    clean(store, now_us())
+    assert not os.path.exists(orphan)
+    assert not os.path.exists(staged)
+    assert verify(store.root) == []
+
+
+def test_removed_files_go_an_hour_after_their_removal(store):
+    fill(store, 3)
+    old = [file.path for file in store.snapshot().files]
+    compact(store.root, now_us() - 2 * HOUR_US)
+    clean(store, now_us())
+    assert not any(os.path.exists(os.path.join(store.root, path)) for path in old)
+    assert verify(store.root) == []
+
+
+def test_a_head_that_was_current_within_the_hour_can_still_be_read(store):
+    then = now_us()
+    for n in range(70):
+        minutes = 69 - n
+        store.append(batch(("a", n)), clock=lambda m=minutes: then - m * 60_000_000)
+        if minutes == 50:
+            known = store.snapshot().head_id
+    all_heads = heads(store)
+    aged(store.root, 30)
+    clean(store, then)
+    assert load_head(store.root, known, None, Head()).of(["a"])["last_sequence"] == [19]
+    later = then + 3 * HOUR_US
+    store.append(batch(("a", 10**6)), clock=lambda: later)
+    clean(store, later)
+    assert len(heads(store)) < len(all_heads)
+    storage._OPEN.clear()
+    assert verify(store.root) == []
