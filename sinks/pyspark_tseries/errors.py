@@ -6,6 +6,7 @@ step. Wrong options are `OptionError`s.
 
 __all__ = [
     "IncompatibleValue",
+    "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
     "StoreBusy",
@@ -34,6 +35,10 @@ class NoSuchEvent(TseriesError):
 
 class IncompatibleValue(TseriesError):
     """A column is not of the type, or not of the name, that the store was created with."""
+
+
+class InvalidQuery(TseriesError, ValueError):
+    """A range query that cannot be built, or that does not fit a series."""
 
 
 class NoSuchStore(TseriesError):
