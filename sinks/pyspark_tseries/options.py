@@ -17,6 +17,16 @@ from pyspark_timestream.option_fields import (
     text,
     whole_number,
 )
+from pyspark_tseries.ranges import (
+    EVERYTHING,
+    MAX,
+    QUERIES,
+    Point,
+    Query,
+    Range,
+    parse_anchor,
+    parse_span,
+)
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 
 __all__ = ["LATER", "ReadOptions", "WriteOptions", "local_path", "parse_read", "parse_write"]
@@ -25,16 +35,11 @@ T = TypeVar("T")
 
 LATER: Final = (
     "asOf",
-    "editFrom",
-    "editTo",
-    "from",
-    "limit",
     "maxEventsPerTrigger",
     "mergeSchema",
     "principal",
     "startingSequence",
     "subscriptionRange",
-    "to",
 )
 """Options of the contract that this version refuses by name."""
 
@@ -80,12 +85,6 @@ def _series_names(value: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _query(value: str) -> str:
-    if value.strip().lower() in ("alledits", "latestedits"):
-        raise ValueError("this version of tseries cannot query edits yet")
-    return choice("values").parse(value)
-
-
 _PATH: Final = Reader(
     local_path, "a local path or a file: URI (object stores: not yet)", wrong_type="s3://bucket/a"
 )
@@ -95,6 +94,14 @@ _RANGE: Final = Reader(
     "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'",
     wrong_type="last 5 parsecs",
     out_of_range="limit 0",
+)
+_POINTS: Final = "'start', 'sequence N', an ISO-8601 time, 'last N', 'last DURATION'"
+_ANCHOR: Final = Reader(parse_anchor, _POINTS, wrong_type="next 4", out_of_range="last -1")
+_SPAN: Final = Reader(
+    parse_span,
+    f"{_POINTS}, 'next N', 'next DURATION', 'previous N', 'previous DURATION'",
+    wrong_type="some day",
+    out_of_range="sequence -1",
 )
 _SERIES: Final = Reader(
     _series_names,
@@ -129,13 +136,29 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Which events a batch read gives; `series` is None for all."""
+    """Which events a batch read gives; `series` is None for all, a range's end for its default."""
 
     path: str = option("path", _PATH, help="name the store in .load(path)")
-    query: str = option(
-        "query", Reader(_query, "'values' (edit queries: not yet)", wrong_type="42"), "values"
-    )
+    query: str = option("query", choice(*QUERIES), "values")
     series: tuple[str, ...] | None = option("series", _SERIES, None)
+    view_from: Point | None = option("from", _ANCHOR, None)
+    view_to: Point | None = option("to", _SPAN, None)
+    edit_from: Point | None = option("editFrom", _ANCHOR, None)
+    edit_to: Point | None = option("editTo", _SPAN, None)
+    limit: int | None = option("limit", whole_number(), None)
+
+    def asked(self) -> Query:
+        """The query that the options say."""
+        return Query(
+            self.query,
+            _range(self.view_from, self.view_to),
+            _range(self.edit_from, self.edit_to),
+            MAX if self.limit is None else self.limit,
+        )
+
+
+def _range(anchor: Point | None, span: Point | None) -> Range:
+    return Range(anchor or EVERYTHING.anchor, span or EVERYTHING.span)
 
 
 CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"

@@ -1,12 +1,12 @@
-"""The batch read adapter: files that may hold the wanted series, cut to the retained range."""
+"""The batch read adapter: whole series a task, or files where no event depends on another."""
 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -14,13 +14,19 @@ from pyspark.sql.types import StructType
 
 from pyspark_tseries import files
 from pyspark_tseries.columns import query_schema, type_name
-from pyspark_tseries.errors import IncompatibleValue, UnusableStore
-from pyspark_tseries.heads import Head
-from pyspark_tseries.retention import kept
+from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.heads import ABSENT, Head
+from pyspark_tseries.ranges import Query
+from pyspark_tseries.scan import KEYS, Scan, answer, visible
+from pyspark_tseries.slices import Sample, Slice, cut
 
-__all__ = ["ValuesReader"]
+__all__ = ["RangeReader"]
 
 BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
+ROWS_PER_BATCH: Final = 64 * 1024
+
+MOST_SAMPLES: Final = 10_000
+"""Of the series' names, to divide them evenly among tasks."""
 
 _heads: dict[str, tuple[int | None, Head]] = {}
 """The last head of each store that this worker has read."""
@@ -37,69 +43,88 @@ class FileGroup(InputPartition):
         self.paths = paths
 
 
-class ValuesReader(DataSourceReader):
-    """Reads the events that are inside the retained range, as the store is when planning."""
+@dataclass
+class SeriesGroup(InputPartition):
+    """The series that one task reads."""
+
+    part: Slice
+
+    def __init__(self, part: Slice) -> None:
+        super().__init__(None)
+        self.part = part
+
+
+class RangeReader(DataSourceReader):
+    """Answers a range query of the store as it is when planning."""
 
     def __init__(
-        self, snapshot: files.Snapshot, series: Sequence[str] | None, schema: StructType
+        self,
+        snapshot: files.Snapshot,
+        query: Query,
+        series: Sequence[str] | None,
+        schema: StructType,
     ) -> None:
         self._snapshot = snapshot
+        self._query = query
         self._series = series
         self._target = to_arrow_schema(schema, timezone="UTC")
-        _check_readable(snapshot)
         _check_schema(self._target, query_schema(snapshot.values))
 
-    def partitions(self) -> Sequence[FileGroup]:
-        """Groups of files whose range of series touches the wanted ones."""
-        groups, room = [FileGroup([])], BYTES_PER_PARTITION
-        for file in self._snapshot.files:
-            if not _may_hold(file, self._series):
-                continue
-            if file.size > room and groups[-1].paths:
-                groups.append(FileGroup([]))
-                room = BYTES_PER_PARTITION
-            groups[-1].paths.append(os.path.join(self._snapshot.root, file.path))
-            room -= file.size
-        return groups
+    def partitions(self) -> Sequence[FileGroup | SeriesGroup]:
+        """Groups of series; of files where every original stands for itself."""
+        head = _head(self._snapshot)
+        scan = Scan(self._snapshot, head, self._query, self._series)
+        if self._query == Query(self._query.kind) and not scan.edits:
+            return _file_groups(self._snapshot.root, scan.originals)
+        size = sum(file.size for file in (*scan.originals, *scan.edits))
+        samples = _samples(head, self._series, size)
+        return [SeriesGroup(part) for part in cut(samples, BYTES_PER_PARTITION, whole_series=True)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The group's events, in the order of commits and in each by (series, sequence)."""
-        assert isinstance(partition, FileGroup)
+        """The events of whole series, each in the query's order, or of files in their order."""
         head = _head(self._snapshot)
+        if isinstance(partition, FileGroup):
+            yield from self._read_files(partition.paths, head)
+            return
+        assert isinstance(partition, SeriesGroup)
+        names = self._target.names
+        found = answer(self._snapshot, head, self._query, self._series, partition.part, names).table
+        yield from found.cast(self._target).to_batches(ROWS_PER_BATCH)
+
+    def _read_files(self, paths: list[str], head: Head) -> Iterator[pa.RecordBatch]:
         stored = query_schema(self._snapshot.values)
-        needed = dict.fromkeys([*self._target.names, "series", "sequence", "timestamp"])
-        for path in partition.paths:
+        needed = list(dict.fromkeys([*self._target.names, *KEYS]))
+        scan = Scan(self._snapshot, head, self._query, self._series)
+        for path in paths:
             source = ds.dataset(path, schema=stored, format="parquet")
-            scan = source.to_batches(columns=list(needed), filter=_wanted(self._series))
-            for batch in scan:
+            for batch in source.to_batches(columns=needed, filter=scan.filter):
                 if batch.num_rows:
-                    yield self._cut(batch, head)
-
-    def _cut(self, batch: pa.RecordBatch, head: Head) -> pa.RecordBatch:
-        encoded = batch["series"].dictionary_encode()
-        codes = encoded.indices.to_numpy()
-        names = encoded.dictionary.to_pylist()
-        at, floors = head.of(names), head.floors(names)
-        inside = kept(
-            self._snapshot.retained,
-            batch["sequence"].to_numpy(),
-            batch["timestamp"].cast(pa.int64()).to_numpy(),
-            at["last_sequence"][codes],
-            at["original_us"][codes],
-            floors["floor_sequence"][codes],
-            floors["floor_us"][codes],
-        )
-        batch = batch.filter(pa.array(inside))
-        columns = [batch[field.name].cast(field.type) for field in self._target]
-        return pa.RecordBatch.from_arrays(columns, schema=self._target)
+                    rows = pa.Table.from_batches([batch])
+                    inside = pa.array(visible(rows, head, self._snapshot.retained))
+                    rows = rows.filter(inside).select(self._target.names)
+                    yield from rows.cast(self._target).to_batches()
 
 
-def _check_readable(snapshot: files.Snapshot) -> None:
-    if any(file.kind != "event" for file in snapshot.files):
-        raise UnusableStore(
-            f"store '{snapshot.root}' has edits, which this version of tseries cannot read yet; "
-            "accepted: a store without edits; next step: install a newer version of this package"
-        )
+def _file_groups(root: str, originals: Sequence[files.DataFile]) -> list[FileGroup]:
+    groups, room = [FileGroup([])], BYTES_PER_PARTITION
+    for file in originals:
+        if file.size > room and groups[-1].paths:
+            groups.append(FileGroup([]))
+            room = BYTES_PER_PARTITION
+        groups[-1].paths.append(os.path.join(root, file.path))
+        room -= file.size
+    return groups
+
+
+def _samples(head: Head, series: Sequence[str] | None, size: int) -> list[Sample]:
+    """Series spread evenly, each standing for a part of `size` bytes."""
+    if series is None:
+        there = np.flatnonzero(head.columns["last_sequence"] != ABSENT)
+        names = head.ids.names()
+        some = [names[i] for i in there[:: max(1, len(there) // MOST_SAMPLES)].tolist()]
+    else:
+        some = sorted(set(series))
+    return [(name, 0, size // len(some)) for name in some]
 
 
 def _check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
@@ -115,20 +140,6 @@ def _check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
                 f"column '{field.name}' is asked for as {type_name(field.type)}; accepted: "
                 f"{type_name(known)}; next step: correct the schema, or leave it out"
             )
-
-
-def _may_hold(file: files.DataFile, series: Sequence[str] | None) -> bool:
-    return series is None or any(file.first <= name <= file.last for name in series)
-
-
-def _wanted(series: Sequence[str] | None) -> pc.Expression | None:
-    if series is None:
-        return None
-    if not series:
-        return pc.scalar(False)
-    column = pc.field("series")
-    names = pa.array(series, pa.string())
-    return (column >= min(series)) & (column <= max(series)) & column.isin(names)
 
 
 def _head(snapshot: files.Snapshot) -> Head:

@@ -12,7 +12,7 @@ from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries.columns import query_schema
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
 from pyspark_tseries.options import WriteOptions, parse_read, parse_write
-from pyspark_tseries.reader import ValuesReader
+from pyspark_tseries.reader import RangeReader
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
 from pyspark_tseries.writer import BatchWriter, StreamWriter, Target
@@ -26,7 +26,7 @@ class DefaultSource(DataSource):
     Writes take a column `series`, optionally `timestamp` and `author`, and value columns; every
     batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
     `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
-    original_author` of the events inside the retained range. The options are those of
+    original_author` of what a range query finds. The options are those of
     `WriteOptions` and `ReadOptions`.
 
         df.writeStream.format("tseries").option("retainedRange", "last 7D")
@@ -44,10 +44,11 @@ class DefaultSource(DataSource):
         store = Store.open(parse_read(self.options).path)
         return from_arrow_schema(query_schema(store.values))
 
-    def reader(self, schema: StructType) -> ValuesReader:
+    def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
         options = parse_read(self.options)
-        return ValuesReader(Store.open(options.path).snapshot(), options.series, schema)
+        snapshot = Store.open(options.path).snapshot()
+        return RangeReader(snapshot, options.asked(), options.series, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch write, checked against the store before any task."""

@@ -11,17 +11,20 @@ from tseries.builders import batch, new_store
 from pyspark_tseries import describe
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.reader import ValuesReader
+from pyspark_tseries.ranges import Query
+from pyspark_tseries.reader import RangeReader
 from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 
 V1 = Path(__file__).parent / "stores" / "v1"
 HOUR_US = 3_600_000_000
+EVERYTHING = Query()
 
 
-def read(path, series=None, schema=None, columns=("series", "sequence")):
+def read(path, series=None, schema=None, columns=("series", "sequence"), query=EVERYTHING):
     source = DefaultSource({"path": str(path)})
-    reader = ValuesReader(Store.open(str(path)).snapshot(), series, schema or source.schema())
+    snapshot = Store.open(str(path)).snapshot()
+    reader = RangeReader(snapshot, query, series, schema or source.schema())
     rows = []
     for partition in reader.partitions():
         for got in reader.read(partition):
@@ -66,7 +69,7 @@ def test_a_read_sees_the_store_as_it_was_when_planned(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 0)))
     schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
-    reader = ValuesReader(store.snapshot(), None, schema)
+    reader = RangeReader(store.snapshot(), EVERYTHING, None, schema)
     store.append(batch(("a", 1)))
     got = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
     assert got == [[0]]

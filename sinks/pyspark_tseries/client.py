@@ -1,0 +1,237 @@
+"""`TimeSeries`: a store without Spark, for small appends, edits and queries.
+
+    series = TimeSeries.create("/data/room", {"celsius": pa.float64()}, retained_range="last 7D")
+    series.append("kitchen", 21.5)
+    series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_tseries.attempts import Attempt, Batch
+from pyspark_tseries.columns import EVENT, INSTANT
+from pyspark_tseries.description import describe
+from pyspark_tseries.errors import IncompatibleValue, UnusableStore
+from pyspark_tseries.options import WriteOptions, local_path, os_user
+from pyspark_tseries.range_query import RangeQuery
+from pyspark_tseries.ranges import Query, instant_us
+from pyspark_tseries.results import EventMetadata, QueryResult
+from pyspark_tseries.retention import parse_range
+from pyspark_tseries.rows import plan_rows, stage_rows, staged_schema
+from pyspark_tseries.scan import answer
+from pyspark_tseries.store import Store, now_us
+from pyspark_tseries.upkeep import set_retained_range
+
+__all__ = ["TimeSeries"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TimeSeries:
+    """An open store; safe for threads, and for any number of processes beside it.
+
+    Every append and every edit is one commit, in the store when the call returns. The value of a
+    store with one value column is that value, otherwise a mapping of names to values; what it
+    does not name is null.
+    """
+
+    def __init__(self, store: Store, author: str) -> None:
+        self._store = store
+        self._author = author
+        self._staged = staged_schema(store.values)
+
+    @staticmethod
+    def create(
+        path: str,
+        schema: pa.Schema | Mapping[str, pa.DataType],
+        retained_range: str | None = None,
+        author: str | None = None,
+    ) -> "TimeSeries":
+        """The new store at `path`.
+
+        Args:
+            path: a local path or `file:` URI.
+            schema: the value columns.
+            retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
+                `unlimited`; None: `limit 10`.
+            author: of what is written; None: the OS user.
+
+        Raises:
+            IncompatibleValue: a column that no store can have.
+            UnusableStore: there is something at `path` already.
+            ValueError: no path, or no retained range.
+        """
+        root, retained = local_path(path), retained_range and parse_range(retained_range)
+        wanted = pa.schema([("series", pa.string()), *pa.schema(schema)])
+        plan = plan_rows(wanted, WriteOptions(path=root, **_NO_METADATA), None)
+        if Store.find(root) is not None:
+            raise UnusableStore(
+                f"there is a store at '{path}' already; accepted: a path where nothing is; next "
+                "step: TimeSeries.open it, or choose another path"
+            )
+        store = Store.create(root, [field for _, field in plan.values], retained or None)
+        return TimeSeries(store, os_user() if author is None else author)
+
+    @staticmethod
+    def open(path: str, author: str | None = None) -> "TimeSeries":
+        """The store at `path`; what is written is by `author`, None: the OS user.
+
+        Raises:
+            NoSuchStore: there is none.
+            UnusableStore: it is of a newer version, or no store.
+            ValueError: no path.
+        """
+        return TimeSeries(Store.open(local_path(path)), os_user() if author is None else author)
+
+    def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
+        """Adds an event to the end of a series.
+
+        Args:
+            series: its name; a new one begins with this event.
+            value: see the class.
+            timestamp: aware; None: now, or the series' newest timestamp where that is later.
+
+        Raises:
+            UpdateFailed: `timestamp` is before the series' newest original.
+            IncompatibleValue: `value` does not fit the store's columns.
+            StoreBusy: other writers won every attempt.
+        """
+        stamp = None if timestamp is None else instant_us(timestamp)
+        return self._add(series, value, stamp, None)
+
+    def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
+        """Adds an event that overrides the value of an original, which stays in the store.
+
+        Raises:
+            NoSuchEvent: there is no such original, it is itself an edit, or it was discarded.
+            IncompatibleValue: `value` does not fit the store's columns.
+            StoreBusy: other writers won every attempt.
+        """
+        return self._add(series, value, None, original_sequence)
+
+    def append_many(
+        self,
+        table: pa.Table,
+        *,
+        out_of_order: str = "fail",
+        missing_original: str = "fail",
+        clock: str = "wall",
+    ) -> pa.Table:
+        """Adds rows as one commit, as the sink does.
+
+        Args:
+            table: `series`, value columns, and where wanted `timestamp`, `author` and `edit_of`.
+            out_of_order: of late rows: `fail`, `drop` or `adjust`.
+            missing_original: of edits without an original: `fail` or `drop`.
+            clock: of assigned timestamps: `wall` or `event`.
+
+        Returns:
+            A row for each of `table`: series, sequence, timestamp, author; nulls where dropped.
+
+        Raises:
+            UpdateFailed, NoSuchEvent: a row may not be added; nothing is stored.
+            IncompatibleValue: a column of a wrong type or name.
+            StoreBusy: other writers won every attempt.
+        """
+        options = WriteOptions(
+            path=self._store.root,
+            out_of_order=out_of_order,
+            missing_original=missing_original,
+            clock=clock,
+        )
+        plan = plan_rows(table.schema, options, self._store.values)
+        if not table.num_rows:
+            return _metadata_schema().empty_table()
+        (batch,) = table.combine_chunks().to_batches()
+        rows = pa.Table.from_batches([stage_rows(batch, plan)])
+        staged = Batch(
+            rows, out_of_order, self._author, None, missing=missing_original, clock=clock
+        )
+        return _written(rows, self._store.append(staged), self._author)
+
+    def range_query(self) -> RangeQuery:
+        """A query for all values, to be narrowed step by step."""
+        return RangeQuery(answer=self._answer)
+
+    def describe(self) -> dict[str, Any]:
+        """The facts of the store."""
+        return describe(self._store.root)
+
+    def set_retained_range(self, retained_range: str) -> None:
+        """Makes `retained_range` the store's from now on; nothing that is out of range comes back.
+
+        Raises:
+            ValueError: no retained range.
+            StoreBusy: other writers won every attempt.
+        """
+        set_retained_range(self._store, parse_range(retained_range), now_us())
+
+    def _add(
+        self, series: str, value: Any, stamp: int | None, original: int | None
+    ) -> EventMetadata:
+        given = (series, stamp, None, original, *self._values(value))
+        columns = [_cell(field, cell) for field, cell in zip(self._staged, given, strict=True)]
+        rows = pa.Table.from_arrays(columns, schema=self._staged)
+        attempt = self._store.append(Batch(rows, "fail", self._author))
+        (events,) = (part for part in attempt.numbered if len(part.order))
+        moment = _EPOCH + timedelta(microseconds=int(events.timestamp_us[0]))
+        return EventMetadata(int(events.sequence[0]), moment, self._author)
+
+    def _values(self, value: Any) -> list[Any]:
+        names = self._staged.names[4:]
+        if len(names) == 1 and not (isinstance(value, Mapping) and set(value) == set(names)):
+            return [value]
+        if not isinstance(value, Mapping) or not set(value) <= set(names):
+            shown = ", ".join(f"'{name}'" for name in names)
+            raise IncompatibleValue(
+                f"{value!r} does not fit the store's value columns; accepted: a mapping with keys "
+                f"among {shown}; next step: name the columns"
+            )
+        return [value.get(name) for name in names]
+
+    def _answer(self, query: Query, series: str) -> QueryResult:
+        snapshot, head = self._store.sight()
+        found = answer(snapshot, head, query, [series])
+        return QueryResult(found.table, found.selected)
+
+
+_NO_METADATA = {"series_column": "series"}
+
+
+def _cell(field: pa.Field, value: Any) -> pa.Array:
+    try:
+        if field.type == INSTANT and isinstance(value, int):
+            return pa.array([value]).cast(INSTANT)
+        return pa.array([value], field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise IncompatibleValue(
+            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}; "
+            f"accepted: {field.type}; next step: convert it"
+        ) from error
+
+
+def _metadata_schema() -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in EVENT])
+
+
+def _written(rows: pa.Table, attempt: Attempt, author: str) -> pa.Table:
+    """What became of each row of a batch."""
+    edit = rows["original_sequence"].is_valid().to_numpy()
+    sequence = np.zeros(len(rows), np.int64)
+    stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    # A part's events are in terms of its own rows: the appends, or the edits.
+    kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
+    for mine, events in zip(kinds, attempt.numbered, strict=True):
+        at = mine[events.order]
+        sequence[at], stamp[at], there[at] = events.sequence, events.timestamp_us, True
+    columns = [
+        rows["series"],
+        pa.array(sequence, mask=~there),
+        pa.array(stamp, mask=~there).cast(INSTANT),
+        rows["author"].fill_null(author),
+    ]
+    return pa.Table.from_arrays(columns, schema=_metadata_schema())

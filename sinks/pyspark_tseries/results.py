@@ -1,0 +1,112 @@
+"""What the client gives back: metadata, events, results of queries."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tseries.chart import page
+from pyspark_tseries.columns import EVENT, ORIGINAL
+from pyspark_tseries.standing import longs
+
+__all__ = ["Event", "EventMetadata", "QueryResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class EventMetadata:
+    """What an event is besides its value; `timestamp` is in UTC."""
+
+    sequence: int
+    timestamp: datetime
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event.
+
+    Attributes:
+        sequence: in its series.
+        timestamp: in UTC.
+        author: who wrote it.
+        value: of the one value column; name -> value where the store has several.
+        original: what it overrides; None where it is no edit.
+    """
+
+    sequence: int
+    timestamp: datetime
+    author: str
+    value: Any
+    original: EventMetadata | None = None
+
+    @property
+    def is_edit(self) -> bool:
+        """Whether it overrides another event."""
+        return self.original is not None
+
+    @property
+    def original_sequence(self) -> int:
+        """The sequence that an edit of this event names: its original's, or its own."""
+        return self.sequence if self.original is None else self.original.sequence
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """The result of a range query on one series.
+
+    Attributes:
+        table: the events, with the columns of a read through Spark.
+        selected_count: the number of events that the query found, before its limit.
+    """
+
+    table: pa.Table
+    selected_count: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the limit left nothing out."""
+        return self.selected_count == self.table.num_rows
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """The events, in the order of the query."""
+        fixed = {field.name for field in (*EVENT, *ORIGINAL)}
+        values = [name for name in self.table.column_names if name not in fixed]
+        return tuple(_event(row, values) for row in self.table.to_pylist())
+
+    def to_arrow(self) -> pa.Table:
+        """The events as a table: metadata, values, original's metadata."""
+        return self.table
+
+    def merge(self, other: "QueryResult") -> "QueryResult":
+        """This result brought up to date by `other`, a later one of the same series.
+
+        An event of `other` replaces one of the same sequence; of an original and its edits the
+        highest sequence stays, in the original's place. The result is complete.
+        """
+        both = pa.concat_tables([other.table, self.table])
+        sequence = longs(both["sequence"])
+        _, first = np.unique(sequence, return_index=True)
+        original = longs(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
+        _, from_end = np.unique(original[::-1], return_index=True)
+        rows = first[len(first) - 1 - from_end]
+        return QueryResult(both.take(pa.array(rows)), len(rows))
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def _repr_html_(self) -> str:
+        return page(self.table, self.selected_count)
+
+
+def _event(row: Mapping[str, Any], values: list[str]) -> Event:
+    original = None
+    if row["original_sequence"] is not None:
+        original = EventMetadata(*(row[field.name] for field in ORIGINAL))
+    value = row[values[0]] if len(values) == 1 else {name: row[name] for name in values}
+    return Event(row["sequence"], row["timestamp"], row["author"], value, original)

@@ -1,0 +1,67 @@
+"""Originals outside a query's bounds change no result."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.test_selection import QUERIES, columns, histories
+
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.heads import NEVER_US
+from pyspark_tseries.pruning import bounds_of
+from pyspark_tseries.ranges import MAX, Point, Query, Range
+from pyspark_tseries.retention import UNLIMITED, RetainedRange
+from pyspark_tseries.selection import Events, select
+
+
+def standing(events):
+    last = [event[0] for event in events][-1]
+    original = [event for event in events if event[2] < 0][-1]
+    values = {"last_sequence": last, "original_us": original[1]}
+    floors = {"floor_sequence": 0, "floor_us": NEVER_US}
+    return [{name: np.array([v]) for name, v in part.items()} for part in (values, floors)]
+
+
+def answer(events, query):
+    try:
+        got = select(events, query)
+    except InvalidQuery:
+        return "invalid"
+    return events.sequence[got.rows].tolist(), got.selected
+
+
+@settings(max_examples=1500)
+@given(histories().filter(bool), QUERIES, st.integers(0, 2))
+def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
+    events = columns(history)
+    edits = int((events.original >= 0).sum()) + spare
+    bounds = bounds_of(query, UNLIMITED, *standing(history), edits)
+    least, most, least_us, most_us = bounds.over(0, 1)
+    kept = (events.sequence >= least) & (events.sequence <= most)
+    kept &= (events.us >= least_us) & (events.us <= most_us)
+    kept |= events.original >= 0
+    rows = np.flatnonzero(kept)
+    if not len(rows):
+        assert answer(events, query) == ([], 0)
+        return
+    fewer = Events(
+        events.names,
+        *(c[rows] for c in (events.codes, events.sequence, events.us, events.original)),
+    )
+    assert answer(fewer, query) == answer(events, query)
+
+
+def test_the_queries_of_every_day_are_bounded():
+    history = [(i, 10 * i, -1) for i in range(100)]
+
+    def bounds(kind, anchor, span=Point("last_count", 0), retained=UNLIMITED):
+        query = Query(kind, Range(anchor, span), limit=MAX)
+        return bounds_of(query, retained, *standing(history), 0).over(0, 1)
+
+    for kind in ("values", "allEdits"):
+        assert bounds(kind, Point("last_count", 3))[0] == 96
+        assert bounds(kind, Point("sequence", 90))[0] == 90
+        assert bounds(kind, Point("sequence", 9), Point("next_count", 3))[:2] == (9, 12)
+        assert bounds(kind, Point("time", 500), Point("next_us", 70))[2:] == (500, 570)
+        assert bounds(kind, Point("last_us", 30))[2] == 960
+        assert bounds(kind, Point("start"), Point("time", 5))[3] == 5
+        assert bounds(kind, Point("start"), retained=RetainedRange(5, 20))[::2] == (95, 970)
