@@ -11,6 +11,8 @@ def test_the_public_names_of_timestream() -> None:
 
 
 def test_the_public_names_of_tseries() -> None:
-    names = {"DefaultSource", "describe"}
+    errors = {"IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"}
+    results = {"Event", "EventMetadata", "QueryResult"}
+    names = {"DefaultSource", "RangeQuery", "TimeSeries", "describe", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
     assert all(getattr(pyspark_tseries, name) for name in names)

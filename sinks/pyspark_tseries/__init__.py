@@ -4,30 +4,61 @@ A *store* is a directory of many *series*; a series is a sequence of immutable *
 from 0 without gaps. A batch is sorted, checked, numbered and committed as a whole, exactly once,
 however many writers share the store; a *retained range* says how much of each series queries see.
 
-Reading order: `errors`, `columns`, `retention`, `options` (vocabulary), `heads`, `numbering`,
-`edits`, `rows`, `slices`, `standing`, `invariants`, `compaction` (rules), `files`, `originals`,
-`attempts`, `store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description` (storage),
-`writer`, `reader`, `sink` (Spark).
+Reading order: `errors`, `columns`, `retention`, `ranges`, `options` (vocabulary), `heads`,
+`numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `slices`, `standing`,
+`invariants`, `compaction` (rules), `files`, `originals`, `attempts`, `store`, `upkeep`,
+`inspection`, `compactor`, `maintenance`, `description`, `scan` (storage), `chart`, `results`,
+`client` (without Spark), `writer`, `reader`, `sink` (Spark).
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark_tseries.client import TimeSeries
     from pyspark_tseries.description import describe
+    from pyspark_tseries.errors import (
+        IncompatibleValue,
+        InvalidQuery,
+        NoSuchEvent,
+        NoSuchStore,
+        UpdateFailed,
+    )
+    from pyspark_tseries.range_query import RangeQuery
+    from pyspark_tseries.results import Event, EventMetadata, QueryResult
     from pyspark_tseries.sink import DefaultSource
 
-__all__ = ["DefaultSource", "describe"]
+__all__ = [
+    "DefaultSource",
+    "Event",
+    "EventMetadata",
+    "IncompatibleValue",
+    "InvalidQuery",
+    "NoSuchEvent",
+    "NoSuchStore",
+    "QueryResult",
+    "RangeQuery",
+    "TimeSeries",
+    "UpdateFailed",
+    "describe",
+]
+
+_PLACES = {
+    **dict.fromkeys(
+        ["IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"],
+        "errors",
+    ),
+    **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
+    "DefaultSource": "sink",
+    "RangeQuery": "range_query",
+    "TimeSeries": "client",
+    "describe": "description",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): Spark finds the format here, and one import that fails here would disable
     # every Python data source of the session; the rules must import without Spark and Delta.
-    if name == "DefaultSource":
-        from pyspark_tseries.sink import DefaultSource
-
-        return DefaultSource
-    if name == "describe":
-        from pyspark_tseries.description import describe
-
-        return describe
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"pyspark_tseries.{_PLACES[name]}"), name)
     raise AttributeError(f"module 'pyspark_tseries' has no attribute '{name}'")

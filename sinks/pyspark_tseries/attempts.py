@@ -66,12 +66,14 @@ class Attempt:
         head: the store as it is after the commit.
         written: the files of events and edits; none where the batch was dropped whole.
         paths: all files, to discard.
+        numbered: what became of the appends, and where there are any of the edits.
     """
 
     head_id: int
     head: Head
     written: list[files.WrittenFile]
     paths: list[str]
+    numbered: tuple[Numbered, ...] = ()
 
 
 def prepare(
@@ -119,7 +121,7 @@ def prepare(
             paths.append(os.path.join(root, path))
             table = event_rows(part.rows, part.events, note, batch.author, part.originals)
             written.append(files.write_events(root, path, table))
-    return Attempt(new_id, after, written, paths)
+    return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

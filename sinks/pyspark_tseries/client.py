@@ -1,8 +1,8 @@
 """`TimeSeries`: a store without Spark, for small appends, edits and queries.
 
-    series = TimeSeries.create("/data/room", {"celsius": pa.float64()}, retained_range="last 7D")
-    series.append("kitchen", 21.5)
-    series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
+series = TimeSeries.create("/data/room", {"celsius": pa.float64()}, retained_range="last 7D")
+series.append("kitchen", 21.5)
+series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
 from pyspark_tseries.results import EventMetadata, QueryResult
 from pyspark_tseries.retention import parse_range
-from pyspark_tseries.rows import plan_rows, stage_rows, staged_schema
+from pyspark_tseries.rows import RowPlan, plan_rows, stage_rows, staged_schema
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.upkeep import set_retained_range
@@ -66,8 +66,8 @@ class TimeSeries:
             ValueError: no path, or no retained range.
         """
         root, retained = local_path(path), retained_range and parse_range(retained_range)
-        wanted = pa.schema([("series", pa.string()), *pa.schema(schema)])
-        plan = plan_rows(wanted, WriteOptions(path=root, **_NO_METADATA), None)
+        plan = plan_rows(pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=root), None)
+        _refuse_metadata(plan)
         if Store.find(root) is not None:
             raise UnusableStore(
                 f"there is a store at '{path}' already; accepted: a path where nothing is; next "
@@ -151,7 +151,9 @@ class TimeSeries:
         staged = Batch(
             rows, out_of_order, self._author, None, missing=missing_original, clock=clock
         )
-        return _written(rows, self._store.append(staged), self._author)
+        attempt = self._store.append(staged)
+        assert attempt is not None
+        return _written(rows, attempt, self._author)
 
     def range_query(self) -> RangeQuery:
         """A query for all values, to be narrowed step by step."""
@@ -177,6 +179,7 @@ class TimeSeries:
         columns = [_cell(field, cell) for field, cell in zip(self._staged, given, strict=True)]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
         attempt = self._store.append(Batch(rows, "fail", self._author))
+        assert attempt is not None
         (events,) = (part for part in attempt.numbered if len(part.order))
         moment = _EPOCH + timedelta(microseconds=int(events.timestamp_us[0]))
         return EventMetadata(int(events.sequence[0]), moment, self._author)
@@ -199,7 +202,13 @@ class TimeSeries:
         return QueryResult(found.table, found.selected)
 
 
-_NO_METADATA = {"series_column": "series"}
+def _refuse_metadata(plan: RowPlan) -> None:
+    for name in (plan.timestamp, plan.author, plan.edit_of):
+        if name is not None:
+            raise IncompatibleValue(
+                f"value column '{name}' is named like what an event has anyway; accepted: any "
+                "other name; next step: rename it, or leave it out"
+            )
 
 
 def _cell(field: pa.Field, value: Any) -> pa.Array:

@@ -1,6 +1,8 @@
 """The options of writes and reads: frozen dataclasses, and the texts that make them."""
 
+import getpass
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +31,15 @@ from pyspark_tseries.ranges import (
 )
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 
-__all__ = ["LATER", "ReadOptions", "WriteOptions", "local_path", "parse_read", "parse_write"]
+__all__ = [
+    "LATER",
+    "ReadOptions",
+    "WriteOptions",
+    "local_path",
+    "os_user",
+    "parse_read",
+    "parse_write",
+]
 
 T = TypeVar("T")
 
@@ -74,6 +84,14 @@ def _decoded(location: str) -> str:
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"the host '{parts.netloc}' of a file: URI is not this one")
     return unquote(parts.path)
+
+
+def os_user() -> str:
+    """Who writes where nobody is named: the user of the operating system."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container's user may have no name.
+        return str(os.getuid())
 
 
 def _series_names(value: str) -> tuple[str, ...]:

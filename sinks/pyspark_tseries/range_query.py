@@ -151,9 +151,7 @@ def _misplaced(step: str, after: str, instead: str) -> InvalidQuery:
 
 def _whole(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidQuery(
-            f"{value!r} is no whole number; accepted: an int; next step: correct it"
-        )
+        raise InvalidQuery(f"{value!r} is no whole number; accepted: an int; next step: correct it")
     return value
 
 

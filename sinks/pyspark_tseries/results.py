@@ -70,7 +70,7 @@ class QueryResult:
     @property
     def is_complete(self) -> bool:
         """Whether the limit left nothing out."""
-        return self.selected_count == self.table.num_rows
+        return self.selected_count == len(self)
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:

@@ -1,8 +1,5 @@
 """The data source `tseries` as Spark sees it."""
 
-import getpass
-import os
-
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
@@ -11,7 +8,7 @@ from pyspark.sql.types import DataType, StructType
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries.columns import query_schema
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
-from pyspark_tseries.options import WriteOptions, parse_read, parse_write
+from pyspark_tseries.options import WriteOptions, os_user, parse_read, parse_write
 from pyspark_tseries.reader import RangeReader
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
@@ -91,7 +88,9 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         store = Store.create(options.path, values, options.retained_range)
         plan = plan_rows(incoming, options, store.values)
     store.check_range(options.retained_range)
-    return Target(store.root, plan, options, _user() if options.author is None else options.author)
+    return Target(
+        store.root, plan, options, os_user() if options.author is None else options.author
+    )
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
@@ -107,10 +106,3 @@ def _arrow_field(name: str, kind: DataType) -> pa.Field:
             "that have an Arrow form; next step: cast the column"
         ) from error
     return pa.field(name, arrow)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # A container's user may have no name.
-        return str(os.getuid())

@@ -57,7 +57,8 @@ FAILURES_ALONE: Final = 5
 """So many failed commits in a row without a rival are no race but a fault of the storage."""
 
 
-def _now_us() -> int:
+def now_us() -> int:
+    """The wall clock, in microseconds."""
     return time.time_ns() // 1000
 
 
@@ -300,6 +301,11 @@ class Store:
             retained = self._range_of(head.note)
             return Snapshot(self.root, found, head_id, head.note, retained, self.values)
 
+    def sight(self) -> tuple[Snapshot, Head]:
+        """The store as its log now says, and its head."""
+        with self._lock:
+            return self.snapshot(), self.head()[1]
+
     def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""
         with self._lock:
@@ -320,12 +326,15 @@ class Store:
         """
         self._publish(Attempt(head_id, head, [], []), None)
 
-    def append(self, batch: Batch, clock: Callable[[], int] = _now_us) -> None:
+    def append(self, batch: Batch, clock: Callable[[], int] = now_us) -> Attempt | None:
         """Commits `batch`, once, however often it is called with the same token.
 
         Args:
             batch: what to append.
             clock: the wall clock, in microseconds; read once an attempt.
+
+        Returns:
+            What was committed; None where the store has had the batch before.
 
         Raises:
             UpdateFailed: a row may not be added.
@@ -334,12 +343,12 @@ class Store:
         """
         attempt: Attempt | None = None
         lost: DeltaError | None = None
-        alone = 0
-        for turn in range(ATTEMPTS + 1):
+        alone = turn = 0
+        while True:
             with self._lock, _queue(self.root):
                 self._catch_up()
                 if self._has(batch.token) or (attempt and self._landed(attempt)):
-                    return
+                    return attempt
                 if attempt:
                     files.discard(attempt.paths)
                     alone = alone + 1 if self.head()[0] == attempt.head.note.parent else 0
@@ -352,10 +361,12 @@ class Store:
                 sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
                 attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight)
                 try:
-                    return self._publish(attempt, batch.token)
+                    self._publish(attempt, batch.token)
+                    return attempt
                 except DeltaError as error:
                     lost = error
             time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
+            turn += 1
 
     def _catch_up(self) -> None:
         if not self.refresh():

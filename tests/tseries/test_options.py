@@ -11,6 +11,7 @@ from pyspark_tseries.options import (
     parse_read,
     parse_write,
 )
+from pyspark_tseries.ranges import Point, Query, Range
 from pyspark_tseries.retention import RetainedRange
 
 PARSERS = {WriteOptions: parse_write, ReadOptions: parse_read}
@@ -73,8 +74,20 @@ def test_an_option_of_the_other_direction_is_refused_as_such():
     assert "belongs to writes" in refuse(ReadOptions, {"outOfOrder": "drop"})
 
 
-def test_edit_queries_are_refused_as_not_yet_there():
-    assert "cannot query edits yet" in refuse(ReadOptions, {"query": "allEdits"})
+def test_a_query_is_what_the_options_say():
+    raw = {"from": "SEQUENCE 3", "to": "next 1 minute", "editfrom": "last 2", "limit": "4"}
+    read = parse_read({"path": "/s", "query": "latestedits", **raw})
+    view = Range(Point("sequence", 3), Point("next_us", 60_000_000))
+    edits = Range(Point("last_count", 2), Point("last_count", 0))
+    assert read.asked() == Query("latestEdits", view, edits, 4)
+    assert parse_read({"path": "/s"}).asked() == Query()
+    timed = parse_read({"path": "/s", "to": "1970-01-01T00:00:01Z"}).asked().view
+    assert timed == Range(Point("start"), Point("time", 1_000_000))
+
+
+@pytest.mark.parametrize("anchor", ["next 3", "previous 1 second", "sequence", "last", "3"])
+def test_what_counts_from_an_anchor_is_none(anchor):
+    assert "'sequence N'" in refuse(ReadOptions, {"from": anchor})
 
 
 def test_options_are_read_in_any_case():

@@ -12,6 +12,8 @@ from pyspark_tseries.ranges import MAX, Point, Query, Range
 from pyspark_tseries.retention import UNLIMITED, RetainedRange
 from pyspark_tseries.selection import Events, select
 
+ALL = Point("last_count", 0)
+
 
 def standing(events):
     last = [event[0] for event in events][-1]
@@ -53,7 +55,7 @@ def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
 def test_the_queries_of_every_day_are_bounded():
     history = [(i, 10 * i, -1) for i in range(100)]
 
-    def bounds(kind, anchor, span=Point("last_count", 0), retained=UNLIMITED):
+    def bounds(kind, anchor, span=ALL, retained=UNLIMITED):
         query = Query(kind, Range(anchor, span), limit=MAX)
         return bounds_of(query, retained, *standing(history), 0).over(0, 1)
 

@@ -7,6 +7,7 @@ import pytest
 
 PURE = [
     "attempts",
+    "chart",
     "columns",
     "compaction",
     "edits",
@@ -17,7 +18,9 @@ PURE = [
     "numbering",
     "originals",
     "pruning",
+    "range_query",
     "ranges",
+    "results",
     "scan",
     "selection",
     "options",
@@ -55,7 +58,7 @@ def test_what_tasks_import_needs_no_delta(module):
 def test_the_public_names_are_these():
     import pyspark_tseries
 
-    assert pyspark_tseries.__all__ == ["DefaultSource", "describe"]
+    assert {"DefaultSource", "TimeSeries", "describe"} <= set(pyspark_tseries.__all__)
     assert callable(pyspark_tseries.describe)
     assert pyspark_tseries.DefaultSource.name() == "tseries"
     with pytest.raises(AttributeError, match="nothing_such"):
