@@ -5,7 +5,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pyspark_timestream.errors import BrokerUnreachable
@@ -28,10 +34,15 @@ _LOG: Final = logging.getLogger(__name__)
 
 _GROUP_TIMEOUT_S: Final = 10.0
 _GROUP_PAUSE_S: Final = 60.0
+_SLOW_S: Final = 1.0
+"""A request that takes longer may have waited for a broker that was away."""
 
 
 class Broker:
     """Asks one broker for one query.
+
+    Attributes:
+        troubles: how many requests failed or took over a second so far.
 
     Args:
         options: the client configuration, the topics, and how patient to be.
@@ -49,6 +60,7 @@ class Broker:
         self._consumer = made(options, lambda: Consumer(self._config))
         self._admin = AdminClient(admin_config(options))
         self._next_group_s = float("-inf")
+        self.troubles = 0
 
     def partitions(self) -> list[Partition]:
         """The partitions that the options name, as far as they exist now."""
@@ -64,6 +76,37 @@ class Broker:
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The offset after the last readable record (the last stable one, if committed reads)."""
         return self._offsets(partitions, OffsetSpec.latest())
+
+    def in_transaction(self, partitions: Iterable[Partition]) -> set[Partition]:
+        """The partitions with an open transaction: their logs go on after the last stable offset.
+
+        The stable ends are asked for first, so that what is written in between counts as open.
+        """
+        asked = list(partitions)
+        latest = OffsetSpec.latest()
+        stable = self._offsets(asked, latest, IsolationLevel.READ_COMMITTED)
+        written = self._offsets(asked, latest, IsolationLevel.READ_UNCOMMITTED)
+        return {part for part, end in written.items() if end > stable.get(part, end)}
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """The ids of topics; without those whose id cannot be learnt, for whatever reason."""
+        names = sorted(topics)
+        if not names:
+            return {}
+        futures = self._admin.describe_topics(
+            TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
+        )
+        found = {}
+        for name, future in futures.items():
+            try:
+                topic_id = future.result().topic_id
+            except KafkaException as error:
+                _LOG.debug("the id of topic '%s' is not known: %s", name, said(error))
+                continue
+            bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
+            if any(bits):
+                found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
+        return found
 
     def left_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
         """What tasks left in the group's metadata; nothing where it cannot be read."""
@@ -97,16 +140,21 @@ class Broker:
 
         return self._patiently(f"the partitions of topic '{topic}'", ask)
 
-    def _offsets(self, partitions: Iterable[Partition], spec: OffsetSpec) -> dict[Partition, int]:
+    def _offsets(
+        self,
+        partitions: Iterable[Partition],
+        spec: OffsetSpec,
+        level: IsolationLevel | None = None,
+    ) -> dict[Partition, int]:
         asked = {TopicPartition(part.topic, part.number): spec for part in partitions}
         if not asked:
             return {}
         committed = self._config["isolation.level"] == "read_committed"
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        own = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
         def ask() -> dict[Partition, int]:
             futures = self._admin.list_offsets(
-                asked, isolation_level=level, request_timeout=REQUEST_TIMEOUT_S
+                asked, isolation_level=level or own, request_timeout=REQUEST_TIMEOUT_S
             )
             answers = ((part, _offset_or_gone(future)) for part, future in futures.items())
             return {
@@ -120,9 +168,13 @@ class Broker:
     def _patiently(self, what: str, ask: Callable[[], T]) -> T:
         """The answer of `ask`, which is tried again as often as the options say."""
         for attempt in range(self._options.retries + 1):
+            began_s = time.monotonic()
             try:
-                return ask()
+                answer = ask()
+                self.troubles += time.monotonic() - began_s > _SLOW_S
+                return answer
             except KafkaException as error:
+                self.troubles += 1
                 if attempt == self._options.retries or not passes(error):
                     where = self._options.client["bootstrap.servers"]
                     raise BrokerUnreachable(

@@ -3,7 +3,7 @@
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from pyspark_timestream.errors import CheckpointMismatch, DataLost
 from pyspark_timestream.kafka_batch import joined
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_losses import reconcile
+from pyspark_timestream.kafka_losses import made_anew, reconcile
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
@@ -20,10 +20,11 @@ from pyspark_timestream.kafka_offset import (
     read_left_behind,
 )
 from pyspark_timestream.kafka_options import KafkaOptions
-from pyspark_timestream.kafka_plan import Circumstances, first_offset, next_offset
+from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
 from pyspark_timestream.kafka_progress import progress
 from pyspark_timestream.kafka_starts import starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state
+from pyspark_timestream.kafka_watch import Watch
 from pyspark_timestream.offsets import check_offset, is_sentinel
 from pyspark_timestream.ranges import Partition, Range
 
@@ -38,18 +39,32 @@ _GONE_S: Final = 5.0
 """For how long a partition must be missing from metadata to count as deleted."""
 
 
+def steady_clock() -> Callable[[], int]:
+    """The wall clock in us as it was at this call, and from then on without its jumps."""
+    ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
+    return lambda: ahead_us + time.monotonic_ns() // 1_000
+
+
 class StreamDriver:
     """The driver's side of one run: asks the broker, and folds offsets.
 
     Args:
         options: what the query asks for.
         connect: makes the broker of options and a group.
+        now_us: the wall clock; the default does not follow its jumps.
     """
 
     def __init__(
-        self, options: KafkaOptions, connect: Callable[[KafkaOptions, str], Broker] = Broker
+        self,
+        options: KafkaOptions,
+        connect: Callable[[KafkaOptions, str], Broker] = Broker,
+        now_us: Callable[[], int] | None = None,
     ) -> None:
         self._options = options
+        self._now_us = now_us or steady_clock()
+        self._watch = Watch(options.idle_timeout_us)
+        self._topic_ids: dict[str, str] = {}
+        self._ids_looked_at = float("-inf")
         self._make = connect
         self._connected: Broker | None = None
         self._bounds: dict[Partition, int] | None = None
@@ -65,6 +80,8 @@ class StreamDriver:
         # Nothing is asked with a group here, so any name does until the stream has one.
         self._connect(self._options.group_prefix)
         self._bounds = dict(self._ends(fresh=True))
+        # Who is idle was recorded, or is not known: a bounded run waits for nobody.
+        self._watch = Watch(None)
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """The next batch's offset as JSON; `start` where there is nothing to do."""
@@ -75,12 +92,14 @@ class StreamDriver:
             bounded=self._bounds is not None,
             new_start=not self._started,
             final_cti=self._options.final_cti,
+            idle_timeout_us=None if self._bounds is not None else self._options.idle_timeout_us,
         )
         if is_sentinel(start):
             planned = self._first(run)
         else:
             previous = StreamOffset.from_json(start)
             planned = self._next(previous, run)
+            self._watch.planned(planned is not previous, self._now_us())
             if planned is previous:
                 self._planned = planned
                 return dict(start)
@@ -113,7 +132,8 @@ class StreamDriver:
         ends = self._ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
         starts = starting_positions(self._options, earliest, ends)
-        return first_offset(stream, self._options.settings(), starts, ends, run)
+        sight = Sight(topic_ids=self._ids(ends, fresh=True))
+        return first_offset(stream, self._options.settings(), starts, ends, run, sight)
 
     def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
@@ -121,14 +141,32 @@ class StreamDriver:
         ends = self._ends_of_at_least(wanted)
         found = [part for part in ends if part not in wanted]
         quiet = not found and not run.new_start and ends == wanted
-        earliest = wanted if quiet else self._broker.earliest(self._log_ends)
+        topic_ids = self._ids(self._log_ends, fresh=not quiet)
+        anew = made_anew(previous.topic_ids, topic_ids)
+        earliest = wanted if quiet and not anew else self._broker.earliest(self._log_ends)
         fail = self._options.fail_on_data_loss
-        positions, losses = reconcile(wanted, earliest, self._log_ends, fail)
+        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, anew)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         positions.update({part: earliest[part] for part in found if part in earliest})
         run = replace(run, lost=bool(losses))
-        return next_offset(previous, self._states_after(previous), positions, ends, run)
+        idle = {part for part, share in previous.partitions.items() if share.idle}
+        now_us = self._now_us()
+        sight = Sight(
+            now_us=now_us,
+            since_us=self._watch.look(self._broker, positions, ends, idle, now_us),
+            settled=self._bounds is None and self._watch.settled(now_us),
+            topic_ids=topic_ids,
+        )
+        return next_offset(previous, self._states_after(previous), positions, ends, run, sight)
+
+    def _ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
+        """The ids of the topics, asked for when something has changed or partitions were listed."""
+        if fresh or self._ids_looked_at != self._looked_at:
+            topics = {part.topic for part in partitions}
+            self._topic_ids = self._broker.topic_ids(topics)
+            self._ids_looked_at = self._looked_at
+        return self._topic_ids
 
     def _ends_of_at_least(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
         """How far each partition may be read; one of `wanted` is gone only if it stays away.

@@ -13,6 +13,7 @@ from pyspark_timestream.kafka_values import (
     CTI_DELAY,
     CTI_FREQUENCY,
     EDGE_FROM,
+    IDLE_TIMEOUT,
     LATEST,
     MAX_FUTURE,
     MILLISECONDS,
@@ -57,7 +58,6 @@ NOT_YET: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "ctiImport",
-    "idleTimeout",
 )
 """Names that the contract fixes and this version does not know how to do."""
 
@@ -114,6 +114,9 @@ class KafkaOptions:
     max_future_us: int | None = option("maxFuture", MAX_FUTURE, None, needs=_CTI_SOURCES)
     policy: str = option(
         "violationPolicy", choice(*POLICIES), "drop", needs=(*_CTI_SOURCES, "ctiHeader", "finalCti")
+    )
+    idle_timeout_us: int | None = option(
+        "idleTimeout", IDLE_TIMEOUT, None, needs=(*_CTI_SOURCES, "ctiHeader", "finalCti")
     )
     max_tasks: int | None = option("maxTasks", whole_number(1), None)
 

@@ -15,6 +15,7 @@ __all__ = [
     "CTI_FREQUENCY",
     "EARLIEST",
     "EDGE_FROM",
+    "IDLE_TIMEOUT",
     "LATEST",
     "MAX_FUTURE",
     "MILLISECONDS",
@@ -113,7 +114,7 @@ def _parse_max_future(value: str) -> int:
     return us
 
 
-def _parse_writer_timeout(value: str) -> int:
+def _parse_timeout(value: str) -> int:
     us = _bounded_duration(value)
     if us < 1:
         raise ValueError("it must be at least 1 tick")
@@ -202,13 +203,18 @@ MAX_FUTURE: Final = Reader(
 )
 WRITERS: Final = Reader(_parse_writers, "writers' names separated by commas", " ", "a,,b")
 WRITER_TIMEOUT: Final = Reader(
-    _parse_writer_timeout, "a duration such as '1 minute', up to 500000 weeks", "soon", "0 s"
+    _parse_timeout, "a duration such as '1 minute', up to 500000 weeks", "soon", "0 s"
 )
 CTI_DELAY: Final = Reader(
     _bounded_duration,
     "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",
     "later",
     "600000 weeks",
+)
+
+
+IDLE_TIMEOUT: Final = Reader(
+    _parse_timeout, "a duration such as '30 seconds', above 0, up to 500000 weeks", "soon", "0 s"
 )
 
 

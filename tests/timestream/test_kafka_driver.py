@@ -15,6 +15,10 @@ class FakeBroker:
     def __init__(self, **logs: tuple[int, int]) -> None:
         self.group = ""
         self.log = {at(int(name[1:])): bounds for name, bounds in logs.items()}
+        self.topic_id = "first"
+        self.open: set = set()
+        """Partitions with an open transaction."""
+        self.troubles = 0
         self.missing: list[int] = []
         """How often a partition is left out of the next listings, by number."""
 
@@ -35,12 +39,23 @@ class FakeBroker:
     def left_metadata(self, partitions):
         return {}
 
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, self.topic_id)
+
+    def in_transaction(self, partitions):
+        return self.open & set(partitions)
+
 
 class Driven:
     """A run over a fake broker; clocks are not at issue, so no range is read again."""
 
     def __init__(self, broker: FakeBroker, **raw: str) -> None:
-        self.driver = StreamDriver(options(startingOffsets="earliest", **raw), broker.connect)
+        self.now_s = 1_700_000_000.0
+        self.driver = StreamDriver(
+            options(startingOffsets="earliest", **raw),
+            broker.connect,
+            lambda: int(self.now_s * 1e6),
+        )
         self.driver._read_again = lambda offset, span: offset.partitions[span.partition].state
         self.offset = SENTINEL
 
@@ -122,3 +137,137 @@ def test_a_partition_found_after_a_bounded_run_began_waits_for_the_next_run():
     later = Driven(broker)
     later.offset = run.offset
     assert later.plan() == {0: (10, 10), 1: (0, 10)}
+
+
+def test_a_topic_made_anew_is_recognised_by_its_id_however_long_it_is():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(0)], broker.topic_id = (0, 150), "second"
+    assert run.plan() == {0: (0, 150)}
+    assert run.plan() is None
+    strict = Driven(broker)
+    strict.offset, broker.topic_id = run.offset, "third"
+    with pytest.raises(DataLost, match="has been deleted and created anew since"):
+        strict.plan()
+
+
+def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    broker.topic_ids = lambda topics: {}
+    run.plan()
+    broker.topic_ids = FakeBroker.topic_ids.__get__(broker)
+    broker.log[at(0)] = (0, 110)
+    assert run.plan() == {0: (100, 110)}
+    broker.topic_ids = lambda topics: {}
+    broker.log[at(0)] = (0, 120)
+    assert run.plan() == {0: (110, 120)}
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
+
+
+def test_a_stream_that_falls_quiet_runs_one_empty_batch_and_no_more():
+    run = Driven(FakeBroker(p0=(0, 100)))
+    run.plan()
+    assert run.plan() is None
+    run.now_s += 0.9
+    assert run.plan() is None
+    run.now_s += 0.2
+    assert run.plan() == {0: (100, 100)}
+    for _ in range(5):
+        run.now_s += 60
+        assert run.plan() is None
+
+
+def idle(run):
+    shares = StreamOffset.from_json(run.offset).partitions
+    return {part.number for part, share in shares.items() if share.idle}
+
+
+def idling(cap=None, **logs):
+    broker = FakeBroker(**logs)
+    run = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    run.plan(cap)
+    return broker, run
+
+
+def pass_by(run, seconds):
+    """Look once a second, as batches come; who was idle after each second."""
+    found = []
+    for _ in range(seconds):
+        run.now_s += 1
+        run.plan()
+        found.append(idle(run))
+    return found
+
+
+def test_a_partition_at_its_end_for_the_timeout_is_idle_and_one_with_records_is_not():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    run.plan()
+    for _ in range(9):
+        broker.log[at(1)] = (0, broker.log[at(1)][1] + 1)
+        assert pass_by(run, 1) == [set()]
+    assert pass_by(run, 1) == [{0}]
+    broker.log[at(0)] = (0, 6)
+    assert pass_by(run, 2) == [set(), set()]
+
+
+def test_a_partition_held_back_by_a_rate_limit_is_not_idle():
+    _, run = idling(20, p0=(0, 5), p1=(0, 1_000))
+    for _ in range(20):
+        run.now_s += 1
+        run.plan(cap=20)
+    assert idle(run) == {0}
+
+
+def test_an_open_transaction_is_not_idle():
+    broker, run = idling(p0=(0, 5))
+    broker.open = {at(0)}
+    assert pass_by(run, 25)[-1] == set()
+    broker.open = set()
+    assert pass_by(run, 11)[-1] == {0}
+    broker.open = {at(0)}
+    assert pass_by(run, 2)[-1] == set()
+
+
+def test_a_broker_that_fails_or_is_slow_restarts_the_waiting():
+    broker, run = idling(p0=(0, 5))
+    run.plan()
+    assert pass_by(run, 9)[-1] == set()
+    broker.troubles += 1
+    assert pass_by(run, 10)[-1] == set()
+    assert pass_by(run, 1) == [{0}]
+
+
+def test_a_restart_begins_to_wait_anew_and_keeps_who_is_idle():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    pass_by(run, 8)
+    broker.log[at(1)] = (0, 6)
+    pass_by(run, 3)
+    assert idle(run) == {0}
+    again = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    again.offset, again.now_s = run.offset, run.now_s + 3_600
+    assert pass_by(again, 10)[-1] == {0}
+    assert pass_by(again, 1) == [{0, 1}]
+
+
+def test_a_bounded_run_waits_for_nobody_and_leaves_out_who_is_recorded_as_idle():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    pass_by(run, 8)
+    broker.log[at(1)] = (0, 6)
+    pass_by(run, 3)
+    bounded = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    bounded.offset, bounded.now_s = run.offset, run.now_s + 3_600
+    broker.log[at(1)] = (0, 9)
+    bounded.driver.bound()
+    assert pass_by(bounded, 30) == [{0}] * 30
+    assert StreamOffset.from_json(bounded.offset).closing
+
+
+def test_the_timeout_may_change_on_a_checkpoint():
+    broker, run = idling(p0=(0, 5))
+    pass_by(run, 3)
+    for timeout in ({"idleTimeout": "2 s"}, {}):
+        other = Driven(broker, ctiFrequency="1", **timeout)
+        other.offset = run.offset
+        assert pass_by(other, 5)[-1] == ({0} if timeout else set())

@@ -26,6 +26,7 @@ LEGAL = {
     "writerTimeout": "1 s",
     "timeWindow": "true",
     "maxFuture": "1 s",
+    "idleTimeout": "30 seconds",
 }
 
 
@@ -92,6 +93,7 @@ def test_the_contracts_conflicts_are_declared():
         "ctiDelay",
         "maxFuture",
         "timeWindow",
+        "idleTimeout",
         "violationPolicy",
         "writerTimeout",
         "writers",
@@ -242,7 +244,7 @@ def test_a_secret_under_a_misspelt_name_is_not_shown(key):
 
 
 def test_a_secret_beside_a_wrong_option_is_not_shown_either():
-    for wrong in ({"startTme": "x"}, {"maxTasks": "0"}, {"idleTimeout": "1 s"}, {"subscribe": "/"}):
+    for wrong in ({"startTme": "x"}, {"maxTasks": "0"}, {"idleTimeout": "0 s"}, {"subscribe": "/"}):
         assert "hunter2" not in refusal(**{**GIVEN, "kafka.sasl.password": "hunter2", **wrong})
 
 
