@@ -8,14 +8,27 @@ A final CTI is not imported: a partition of the topic that has ended no longer h
 back, and when all have ended the last CTI before the final ones stays.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.frontier import stream_cti
+from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.ranges import Partition
 
-__all__ = ["Imported", "ImportedPartition", "Pending", "taken", "waiting"]
+__all__ = [
+    "Imported",
+    "ImportedPartition",
+    "Pending",
+    "heard",
+    "taken",
+    "topic_cti",
+    "waiting",
+]
 
 Pending = tuple[tuple[int, int], ...]
 """Pairs (offset, CTI in us), both strictly increasing."""
@@ -76,6 +89,26 @@ class Imported:
             for number, part in parts.items()
         }
         return cls(partitions, value["cti"])
+
+
+def heard(
+    part: ImportedPartition, state: PartitionState, ctis_us: npt.NDArray[np.int64]
+) -> ImportedPartition:
+    """`part` after a block of records: its new clock, and the CTIs (increasing) in the block."""
+    told = ctis_us[ctis_us < FINAL_US]
+    return replace(
+        part,
+        state=state,
+        cti_us=int(told[-1]) if len(told) else part.cti_us,
+        ended=part.ended or len(told) < len(ctis_us),
+    )
+
+
+def topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
+    """The topic's CTI: the least over partitions that have not ended; all ended: the greatest."""
+    parts = list(partitions)
+    running = [part.cti_us for part in parts if not part.ended]
+    return stream_cti(running, (), [part.cti_us for part in parts if part.ended], floor_us)
 
 
 def waiting(pending: Pending, end: int, cti_us: int) -> Pending:

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.imports import Imported
 from pyspark_timestream.kafka_batch import joined
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
+from pyspark_timestream.kafka_import import Importer, imported_options
 from pyspark_timestream.kafka_losses import made_anew, reconcile
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
@@ -52,6 +54,7 @@ class StreamDriver:
         options: what the query asks for.
         connect: makes the broker of options and a group.
         now_us: the wall clock; the default does not follow its jumps.
+        reader: makes what reads ranges in the driver.
     """
 
     def __init__(
@@ -59,8 +62,11 @@ class StreamDriver:
         options: KafkaOptions,
         connect: Callable[[KafkaOptions, str], Broker] = Broker,
         now_us: Callable[[], int] | None = None,
+        reader: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
     ) -> None:
         self._options = options
+        self._reader = reader
+        self._importer: Importer | None = None
         self._now_us = now_us or steady_clock()
         self._watch = Watch(options.idle_timeout_us)
         self._topic_ids: dict[str, str] = {}
@@ -79,6 +85,10 @@ class StreamDriver:
         """Make this a bounded run that ends at the current ends."""
         # Nothing is asked with a group here, so any name does until the stream has one.
         self._connect(self._options.group_prefix)
+        # Imported CTIs are bounded before the ends that they wait for.
+        importer = self._import_side()
+        if importer is not None:
+            importer.bound()
         self._bounds = dict(self._ends(fresh=True))
         # Who is idle was recorded, or is not known: a bounded run waits for nobody.
         self._watch = Watch(None)
@@ -129,14 +139,17 @@ class StreamDriver:
     def _first(self, run: Circumstances) -> StreamOffset:
         stream = uuid.uuid4().hex
         self._connect(group_name(self._options.group_prefix, stream))
+        imported = self._imported(None)
         ends = self._ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
         starts = starting_positions(self._options, earliest, ends)
-        sight = Sight(topic_ids=self._ids(ends, fresh=True))
+        sight = Sight(topic_ids=self._ids(ends, fresh=True), imported=imported)
         return first_offset(stream, self._options.settings(), starts, ends, run, sight)
 
     def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
+        # A CTI waits for the ends as they are after it was read.
+        imported = self._imported(previous)
         wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
         ends = self._ends_of_at_least(wanted)
         found = [part for part in ends if part not in wanted]
@@ -157,8 +170,27 @@ class StreamDriver:
             since_us=self._watch.look(self._broker, positions, ends, idle, now_us),
             settled=self._bounds is None and self._watch.settled(now_us),
             topic_ids=topic_ids,
+            imported=imported,
         )
         return next_offset(previous, self._states_after(previous), positions, ends, run, sight)
+
+    def _import_side(self) -> Importer | None:
+        options = imported_options(self._options)
+        if options is not None and self._importer is None:
+            # No group is used: where the topic was read to is in the offset.
+            group = options.group_prefix
+            reader = self._reader(options, group)
+            self._importer = Importer(options, self._make(options, group), reader.read)
+        return self._importer
+
+    def _imported(self, previous: StreamOffset | None) -> Imported | None:
+        """What the imported topic has said by now; what comes after a final CTI is not asked."""
+        importer = self._import_side()
+        recorded = None if previous is None else previous.imported
+        if importer is None or (previous is not None and previous.final):
+            return recorded
+        topic_ids = {} if previous is None else previous.topic_ids
+        return importer.look(recorded, topic_ids, self._now_us())
 
     def _ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """The ids of the topics, asked for when something has changed or partitions were listed."""
@@ -166,7 +198,8 @@ class StreamDriver:
             topics = {part.topic for part in partitions}
             self._topic_ids = self._broker.topic_ids(topics)
             self._ids_looked_at = self._looked_at
-        return self._topic_ids
+        imported = self._importer.topic_ids if self._importer else {}
+        return {**imported, **self._topic_ids}
 
     def _ends_of_at_least(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
         """How far each partition may be read; one of `wanted` is gone only if it stays away.
@@ -225,7 +258,7 @@ class StreamDriver:
         """The state after `span`, where no task has left it: by reading the range again."""
         state = offset.partitions[span.partition].state
         _LOG.info("reading %s again: no task has left its state in the group", span)
-        reader = RangeReader(self._options, group_name(self._options.group_prefix, offset.stream))
+        reader = self._reader(self._options, group_name(self._options.group_prefix, offset.stream))
         try:
             return end_state(self._options, Share(span, state), reader.read)
         except DataLost as error:

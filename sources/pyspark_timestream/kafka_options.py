@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.event_time import TIME_UNITS
+from pyspark_timestream.import_source import CTI_IMPORT, ImportSource
 from pyspark_timestream.instants import TICK_US, format_duration
 from pyspark_timestream.kafka_keys import client_settings
 from pyspark_timestream.kafka_values import (
@@ -45,6 +46,7 @@ __all__ = ["KafkaOptions", "read_kafka_options"]
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
+_ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
 NOT_YET: Final = (
     "subscribePattern",
     "startingTimestamp",
@@ -57,7 +59,6 @@ NOT_YET: Final = (
     "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
-    "ctiImport",
 )
 """Names that the contract fixes and this version does not know how to do."""
 
@@ -112,18 +113,16 @@ class KafkaOptions:
     )
     time_window: bool = option("timeWindow", boolean, False, needs=("ctiHeader",))
     max_future_us: int | None = option("maxFuture", MAX_FUTURE, None, needs=_CTI_SOURCES)
-    policy: str = option(
-        "violationPolicy", choice(*POLICIES), "drop", needs=(*_CTI_SOURCES, "ctiHeader", "finalCti")
-    )
-    idle_timeout_us: int | None = option(
-        "idleTimeout", IDLE_TIMEOUT, None, needs=(*_CTI_SOURCES, "ctiHeader", "finalCti")
-    )
+    cti_import: ImportSource | None = option("ctiImport", CTI_IMPORT, None)
+    policy: str = option("violationPolicy", choice(*POLICIES), "drop", needs=_ANY_CTIS)
+    idle_timeout_us: int | None = option("idleTimeout", IDLE_TIMEOUT, None, needs=_ANY_CTIS)
     max_tasks: int | None = option("maxTasks", whole_number(1), None)
 
     @property
     def has_ctis(self) -> bool:
         """Whether the stream has a `cti` column."""
-        return self.frequency is not None or self.cti_header is not None or self.final_cti
+        sources = (self.frequency, self.cti_header, self.cti_import)
+        return self.final_cti or any(source is not None for source in sources)
 
     @property
     def rules(self) -> TimeRules:
@@ -147,6 +146,7 @@ class KafkaOptions:
             "ctiDelay": format_duration(self.delay_us) if self.frequency else None,
             "ctiFrequency": self.frequency,
             "ctiHeader": self.cti_header,
+            "ctiImport": self.cti_import,
             "edge": self.edge,
             "endTime": self.end_time,
             "eventShape": self.shape,

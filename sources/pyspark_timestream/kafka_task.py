@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_timestream.cti import Failure, Judgement, PartitionState, step
@@ -22,10 +23,11 @@ from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 from pyspark_timestream.rows import cti_rows, weave
 
-__all__ = ["Share", "TaskPlan", "end_state", "run_task"]
+__all__ = ["ReadRange", "Share", "TaskPlan", "clocked", "end_state", "run_task"]
 
 _LOG = logging.getLogger(__name__)
 
+Instants = npt.NDArray[np.int64]
 ReadRange = Callable[[Range, Needs], Iterator[RecordBlock]]
 
 
@@ -95,10 +97,20 @@ def run_task(
 def end_state(options: KafkaOptions, share: Share, read: ReadRange) -> PartitionState:
     """Where the partition's clock stands after the range: reading it for the clock alone."""
     state = share.state
+    for after, _ in clocked(options, share, read):
+        state = after
+    return state
+
+
+def clocked(
+    options: KafkaOptions, share: Share, read: ReadRange
+) -> Iterator[tuple[PartitionState, Instants]]:
+    """The partition's clock after each block of the range, and the CTIs within the block."""
+    state = share.state
     for block in read(share.span, needs_of(options, None)):
         payload = read_payload(options, None, block)
-        state, _ = step(options.rules, state, payload.events, payload.marks)
-    return state
+        state, judgement = step(options.rules, state, payload.events, payload.marks)
+        yield state, judgement.cti_us
 
 
 def _keep(

@@ -26,6 +26,7 @@ LEGAL = {
     "writerTimeout": "1 s",
     "timeWindow": "true",
     "maxFuture": "1 s",
+    "ctiImport": "fast",
     "idleTimeout": "30 seconds",
 }
 
