@@ -273,6 +273,7 @@ CHANGES = {
     "writers": {"ctiHeader": "c", "writers": "a"},
     "writerTimeout": {"ctiHeader": "c", "writerTimeout": "1 s"},
     "maxFuture": {"ctiFrequency": "1", "maxFuture": "1 s"},
+    "ctiImport": {"ctiImport": "fast"},
     "subscribe": {"subscribe": "other"},
 }
 
@@ -288,6 +289,53 @@ def test_settings_are_canonical_so_that_another_spelling_is_no_change():
     assert options(**spelt).settings() == options(**other).settings()
     preset = options(advanceTime="StrictlyIncreasingStartTime").settings()
     assert preset == options(ctiFrequency="1", ctiDelay="-1 tick").settings()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "fast",
+        '{"topic": "fast", "header": "h"}',
+        '{"topic": "fast", "frequency": 10, "delay": "60 s", "startTime": "header:t"}',
+        '{"topic": "fast", "frequency": "1 minute", "header": "h"}',
+    ],
+)
+def test_an_import_reads_back_from_its_text(value):
+    source = options(ctiImport=value).cti_import
+    assert options(ctiImport=str(source)).cti_import == source
+
+
+def test_an_import_in_other_words_is_no_change():
+    spelt = '{"frequency": "60 seconds", "topic": "fast"}'
+    other = '{"topic": "fast", "frequency": "1 minute", "delay": "0 s", "startTime": "timestamp"}'
+    assert options(ctiImport=spelt).settings() == options(ctiImport=other).settings()
+    assert options(ctiImport='{"topic": "fast"}').settings()["ctiImport"] == "fast"
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("a/b", "'a/b' is no topic name"),
+        ("{", "Expecting property name"),
+        ('{"frequency": "1"}', "the key 'topic' is missing"),
+        (
+            '{"topic": "a", "frequncy": "1"}',
+            "unknown key 'frequncy'; the keys are topic",
+        ),
+        ('{"topic": "a", "delay": "1 s"}', "the key 'delay' has no effect without 'frequency'"),
+        ('{"topic": "a", "startTime": "t"}', "'startTime' has no effect without 'frequency'"),
+        ('{"topic": "a", "header": ""}', "the name is empty"),
+        ('{"topic": "a", "header": true}', "the value of 'header' must be a string"),
+    ],
+)
+def test_an_import_that_cannot_be_is_refused(value, said):
+    assert said in refusal(**GIVEN, ctiImport=value)
+
+
+def test_an_import_is_a_source_of_ctis():
+    given = options(ctiImport="fast", violationPolicy="flag", idleTimeout="1 s")
+    assert given.has_ctis
+    assert not options(idleTimeout="1 s", finalCti="true").frequency
 
 
 def test_settings_of_assign_read_back():
