@@ -5,6 +5,7 @@ than it should be is seen as well.
 """
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker import Broker
+from broker import Broker, Record
 from confluent_kafka import Producer
+from harness import Job, between_files_and_checkpoint, latest, run_until
 from kafka_query import DAY_MS, Stream, ctis, event, seconds
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -68,16 +70,24 @@ def is_idle(made: Stream) -> set[int]:
     return {int(number) for number, share in shares.items() if share.get("idle")}
 
 
+def rows(made: Stream) -> list[Row]:
+    """The rows of the batches that are complete, in order of batch."""
+    done = {int(place.name) for place in (made.place / "checkpoint" / "commits").glob("[0-9]*")}
+    places = sorted((made.place / "rows").glob("batch=*"))
+    kept = [place for place in places if int(place.name[6:]) in done]
+    return [row for place in kept for row in made.spark.read.parquet(str(place)).collect()]
+
+
 def found(made: Stream) -> list[tuple[int, float | None, str | None]]:
     """(partition, second, violation) of every data row so far, by partition and offset."""
-    rows = [row for row in made.rows() if row["cti"] is None]
-    rows.sort(key=lambda row: (row.topic, row.partition, row.offset))
-    return [(row.partition, seconds(row.start_time), row.violation) for row in rows]
+    data = [row for row in rows(made) if row["cti"] is None]
+    data.sort(key=lambda row: (row.topic, row.partition, row.offset))
+    return [(row.partition, seconds(row.start_time), row.violation) for row in data]
 
 
 def told(made: Stream) -> list[float | None]:
     """The stream's CTI rows so far."""
-    return ctis(made.rows())
+    return ctis(rows(made))
 
 
 # -- idle partitions ------------------------------------------------------------------------------
@@ -190,3 +200,142 @@ def test_a_topic_made_anew_is_recognised_though_it_is_longer_than_before(stream)
         made.run()
     made.run(failOnDataLoss="false")
     assert sorted(row[1] for row in found(made)) == [1, 2, 3, 4]
+
+
+# -- imported CTIs --------------------------------------------------------------------------------
+
+GENERATED = '{"topic": "%s", "frequency": "1"}'
+
+
+@pytest.fixture
+def fast(broker: Broker, topic):
+    """Make a topic whose CTIs are imported, filled with records."""
+
+    def make(*records) -> str:
+        name = topic()
+        broker.produce(name, records)
+        return name
+
+    return make
+
+
+def test_an_imported_cti_alone_drives_a_stream_and_its_backlog_is_not_late(stream, fast) -> None:
+    other = fast(event(7), event(10))
+    made = stream([event(1), event(12), event(5)], ctiFrequency=None, idleTimeout=None)
+    made.run(ctiImport=GENERATED % other)
+    assert found(made) == [(0, 1, None), (0, 12, None), (0, 5, None)]
+    assert told(made) == [10]
+    made.broker.produce(made.topic, [event(9), event(11)])
+    made.broker.produce(other, [event(20)])
+    made.run(ctiImport=GENERATED % other)
+    # 20 was read when the partition ended behind 11: it came after it.
+    assert found(made)[3:] == [(0, 9, "late"), (0, 11, None)]
+    assert told(made)[-1] == 20
+    with pytest.raises(Exception, match="option 'ctiImport' was"):
+        made.run(ctiImport=other)
+
+
+def test_imported_and_generated_ctis_work_together(stream, fast) -> None:
+    other = fast(event(10))
+    made = stream([event(1), event(5)], idleTimeout=None)
+    made.run(ctiImport=GENERATED % other)
+    assert told(made) == [1, 5, 10]
+    made.broker.produce(made.topic, [event(12), event(8)])
+    made.run(ctiImport=GENERATED % other)
+    assert found(made)[2:] == [(0, 12, None), (0, 8, "late")]
+    assert told(made)[-1] == 12
+
+
+def test_the_backlog_of_a_slow_topic_is_not_dropped_because_the_fast_one_was_read_first(
+    stream, fast
+) -> None:
+    other = fast(event(100))
+    made = stream([event(s) for s in range(20)], ctiFrequency=None, maxOffsetsPerTrigger=6)
+    with running(made, ctiImport=GENERATED % other) as until:
+        until(lambda: told(made) == [100])
+        assert [row[2] for row in found(made)] == [None] * 20
+        made.broker.produce(made.topic, [event(99)])
+        until(lambda: found(made)[20:] == [(0, 99, "late")])
+
+
+def test_a_final_cti_is_not_imported(stream, fast) -> None:
+    marks = [Record(None, None, 0, DAY_MS, [("cti", stamp)]) for stamp in (b"%d" % (DAY_MS + 10_000),
+             b"9999-12-31T23:59:59Z")]  # fmt: skip
+    made = stream([event(1)], ctiFrequency=None, idleTimeout=None, ctiImport=fast(*marks))
+    made.run()
+    assert told(made) == [10]
+    made.broker.produce(made.topic, [event(15)])
+    made.run()
+    assert found(made)[1:] == [(0, 15, None)]
+
+
+# -- the same from the same checkpoint, whatever happened -----------------------------------------
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("decided", ["idle", "found", "import"])
+def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
+    stream, fast, decided: str
+) -> None:
+    """A batch with late rows is killed after its rows are written, and run again from its offset."""
+    other = fast(event(7))
+    late = {"idle": 1, "found": 1, "import": 0}[decided]
+    own = {"ctiFrequency": None, "ctiImport": GENERATED % other} if decided == "import" else {}
+    made = stream([event(5, 0), event(9, 0)], 2 if decided == "idle" else 1, **own)
+    job = Job(
+        Path(__file__).with_name("cti_job.py"),
+        [made.broker.bootstrap, made.topic, str(made.place), json.dumps(made.options)],
+        log=made.place.with_suffix(".log"),
+    )
+    ready = {
+        "idle": lambda: is_idle(made) >= {1},
+        "found": lambda: offset_of(made).get("cti") is not None,
+        "import": lambda: taken(made),
+    }[decided]
+    stopped = threading.Event()
+
+    def feed() -> None:
+        while not ready() and not stopped.wait(0.1):
+            pass
+        if decided == "found":
+            made.broker.add_partitions(made.topic, 2)
+        # A kill may come too late for one batch: then it hits the next.
+        while not stopped.is_set():
+            made.broker.produce(made.topic, [event(3, late), event(30, late), event(4, late)])
+            stopped.wait(15)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    checkpoint = made.place / "checkpoint"
+    point = between_files_and_checkpoint(checkpoint, lambda batch: has_late_rows(made, late, batch))
+    try:
+        attempt = run_until(job, point, timeout=240)
+    finally:
+        stopped.set()
+        feeder.join()
+    assert attempt.hit
+    batch = latest(checkpoint / "offsets")
+    place = made.place / "rows" / f"batch={batch:06d}"
+    before = made.spark.read.parquet(str(place)).collect()
+    made.run()
+    after = made.spark.read.parquet(str(place)).collect()
+    assert after == before
+    assert {(seconds(row.start_time), row.violation) for row in after if row["cti"] is None} == {
+        (3, "late"), (30, None), (4, "late"),
+    }  # fmt: skip
+
+
+def taken(made: Stream) -> bool:
+    """Whether the imported CTI is in force on partition 0."""
+    share = offset_of(made).get("partitions", {}).get(made.topic, {}).get("0", {})
+    return share.get("state", {}).get("cti_us") is not None
+
+
+def has_late_rows(made: Stream, partition: int, batch: int) -> bool:
+    """Whether the batch has records of the late partition, and its rows are written."""
+    if not (made.place / "rows" / f"batch={batch:06d}" / "_SUCCESS").exists():
+        return False
+    text = (made.place / "checkpoint" / "offsets" / str(batch)).read_text()
+    share = json.loads(text.splitlines()[-1])["partitions"][made.topic].get(str(partition))
+    at_start = share is not None and "cti_us" in share["state"]
+    return at_start and share["to"] > share["from"]
