@@ -13,9 +13,9 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 
 # Spark gives a worker ten seconds to connect back, which a loaded machine may exceed: that error by
 # name, and no other, gets a second try, and the summary says so.
-RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -rR
+RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-.PHONY: help run run-flights test test-4.2 integration bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration mutants bench lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,6 +54,15 @@ test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supporte
 
 integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration -m "not soak" $(RERUNS)
+
+# mutmut wants the package under src and its settings in the working directory.
+mutants: java $(READY) ## mutation tests of the pure rules, for an hour or so; not part of CI
+	$(BIN)/python -m pip install -q --group mutation
+	rm -rf .work/mutation && mkdir -p .work/mutation/src .work/mutation/tests
+	cp -r sources/pyspark_timestream .work/mutation/src && cp -r tests/timestream .work/mutation/tests
+	cp tests/mutation/setup.cfg .work/mutation
+	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH nice -n 15 timeout 7200 mutmut run --max-children 2
+	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
 
 bench: java $(READY) ## side by side with Spark's own sources and sinks
 	$(BIN)/python -m bench
