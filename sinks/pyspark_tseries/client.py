@@ -65,7 +65,8 @@ class TimeSeries:
             UnusableStore: there is something at `path` already.
             ValueError: no path, or no retained range.
         """
-        root, retained = local_path(path), retained_range and parse_range(retained_range)
+        root = local_path(path)
+        retained = None if retained_range is None else parse_range(retained_range)
         plan = plan_rows(pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=root), None)
         _refuse_metadata(plan)
         if Store.find(root) is not None:
@@ -73,7 +74,7 @@ class TimeSeries:
                 f"there is a store at '{path}' already; accepted: a path where nothing is; next "
                 "step: TimeSeries.open it, or choose another path"
             )
-        store = Store.create(root, [field for _, field in plan.values], retained or None)
+        store = Store.create(root, [field for _, field in plan.values], retained)
         return TimeSeries(store, os_user() if author is None else author)
 
     @staticmethod
