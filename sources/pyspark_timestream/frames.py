@@ -12,15 +12,17 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import LongType, TimestampType
 
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.instants import FINAL_US, MIN_US, TICK_US, format_instant, parse_duration
 
-__all__ = ["advance_time", "await_end", "shift_time"]
+__all__ = ["advance_time", "await_end", "import_ctis", "shift_time"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _RELEASES: Final = ("windows", "rows")
+_TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
+"""What transport `time` delivers, and Spark's own `rate` source."""
 
 
 def advance_time(
@@ -46,7 +48,7 @@ def advance_time(
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
     _check_times(df, event_time)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
-    clock = F.col("cti") if releases == "windows" else _moved(F.col("cti"), -TICK_US)
+    clock = F.col("cti") if releases == "windows" else _before(F.col("cti"))
     punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
     # A nondeterministic term is a barrier: without it the optimizer pushes this filter, and every
     # later one, below the watermark, which then never sees a CTI.
@@ -76,10 +78,51 @@ def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFr
     if abs(us) > FINAL_US - MIN_US:
         raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
     _check_times(df, event_time)
-    final = F.lit(format_instant(FINAL_US)).cast("timestamp")
-    cti = F.when(F.col("cti") >= final, F.col("cti")).otherwise(_shifted(F.col("cti"), us))
+    cti = F.when(_is_final(F.col("cti")), F.col("cti")).otherwise(_shifted(F.col("cti"), us))
     moved = {event_time: _shifted(_quoted(event_time), us), "cti": cti}
     return df.select(*[moved[n].alias(n) if n in moved else _quoted(n) for n in df.columns])
+
+
+def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
+    """The data rows of `slow` with the CTIs of `fast`: what `fast` commits, `slow` commits too.
+
+    So a join of both comes as fast as `fast` does. CTIs that `slow` has of its own are left out,
+    and no row is judged: one that comes after a CTI that it precedes is dropped by the operator
+    that `advance_time` drives. Where slow rows may be late, use option `ctiImport` instead. A final
+    CTI of `fast` ends `slow` as well.
+
+    Args:
+        slow: the stream that gets CTIs.
+        fast: a stream with a timestamp column `cti`; or the ticks of transport `time`, columns
+            `timestamp` and `value`: each tick is a CTI at its time. Spark reads it once more.
+
+    Returns:
+        The columns of `slow`, and `cti` (last, where `slow` has none).
+
+    Raises:
+        SchemaRefused: `fast` has no CTIs, or a `cti` column is no timestamp.
+    """
+    if "cti" in slow.columns:
+        _check_timestamp(slow, "cti")
+        slow = slow.where(F.col("cti").isNull())
+    else:
+        slow = slow.withColumn("cti", F.lit(None).cast("timestamp"))
+    return slow.unionByName(_ctis_of(fast), allowMissingColumns=True)
+
+
+def _ctis_of(fast: DataFrame) -> DataFrame:
+    """The CTIs of `fast` as a stream of that one column."""
+    if [(field.name, field.dataType) for field in fast.schema.fields] == _TICK_COLUMNS:
+        return fast.select(F.col("timestamp").alias("cti"))
+    if "cti" not in fast.columns:
+        raise SchemaRefused(
+            "fast has no column 'cti', so there is nothing to import; accepted: a stream with "
+            "CTIs, or the columns 'timestamp' and 'value' of transport 'time'; next step: set "
+            "option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
+            ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')"
+        )
+    _check_timestamp(fast, "cti")
+    return fast.where(F.col("cti").isNotNull()).select("cti")
 
 
 def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
@@ -130,11 +173,16 @@ def _check_times(df: DataFrame, event_time: str) -> None:
             "next step: pass the event's time, such as event_time='start_time'"
         )
     for name in (event_time, "cti"):
-        if not isinstance(types.get(name), TimestampType):
-            raise SchemaRefused(
-                f"column '{name}' is {types.get(name)}; accepted: a timestamp column; next step: "
-                f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)"
-            )
+        _check_timestamp(df, name)
+
+
+def _check_timestamp(df: DataFrame, name: str) -> None:
+    types = {field.name: field.dataType for field in df.schema.fields}
+    if not isinstance(types.get(name), TimestampType):
+        raise SchemaRefused(
+            f"column '{name}' is {types.get(name)}; accepted: a timestamp column; next step: "
+            f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)"
+        )
 
 
 def _shifted(instant: Column, us: int) -> Column:
@@ -145,8 +193,14 @@ def _shifted(instant: Column, us: int) -> Column:
     return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
 
 
-def _moved(instant: Column, us: int) -> Column:
-    return F.timestamp_micros(F.unix_micros(instant) + F.lit(us))
+def _before(cti: Column) -> Column:
+    """A tick before `cti`; a final CTI itself, since nothing follows it."""
+    earlier = F.timestamp_micros(F.unix_micros(cti) - F.lit(TICK_US))
+    return F.when(_is_final(cti), cti).otherwise(earlier)
+
+
+def _is_final(cti: Column) -> Column:
+    return cti >= F.lit(format_instant(FINAL_US)).cast("timestamp")
 
 
 def _quoted(name: str) -> Column:

@@ -1,12 +1,12 @@
 """How this package configures librdkafka, and what its errors mean."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.kafka_options import KafkaOptions
-from pyspark_timestream.option_fields import SECRET, OptionError
+from pyspark_timestream.option_fields import OptionError, without_secrets
 
 __all__ = ["GONE", "REQUEST_TIMEOUT_S", "admin_config", "consumer_config", "made", "passes", "said"]
 
@@ -89,17 +89,10 @@ def made(options: KafkaOptions, make: Callable[[], T]) -> T:
     except KafkaException as error:
         raise OptionError(
             "kafka.*",
-            _without_secrets(said(error), options.client),
+            without_secrets(said(error), options.client),
             "librdkafka's configuration, each name after 'kafka.'",
             "correct the name or the value",
         ) from None
-
-
-def _without_secrets(text: str, client: Mapping[str, str]) -> str:
-    for key, value in client.items():
-        if SECRET.search(key) and value:
-            text = text.replace(value, "[hidden]")
-    return text
 
 
 def passes(error: KafkaException) -> bool:

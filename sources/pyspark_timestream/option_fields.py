@@ -45,6 +45,14 @@ def shown(name: str, value: str) -> str:
     return "[hidden]" if SECRET.search(name.lower()) else f"'{value}'"
 
 
+def without_secrets(text: str, config: Mapping[str, Any]) -> str:
+    """`text`, which may quote `config`, with the values of its secret settings hidden."""
+    for key, value in config.items():
+        if SECRET.search(key) and isinstance(value, str) and value:
+            text = text.replace(value, "[hidden]")
+    return text
+
+
 class OptionError(ValueError):
     """The user gave options that cannot be carried out; nothing has been read or written."""
 

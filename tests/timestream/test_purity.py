@@ -8,8 +8,23 @@ import pytest
 
 import pyspark_timestream
 
-SPARK = {"__init__", "source", "time_reader", "kafka_reader", "frames", "query_explanation"}
-CLIENT = {"kafka_client", "kafka_broker", "kafka_fetch", "kafka_driver"}
+SPARK = {
+    "__init__",
+    "source",
+    "time_reader",
+    "kafka_reader",
+    "frames",
+    "frame_order",
+    "query_explanation",
+}
+CLIENT = {
+    "kafka_client",
+    "kafka_broker",
+    "kafka_fetch",
+    "kafka_driver",
+    "producer",
+    "producer_transaction",
+}
 ADAPTERS = SPARK | CLIENT
 PURE = sorted(
     path.stem
