@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,12 @@ def test_every_python_block_runs_and_gives_what_the_text_says(
 ) -> None:
     broker.create_topic("trips")
     broker.produce("trips", [trip(minute) for minute in range(0, 180, 5)])
+    for name in ("rides", "orders"):
+        broker.create_topic(name)
+    broker.produce("rides", [trip(minute) for minute in (10, 6, 70, 8, 130, 66)])
     session: dict[str, object] = {}
     for block in blocks("python"):
-        text = block.replace("localhost:9092", broker.bootstrap).replace("/data/", f"{tmp_path}/")
-        exec(compile(text, "README.md", "exec"), session)
+        run(block, session, broker, tmp_path)
     said = capsys.readouterr().out
     assert said.count("Central") >= 3
     assert "9999-12-31T23:59:59Z 36 0 0" in said
@@ -37,6 +40,41 @@ def test_every_python_block_runs_and_gives_what_the_text_says(
     assert [(row.series, row.sequence, row.ticks) for row in clock] == [
         ("clock", 0, 60), ("clock", 1, 60), ("clock", 2, 60),
     ]  # fmt: skip
+
+    rides = [(0, 2), (60, 1)]
+    assert stored_rides(spark, tmp_path) == (rides, [8, 66], [6, 10, 70])
+    assert [dict(message.headers() or []).keys() for message in broker.read("orders")] == [
+        set(), {"cti", "cti-writer"}, {"cti", "cti-writer", "cti-close"},
+    ]  # fmt: skip
+    broker.produce("rides", [trip(minute) for minute in (190, 9, 185)])
+    for block in blocks("python"):
+        if "rides" in block:
+            run(block, session, broker, tmp_path)
+    rides.append((120, 1))
+    assert stored_rides(spark, tmp_path) == (rides, [8, 66, 9], [6, 10, 70, 130])
+
+
+def run(block: str, session: dict[str, object], broker: Broker, place: Path) -> None:
+    text = block.replace("localhost:9092", broker.bootstrap).replace("/data/", f"{place}/")
+    exec(compile(text, "README.md", "exec"), session)
+
+
+def stored_rides(spark: SparkSession, place: Path) -> tuple[list, list, list]:
+    """In minutes: (hour, rides) in time, departures too late, departures in order; by sequence."""
+
+    def rows(name: str) -> list:
+        stored = spark.read.format("tseries").load(f"{place}/rides-{name}").collect()
+        return sorted(stored, key=lambda row: row.sequence)
+
+    return (
+        [(minute(row.timestamp), row.rides) for row in rows("in-time")],
+        [minute(row.departed) for row in rows("too-late")],
+        [minute(row.timestamp) for row in rows("ordered")],
+    )
+
+
+def minute(instant: datetime) -> int:
+    return round((instant.timestamp() - DAY_MS / 1000) / 60)
 
 
 def trip(minute: int) -> Record:
