@@ -13,6 +13,7 @@ from pyspark_timestream.findings import Finding, Kind, names
 from pyspark_timestream.frontier import merge
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.instants import format_duration, format_instant
+from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.row_losses import far_future, is_far, mostly_lost
 from pyspark_timestream.stream_history import History, Moment, behind, holders, since
@@ -79,11 +80,12 @@ def _reason(history: History, part: Partition, far: frozenset[Partition]) -> Kin
     offset = history[-1].offset
     share = offset.partitions[part]
     state, size = share.state, share.end_exclusive - share.start_inclusive
-    if share.pending or _import_is_late(offset.imported, state):
+    if share.pending or _import_is_late(offset, state):
         return Kind.LATE_IMPORT
     if behind(history).get(part, size):
         return Kind.BACKLOG
-    if _stands(history, part) and _silent(state):
+    generated = "ctiFrequency" in offset.settings
+    if not generated and _stands(history, part) and _silent(state):
         return Kind.SILENT_WRITER
     others = {other: each.state for other, each in offset.partitions.items() if other != part}
     if state.cti_us is None:
@@ -103,14 +105,16 @@ def _why_none(state: PartitionState, size: int, others_have_events: bool) -> Kin
     return None if state.events and state.events == state.malformed else Kind.NO_CTI
 
 
-def _import_is_late(imported: Imported | None, state: PartitionState) -> bool:
+def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
     """Whether a clock waits for the imported topic: it has nothing better, and events went on."""
+    imported = offset.imported
     if imported is None:
         return False
     if imported.cti_us is None or state.cti_us is None:
         return state.cti_us is None and imported.cti_us is None
+    alone = offset.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader"))
     waits = state.last_us is not None and state.last_us > state.cti_us
-    return waits and imported.cti_us <= state.cti_us
+    return alone and waits and imported.cti_us <= state.cti_us
 
 
 def _stands(history: History, part: Partition) -> bool:
@@ -159,12 +163,13 @@ def _idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Fi
     ctis = [share.state.cti_us for share in last.offset.partitions.values()]
     ahead_us = max((cti_us for cti_us in ctis if cti_us is not None), default=None)
     own_us = last.offset.partitions[parts[0]].state.cti_us
-    stand = "have no CTI" if own_us is None else f"stand at {format_instant(own_us)}"
+    stand = "its clock" if len(parts) == 1 else "each one's clock"
+    stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
     yield Finding(
         Kind.IDLE_PARTITION,
         names(parts),
-        f"no records are left to read there, and the clocks {stand}, while {others}",
+        f"no records are left to read there, and {stand}, while {others}",
         _held_since(history, parts),
         frozenset(parts),
     )

@@ -1,6 +1,9 @@
 """Each diagnosis names its culprit and since when, from the history of a stream alone."""
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.cti import PartitionState
@@ -18,6 +21,7 @@ NOON = 1_704_110_400_000_000
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 COUNT = {"ctiFrequency": "10"}
+MARKS = {"ctiHeader": "cti"}
 
 
 def state(second=None, events=20, **more):
@@ -105,7 +109,7 @@ def with_writers(second, last=0, **marks):
 
 
 def test_the_writer_with_the_least_mark_is_named():
-    finding = only([share(with_writers(3, a=9, b=3))], settings={"ctiHeader": "cti"})
+    finding = only([share(with_writers(3, a=9, b=3))], settings=MARKS)
     assert finding.kind is Kind.SILENT_WRITER
     assert finding.culprit == "writer 'b' of topic 'topic' partition 0"
     assert finding.writers == {(at(0), "b")}
@@ -114,19 +118,19 @@ def test_the_writer_with_the_least_mark_is_named():
 
 
 def test_a_writer_that_is_waited_for_is_named_before_any_mark():
-    finding = only([share(with_writers(None, a=9, b=None))], settings={"ctiHeader": "cti"})
+    finding = only([share(with_writers(None, a=9, b=None))], settings=MARKS)
     assert finding.culprit.startswith("writer 'b'")
     assert "no mark yet" in finding.text
 
 
 def test_a_lone_writer_is_silent_where_events_went_on():
-    assert found([share(with_writers(3, last=8, a=3))])[0][0] is Kind.SILENT_WRITER
-    assert found([share(with_writers(3, last=3, a=3))])[0][0] is Kind.CAUGHT_UP
+    for last, kind in ((8, Kind.SILENT_WRITER), (3, Kind.CAUGHT_UP)):
+        assert found([share(with_writers(3, last=last, a=3))], settings=MARKS)[0][0] is kind
 
 
 def test_a_writer_silent_in_two_partitions_is_one_finding():
     both = [share(with_writers(3, a=9, b=3)), share(with_writers(3, a=9, b=3))]
-    assert found(both) == [
+    assert found(both, settings=MARKS) == [
         (
             Kind.SILENT_WRITER,
             "writer 'b' of topic 'topic' partition 0, topic 'topic' partition 1",
@@ -136,11 +140,17 @@ def test_a_writer_silent_in_two_partitions_is_one_finding():
 
 def test_a_clock_that_moves_has_no_silent_writer():
     moving = [[share(with_writers(n, a=9, b=n), 5)] for n in (2, 3)]
-    assert found(*moving)[0][0] is Kind.CAUGHT_UP
+    assert found(*moving, settings=MARKS)[0][0] is Kind.CAUGHT_UP
+
+
+def test_no_writer_is_waited_for_where_events_make_ctis_too():
+    assert found([share(with_writers(3, a=9, b=3))])[0][0] is Kind.CAUGHT_UP
 
 
 def test_marks_without_a_writer_are_called_so():
-    finding = only([share(state(3, writers=(("", Writer(NOON)),), last_us=NOON + 9))])
+    finding = only(
+        [share(state(3, writers=(("", Writer(NOON)),), last_us=NOON + 9))], settings=MARKS
+    )
     assert finding.culprit.startswith("the marks without a writer of topic")
 
 
@@ -264,6 +274,11 @@ def test_an_import_that_the_events_have_not_passed_is_not_late():
     assert found([there], imported=imported(NOON + 3 * SECOND))[0][0] is Kind.CAUGHT_UP
 
 
+def test_an_import_beside_a_clock_of_its_own_is_not_late():
+    there = share(state(3, last_us=NOON + 8 * SECOND))
+    assert found([there], imported=imported(NOON))[0][0] is Kind.CAUGHT_UP
+
+
 def test_an_import_topic_without_partitions_names_the_option():
     finding = only([share(state(None))], imported=Imported())
     assert finding.culprit == "option 'ctiImport'"
@@ -315,3 +330,52 @@ def test_a_stream_without_partitions_says_so():
 
 def test_names_are_few():
     assert names([at(1)]) == "topic 'topic' partition 1"
+
+
+# -- whatever the history -------------------------------------------------------------------------
+
+SECONDS = st.none() | st.integers(-9, 9)
+CLOCKS = st.builds(
+    lambda second, last, events, lost, marks: (
+        with_writers(second, last, **{name: marks[name] for name in marks})
+        if marks
+        else state(second, events=events, dropped=min(lost, events), last_us=NOON + last * SECOND)
+    ),
+    SECONDS,
+    st.integers(-9, 9),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.dictionaries(st.sampled_from("ab"), SECONDS, max_size=2),
+)
+SHARES = st.builds(
+    lambda clock, size, idle: share(clock, 0 if idle else size, idle=idle),
+    CLOCKS,
+    st.sampled_from([0, 0, 4]),
+    st.booleans(),
+)
+
+
+@examples(max_examples=200)
+@given(
+    st.integers(1, 3).flatmap(
+        lambda width: st.lists(
+            st.lists(SHARES, min_size=width, max_size=width), min_size=1, max_size=4
+        )
+    ),
+    st.sampled_from([None, 0, 3]),
+    st.sampled_from([COUNT, MARKS]),
+)
+def test_something_is_found_in_any_history_and_who_holds_the_cti_back_is_at_the_minimum(
+    batches, left, given_settings
+):
+    moments = history(*batches, left=left, settings=given_settings)
+    findings = diagnose(moments)
+    assert findings
+    assert len({(finding.kind, finding.culprit) for finding in findings}) == len(findings)
+    clocks = {at(n): s.state.cti_us for n, s in enumerate(batches[-1]) if not s.idle}
+    for finding in findings:
+        assert finding.text
+        assert finding.since_us is None or NOON <= finding.since_us <= moments[-1].planned_us
+        if finding.kind in (Kind.IDLE_PARTITION, Kind.SILENT_WRITER, Kind.NO_CTI):
+            held = {clocks[part] for part in finding.partitions}
+            assert held == ({None} if None in clocks.values() else {min(clocks.values())})

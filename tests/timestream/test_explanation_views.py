@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from timestream.builders import at
-from timestream.test_diagnosis import NOON, SECOND, history, share, state, with_writers
+from timestream.test_diagnosis import MARKS, NOON, SECOND, history, share, state, with_writers
 
 from pyspark_timestream.explanation import explain_stream
 from pyspark_timestream.explanation_picture import picture
@@ -20,7 +20,7 @@ def explained(*batches, notes=(), **more):
 
 def renamed(topic, writer="w"):
     """One partition of a topic of that name, held back by a writer of that name."""
-    (moment,) = history([share(with_writers(3, last=9, **{writer: 3}))])
+    (moment,) = history([share(with_writers(3, last=9, **{writer: 3}))], settings=MARKS)
     offset = moment.offset
     shares = {at(0, topic): offset.partitions[at(0)]}
     fields = {name: getattr(offset, name) for name in ("stream", "settings", "starts", "cti_us")}
@@ -75,7 +75,7 @@ def test_a_partition_without_times_says_none_and_one_that_is_idle_says_so():
 
 
 def test_writers_follow_their_partition_and_the_silent_one_is_marked():
-    rows = cells_of(explained([share(with_writers(3, last=9, a=9, b=3))]))
+    rows = cells_of(explained([share(with_writers(3, last=9, a=9, b=3))], settings=MARKS))
     assert [(row[0], row[1].strip(), row[4]) for row in rows[1:]] == [
         ("", "writer 'a'", "2024-01-01T12:00:09Z"),
         ("*", "writer 'b'", "2024-01-01T12:00:03Z"),
