@@ -21,6 +21,8 @@ from pyspark_tseries import (
     TimeSeries,
     UpdateFailed,
 )
+from pyspark_tseries import store as storage
+from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.ranges import MAX, Point, Query, Range
 
@@ -228,38 +230,79 @@ QUERIES = st.builds(
     st.just(MAX) | st.integers(0, 4),
 )
 STEPS = st.lists(
-    st.tuples(st.sampled_from("ab"), st.none() | st.integers(0, 6), st.integers(0, 3)),
+    st.one_of(
+        st.tuples(st.sampled_from("ab"), st.none() | st.integers(0, 6), st.integers(0, 3)),
+        st.tuples(st.just("range"), st.integers(1, 6), st.none()),
+        st.tuples(st.sampled_from(["compact", "restart"]), st.none(), st.none()),
+    ),
     min_size=1,
-    max_size=8,
+    max_size=12,
 )
 
 
-@settings(max_examples=60)
+class Model:
+    """A store in memory: per series events (sequence, time, what it edits or -1)."""
+
+    def __init__(self, limit):
+        self.limit, self.events, self.floor = limit, {"a": [], "b": []}, {"a": 0, "b": 0}
+
+    def low(self, name):
+        return max(self.floor[name], len(self.events[name]) - self.limit)
+
+    def change_range(self, limit):
+        if limit != self.limit:
+            self.floor = {name: self.low(name) for name in self.events}
+            self.limit = limit
+
+    def may_edit(self, name, target):
+        events = self.events[name]
+        return self.low(name) <= target < len(events) and events[target][2] < 0
+
+    def seen(self, name):
+        low = self.low(name)
+        return [e for e in self.events[name] if (e[0] if e[2] < 0 else e[2]) >= low]
+
+    def newest_us(self, name):
+        return max((e[1] for e in self.events[name] if e[2] < 0), default=0)
+
+
+@settings(max_examples=80)
 @given(STEPS, st.lists(QUERIES, min_size=1, max_size=5), st.sampled_from([2, 4, 99]))
 def test_random_programs_answer_as_the_model_does(tmp_path_factory, steps, queries, limit):
     path = str(tmp_path_factory.mktemp("program") / "s")
-    series = TimeSeries.create(path, VALUE, f"limit {limit}")
-    model = {"a": [], "b": []}
-    for name, target, later in steps:
-        events = model[name]
-        gone = len(events) - limit
-        if target is None:
-            us = max([e[1] for e in events if e[2] < 0], default=0) + later
-            series.append(name, 0.0, at(us))
-            events.append((len(events), us, -1))
-        elif target < len(events) and events[target][2] < 0 and target >= gone:
-            made = series.edit(name, target, 1.0)
-            events.append(
-                (len(events), (made.timestamp - at(0)) // timedelta(microseconds=1), target)
-            )
+    series, model = TimeSeries.create(path, VALUE, f"limit {limit}"), Model(limit)
+    for name, number, later in steps:
+        if name == "range":
+            series.set_retained_range(f"limit {number}")
+            model.change_range(number)
+        elif name == "compact":
+            compact(path, now_us=2**60)
+        elif name == "restart":
+            storage._OPEN.clear()
+            series = TimeSeries.open(path)
+        elif number is None:
+            us = model.newest_us(name) + later
+            made = series.append(name, 0.0, at(us))
+            assert made.sequence == len(model.events[name])
+            model.events[name].append((made.sequence, us, -1))
+        elif not model.may_edit(name, number):
+            with pytest.raises(NoSuchEvent):
+                series.edit(name, number, 1.0)
+        else:
+            made = series.edit(name, number, 1.0)
+            us = (made.timestamp - at(0)) // timedelta(microseconds=1)
+            model.events[name].append((made.sequence, us, number))
     for query in queries:
-        for name, events in model.items():
-            seen = [e for e in events if (e[0] if e[2] < 0 else e[2]) >= len(events) - limit]
-            try:
-                expected = oracle(seen, query) if seen else ([], 0)
-            except InvalidQuery:
-                with pytest.raises(InvalidQuery):
-                    series._answer(query, name)
-                continue
-            got = series._answer(query, name)
-            assert (got.table["sequence"].to_pylist(), got.selected_count) == expected
+        for name in "ab":
+            check(series, name, query, model.seen(name))
+
+
+def check(series, name, query, seen):
+    try:
+        expected = oracle(seen, query) if seen else ([], 0)
+    except InvalidQuery:
+        with pytest.raises(InvalidQuery):
+            series._answer(query, name)
+        return
+    got = series._answer(query, name)
+    assert (got.table["sequence"].to_pylist(), got.selected_count) == expected
