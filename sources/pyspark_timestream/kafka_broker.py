@@ -96,7 +96,7 @@ class Broker:
         futures = self._admin.describe_topics(
             TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
         )
-        found = {}
+        began_s, found = time.monotonic(), {}
         for name, future in futures.items():
             try:
                 topic_id = future.result().topic_id
@@ -106,6 +106,8 @@ class Broker:
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
                 found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
+        # A refusal comes at once, and again and again: only a slow answer speaks of trouble.
+        self.troubles += time.monotonic() - began_s > _SLOW_S
         return found
 
     def left_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
