@@ -35,9 +35,9 @@ def shown(connector: type, field: dataclasses.Field) -> str:
         return "none"
     if field.default == "":
         return "empty"
-    if field.name == "delay_us":
+    if field.name in ("delay_us", "max_delay_us"):
         return f"`{format_duration(field.default)}`"
-    if field.name == "starting_offsets":
+    if field.name in ("starting_offsets", "ending_offsets"):
         return "`latest`"
     if isinstance(field.default, bool):
         return f"`{str(field.default).lower()}`"

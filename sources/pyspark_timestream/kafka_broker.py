@@ -1,13 +1,15 @@
 """The broker as the driver sees it: partitions, their ends, and what tasks left in the group."""
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
@@ -37,6 +39,17 @@ _GROUP_PAUSE_S: Final = 60.0
 _SLOW_S: Final = 1.0
 """A request that takes longer may have waited for a broker that was away."""
 
+_NOWHERE: Final = -1
+"""The broker's offset of a timestamp after the last record's."""
+
+_INTERNAL: Final = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+    "__cluster_metadata",
+)
+"""Kafka's own topics, which no pattern means."""
+
 
 class Broker:
     """Asks one broker for one query.
@@ -64,6 +77,8 @@ class Broker:
 
     def partitions(self) -> list[Partition]:
         """The partitions that the options name, as far as they exist now."""
+        if self._options.subscribe_pattern is not None:
+            return self._matching(self._options.subscribe_pattern)
         wanted = self._options.assign
         topics = {part.topic for part in wanted} if wanted else set(self._options.subscribe or ())
         found = [part for topic in sorted(topics) for part in self._topic(topic)]
@@ -71,21 +86,26 @@ class Broker:
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The first offset that each partition still has; what is gone is left out."""
-        return self._offsets(partitions, OffsetSpec.earliest())
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The offset after the last readable record (the last stable one, if committed reads)."""
-        return self._offsets(partitions, OffsetSpec.latest())
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+
+    def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
+        """The first offset whose timestamp is at or after an instant; None where there is none."""
+        specs = {part: OffsetSpec.for_timestamp(ms) for part, ms in instants_ms.items()}
+        found = self._offsets(specs, none_is=_NOWHERE)
+        return {part: None if at == _NOWHERE else at for part, at in found.items()}
 
     def in_transaction(self, partitions: Iterable[Partition]) -> set[Partition]:
         """The partitions with an open transaction: their logs go on after the last stable offset.
 
         The stable ends are asked for first, so that what is written in between counts as open.
         """
-        asked = list(partitions)
-        latest = OffsetSpec.latest()
-        stable = self._offsets(asked, latest, IsolationLevel.READ_COMMITTED)
-        written = self._offsets(asked, latest, IsolationLevel.READ_UNCOMMITTED)
+        asked = dict.fromkeys(partitions, OffsetSpec.latest())
+        stable = self._offsets(asked, IsolationLevel.READ_COMMITTED)
+        written = self._offsets(asked, IsolationLevel.READ_UNCOMMITTED)
         return {part for part, end in written.items() if end > stable.get(part, end)}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
@@ -135,20 +155,27 @@ class Broker:
 
     def _topic(self, topic: str) -> list[Partition]:
         def ask() -> list[Partition]:
-            listed = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-            if listed.error is not None and listed.error.code() not in GONE:
-                raise KafkaException(listed.error)
-            return [Partition(topic, number) for number in sorted(listed.partitions)]
+            found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics
+            return _partitions_of(found[topic])
 
         return self._patiently(f"the partitions of topic '{topic}'", ask)
 
+    def _matching(self, pattern: str) -> list[Partition]:
+        def ask() -> list[Partition]:
+            found = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+            names = (name for name in sorted(found) if re.fullmatch(pattern, name))
+            return [part for name in names if name not in _INTERNAL
+                    for part in _partitions_of(found[name])]  # fmt: skip
+
+        return self._patiently(f"the topics that match '{pattern}'", ask)
+
     def _offsets(
         self,
-        partitions: Iterable[Partition],
-        spec: OffsetSpec,
+        specs: Mapping[Partition, OffsetSpec],
         level: IsolationLevel | None = None,
+        none_is: int | None = None,
     ) -> dict[Partition, int]:
-        asked = {TopicPartition(part.topic, part.number): spec for part in partitions}
+        asked = {TopicPartition(part.topic, part.number): spec for part, spec in specs.items()}
         if not asked:
             return {}
         committed = self._config["isolation.level"] == "read_committed"
@@ -158,7 +185,7 @@ class Broker:
             futures = self._admin.list_offsets(
                 asked, isolation_level=level or own, request_timeout=REQUEST_TIMEOUT_S
             )
-            answers = ((part, _offset_or_gone(future)) for part, future in futures.items())
+            answers = ((part, _offset_or_gone(each, none_is)) for part, each in futures.items())
             return {
                 Partition(part.topic, part.partition): offset
                 for part, offset in answers
@@ -188,9 +215,23 @@ class Broker:
         raise AssertionError("unreachable")
 
 
-def _offset_or_gone(future: Any) -> int | None:
+def _partitions_of(listed: Any) -> list[Partition]:
+    if listed.error is not None and listed.error.code() not in GONE:
+        raise KafkaException(listed.error)
+    return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
+
+
+def _offset_or_gone(future: Any, none_is: int | None) -> int | None:
+    """The answer; None where the partition is gone.
+
+    Without an answer librdkafka gives -1001 and no error. -1 is one where a timestamp was asked
+    for: `none_is`.
+    """
     try:
-        return int(future.result().offset)
+        offset = int(future.result().offset)
+        if offset < 0 and offset != none_is:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return offset
     except KafkaException as error:
         if error.args[0].code() in GONE:
             return None

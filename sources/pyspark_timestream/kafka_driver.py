@@ -24,7 +24,7 @@ from pyspark_timestream.kafka_offset import (
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
 from pyspark_timestream.kafka_progress import progress
-from pyspark_timestream.kafka_starts import starting_positions
+from pyspark_timestream.kafka_starts import start_instants, starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state
 from pyspark_timestream.kafka_watch import Watch
 from pyspark_timestream.offsets import check_offset, is_sentinel
@@ -77,6 +77,7 @@ class StreamDriver:
         self._partitions: list[Partition] = []
         self._looked_at = float("-inf")
         self._started = False
+        self._filled_us: int | None = None
         self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
@@ -98,6 +99,7 @@ class StreamDriver:
         check_offset(start, self._options.settings(), OFFSET_VERSION)
         run = Circumstances(
             max_offsets=cap,
+            min_offsets=self._least(),
             max_tasks=self._options.max_tasks,
             bounded=self._bounds is not None,
             new_start=not self._started,
@@ -113,8 +115,17 @@ class StreamDriver:
             if planned is previous:
                 self._planned = planned
                 return dict(start)
+        if run.new_start or any(span.size for span in planned.ranges()):
+            self._filled_us = self._now_us()
         self._started, self._planned = True, planned
         return planned.to_json()
+
+    def _least(self) -> int | None:
+        """How many new offsets a batch waits for; None where it need not, or has waited enough."""
+        if self._bounds is not None or self._filled_us is None:
+            return None
+        is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
+        return None if is_due else self._options.min_offsets
 
     def join(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
         """The tasks of all batches after `start` up to `end`, whose own records were not noted.
@@ -142,7 +153,8 @@ class StreamDriver:
         imported = self._imported(None)
         ends = self._ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
-        starts = starting_positions(self._options, earliest, ends)
+        found = self._broker.offsets_at(start_instants(self._options, ends))
+        starts = starting_positions(self._options, earliest, ends, found)
         sight = Sight(topic_ids=self._ids(ends, fresh=True), imported=imported)
         return first_offset(stream, self._options.settings(), starts, ends, run, sight)
 
@@ -246,6 +258,9 @@ class StreamDriver:
 
     def _find_states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
         states = {part: share.state for part, share in offset.partitions.items()}
+        if self._options.is_cut:
+            # No task sees all of a partition, and without CTIs a state holds nothing but counts.
+            return states
         filled = [span for span in offset.ranges() if span.size]
         left = self._broker.left_metadata([span.partition for span in filled])
         for span in filled:

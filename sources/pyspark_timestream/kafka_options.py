@@ -14,6 +14,7 @@ from pyspark_timestream.kafka_values import (
     CTI_DELAY,
     CTI_FREQUENCY,
     EDGE_FROM,
+    ENDING_OFFSETS,
     IDLE_TIMEOUT,
     LATEST,
     MAX_FUTURE,
@@ -22,6 +23,10 @@ from pyspark_timestream.kafka_values import (
     STARTING_OFFSETS,
     SUBSCRIBE,
     TIME_FROM,
+    TIMESTAMP,
+    TIMESTAMPS,
+    TOPIC_PATTERN,
+    TRIGGER_DELAY,
     WRITER_TIMEOUT,
     WRITERS,
     Frequency,
@@ -47,21 +52,6 @@ __all__ = ["KafkaOptions", "read_kafka_options"]
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
 _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
-NOT_YET: Final = (
-    "subscribePattern",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "endingOffsets",
-    "endingTimestamp",
-    "endingOffsetsByTimestamp",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-)
-"""Names that the contract fixes and this version does not know how to do."""
-
 _TIME_OPTIONS: Final = dict.fromkeys(
     (spec.name for spec in specs(TimeOptions).values()),
     "belongs to transport 'time' and conflicts with option 'transport' ('kafka')",
@@ -77,12 +67,42 @@ class KafkaOptions:
     """
 
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
-    subscribe: tuple[str, ...] | None = option("subscribe", SUBSCRIBE, None, excludes=("assign",))
+    subscribe: tuple[str, ...] | None = option(
+        "subscribe", SUBSCRIBE, None, excludes=("subscribePattern", "assign")
+    )
+    subscribe_pattern: str | None = option(
+        "subscribePattern", TOPIC_PATTERN, None, excludes=("assign",)
+    )
     assign: tuple[Partition, ...] | None = option("assign", ASSIGN, None)
     starting_offsets: int | Mapping[Partition, int] = option(
         "startingOffsets", STARTING_OFFSETS, LATEST
     )
+    starting_timestamp_ms: int | None = option("startingTimestamp", TIMESTAMP, None)
+    starting_timestamps_ms: Mapping[Partition, int] | None = option(
+        "startingOffsetsByTimestamp", TIMESTAMPS, None
+    )
+    starting_strategy: str = option(
+        "startingOffsetsByTimestampStrategy",
+        choice("error", "latest"),
+        "error",
+        needs=("startingTimestamp", "startingOffsetsByTimestamp"),
+    )
+    ending_offsets: int | Mapping[Partition, int] = option("endingOffsets", ENDING_OFFSETS, LATEST)
+    ending_timestamp_ms: int | None = option("endingTimestamp", TIMESTAMP, None)
+    ending_timestamps_ms: Mapping[Partition, int] | None = option(
+        "endingOffsetsByTimestamp", TIMESTAMPS, None
+    )
     max_offsets: int | None = option("maxOffsetsPerTrigger", whole_number(1), None)
+    min_offsets: int | None = option("minOffsetsPerTrigger", whole_number(1), None)
+    max_delay_us: int = option(
+        "maxTriggerDelay", TRIGGER_DELAY, 900_000_000, needs=("minOffsetsPerTrigger",)
+    )
+    min_partitions: int | None = option(
+        "minPartitions", whole_number(1), None, excludes=("maxTasks",)
+    )
+    max_records: int | None = option(
+        "maxRecordsPerPartition", whole_number(1), None, excludes=("maxTasks",)
+    )
     fail_on_data_loss: bool = option("failOnDataLoss", boolean, True)
     include_headers: bool = option("includeHeaders", boolean, False)
     group_prefix: str = option("groupIdPrefix", NAME, "timestream")
@@ -125,6 +145,16 @@ class KafkaOptions:
         return self.final_cti or any(source is not None for source in sources)
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether what becomes of a record depends on those before it in its partition."""
+        return replace(self, final_cti=False).has_ctis
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether several tasks may share a partition."""
+        return self.min_partitions is not None or self.max_records is not None
+
+    @property
     def rules(self) -> TimeRules:
         """What the state machine of a partition needs to know."""
         frequency = self.frequency or Frequency()
@@ -157,6 +187,7 @@ class KafkaOptions:
             "writerTimeout": _duration(self.writer_timeout_us),
             "writers": ",".join(self.writers) if self.writers else None,
             "subscribe": ",".join(self.subscribe) if self.subscribe else None,
+            "subscribePattern": self.subscribe_pattern,
             "assign": assign_text(self.assign) if self.assign else None,
         }
         return {name: str(value) for name, value in values.items() if value is not None}
@@ -176,10 +207,10 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     client = client_settings(given)
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
-    _refuse_not_yet(plain)
     options = read_options(KafkaOptions, plain, foreign=_TIME_OPTIONS)
     options = replace(options, client=client)
     _check_topics(options)
+    _check_limits(options)
     _check_shape(options, plain)
     options = _with_preset(options, plain)
     _check_policy(options, plain)
@@ -198,24 +229,24 @@ def _check_policy(options: KafkaOptions, plain: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_not_yet(plain: Mapping[str, str]) -> None:
-    for name in NOT_YET:
-        if name.lower() in plain:
-            raise OptionError(
-                name,
-                f"'{plain[name.lower()]}' was given, but this version cannot do it yet",
-                ", ".join(spec.name for spec in specs(KafkaOptions).values()),
-                "leave it out",
-            )
-
-
 def _check_topics(options: KafkaOptions) -> None:
-    if options.subscribe is None and options.assign is None:
+    if (options.subscribe, options.subscribe_pattern, options.assign) == (None, None, None):
         raise OptionError(
             "subscribe",
-            "neither it nor option 'assign' was given",
+            "neither it nor option 'subscribePattern' nor 'assign' was given",
             "topic names separated by commas",
-            "set one of the two",
+            "set one of the three",
+        )
+
+
+def _check_limits(options: KafkaOptions) -> None:
+    least, most = options.min_offsets, options.max_offsets
+    if least is not None and most is not None and least > most:
+        raise OptionError(
+            "minOffsetsPerTrigger",
+            f"'{least}' conflicts with option 'maxOffsetsPerTrigger' ('{most}'): it is higher",
+            "at most as many as 'maxOffsetsPerTrigger'",
+            "lower it, or raise 'maxOffsetsPerTrigger'",
         )
 
 

@@ -26,6 +26,7 @@ class Circumstances:
 
     Attributes:
         max_offsets: at most about so many offsets in this batch; None: no limit.
+        min_offsets: no records while fewer offsets than this are there; None: whatever is there.
         max_tasks: at most so many tasks; None: no limit.
         bounded: the run ends once the ends that it was given are read.
         new_start: this is the first offset that this run makes.
@@ -36,6 +37,7 @@ class Circumstances:
     """
 
     max_offsets: int | None = None
+    min_offsets: int | None = None
     max_tasks: int | None = None
     bounded: bool = False
     new_start: bool = False
@@ -214,7 +216,7 @@ def _shares(
 ) -> dict[Partition, PartitionOffset]:
     # A partition found after a bounded run began has no end in it yet: it waits for the next run.
     reachable = {part: max(ends.get(part, at), at) for part, at in positions.items()}
-    limited = limit_ranges(positions, reachable, run.max_offsets)
+    limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets)
     return {
         part: PartitionOffset(
             position,

@@ -1,8 +1,9 @@
 """Spark adapters of transport `kafka`: a stream and a batch reader over the pure plan and task."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -16,22 +17,28 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.instants import FINAL_US
-from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
+from pyspark_timestream.kafka_ends import end_instants, ending_positions
 from pyspark_timestream.kafka_fetch import borrowed_reader
 from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset, group_name, left_behind
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
-from pyspark_timestream.kafka_starts import starting_positions
-from pyspark_timestream.kafka_task import Share, TaskPlan, run_task
-from pyspark_timestream.kafka_values import EARLIEST, LATEST
+from pyspark_timestream.kafka_starts import start_instants, starting_positions
+from pyspark_timestream.kafka_task import TaskPlan, run_task
+from pyspark_timestream.kafka_uses import (
+    batch_tasks,
+    for_batch,
+    for_stream,
+    stream_tasks,
+    useless_in_batch,
+)
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
-from pyspark_timestream.option_fields import OptionError
-from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.ranges import Partition
 
 __all__ = ["KafkaTransport"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 class KafkaTransport:
@@ -43,7 +50,7 @@ class KafkaTransport:
 
     def __init__(self, raw: Mapping[str, str]) -> None:
         self._options = read_kafka_options(raw)
-        self._starts_given = any(name.lower() == "startingoffsets" for name in raw)
+        self._given = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
         """Spark's Kafka columns, then those of event time."""
@@ -51,22 +58,14 @@ class KafkaTransport:
 
     def stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of one streaming query."""
-        return KafkaStreamReader(self._options, self._project(schema))
+        return KafkaStreamReader(for_stream(self._options, self._given), self._project(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one batch query, which starts at earliest unless told otherwise."""
-        if not self._starts_given:
-            earliest = replace(self._options, starting_offsets=EARLIEST)
-            return KafkaBatchReader(earliest, self._project(schema))
-        starts = self._options.starting_offsets
-        if starts == LATEST or (isinstance(starts, Mapping) and LATEST in starts.values()):
-            raise OptionError(
-                "startingOffsets",
-                "'latest' (-1) was given to a batch read, which would always be empty",
-                "'earliest', or JSON with offsets or -2",
-                "name where to start, or leave it out",
-            )
-        return KafkaBatchReader(self._options, self._project(schema))
+        options = for_batch(self._options, self._given)
+        for name in useless_in_batch(self._given):
+            _LOG.warning("option '%s' has no effect in a batch read", name)
+        return KafkaBatchReader(options, self._project(schema))
 
     def _project(self, schema: StructType) -> Projection:
         return project(self._options, to_arrow_schema(schema, timezone="UTC"))
@@ -124,7 +123,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_sentinel(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
-            return [KafkaTask(plan, group, offset) for plan in plan_tasks(offset)]
+            return [KafkaTask(plan, group, offset) for plan in stream_tasks(self._options, offset)]
         return [KafkaTask(plan, group) for plan in self._driver_side().join(start, offset)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -143,29 +142,27 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Kafka records and CTIs as a batch: from `startingOffsets` to the current ends."""
+    """Kafka records and CTIs as a batch, from the starting to the ending options."""
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:
         self._options = options
         self._projection = projection
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One task a partition; without a second one to wait for, a task carries all CTIs."""
-        broker = Broker(self._options, f"{self._options.group_prefix}-batch")
-        ends = broker.ends(broker.partitions())
-        starts = starting_positions(self._options, broker.earliest(ends), ends)
-        final_us = FINAL_US if self._options.final_cti else None
-        spans = [Range(part, start, ends[part]) for part, start in sorted(starts.items())]
-        plans = [
-            TaskPlan((Share(span, PartitionState()),), (None,) * (len(spans) - 1))
-            for span in spans
-            if span.size
-        ]
-        if len(plans) == 1:
-            plans = [replace(plans[0], closing_us=final_us)]
-        elif final_us is not None:
-            plans.append(TaskPlan(closing_us=final_us))
+        """One task a partition or part of one."""
         group = f"{self._options.group_prefix}-batch"
+        broker = Broker(self._options, group)
+        ends = broker.ends(broker.partitions())
+        earliest = broker.earliest(ends)
+        starts, stops = (
+            positions(self._options, earliest, ends, broker.offsets_at(asked(self._options, ends)))
+            for positions, asked in (
+                (starting_positions, start_instants),
+                (ending_positions, end_instants),
+            )
+        )
+        # Without any task Spark would make up one that is none of ours.
+        plans = batch_tasks(self._options, starts, stops) or [TaskPlan()]
         return [KafkaTask(plan, group) for plan in plans]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -180,13 +177,26 @@ def _read_task(
     ended: dict[Partition, PartitionState] = {}
     with borrowed_reader(options, task.group) as reader:
         yield from run_task(options, projection, task.plan, reader.read, ended.__setitem__)
-        if task.offset is not None and ended:
-            reader.leave(
-                {
-                    part: (
-                        task.offset.partitions[part].end_exclusive,
-                        left_behind(task.offset, part, state),
-                    )
-                    for part, state in ended.items()
-                }
-            )
+        left = _ends_of(options, task.plan, task.offset, ended) if task.offset else {}
+        if left:
+            reader.leave(left)
+
+
+def _ends_of(
+    options: KafkaOptions,
+    plan: TaskPlan,
+    offset: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+) -> dict[Partition, tuple[int, str]]:
+    """What to leave in the group: the offsets that lag tools look at, and the clocks there.
+
+    A part of a partition knows no clock, and only the last part knows that offset.
+    """
+    return {
+        span.partition: (
+            span.end_exclusive,
+            "" if options.is_cut else left_behind(offset, span.partition, ended[span.partition]),
+        )
+        for span in (share.span for share in plan.shares)
+        if span.end_exclusive == offset.partitions[span.partition].end_exclusive
+    }

@@ -1,6 +1,11 @@
-"""Where a new query starts: option `startingOffsets` against what the broker has."""
+"""Where a new query starts: the starting options against what the broker has.
 
-from collections.abc import Mapping
+As in Spark's own source `startingTimestamp` goes before `startingOffsetsByTimestamp`, which goes
+before `startingOffsets`. A partition without a record at or after its timestamp fails the query, or
+starts at the latest offset, as `startingOffsetsByTimestampStrategy` says.
+"""
+
+from collections.abc import Collection, Mapping
 
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka_options import KafkaOptions
@@ -8,41 +13,133 @@ from pyspark_timestream.kafka_values import EARLIEST, LATEST
 from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.ranges import Partition
 
-__all__ = ["starting_positions"]
+__all__ = ["check_named", "existing_offset", "start_instants", "starting_positions"]
+
+
+def start_instants(
+    options: KafkaOptions, partitions: Collection[Partition]
+) -> dict[Partition, int]:
+    """The timestamp, in milliseconds, at which each partition starts; empty: offsets decide.
+
+    Raises:
+        OptionError: no partition exists, or `startingOffsetsByTimestamp` names others than exist.
+    """
+    _check_exist(options, partitions)
+    if options.starting_timestamp_ms is not None:
+        return dict.fromkeys(partitions, options.starting_timestamp_ms)
+    if options.starting_timestamps_ms is None:
+        return {}
+    check_named("startingOffsetsByTimestamp", options.starting_timestamps_ms, partitions)
+    return dict(options.starting_timestamps_ms)
 
 
 def starting_positions(
-    options: KafkaOptions, earliest: Mapping[Partition, int], ends: Mapping[Partition, int]
+    options: KafkaOptions,
+    earliest: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    found: Mapping[Partition, int | None],
 ) -> dict[Partition, int]:
     """The first offset to read of each partition in `ends`.
 
+    Args:
+        options: the starting options.
+        earliest: the first offset that each partition still has.
+        ends: the offset after each partition's last readable record.
+        found: the first offset at or after each of `start_instants`; None: there is none.
+
     Raises:
-        OptionError: no partition exists, or `startingOffsets` names others than exist.
+        OptionError: no partition exists, `startingOffsets` names others than exist, or a timestamp
+            has no record at or after it (and strategy `error`).
         DataLost: a named offset is not there (and option `failOnDataLoss`).
     """
+    instants = start_instants(options, ends)
+    if instants:
+        return {part: _at_timestamp(options, part, instants[part], found.get(part), ends[part])
+                for part in ends}  # fmt: skip
     wanted = options.starting_offsets
-    _check_exist(options, ends)
     if isinstance(wanted, int):
         return dict(earliest if wanted == EARLIEST else ends)
-    if set(wanted) != set(ends):
-        raise OptionError(
-            "startingOffsets",
-            f"it names {_names(wanted)}, but the partitions are {_names(ends)}",
-            "exactly the partitions that are read; -2 is earliest, -1 is latest",
-            "name each of them once",
-        )
+    check_named("startingOffsets", wanted, ends)
     words = {EARLIEST: earliest, LATEST: ends}
     starts = {part: words[at][part] if at in words else at for part, at in wanted.items()}
-    return {part: _existing(options, part, at, earliest, ends) for part, at in starts.items()}
+    return {
+        part: existing_offset("startingOffsets", options, part, at, earliest, ends)
+        for part, at in starts.items()
+    }
 
 
-def _check_exist(options: KafkaOptions, ends: Mapping[Partition, int]) -> None:
-    if options.assign is not None and set(options.assign) != set(ends):
-        missing = _names([part for part in options.assign if part not in ends])
+def check_named(
+    name: str, wanted: Collection[Partition], partitions: Collection[Partition]
+) -> None:
+    """Refuse an option that names `wanted` if the partitions that are read are others.
+
+    Raises:
+        OptionError: of option `name`.
+    """
+    if set(wanted) == set(partitions):
+        return
+    words = {
+        "startingOffsets": "; -2 is earliest, -1 is latest",
+        "endingOffsets": "; -1 is latest",
+    }
+    raise OptionError(
+        name,
+        f"it names {_names(wanted)}, but the partitions are {_names(partitions)}",
+        f"exactly the partitions that are read{words.get(name, '')}",
+        "name each of them once",
+    )
+
+
+def existing_offset(
+    name: str,
+    options: KafkaOptions,
+    part: Partition,
+    at: int,
+    earliest: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+) -> int:
+    """The offset `at` that option `name` gives, or the nearest that exists.
+
+    Raises:
+        DataLost: it does not exist (and option `failOnDataLoss`).
+    """
+    if earliest[part] <= at <= ends[part]:
+        return at
+    if options.fail_on_data_loss:
+        raise DataLost(
+            f"option '{name}': {part} has offsets "
+            f"{earliest[part]} to {ends[part]}, not {at}; name one of them"
+            f"{', -2 or -1' if name == 'startingOffsets' else ' or -1'}, or set "
+            "option 'failOnDataLoss' to 'false' to "
+            f"{'start' if name == 'startingOffsets' else 'end'} at the nearest"
+        )
+    return min(max(at, earliest[part]), ends[part])
+
+
+def _at_timestamp(
+    options: KafkaOptions, part: Partition, instant_ms: int, found: int | None, end: int
+) -> int:
+    if found is not None:
+        return found
+    if options.starting_strategy == "latest":
+        return end
+    both = ("startingTimestamp", "startingOffsetsByTimestamp")
+    raise OptionError(
+        both[0] if options.starting_timestamp_ms is not None else both[1],
+        f"{part} has no record at or after timestamp {instant_ms}",
+        "a timestamp that each partition has a record at or after",
+        "choose an earlier one, or set option 'startingOffsetsByTimestampStrategy' to 'latest' to "
+        "start such partitions at their end",
+    )
+
+
+def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:
+    if options.assign is not None and set(options.assign) != set(partitions):
+        missing = _names([part for part in options.assign if part not in partitions])
         raise OptionError(
             "assign", f"{missing} do not exist", "existing partitions", "create or leave them out"
         )
-    topics = {part.topic for part in ends}
+    topics = {part.topic for part in partitions}
     for topic in options.subscribe or ():
         if topic not in topics:
             raise OptionError(
@@ -50,23 +147,5 @@ def _check_exist(options: KafkaOptions, ends: Mapping[Partition, int]) -> None:
             )
 
 
-def _existing(
-    options: KafkaOptions,
-    part: Partition,
-    at: int,
-    earliest: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-) -> int:
-    if earliest[part] <= at <= ends[part]:
-        return at
-    if options.fail_on_data_loss:
-        raise DataLost(
-            f"option 'startingOffsets': {part} has offsets "
-            f"{earliest[part]} to {ends[part]}, not {at}; name one of them, -2 or -1, or set "
-            "option 'failOnDataLoss' to 'false' to start at the nearest"
-        )
-    return min(max(at, earliest[part]), ends[part])
-
-
-def _names(partitions: Mapping[Partition, int] | list[Partition]) -> str:
+def _names(partitions: Collection[Partition]) -> str:
     return ", ".join(f"{part.topic}-{part.number}" for part in sorted(partitions)) or "none"

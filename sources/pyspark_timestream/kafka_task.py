@@ -33,10 +33,17 @@ ReadRange = Callable[[Range, Needs], Iterator[RecordBlock]]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One range of a task, and where its partition's clock stands before it."""
+    """One range of a task, and where its partition's clock stands before it.
+
+    Attributes:
+        span: the records to deliver.
+        state: the clock before `span`; before `lead` where there is one.
+        lead: records before `span` to read for the clock alone, since no other task can tell it.
+    """
 
     span: Range
     state: PartitionState
+    lead: Range | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def run_task(
     own = tuple(share.state.cti_us for share in plan.shares)
     prover = Prover(own, plan.others_us, plan.emitted_us)
     for position, share in enumerate(plan.shares):
-        state, partition = share.state, share.span.partition
+        state, partition = _state_at(options, share, read), share.span.partition
         for block in read(share.span, needs):
             payload = read_payload(options, projection, block)
             state, judgement = step(options.rules, state, payload.events, payload.marks)
@@ -92,6 +99,13 @@ def run_task(
         leave(partition, state)
     if plan.closing_us is not None and tells:
         yield cti_rows(projection, np.array([plan.closing_us]))
+
+
+def _state_at(options: KafkaOptions, share: Share, read: ReadRange) -> PartitionState:
+    """The clock where the records to deliver begin."""
+    if share.lead is None:
+        return share.state
+    return end_state(options, Share(share.lead, share.state), read)
 
 
 def end_state(options: KafkaOptions, share: Share, read: ReadRange) -> PartitionState:

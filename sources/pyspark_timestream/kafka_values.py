@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark_timestream.instants import format_duration, parse_duration
@@ -15,6 +15,7 @@ __all__ = [
     "CTI_FREQUENCY",
     "EARLIEST",
     "EDGE_FROM",
+    "ENDING_OFFSETS",
     "IDLE_TIMEOUT",
     "LATEST",
     "MAX_FUTURE",
@@ -22,7 +23,11 @@ __all__ = [
     "NAME",
     "STARTING_OFFSETS",
     "SUBSCRIBE",
+    "TIMESTAMP",
+    "TIMESTAMPS",
     "TIME_FROM",
+    "TOPIC_PATTERN",
+    "TRIGGER_DELAY",
     "WRITERS",
     "WRITER_TIMEOUT",
     "Frequency",
@@ -152,14 +157,50 @@ def _parse_starting(value: str) -> int | dict[Partition, int]:
     words = {"earliest": EARLIEST, "latest": LATEST}
     if value.strip().lower() in words:
         return words[value.strip().lower()]
-    starts: dict[Partition, int] = {}
-    for topic, offsets in _json_object(value).items():
-        if not isinstance(offsets, dict) or not all(key.isdecimal() for key in offsets):
-            raise ValueError(f"topic '{topic}' needs an object of partition number to offset")
-        starts.update({Partition(topic, int(number)): at for number, at in offsets.items()})
+    starts = _by_partition(value)
     if not all(_is_count(at) or at in (EARLIEST, LATEST) for at in starts.values()):
         raise ValueError("an offset must be a whole number, -2 (earliest) or -1 (latest)")
     return starts
+
+
+def _parse_ending(value: str) -> int | dict[Partition, int]:
+    ends = _parse_starting(value)
+    if ends == EARLIEST or (isinstance(ends, dict) and EARLIEST in ends.values()):
+        raise ValueError("a read that ends at the earliest offset (-2) is always empty")
+    return ends
+
+
+def _parse_timestamps(value: str) -> dict[Partition, int]:
+    instants = _by_partition(value)
+    if not all(_is_count(at) and at < 2**63 for at in instants.values()):
+        raise ValueError("a timestamp must be a whole number of milliseconds since 1970")
+    return instants
+
+
+def _by_partition(value: str) -> dict[Partition, Any]:
+    """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
+    leaves: dict[Partition, Any] = {}
+    for topic, numbers in _json_object(value).items():
+        if not isinstance(numbers, dict) or not all(key.isdecimal() for key in numbers):
+            raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
+        leaves.update({Partition(topic, int(number)): leaf for number, leaf in numbers.items()})
+    return leaves
+
+
+def _parse_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return _parse_name(value)
+
+
+def _parse_trigger_delay(value: str) -> int:
+    # Spark reads a bare number as milliseconds.
+    us = _bounded_duration(f"{value} ms" if value.strip().isdecimal() else value)
+    if us < 0:
+        raise ValueError("a wait cannot be negative")
+    return us
 
 
 def _json_object(value: str) -> dict[str, Any]:
@@ -191,6 +232,27 @@ STARTING_OFFSETS: Final = Reader(
     '\'earliest\', \'latest\' or JSON such as {"topic": {"0": 23, "1": -2}}',
     "yesterday",
     '{"topic": {"0": -3}}',
+)
+ENDING_OFFSETS: Final = Reader(
+    _parse_ending,
+    '\'latest\' or JSON such as {"topic": {"0": 23, "1": -1}}',
+    "tomorrow",
+    '{"topic": {"0": -2}}',
+)
+TOPIC_PATTERN: Final = Reader(
+    _parse_pattern, "a regular expression for whole topic names", wrong_type="topic("
+)
+TIMESTAMP: Final = replace(
+    whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
+)
+TIMESTAMPS: Final = Reader(
+    _parse_timestamps,
+    'milliseconds since 1970-01-01T00:00:00Z as JSON such as {"topic": {"0": 1700000000000}}',
+    "yesterday",
+    '{"topic": {"0": -1}}',
+)
+TRIGGER_DELAY: Final = Reader(
+    _parse_trigger_delay, "a duration such as '15m', or milliseconds", "soon", "-1 second"
 )
 CTI_FREQUENCY: Final = Reader(
     _parse_frequency,

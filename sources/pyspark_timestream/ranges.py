@@ -3,10 +3,11 @@
 A partition is (topic, number); a range is `[from, to)` in offsets.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Partition", "Range", "assign_tasks", "limit_ranges", "task_count"]
+__all__ = ["Partition", "Range", "assign_tasks", "cut_ranges", "limit_ranges", "task_count"]
 
 ROWS_WORTH_A_TASK: Final = 20_000
 """Below this many records another Python task costs more than it saves (about 50 ms each)."""
@@ -37,21 +38,63 @@ class Range(NamedTuple):
 
 
 def limit_ranges(
-    starts: Mapping[Partition, int], ends: Mapping[Partition, int], max_offsets: int | None
+    starts: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    max_offsets: int | None,
+    min_offsets: int | None = None,
 ) -> dict[Partition, int]:
     """The end of each partition's range when a batch reads at most about `max_offsets` in all.
+
+    Where there are fewer than `min_offsets` in all, none is read: the batch waits for more.
 
     The limit is split in proportion to the backlog, as Spark's Kafka source does; a partition
     with any backlog gets at least one offset, so that none starves.
     """
     backlog = {part: max(ends[part] - start, 0) for part, start in starts.items()}
     total = sum(backlog.values())
+    if min_offsets is not None and total < min_offsets:
+        return dict(starts)
     if max_offsets is None or total <= max_offsets:
         return {part: start + backlog[part] for part, start in starts.items()}
     return {
         part: start + min(backlog[part], max(1, max_offsets * backlog[part] // total))
         for part, start in starts.items()
     }
+
+
+def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | None) -> list[Range]:
+    """`ranges` without empty ones, in their order, the long ones cut into parts.
+
+    First no part is longer than `max_size` offsets; if there are fewer than `min_parts` then, the
+    largest are cut again in proportion to their size, as Spark's Kafka source does. A part is never
+    empty, so there may be fewer than `min_parts`; after rounding there may be somewhat more.
+    """
+    parts = [span for span in ranges if span.size]
+    if max_size is not None:
+        parts = [part for span in parts for part in _cut(span, -(-span.size // max_size))]
+    if min_parts is None or len(parts) >= min_parts:
+        return parts
+    total = sum(span.size for span in parts)
+    small = [span for span in parts if _share(span.size, total, min_parts) == 1]
+    left = total - sum(span.size for span in small)
+    wanted = max(min_parts - len(small), 1)
+    return [
+        part
+        for span in parts
+        for part in ([span] if span in small else _cut(span, _share(span.size, left, wanted)))
+    ]
+
+
+def _share(size: int, total: int, parts: int) -> int:
+    """How many of `parts` fall to `size` of `total`, rounded half up, at least one."""
+    return max((2 * size * parts + total) // (2 * total), 1)
+
+
+def _cut(span: Range, parts: int) -> list[Range]:
+    """`span` as consecutive ranges whose sizes differ by one at most."""
+    parts = min(parts, span.size)
+    edges = [span.start_inclusive + span.size * part // parts for part in range(parts + 1)]
+    return [Range(span.partition, *pair) for pair in itertools.pairwise(edges)]
 
 
 def task_count(ranges: Sequence[Range], max_tasks: int | None) -> int:

@@ -18,8 +18,9 @@ def at(number, topic="topic"):
 
 
 def options(**raw):
-    """Options over a broker and a topic, unless told otherwise."""
-    return read_kafka_options({**GIVEN, **raw})
+    """Options over a broker and a topic, unless told otherwise; None leaves one out."""
+    given = {**GIVEN, **raw}
+    return read_kafka_options({name: text for name, text in given.items() if text is not None})
 
 
 def projection(given, *columns):

@@ -1,6 +1,8 @@
 """What the driver makes of a broker that loses, truncates, recreates and forgets for a moment."""
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import DataLost
@@ -35,6 +37,10 @@ class FakeBroker:
 
     def ends(self, partitions):
         return {part: self.log[part][1] for part in partitions if part in self.log}
+
+    def offsets_at(self, instants_ms):
+        assert not instants_ms
+        return {}
 
     def left_metadata(self, partitions):
         return {}
@@ -271,3 +277,113 @@ def test_the_timeout_may_change_on_a_checkpoint():
         other = Driven(broker, ctiFrequency="1", **timeout)
         other.offset = run.offset
         assert pass_by(other, 5)[-1] == ({0} if timeout else set())
+
+
+# -- a batch that waits for more ------------------------------------------------------------------
+
+
+def filled(run, seconds=0):
+    """The next batch's ranges after so many seconds; None where it has no records."""
+    run.now_s += seconds
+    planned = run.plan() or {}
+    return planned if any(first < end for first, end in planned.values()) else None
+
+
+def test_a_batch_waits_for_enough_offsets_and_no_longer_than_its_delay():
+    broker = FakeBroker(p0=(0, 3), p1=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    # The first batch after a start does not wait.
+    assert filled(run) == {0: (0, 3), 1: (0, 0)}
+    broker.log |= {at(0): (0, 7), at(1): (0, 5)}
+    assert filled(run) is None
+    broker.log[at(1)] = (0, 6)
+    assert filled(run) == {0: (3, 7), 1: (0, 6)}
+    broker.log[at(0)] = (0, 8)
+    assert filled(run, 59.9) is None
+    assert filled(run, 0.1) == {0: (7, 8), 1: (6, 6)}
+
+
+def test_the_delay_counts_from_the_last_batch_with_records():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    run.plan()
+    assert filled(run, 3600) is None
+    broker.log[at(0)] = (0, 4)
+    assert filled(run) == {0: (3, 4)}
+    broker.log[at(0)] = (0, 5)
+    assert filled(run, 59) is None
+
+
+def test_a_run_that_finds_nothing_at_first_waits_from_then_on():
+    broker = FakeBroker(p0=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    assert run.plan() == {0: (0, 0)}
+    broker.log[at(0)] = (0, 1)
+    assert filled(run, 59) is None
+    assert filled(run, 1) == {0: (0, 1)}
+
+
+def test_a_bounded_run_waits_for_nothing():
+    broker = FakeBroker(p0=(0, 7))
+    run = Driven(broker, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5")
+    run.driver.bound()
+    assert run.plan(cap=5) == {0: (0, 5)}
+    assert run.plan(cap=5) == {0: (5, 7)}
+
+
+def test_a_new_run_does_not_wait():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="10")
+    run.plan()
+    broker.log[at(0)] = (0, 4)
+    later = Driven(broker, minOffsetsPerTrigger="10")
+    later.offset = run.offset
+    assert filled(later) == {0: (3, 4)}
+
+
+def test_a_partition_found_while_a_batch_waits_is_read_from_its_start():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="4", maxTriggerDelay="60 seconds")
+    run.plan()
+    broker.log[at(1)] = (2, 5)
+    assert filled(run) is None
+    broker.log[at(1)] = (2, 6)
+    assert filled(run) == {0: (3, 3), 1: (2, 6)}
+
+
+def test_a_pattern_without_topics_waits_for_one():
+    broker = FakeBroker()
+    run = Driven(broker, subscribe=None, subscribePattern="topic.*")
+    assert run.plan() == {}
+    assert filled(run) is None
+    broker.log[at(0)] = (0, 5)
+    assert filled(run) == {0: (0, 5)}
+
+
+def test_a_stream_whose_partitions_are_cut_reads_nothing_twice():
+    broker = FakeBroker(p0=(0, 10))
+    run = Driven(broker, maxRecordsPerPartition="3")
+    run.driver._read_again = None
+    assert filled(run) == {0: (0, 10)}
+    broker.log[at(0)] = (0, 12)
+    assert filled(run) == {0: (10, 12)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20)), max_size=15),
+    st.integers(1, 12),
+    st.integers(0, 40),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_batch_is_made_as_soon_as_enough_is_there_or_was_waited_for(steps, least, delay):
+    broker = FakeBroker(p0=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger=str(least), maxTriggerDelay=f"{delay} s")
+    run.plan()
+    read, last = 0, run.now_s
+    for records, seconds in steps:
+        end = broker.log[at(0)][1] + records
+        broker.log[at(0)] = (0, end)
+        waited = run.now_s + seconds - last
+        due = end > read and (end - read >= least or waited >= delay)
+        assert filled(run, seconds) == ({0: (read, end)} if due else None)
+        read, last = (end, run.now_s) if due else (read, last)

@@ -7,7 +7,7 @@ from timestream.builders import GIVEN, at, options
 
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.instants import parse_duration
-from pyspark_timestream.kafka_options import NOT_YET, KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.option_fields import OptionError, specs
 from pyspark_timestream.time_options import KAFKA_OPTIONS
@@ -16,7 +16,13 @@ DECLARED = list(specs(KafkaOptions).values())
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
 LEGAL = {
     "subscribe": "a",
+    "subscribePattern": "a.*",
     "assign": '{"a": [0]}',
+    "startingOffsetsByTimestampStrategy": "latest",
+    "maxTriggerDelay": "1 minute",
+    "minPartitions": "4",
+    "maxRecordsPerPartition": "100",
+    "maxTasks": "2",
     "ctiFrequency": "1",
     "ctiDelay": "1 s",
     "advanceTime": "IncreasingStartTime",
@@ -74,7 +80,8 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(spec):
 @pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
 def test_declared_conflicts_name_both_options(spec):
     for other in spec.excludes:
-        message = refusal(**{**BROKER, spec.name: LEGAL[spec.name], other: LEGAL[other]})
+        given = GIVEN if other == "maxTasks" else BROKER
+        message = refusal(**{**given, spec.name: LEGAL[spec.name], other: LEGAL[other]})
         assert message.startswith(f"option '{spec.name}': '{LEGAL[spec.name]}' conflicts")
         assert f"option '{other}' ('{LEGAL[other]}')" in message
 
@@ -88,13 +95,18 @@ def test_an_option_that_has_no_effect_alone_names_what_it_needs(spec):
 
 def test_the_contracts_conflicts_are_declared():
     declared = {spec.name: spec for spec in DECLARED}
-    assert declared["subscribe"].excludes == ("assign",)
+    assert declared["subscribe"].excludes == ("subscribePattern", "assign")
+    assert declared["subscribePattern"].excludes == ("assign",)
+    assert declared["minPartitions"].excludes == ("maxTasks",)
+    assert declared["maxRecordsPerPartition"].excludes == ("maxTasks",)
     assert declared["ctiFrequency"].excludes == ("advanceTime",)
     assert {name for name, spec in declared.items() if spec.needs} == {
         "ctiDelay",
         "maxFuture",
         "timeWindow",
         "idleTimeout",
+        "maxTriggerDelay",
+        "startingOffsetsByTimestampStrategy",
         "violationPolicy",
         "writerTimeout",
         "writers",
@@ -108,6 +120,10 @@ def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_contracts():
     assert given.starting_offsets == LATEST
     assert (given.fail_on_data_loss, given.include_headers) == (True, False)
     assert (given.group_prefix, given.poll_timeout_ms) == ("timestream", 120_000)
+    assert (given.starting_timestamp_ms, given.starting_timestamps_ms) == (None, None)
+    assert (given.starting_strategy, given.ending_offsets) == ("error", LATEST)
+    assert (given.min_offsets, given.max_delay_us) == (None, 15 * 60 * 1_000_000)
+    assert (given.is_cut, given.is_ordered) == (False, False)
     assert (given.retries, given.retry_interval_ms) == (3, 10)
     assert (given.value_format, given.parse_mode) == ("binary", "PERMISSIVE")
     assert (given.start_time, given.time_unit) == (TimeFrom("timestamp"), "ms")
@@ -200,13 +216,6 @@ def test_a_record_timestamp_is_no_edge():
     assert "names no edge" in refusal(**GIVEN, eventShape="edge", endTime="e", edge="timestamp")
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_an_option_of_a_later_version_is_refused_as_such(name):
-    message = refusal(**{**GIVEN, name.upper(): "value1"})
-    assert message.startswith(f"option '{name}': 'value1' was given, but this version cannot")
-    assert not {spec.name for spec in DECLARED} & set(NOT_YET)
-
-
 @pytest.mark.parametrize(
     ("raw", "name"),
     [
@@ -275,6 +284,7 @@ CHANGES = {
     "maxFuture": {"ctiFrequency": "1", "maxFuture": "1 s"},
     "ctiImport": {"ctiImport": "fast"},
     "subscribe": {"subscribe": "other"},
+    "subscribePattern": {"subscribe": None, "subscribePattern": "other.*"},
 }
 
 
@@ -369,6 +379,53 @@ def test_starting_offsets_must_be_words_or_offsets_by_partition(value):
     assert refusal(**GIVEN, startingOffsets=value).startswith("option 'startingOffsets': cannot")
 
 
+@pytest.mark.parametrize("value", ["earliest", '{"a": {"0": -2}}', '{"a": {"0": -3}}', "[]"])
+def test_a_read_cannot_end_at_the_earliest_offset(value):
+    assert refusal(**GIVEN, endingOffsets=value).startswith("option 'endingOffsets': cannot read")
+
+
+@pytest.mark.parametrize("name", ["startingOffsetsByTimestamp", "endingOffsetsByTimestamp"])
+@pytest.mark.parametrize("value", ['{"a": {"0": -1}}', '{"a": {"0": "1"}}', '{"a": 1}', "17"])
+def test_timestamps_by_partition_are_whole_milliseconds(name, value):
+    assert refusal(**GIVEN, **{name: value}).startswith(f"option '{name}': cannot read")
+
+
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
+@pytest.mark.parametrize("value", ["-1", "2024-01-01T00:00:00Z", "1.5", ""])
+def test_a_timestamp_is_whole_milliseconds(name, value):
+    message = refusal(**GIVEN, **{name: value})
+    assert "accepted: a whole number of milliseconds since 1970-01-01T00:00:00Z" in message
+
+
+@pytest.mark.parametrize(
+    ("value", "us"),
+    [("15m", 900_000_000), ("1500", 1_500_000), ("0", 0), ("2 minutes", 120_000_000)],
+)
+def test_a_trigger_delay_is_read_as_spark_reads_it(value, us):
+    assert options(minOffsetsPerTrigger="9", maxTriggerDelay=value).max_delay_us == us
+
+
+def test_a_batch_cannot_wait_for_more_than_it_may_take():
+    message = refusal(**GIVEN, minOffsetsPerTrigger="9", maxOffsetsPerTrigger="8")
+    assert message.startswith("option 'minOffsetsPerTrigger': '9' conflicts with option 'maxOff")
+    assert options(minOffsetsPerTrigger="8", maxOffsetsPerTrigger="8").min_offsets == 8
+
+
+@pytest.mark.parametrize(
+    ("more", "is_ordered"),
+    [
+        ({}, False),
+        ({"finalCti": "true"}, False),
+        ({"startTime": "header:t"}, False),
+        ({"ctiFrequency": "1"}, True),
+        ({"ctiHeader": "c"}, True),
+        ({"advanceTime": "IncreasingStartTime"}, True),
+    ],
+)
+def test_order_matters_where_ctis_are_made(more, is_ordered):
+    assert options(**more).is_ordered == is_ordered
+
+
 @pytest.mark.parametrize("value", ['{"a": 0}', '{"a": ["0"]}', '{"a": [[0]]}', "{}", '{"a": []}'])
 def test_assigned_partitions_must_be_numbers(value):
     assert refusal(**{**BROKER, "assign": value}).startswith("option 'assign': cannot read")
@@ -411,4 +468,4 @@ def test_an_empty_group_is_refused() -> None:
 
 
 def test_the_clock_knows_every_option_of_this_transport_by_name() -> None:
-    assert {spec.name for spec in DECLARED} | set(NOT_YET) == set(KAFKA_OPTIONS)
+    assert {spec.name for spec in DECLARED} == set(KAFKA_OPTIONS)

@@ -1,5 +1,7 @@
 """How a batch's records are limited and spread over tasks."""
 
+import math
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
@@ -8,6 +10,7 @@ from pyspark_timestream.ranges import (
     ROWS_WORTH_A_TASK,
     Range,
     assign_tasks,
+    cut_ranges,
     limit_ranges,
     task_count,
 )
@@ -68,3 +71,57 @@ def test_every_filled_range_has_one_task_and_no_task_is_empty(lengths, tasks):
 def test_the_largest_ranges_are_spread_first():
     groups = assign_tasks(spans([5, 1, 4, 9]), 2)
     assert sorted(sorted(span.size for span in group) for group in groups) == [[1, 9], [4, 5]]
+
+
+# -- parts of a partition -------------------------------------------------------------------------
+
+
+def spark_counts(sizes, min_parts):
+    """How many parts Spark's KafkaOffsetRangeCalculator makes of ranges of these sizes."""
+
+    def count(size, total, parts):
+        return max(math.floor(size / total * parts + 0.5), 1)
+
+    if min_parts is None or len(sizes) >= min_parts:
+        return [1] * len(sizes)
+    total = sum(sizes)
+    small = [size for size in sizes if count(size, total, min_parts) == 1]
+    left, wanted = total - sum(small), max(min_parts - len(small), 1)
+    return [
+        1 if count(size, total, min_parts) == 1 else min(size, count(size, left, wanted))
+        for size in sizes
+    ]
+
+
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 60), max_size=5),
+    min_parts=st.none() | st.integers(1, 20),
+    max_size=st.none() | st.integers(1, 20),
+)
+def test_a_range_is_cut_into_parts_as_spark_cuts_it(sizes, min_parts, max_size):
+    spans = [Range(at(n), 10 * n, 10 * n + size) for n, size in enumerate(sizes)]
+    parts = cut_ranges(spans, min_parts, max_size)
+    assert all(part.size > 0 for part in parts)
+    for span in spans:
+        mine = [part for part in parts if part.partition == span.partition]
+        assert [n for part in mine for n in range(*part[1:])] == list(range(*span[1:]))
+        assert max((part.size for part in mine), default=0) <= (max_size or 60)
+        if max_size is None:
+            assert max(map(size_of, mine), default=0) - min(map(size_of, mine), default=0) <= 1
+    if max_size is None:
+        counts = spark_counts([size for size in sizes if size], min_parts)
+        assert len(parts) == sum(counts)
+    else:
+        assert len(parts) >= sum(-(-size // max_size) for size in sizes)
+
+
+def size_of(span):
+    return span.size
+
+
+def test_a_wait_for_more_offsets_reads_none_of_them():
+    starts, ends = {at(0): 3, at(1): 0}, {at(0): 6, at(1): 4}
+    assert limit_ranges(starts, ends, None, 8) == starts
+    assert limit_ranges(starts, ends, None, 7) == ends
+    assert limit_ranges(starts, ends, 7, 7) == ends

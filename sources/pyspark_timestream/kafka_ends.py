@@ -1,0 +1,60 @@
+"""Where a batch read ends: the ending options against what the broker has.
+
+As in Spark's own source `endingTimestamp` goes before `endingOffsetsByTimestamp`, which goes before
+`endingOffsets`; a partition without a record at or after its timestamp ends at the latest offset.
+"""
+
+from collections.abc import Collection, Mapping
+
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_starts import check_named, existing_offset
+from pyspark_timestream.kafka_values import LATEST
+from pyspark_timestream.ranges import Partition
+
+__all__ = ["end_instants", "ending_positions"]
+
+
+def end_instants(options: KafkaOptions, partitions: Collection[Partition]) -> dict[Partition, int]:
+    """The timestamp, in milliseconds, before which each partition ends; empty: offsets decide.
+
+    Raises:
+        OptionError: `endingOffsetsByTimestamp` names other partitions than exist.
+    """
+    if options.ending_timestamp_ms is not None:
+        return dict.fromkeys(partitions, options.ending_timestamp_ms)
+    if options.ending_timestamps_ms is None:
+        return {}
+    check_named("endingOffsetsByTimestamp", options.ending_timestamps_ms, partitions)
+    return dict(options.ending_timestamps_ms)
+
+
+def ending_positions(
+    options: KafkaOptions,
+    earliest: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    found: Mapping[Partition, int | None],
+) -> dict[Partition, int]:
+    """The offset after the last one to read of each partition in `ends`.
+
+    Args:
+        options: the ending options.
+        earliest: the first offset that each partition still has.
+        ends: the offset after each partition's last readable record.
+        found: the first offset at or after each of `end_instants`; None: there is none.
+
+    Raises:
+        OptionError: an option names other partitions than exist.
+        DataLost: a named offset is not there (and option `failOnDataLoss`).
+    """
+    if end_instants(options, ends):
+        at_or_after = {part: found.get(part) for part in ends}
+        return {part: ends[part] if at is None else at for part, at in at_or_after.items()}
+    wanted = options.ending_offsets
+    if isinstance(wanted, int):
+        return dict(ends)
+    check_named("endingOffsets", wanted, ends)
+    stops = {part: ends[part] if at == LATEST else at for part, at in wanted.items()}
+    return {
+        part: existing_offset("endingOffsets", options, part, at, earliest, ends)
+        for part, at in stops.items()
+    }

@@ -1,0 +1,110 @@
+"""What a stream and a batch read do with options that fit only one of the two, or both otherwise.
+
+A stream ends with its query, so that it refuses the ending options as Spark's own source does. A
+batch read starts at earliest unless told otherwise, and has no use for the pace of a stream.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Final
+
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.kafka_batch import plan_tasks
+from pyspark_timestream.kafka_offset import StreamOffset
+from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_task import Share, TaskPlan
+from pyspark_timestream.kafka_values import EARLIEST, LATEST
+from pyspark_timestream.option_fields import OptionError
+from pyspark_timestream.ranges import Partition, Range, cut_ranges
+
+__all__ = ["batch_tasks", "for_batch", "for_stream", "stream_tasks", "useless_in_batch"]
+
+_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
+_PACE: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxTasks")
+
+
+def for_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """`options` as a stream takes them; `given` are the lower-cased names that were set.
+
+    Raises:
+        OptionError: an ending option, or one that cuts partitions whose order matters.
+    """
+    for name in _ENDS:
+        if name.lower() in given:
+            raise OptionError(
+                name,
+                "it was given to a stream, which has no end",
+                "it in batch reads",
+                "leave it out, or read with spark.read",
+            )
+    for name in _CUTS:
+        if name.lower() in given and options.has_ctis:
+            raise OptionError(
+                name,
+                "it was given to a stream with a column 'cti'",
+                "it in batch reads and in streams without a source of CTIs",
+                "leave it out: a partition is one ordered stream there, which one task reads",
+            )
+    return options
+
+
+def for_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """`options` as a batch read takes them; `given` are the lower-cased names that were set.
+
+    Raises:
+        OptionError: it would start where it ends.
+    """
+    if "startingoffsets" not in given:
+        return replace(options, starting_offsets=EARLIEST)
+    starts = options.starting_offsets
+    has_latest = starts == LATEST or (isinstance(starts, Mapping) and LATEST in starts.values())
+    by_time = (options.starting_timestamp_ms, options.starting_timestamps_ms) != (None, None)
+    if has_latest and not by_time:
+        raise OptionError(
+            "startingOffsets",
+            "'latest' (-1) was given to a batch read, which would always be empty",
+            "'earliest', or JSON with offsets or -2",
+            "name where to start, or leave it out",
+        )
+    return options
+
+
+def useless_in_batch(given: Collection[str]) -> list[str]:
+    """The options among `given`, lower-cased names, that a batch read passes over."""
+    return [name for name in _PACE if name.lower() in given]
+
+
+def batch_tasks(
+    options: KafkaOptions, starts: Mapping[Partition, int], ends: Mapping[Partition, int]
+) -> list[TaskPlan]:
+    """The tasks of a batch read: one a partition, or a part of one.
+
+    A task that reads everything carries every CTI; several carry only the final one, if any, since
+    none can tell how far the others are. Where a record's fate depends on those before it, a part
+    reads those first for the clock alone, so that cutting changes no row.
+    """
+    spans = [Range(part, start, max(start, ends[part])) for part, start in sorted(starts.items())]
+    parts = cut_ranges(spans, options.min_partitions, options.max_records)
+    plans = [
+        TaskPlan((_share(options, part, starts[part.partition]),), (None,) * (len(parts) - 1))
+        for part in parts
+    ]
+    final_us = FINAL_US if options.final_cti else None
+    if len(plans) == 1:
+        return [replace(plans[0], closing_us=final_us)]
+    return plans if final_us is None else [*plans, TaskPlan(closing_us=final_us)]
+
+
+def _share(options: KafkaOptions, part: Range, start: int) -> Share:
+    lead = Range(part.partition, start, part.start_inclusive)
+    return Share(part, PartitionState(), lead if lead.size and options.is_ordered else None)
+
+
+def stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
+    """The tasks of the batch that `offset` describes, cut as the options say."""
+    if not options.is_cut:
+        return plan_tasks(offset)
+    parts = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
+    return [TaskPlan((Share(part, PartitionState()),)) for part in parts]
