@@ -13,10 +13,10 @@ from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import specs
 from pyspark_timestream.policy import KINDS, POLICIES, TABLE
 from pyspark_timestream.time_options import TimeOptions
-from pyspark_tseries.options import ReadOptions, WriteOptions
+from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-CONNECTORS = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions]
+CONNECTORS = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions]
 
 
 def table_after(marker: str) -> list[list[str]]:

@@ -14,8 +14,11 @@ import pyarrow as pa
 
 from pyspark_tseries.attempts import Attempt, Batch
 from pyspark_tseries.columns import EVENT, INSTANT
+from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
+from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, local_path, os_user
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
@@ -24,6 +27,7 @@ from pyspark_tseries.retention import parse_range
 from pyspark_tseries.rows import RowPlan, plan_rows, stage_rows, staged_schema
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
+from pyspark_tseries.subscription import parse_initial
 from pyspark_tseries.upkeep import set_retained_range
 
 __all__ = ["TimeSeries"]
@@ -39,9 +43,10 @@ class TimeSeries:
     does not name is null.
     """
 
-    def __init__(self, store: Store, author: str) -> None:
+    def __init__(self, store: Store, author: str, auto_compact: bool = True) -> None:
         self._store = store
         self._author = author
+        self._auto_compact = auto_compact
         self._staged = staged_schema(store.values)
 
     @staticmethod
@@ -50,6 +55,10 @@ class TimeSeries:
         schema: pa.Schema | Mapping[str, pa.DataType],
         retained_range: str | None = None,
         author: str | None = None,
+        *,
+        subscription_range: str | None = None,
+        min_retention_age: timedelta | None = None,
+        auto_compact: bool = True,
     ) -> "TimeSeries":
         """The new store at `path`.
 
@@ -59,6 +68,10 @@ class TimeSeries:
             retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
                 `unlimited`; None: `limit 10`.
             author: of what is written; None: the OS user.
+            subscription_range: what subscribers get first: `limit N`, `last DURATION`, both,
+                `unlimited` or `none`; None: `limit 1`.
+            min_retention_age: compaction removes nothing younger; None: 10 minutes.
+            auto_compact: whether appends start the store's upkeep now and then.
 
         Raises:
             IncompatibleValue: a column that no store can have.
@@ -74,19 +87,28 @@ class TimeSeries:
                 f"there is a store at '{path}' already; accepted: a path where nothing is; next "
                 "step: TimeSeries.open it, or choose another path"
             )
-        store = Store.create(root, [field for _, field in plan.values], retained)
-        return TimeSeries(store, os_user() if author is None else author)
+        store = Store.create(
+            root,
+            [field for _, field in plan.values],
+            retained,
+            None if min_retention_age is None else min_retention_age // timedelta(microseconds=1),
+            None if subscription_range is None else parse_initial(subscription_range),
+        )
+        return TimeSeries(store, os_user() if author is None else author, auto_compact)
 
     @staticmethod
-    def open(path: str, author: str | None = None) -> "TimeSeries":
+    def open(path: str, author: str | None = None, *, auto_compact: bool = True) -> "TimeSeries":
         """The store at `path`; what is written is by `author`, None: the OS user.
+
+        With `auto_compact` appends start the store's upkeep now and then, in a process of its own.
 
         Raises:
             NoSuchStore: there is none.
             UnusableStore: it is of a newer version, or no store.
             ValueError: no path.
         """
-        return TimeSeries(Store.open(local_path(path)), os_user() if author is None else author)
+        store = Store.open(local_path(path))
+        return TimeSeries(store, os_user() if author is None else author, auto_compact)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
         """Adds an event to the end of a series.
@@ -152,8 +174,7 @@ class TimeSeries:
         staged = Batch(
             rows, out_of_order, self._author, None, missing=missing_original, clock=clock
         )
-        attempt = self._store.append(staged)
-        assert attempt is not None
+        attempt = self._commit(staged)
         return _written(rows, attempt, self._author)
 
     def range_query(self) -> RangeQuery:
@@ -173,17 +194,35 @@ class TimeSeries:
         """
         set_retained_range(self._store, parse_range(retained_range), now_us())
 
+    def compact(self) -> Compacted:
+        """Clusters the files by series and removes what is out of the retained range.
+
+        Raises:
+            StoreBusy: other compactions were faster each time.
+        """
+        return compact(self._store.root)
+
+    def verify(self) -> list[str]:
+        """What is broken, as sentences; empty where the store is sound."""
+        return verify(self._store.root)
+
     def _add(
         self, series: str, value: Any, stamp: int | None, original: int | None
     ) -> EventMetadata:
         given = (series, stamp, None, original, *self._values(value))
         columns = [_cell(field, cell) for field, cell in zip(self._staged, given, strict=True)]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
-        attempt = self._store.append(Batch(rows, "fail", self._author))
-        assert attempt is not None
+        attempt = self._commit(Batch(rows, "fail", self._author))
         (events,) = (part for part in attempt.numbered if len(part.order))
         moment = _EPOCH + timedelta(microseconds=int(events.timestamp_us[0]))
         return EventMetadata(int(events.sequence[0]), moment, self._author)
+
+    def _commit(self, batch: Batch) -> Attempt:
+        attempt = self._store.append(batch)
+        assert attempt is not None
+        if self._auto_compact:
+            after_commit(self._store)
+        return attempt
 
     def _values(self, value: Any) -> list[Any]:
         names = self._staged.names[4:]

@@ -30,6 +30,7 @@ from pyspark_tseries.ranges import (
     parse_span,
 )
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
+from pyspark_tseries.subscription import parse_initial, parse_starts
 
 __all__ = [
     "LATER",
@@ -45,11 +46,8 @@ T = TypeVar("T")
 
 LATER: Final = (
     "asOf",
-    "maxEventsPerTrigger",
     "mergeSchema",
     "principal",
-    "startingSequence",
-    "subscriptionRange",
 )
 """Options of the contract that this version refuses by name."""
 
@@ -128,6 +126,17 @@ _SERIES: Final = Reader(
 )
 
 
+_INITIAL: Final = Reader(
+    parse_initial,
+    "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
+    wrong_type="some",
+    out_of_range="limit 0",
+)
+_STARTS: Final = Reader(
+    parse_starts, 'JSON such as {"series": 7}', wrong_type="[7]", out_of_range='{"a": -1}'
+)
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """How a DataFrame is added to a store.
@@ -144,6 +153,7 @@ class WriteOptions:
     author_column: str | None = option("authorColumn", _NAME, None)
     author: str | None = option("author", text, None)
     retained_range: RetainedRange | None = option("retainedRange", _RANGE, None)
+    subscription_range: RetainedRange | None = option("subscriptionRange", _INITIAL, None)
     out_of_order: str = option("outOfOrder", choice("fail", "drop", "adjust"), "fail")
     missing_original: str = option("missingOriginal", choice("fail", "drop"), "fail")
     clock: str = option("clock", choice("wall", "event"), "wall")
@@ -179,21 +189,55 @@ def _range(anchor: Point | None, span: Point | None) -> Range:
     return Range(anchor or EVERYTHING.anchor, span or EVERYTHING.span)
 
 
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """How a streaming query follows a store."""
+
+    path: str = option("path", _PATH, help="name the store in .load(path)")
+    subscription_range: RetainedRange | None = option("subscriptionRange", _INITIAL, None)
+    starting_sequence: Mapping[str, int] | None = option("startingSequence", _STARTS, None)
+    max_events: int | None = option("maxEventsPerTrigger", whole_number(at_least=1), None)
+
+
 CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"
 """What a store is created with where `retainedRange` is not given."""
 
 
 def parse_write(raw: Mapping[str, str]) -> WriteOptions:
     """The write options of Spark's map; raises OptionError before anything is written."""
-    return _parse(WriteOptions, raw, other=ReadOptions, belongs="belongs to reads")
+    return _parse(WriteOptions, raw)
 
 
 def parse_read(raw: Mapping[str, str]) -> ReadOptions:
     """The read options of Spark's map; raises OptionError before anything is read."""
-    return _parse(ReadOptions, raw, other=WriteOptions, belongs="belongs to writes")
+    return _parse(ReadOptions, raw)
 
 
-def _parse(mine: type[T], raw: Mapping[str, str], *, other: type, belongs: str) -> T:
-    foreign = {spec.name: belongs for spec in specs(other).values()}
+def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
+    """The options of a subscription in Spark's map; raises OptionError before anything is read."""
+    return _parse(SubscribeOptions, raw)
+
+
+def read_path(raw: Mapping[str, str]) -> str:
+    """The path of a read that may be a subscription; raises OptionError where it is neither."""
+    only_streams = {spec.name.lower() for spec in specs(SubscribeOptions).values()} - {"path"}
+    streams = only_streams & {name.lower() for name in raw}
+    return parse_subscribe(raw).path if streams else parse_read(raw).path
+
+
+_BELONGS: Final = {
+    WriteOptions: "belongs to writes",
+    ReadOptions: "belongs to spark.read",
+    SubscribeOptions: "belongs to spark.readStream",
+}
+
+
+def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
+    foreign = {
+        spec.name: belongs
+        for other, belongs in _BELONGS.items()
+        if other is not mine
+        for spec in specs(other).values()
+    }
     later = dict.fromkeys(LATER, "asks for what this version of tseries cannot do yet")
     return read_options(mine, raw, foreign=foreign | later)

@@ -20,7 +20,7 @@ from pyspark_tseries.ranges import Query
 from pyspark_tseries.scan import KEYS, Scan, answer, visible
 from pyspark_tseries.slices import Sample, Slice, cut
 
-__all__ = ["RangeReader"]
+__all__ = ["RangeReader", "check_schema"]
 
 BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
 ROWS_PER_BATCH: Final = 64 * 1024
@@ -68,7 +68,7 @@ class RangeReader(DataSourceReader):
         self._query = query
         self._series = series
         self._target = to_arrow_schema(schema, timezone="UTC")
-        _check_schema(self._target, query_schema(snapshot.values))
+        check_schema(self._target, query_schema(snapshot.values))
 
     def partitions(self) -> Sequence[FileGroup | SeriesGroup]:
         """Groups of series; of files where every original stands for itself."""
@@ -127,7 +127,12 @@ def _samples(head: Head, series: Sequence[str] | None, size: int) -> list[Sample
     return [(name, 0, size // len(some)) for name in some]
 
 
-def _check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
+def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
+    """Refuses a schema of the user that is no part of the columns that are there.
+
+    Raises:
+        IncompatibleValue: a column is not there, or of another type.
+    """
     for field in wanted:
         if field.name not in there.names:
             raise IncompatibleValue(

@@ -2,16 +2,25 @@
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import DataType, StructType
 
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries.columns import query_schema
-from pyspark_tseries.errors import IncompatibleValue, UnusableStore
-from pyspark_tseries.options import WriteOptions, os_user, parse_read, parse_write
-from pyspark_tseries.reader import RangeReader
+from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.options import (
+    WriteOptions,
+    os_user,
+    parse_read,
+    parse_subscribe,
+    parse_write,
+    read_path,
+)
+from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
+from pyspark_tseries.subscriber import Subscriber
+from pyspark_tseries.subscription import Initial
 from pyspark_tseries.writer import BatchWriter, StreamWriter, Target
 
 __all__ = ["DefaultSource"]
@@ -23,12 +32,13 @@ class DefaultSource(DataSource):
     Writes take a column `series`, optionally `timestamp` and `author`, and value columns; every
     batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
     `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
-    original_author` of what a range query finds. The options are those of
-    `WriteOptions` and `ReadOptions`.
+    original_author` of what a range query finds; streaming reads give every event that is added.
+    The options are those of `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
 
         df.writeStream.format("tseries").option("retainedRange", "last 7D")
           .option("checkpointLocation", c).start(path)
         spark.read.format("tseries").option("series", "a").load(path)
+        spark.readStream.format("tseries").load(path)
     """
 
     @classmethod
@@ -38,7 +48,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read."""
-        store = Store.open(parse_read(self.options).path)
+        store = Store.open(read_path(self.options))
         return from_arrow_schema(query_schema(store.values))
 
     def reader(self, schema: StructType) -> RangeReader:
@@ -57,12 +67,16 @@ class DefaultSource(DataSource):
         options = parse_write(self.options)
         return StreamWriter(_prepare(options, schema, overwrite))
 
-    def streamReader(self, schema: StructType) -> None:  # type: ignore[override]
-        """Refused: subscriptions come with a later version."""
-        raise UnusableStore(
-            "this version of tseries cannot subscribe to a store yet; accepted: spark.read; "
-            "next step: read the store with spark.read.format('tseries')"
+    def streamReader(self, schema: StructType) -> Subscriber:
+        """A subscription."""
+        options = parse_subscribe(self.options)
+        store = Store.open(options.path)
+        check_schema(to_arrow_schema(schema, timezone="UTC"), query_schema(store.values))
+        wanted = options.subscription_range
+        initial = Initial(
+            store.subscription if wanted is None else wanted, options.starting_sequence or {}
         )
+        return Subscriber(options, initial, schema)
 
 
 def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Target:
@@ -85,9 +99,15 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
     plan = plan_rows(incoming, options, store.values if store else None)
     if store is None:
         values = [field for _, field in plan.values]
-        store = Store.create(options.path, values, options.retained_range)
+        store = Store.create(
+            options.path,
+            values,
+            options.retained_range,
+            subscription=options.subscription_range,
+        )
         plan = plan_rows(incoming, options, store.values)
     store.check_range(options.retained_range)
+    store.check_subscription(options.subscription_range)
     return Target(
         store.root, plan, options, os_user() if options.author is None else options.author
     )

@@ -34,6 +34,7 @@ from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
+from pyspark_tseries.subscription import INITIAL_DEFAULT, format_initial, parse_initial
 
 __all__ = ["HORIZON", "Store"]
 
@@ -41,6 +42,7 @@ FORMAT_VERSION: Final = 1
 _VERSION: Final = "tseries.formatVersion"
 _RANGE: Final = "tseries.retainedRange"
 _HEAD: Final = "tseries:head"
+_SUBSCRIPTION: Final = "tseries.subscriptionRange"
 MIN_RETENTION: Final = "tseries.minRetentionAge"
 DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 HORIZON: Final = "tseries:horizon"
@@ -182,6 +184,7 @@ class Store:
         values: Iterable[pa.Field],
         retained: RetainedRange | None,
         min_retention_us: int | None = None,
+        subscription: RetainedRange | None = None,
     ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
         root = os.path.abspath(path)
@@ -194,6 +197,8 @@ class Store:
         }
         if min_retention_us is not None:
             properties[MIN_RETENTION] = format_duration(min_retention_us)
+        if subscription is not None:
+            properties[_SUBSCRIPTION] = format_initial(subscription)
         try:
             DeltaTable.create(
                 _uri(root),
@@ -227,6 +232,15 @@ class Store:
         return parse_range(note.retained or self.properties[_RANGE])
 
     @property
+    def id(self) -> str:
+        """The table's id, which no other store has."""
+        return str(self._table.metadata().id)
+
+    def version(self) -> int:
+        """The version of the log as it was last refreshed."""
+        return int(self._table.version())
+
+    @property
     def properties(self) -> dict[str, str]:
         """The table's properties."""
         return dict(self._table.metadata().configuration)
@@ -253,6 +267,24 @@ class Store:
             f"'{given}' is not the range '{mine}' that the store '{self.root}' was created with",
             f"'{mine}'",
             "leave it out, or write to a new store",
+        )
+
+    @property
+    def subscription(self) -> RetainedRange:
+        """The initial events of subscribers that do not ask for others."""
+        given = self.properties.get(_SUBSCRIPTION)
+        return INITIAL_DEFAULT if given is None else parse_initial(given)
+
+    def check_subscription(self, wanted: RetainedRange | None) -> None:
+        """Raises OptionError where `wanted` is given and is not the store's subscription range."""
+        if wanted is None or wanted == self.subscription:
+            return
+        mine, given = format_initial(self.subscription), format_initial(wanted)
+        raise OptionError(
+            "subscriptionRange",
+            f"'{given}' is not the range '{mine}' that the store '{self.root}' was created with",
+            f"'{mine}'",
+            "leave it out, and set it on the subscription instead",
         )
 
     def refresh(self) -> bool:

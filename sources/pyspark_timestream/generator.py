@@ -72,28 +72,24 @@ def pace(
     """
     cti_us = NEVER if state.cti_us is None else state.cti_us
     count, base_us = state.count, state.base_us
-    hopeful = _hopeful(cti_us, proposals)
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
-    if frequency.events is None and frequency.span_us is None:
-        # Nothing is generated in between, so each of them takes effect.
-        effective[hopeful] = True
-        return Paced(proposals.cuts[hopeful] - 1, proposals.us[hopeful], count, base_us, effective)
     indices, ctis, begin = [], [], 0
-    ends = np.searchsorted(places, proposals.cuts[hopeful]).tolist()
-    for which, end in zip(hopeful.tolist(), ends, strict=True):
-        if end > begin:
-            index, us, count, base_us = _segment(
-                frequency, cti_us, count, base_us, places[begin:end], times[begin:end]
-            )
-            begin, cti_us = end, int(us[-1]) if len(us) else cti_us
-            indices.append(index)
-            ctis.append(us)
-        if proposals.us[which] > cti_us:
-            cti_us, count = int(proposals.us[which]), 0
-            base_us = base_us if frequency.span_us is None else cti_us
+    for which in _hopeful(cti_us, proposals):
+        cut, proposed_us = int(proposals.cuts[which]), int(proposals.us[which])
+        end = int(np.searchsorted(places, cut))
+        part = slice(begin, end)
+        index, us, count, base_us = _segment(
+            frequency, cti_us, count, base_us, places[part], times[part]
+        )
+        begin, cti_us = end, int(us[-1]) if len(us) else cti_us
+        indices.append(index)
+        ctis.append(us)
+        if proposed_us > cti_us:
+            cti_us, count = proposed_us, 0
+            base_us = base_us if frequency.span_us is None else proposed_us
             effective[which] = True
-            indices.append(proposals.cuts[which : which + 1] - 1)
-            ctis.append(proposals.us[which : which + 1])
+            indices.append(np.array([cut - 1], dtype=np.int64))
+            ctis.append(np.array([proposed_us], dtype=np.int64))
     index, us, count, base_us = _segment(
         frequency, cti_us, count, base_us, places[begin:], times[begin:]
     )
@@ -104,10 +100,11 @@ def pace(
     )
 
 
-def _hopeful(cti_us: int, proposals: Proposals) -> Instants:
+def _hopeful(cti_us: int, proposals: Proposals) -> list[int]:
     """The proposals above all before them: no other can take effect."""
     highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
-    return np.flatnonzero(highest[1:] > highest[:-1])
+    found: list[int] = np.flatnonzero(highest[1:] > highest[:-1]).tolist()
+    return found
 
 
 def _segment(
@@ -120,7 +117,7 @@ def _segment(
 ) -> tuple[Instants, Instants, int, int | None]:
     """The generated CTIs of events between two in-band ones, and counter and base after them."""
     triggers, count, base_us = _triggers(frequency, count, base_us, times)
-    due = np.minimum(np.maximum(times[triggers] - frequency.delay_us, MIN_US), FINAL_US)
+    due = np.clip(times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
     highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
     rises = highest[1:] > highest[:-1]
     return places[triggers[rises]], due[rises], count, base_us

@@ -178,14 +178,14 @@ class _Fold:
 
     def forget(self, until_exclusive: int) -> None:
         """Forget the writers that fall silent at one of the records before `until_exclusive`."""
-        while until_exclusive and self.clock is not None and self.rules.timeout_us is not None:
+        while self.clock is not None and self.rules.timeout_us is not None:
             heard = [w.heard_us for w in self.live.values() if w.heard_us is not None]
             if not heard:
                 return
             last_us = min(heard) + self.rules.timeout_us
-            if self.clock[until_exclusive - 1] <= last_us:
-                return
             place = int(np.searchsorted(self.clock, last_us, side="right"))
+            if place >= until_exclusive:
+                return
             bound_us = int(self.clock[place]) - self.rules.timeout_us
             self.live = {
                 name: writer

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from datetime import timedelta
 
+import pyarrow as pa
 import pytest
 from tseries.builders import VALUE, batch, stored
 
-from pyspark_tseries import describe, maintenance
+from pyspark_timestream.option_fields import OptionError
+from pyspark_tseries import TimeSeries, describe, maintenance
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import NoSuchStore
@@ -167,3 +170,37 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store):
     assert len(heads(store)) < len(all_heads)
     storage._OPEN.clear()
     assert verify(store.root) == []
+
+
+def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_path):
+    made = TimeSeries.create(
+        str(tmp_path / "c"),
+        {"value": pa.float64()},
+        "limit 2",
+        subscription_range="last 5S",
+        min_retention_age=timedelta(0),
+        auto_compact=False,
+    )
+    for n in range(5):
+        made.append("a", n)
+    assert made.compact().removed_events == 3
+    assert made.verify() == []
+    store = Store.open(str(tmp_path / "c"))
+    assert store.subscription == RetainedRange(last_us=5_000_000)
+    with pytest.raises(OptionError, match=r"'none' is not the range 'last 5S'"):
+        store.check_subscription(RetainedRange(limit=0))
+
+
+def test_appends_of_the_python_client_start_the_upkeep_unless_told_otherwise(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(maintenance, "_run_apart", started.append)
+    made = TimeSeries.create(str(tmp_path / "c"), {"value": pa.float64()})
+    for n in range(COMMITS_PER_UPKEEP - 1):
+        made.append("a", n)
+    assert not started
+    made.append("a", 0)
+    wait_for(lambda: started == [str(tmp_path / "c")])
+    quiet = TimeSeries.open(str(tmp_path / "c"), auto_compact=False)
+    for n in range(COMMITS_PER_UPKEEP):
+        quiet.append("a", n)
+    assert len(started) == 1

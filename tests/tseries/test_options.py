@@ -6,15 +6,21 @@ from pyspark_timestream.option_fields import OptionError, specs
 from pyspark_tseries.options import (
     LATER,
     ReadOptions,
+    SubscribeOptions,
     WriteOptions,
     local_path,
     parse_read,
+    parse_subscribe,
     parse_write,
 )
 from pyspark_tseries.ranges import Point, Query, Range
 from pyspark_tseries.retention import RetainedRange
 
-PARSERS = {WriteOptions: parse_write, ReadOptions: parse_read}
+PARSERS = {
+    WriteOptions: parse_write,
+    ReadOptions: parse_read,
+    SubscribeOptions: parse_subscribe,
+}
 SPECS = [(cls, spec) for cls in PARSERS for spec in specs(cls).values()]
 IDS = [f"{cls.__name__}.{spec.name}" for cls, spec in SPECS]
 LEGAL = {"path": "/s", "txnVersion": "1", "retainedRange": "limit 1", "outOfOrder": "drop"}
@@ -70,7 +76,8 @@ def test_an_option_of_a_later_version_is_refused_as_such(cls, name):
 
 
 def test_an_option_of_the_other_direction_is_refused_as_such():
-    assert "belongs to reads" in refuse(WriteOptions, {"query": "values"})
+    assert "belongs to spark.read" in refuse(WriteOptions, {"query": "values"})
+    assert "belongs to spark.readStream" in refuse(ReadOptions, {"startingSequence": "{}"})
     assert "belongs to writes" in refuse(ReadOptions, {"outOfOrder": "drop"})
 
 

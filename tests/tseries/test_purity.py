@@ -28,6 +28,8 @@ PURE = [
     "rows",
     "slices",
     "standing",
+    "deliveries",
+    "subscription",
 ]
 
 
@@ -50,7 +52,7 @@ def test_the_package_itself_imports_nothing_heavy():
     )
 
 
-@pytest.mark.parametrize("module", ["writer", "reader"])
+@pytest.mark.parametrize("module", ["writer", "reader", "subscriber"])
 def test_what_tasks_import_needs_no_delta(module):
     run(f"import sys; sys.modules['deltalake'] = None; import pyspark_tseries.{module}")
 

@@ -1,0 +1,209 @@
+"""A subscriber's tasks: which rows of which files, found without the log and without Spark.
+
+A task has whole series, so each series comes from one task, in the order of sequences.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from pyspark_tseries import files
+from pyspark_tseries.columns import layout, query_schema
+from pyspark_tseries.heads import NEVER_US, Head, Longs
+from pyspark_tseries.retention import RetainedRange, kept
+from pyspark_tseries.slices import Slice, by_name, key_order
+from pyspark_tseries.standing import KEYS, longs
+from pyspark_tseries.subscription import Initial, Position
+
+__all__ = ["Delivery", "after", "deliver", "initial_counts", "initial_rows", "up_to"]
+
+ROWS_PER_BATCH = 64 * 1024
+_NONE = -(2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What one task delivers: the events of `part` between two positions.
+
+    Attributes:
+        root: the store's directory.
+        paths: the files that may hold them, relative to the store.
+        values: the value columns.
+        part: the series.
+        start: the position before; `initial` decides which kind of events it is.
+        end: the position after.
+        initial: which initial events.
+        head_id: the head at the time of planning, which has the floors.
+        retained: the store's range.
+    """
+
+    root: str
+    paths: tuple[str, ...]
+    values: tuple[pa.Field, ...]
+    part: Slice
+    start: Position
+    end: Position
+    initial: Initial
+    head_id: int | None
+    retained: RetainedRange
+
+
+def up_to(position: Position) -> pc.Expression:
+    """The events that are delivered at `position`, as a filter."""
+    commit = pc.field("commit")
+    whole = commit <= position.commit
+    if position.after is None:
+        return whole
+    return whole | (
+        (commit == position.commit + 1) & Slice(None, _next(position.after)).expression()
+    )
+
+
+def after(position: Position) -> pc.Expression:
+    """The events that are due after `position`, as a filter."""
+    commit = pc.field("commit")
+    if position.after is None:
+        return commit > position.commit
+    rest = (commit == position.commit + 1) & Slice(_next(position.after)).expression()
+    return (commit > position.commit + 1) | rest
+
+
+def _next(key: tuple[str, int]) -> tuple[str, int]:
+    return key[0], key[1] + 1
+
+
+def deliver(task: Delivery) -> Iterator[pa.RecordBatch]:
+    """The task's events by (series, sequence), as the columns of a query."""
+    chosen = _initial(task) if task.start.initial else _live(task)
+    if not chosen.num_rows:
+        return
+    _, codes = by_name(chosen["series"])
+    rows = chosen.take(pa.array(key_order(codes, longs(chosen["sequence"]))))
+    wanted = query_schema(task.values)
+    yield from rows.select(wanted.names).cast(wanted).combine_chunks().to_batches(ROWS_PER_BATCH)
+
+
+def _live(task: Delivery) -> pa.Table:
+    wanted = after(task.start) & up_to(task.end)
+    inside = task.part.expression()
+    columns = query_schema(task.values).names
+    return _read(task, columns, wanted if inside is None else wanted & inside)
+
+
+def _initial(task: Delivery) -> pa.Table:
+    wanted = _initial_filter(task.start, task.end)
+    inside = task.part.expression()
+    wanted = wanted if inside is None else wanted & inside
+    keys = [_read(task, list(KEYS), wanted, path) for path in task.paths]
+    if not sum(table.num_rows for table in keys):
+        return _read(task, query_schema(task.values).names, pc.scalar(False))
+    head = files.load_head(task.root, task.head_id, None, Head())
+    chosen = initial_rows(pa.concat_tables(keys), task.retained, head, task.initial)
+    rows, first = [], 0
+    for path, table in zip(task.paths, keys, strict=True):
+        mine, first = chosen[first : first + table.num_rows], first + table.num_rows
+        if mine.any():
+            # The same filter on the same file gives the same rows in the same order.
+            found = _read(task, query_schema(task.values).names, wanted, path)
+            rows.append(found.filter(pa.array(mine)))
+    return pa.concat_tables(rows) if rows else keys[0].slice(0, 0)
+
+
+def _initial_filter(start: Position, end: Position) -> pc.Expression:
+    series = pc.field("series")
+    wanted = pc.field("commit") <= start.began
+    if start.upto is not None:
+        wanted &= series > start.upto
+    return wanted & (series <= end.upto) if end.initial else wanted
+
+
+def _read(
+    task: Delivery, columns: list[str], wanted: pc.Expression, path: str | None = None
+) -> pa.Table:
+    schema = pa.schema(list(layout(task.values))[:-1])
+    paths = task.paths if path is None else (path,)
+    full = [os.path.join(task.root, path) for path in paths]
+    if not full:
+        return schema.empty_table().select(columns)
+    return ds.dataset(full, schema=schema, format="parquet").to_table(
+        columns=columns, filter=wanted
+    )
+
+
+def initial_counts(keys: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[list[str], Longs]:
+    """The series with chosen events, in order, and how many each has."""
+    names, codes = by_name(keys["series"].filter(pa.array(chosen)))
+    return names.to_pylist(), np.bincount(codes, minlength=len(names)).astype(np.int64)
+
+
+def initial_rows(
+    keys: pa.Table, retained: RetainedRange, head: Head, initial: Initial
+) -> npt.NDArray[np.bool_]:
+    """Which events a new subscriber gets first: the last entries of `latestEdits` of each series.
+
+    These are the originals inside the retained range and the latest edit of each, in the order of
+    sequences; of a series with a known position every event from there on, as far as it is there.
+
+    Args:
+        keys: the columns `KEYS` of whole series, up to the commit that the subscriber starts at.
+        retained: the store's range.
+        head: has the floors.
+        initial: what is asked for.
+    """
+    names, codes = by_name(keys["series"])
+    sequence, us = longs(keys["sequence"]), longs(keys["timestamp"])
+    edited = longs(keys["original_sequence"].fill_null(_NONE))
+    original = edited == _NONE
+    known = names.to_pylist()
+    first = np.array([initial.starts.get(name, -1) for name in known], np.int64)[codes]
+    chosen: npt.NDArray[np.bool_] = (first >= 0) & (sequence >= first)
+    last = np.full(len(known), -1, np.int64)
+    newest_us = np.full(len(known), NEVER_US, np.int64)
+    np.maximum.at(last, codes, sequence)
+    np.maximum.at(newest_us, codes[original], us[original])
+    floors = head.floors(known)
+    low, low_us = (floors[name][codes] for name in ("floor_sequence", "floor_us"))
+    entry = original & kept(retained, sequence, us, last[codes], newest_us[codes], low, low_us)
+    entry |= _latest_edits(codes, sequence, edited, entry)
+    if initial.retained.last_us is not None:
+        entry &= us >= (newest_us[codes] - initial.retained.last_us)
+    if initial.retained.limit is not None:
+        entry &= _from_behind(codes, sequence, entry) < initial.retained.limit
+    chosen |= entry & (first < 0)
+    return chosen
+
+
+def _latest_edits(
+    codes: Longs, sequence: Longs, edited: Longs, originals: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """The latest edit of each of `originals`."""
+    edits = np.flatnonzero(edited != _NONE)
+    found = np.zeros(len(codes), bool)
+    if not len(edits):
+        return found
+    order = edits[np.lexsort((sequence[edits], edited[edits], codes[edits]))]
+    same = (np.diff(codes[order]) == 0) & (np.diff(edited[order]) == 0)
+    latest = order[np.append(~same, True)]
+    rows = np.flatnonzero(originals)
+    there = pa.table({"series": codes[rows], "edited": sequence[rows]})
+    wanted = pa.table({"series": codes[latest], "edited": edited[latest], "row": latest})
+    joined = wanted.join(there, ["series", "edited"], join_type="left semi")
+    found[joined["row"].to_numpy()] = True
+    return found
+
+
+def _from_behind(codes: Longs, sequence: Longs, entry: npt.NDArray[np.bool_]) -> Longs:
+    """How many entries of its series come after each entry."""
+    rows = np.flatnonzero(entry)
+    order = rows[np.lexsort((-sequence[rows], codes[rows]))]
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    behind = np.full(len(codes), np.iinfo(np.int64).max, np.int64)
+    behind[order] = np.arange(len(order)) - np.repeat(starts, sizes)
+    return behind

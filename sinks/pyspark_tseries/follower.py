@@ -1,0 +1,224 @@
+"""The driver's side of a subscription: what a store has for a position, and tasks for it."""
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from pyspark_tseries.columns import layout
+from pyspark_tseries.deliveries import Delivery, after, initial_counts, initial_rows
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.files import DataFile, Snapshot
+from pyspark_tseries.heads import Head, Longs
+from pyspark_tseries.slices import Key, Sample, Slice, by_name, cut, key_order
+from pyspark_tseries.standing import KEYS, longs
+from pyspark_tseries.store import Store
+from pyspark_tseries.subscription import (
+    Initial,
+    Position,
+    Supply,
+    initial_end,
+    live_end,
+    subscribe,
+)
+
+__all__ = ["Follower"]
+
+ROWS_PER_TASK: Final = 250_000
+MOST_SAMPLES: Final = 10_000
+_SCANNED: Final = pa.schema(list(layout([]))[:-1])
+
+
+class Follower:
+    """Follows one store for one subscriber; positions come and go as JSON.
+
+    Args:
+        root: the store's directory.
+        initial: the initial events.
+    """
+
+    def __init__(self, root: str, initial: Initial) -> None:
+        self._store = Store.open(root)
+        self._initial = initial
+        self._known: tuple[int | None, Snapshot] | None = None
+        self._first: tuple[Position, list[str], Longs] | None = None
+
+    def begin(self) -> Position:
+        """The position of a new subscriber."""
+        snapshot, head = self._now()
+        missed = self._missed_starts(snapshot, head)
+        return subscribe(self._store.id, head.note.commit, _events(head), missed)
+
+    def commit_now(self) -> int:
+        """The store's last commit."""
+        return self._now()[1].note.commit
+
+    def end(self, start: Position, most: int | None, upto: int | None = None) -> Position:
+        """The end of the batch that starts at `start`; `start` itself where nothing is there.
+
+        Args:
+            start: a position of this store.
+            most: the most events of the batch; None for all. At least a series of initial events.
+            upto: a commit that it does not go beyond, not before `start`; None for the last one.
+        """
+        self._check(start)
+        snapshot, head = self._now()
+        if start.initial:
+            if most is None:
+                return live_start(start)
+            return initial_end(start, *self._initial_series(start, snapshot, head), most)
+        supply = self._supply(start, snapshot, head, upto)
+        end = live_end(
+            start,
+            supply,
+            most,
+            lambda: self._counts(snapshot, start, supply.commit),
+            lambda commit, key, number: self._key_at(snapshot, commit, key, number),
+        )
+        return end
+
+    def tasks(self, start: Position, end: Position) -> list[Delivery]:
+        """What is between two positions, divided among tasks by series."""
+        self._check(end)
+        snapshot, head = self._now()
+        last = end.commit + (end.after is not None)
+        data = [
+            file
+            for file in snapshot.files
+            if file.first_commit <= (start.began if start.initial else last)
+            and (start.initial or file.last_commit > start.commit)
+        ]
+        if not data or (start == end):
+            return []
+        rows = sum(file.rows for file in data)
+        samples = _samples(head, rows if start.initial else min(rows, end.seen - start.seen))
+        return [
+            Delivery(
+                snapshot.root,
+                tuple(file.path for file in data if part.touches(file.first, file.last)),
+                tuple(snapshot.values),
+                part,
+                start,
+                end,
+                self._initial,
+                snapshot.head_id,
+                snapshot.retained,
+            )
+            for part in cut(samples, ROWS_PER_TASK, whole_series=True)
+        ]
+
+    def _now(self) -> tuple[Snapshot, Head]:
+        """The store as it is; the log is only listed while nothing happens."""
+        if not self._store.refresh():
+            self._store = Store.open(self._store.root)
+        version = self._store.version()
+        if self._known is None or self._known[0] != version:
+            self._known = version, self._store.snapshot()
+        return self._known[1], self._store.head()[1]
+
+    def _check(self, position: Position) -> None:
+        if position.store != self._store.id:
+            raise UnusableStore(
+                f"the checkpoint is of another store than the one now at '{self._store.root}'; "
+                "accepted: the store that the query subscribed to; next step: correct the path, "
+                "or start with a new checkpoint"
+            )
+
+    def _supply(self, start: Position, snapshot: Snapshot, head: Head, upto: int | None) -> Supply:
+        commit, seen = head.note.commit, _events(head)
+        if upto is not None and upto < commit:
+            later = self._count(snapshot, pc.field("commit") > upto, upto)
+            commit, seen = upto, seen - later
+        if self._store.horizon() <= start.commit:
+            return Supply(commit, seen, None)
+        wanted = after(start) & (pc.field("commit") <= commit)
+        return Supply(commit, seen, self._count(snapshot, wanted, start.commit))
+
+    def _count(self, snapshot: Snapshot, wanted: pc.Expression, beyond: int) -> int:
+        return int(self._source(_later(snapshot.files, beyond)).count_rows(filter=wanted))
+
+    def _source(self, data: Iterable[DataFile]) -> ds.Dataset:
+        paths = [os.path.join(self._store.root, file.path) for file in data]
+        if not paths:
+            return ds.dataset(_SCANNED.empty_table())
+        return ds.dataset(paths, schema=_SCANNED, format="parquet")
+
+    def _counts(self, snapshot: Snapshot, start: Position, commit: int) -> tuple[Longs, Longs]:
+        source = self._source(_later(snapshot.files, start.commit))
+        wanted = after(start) & (pc.field("commit") <= commit)
+        found = source.to_table(columns=["commit"], filter=wanted)["commit"]
+        return np.unique(longs(found), return_counts=True)
+
+    def _key_at(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
+        data = [f for f in snapshot.files if f.first_commit <= commit <= f.last_commit]
+        wanted = pc.field("commit") == commit
+        if key is not None:
+            wanted &= Slice((key[0], key[1] + 1)).expression()
+        rows = self._source(data).to_table(columns=["series", "sequence"], filter=wanted)
+        names, codes = by_name(rows["series"])
+        sequence = longs(rows["sequence"])
+        row = int(key_order(codes, sequence)[number - 1])
+        return names[int(codes[row])].as_py(), int(sequence[row])
+
+    def _initial_series(
+        self, start: Position, snapshot: Snapshot, head: Head
+    ) -> tuple[list[str], Longs]:
+        """Found once for all batches of initial events: how many there are of each series."""
+        if self._first is None or self._first[0].began != start.began:
+            wanted = pc.field("commit") <= start.began
+            names: list[str] = []
+            counts: list[Longs] = []
+            data = [file for file in snapshot.files if file.first_commit <= start.began]
+            samples = _samples(head, sum(file.rows for file in data))
+            for part in cut(samples, 4 * ROWS_PER_TASK, whole_series=True):
+                inside = part.expression()
+                both = wanted if inside is None else wanted & inside
+                keys = self._source(data).to_table(columns=list(KEYS), filter=both)
+                chosen = initial_rows(keys, snapshot.retained, head, self._initial)
+                some = initial_counts(keys, chosen)
+                names += some[0]
+                counts.append(some[1])
+            self._first = start, names, np.concatenate(counts)
+        return self._first[1], self._first[2]
+
+    def _missed_starts(self, snapshot: Snapshot, head: Head) -> int:
+        """How many events that `startingSequence` asks for are gone."""
+        starts = self._initial.starts
+        if not starts:
+            return 0
+        names = list(starts)
+        last = head.of(names)["last_sequence"]
+        asked = np.maximum(last + 1 - np.array([starts[name] for name in names]), 0).sum()
+        series, sequence = pc.field("series"), pc.field("sequence")
+        there = 0
+        for name in names:
+            data = [file for file in snapshot.files if file.first <= name <= file.last]
+            wanted = (series == name) & (sequence >= starts[name])
+            there += self._source(data).count_rows(filter=wanted)
+        return int(asked - there)
+
+
+def live_start(start: Position) -> Position:
+    """The position after all initial events."""
+    return Position(
+        start.store, start.began, None, False, start.began, None, start.seen, start.missed
+    )
+
+
+def _events(head: Head) -> int:
+    return int((head.columns["last_sequence"] + 1).sum())
+
+
+def _later(data: Sequence[DataFile], commit: int) -> list[DataFile]:
+    return [file for file in data if file.last_commit > commit]
+
+
+def _samples(head: Head, rows: int) -> list[Sample]:
+    """Series spread evenly over all, each standing for a part of `rows`."""
+    names = head.ids.names()
+    some = names[:: max(1, len(names) // MOST_SAMPLES)]
+    return [(name, 0, max(1, rows // len(some))) for name in some]
