@@ -7,9 +7,9 @@ however many writers share the store; a *retained range* says how much of each s
 Reading order: `errors`, `columns`, `retention`, `ranges`, `options` (vocabulary), `heads`,
 `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `slices`, `standing`,
 `invariants`, `compaction`, `subscription` (rules), `files`, `originals`, `attempts`, `store`,
-`upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `deliveries`,
-`follower` (storage), `chart`, `results`, `client` (without Spark), `writer`, `reader`,
-`subscriber`, `sink` (Spark).
+`upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`,
+`deliveries`, `follower` (storage), `chart`, `results`, `client` (without Spark), `writer`,
+`reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

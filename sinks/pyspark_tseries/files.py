@@ -271,6 +271,7 @@ class Snapshot:
         note: the last commit, and the counts.
         retained: the retained range.
         values: the value columns.
+        as_of: the last commit that counts, where files have later ones too; None: all count.
     """
 
     root: str
@@ -279,6 +280,7 @@ class Snapshot:
     note: Note
     retained: RetainedRange
     values: list[pa.Field]
+    as_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
@@ -133,23 +134,30 @@ def slice_rows(
 
 
 def scan(
-    root: str, file: DataFile, schema: pa.Schema, columns: Sequence[str]
+    root: str,
+    file: DataFile,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    wanted: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Some columns of a file, a part at a time."""
+    """Some columns of a file's wanted rows, a part at a time."""
     source = ds.dataset(os.path.join(root, file.path), schema=schema, format="parquet")
-    return (batch for batch in source.to_batches(columns=list(columns)) if batch.num_rows)
+    rows = source.to_batches(columns=list(columns), filter=wanted)
+    return (batch for batch in rows if batch.num_rows)
 
 
 def _read(root: str, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
     return slice_rows(root, data, part, _SCANNED, columns)
 
 
-def scan_standing(root: str, data: Iterable[DataFile], horizon: int) -> tuple[pa.Table, int]:
-    """Where every series stands by its events, and the newest commit's time, one file at a time."""
+def scan_standing(
+    root: str, data: Iterable[DataFile], horizon: int, wanted: pc.Expression | None = None
+) -> tuple[pa.Table, int]:
+    """Where series stand by their (wanted) events, and the newest commit's time, file by file."""
     whole, newest_us = [], 0
     for file in data:
         parts = []
-        for batch in scan(root, file, _SCANNED, (*KEYS, "commit_time")):
+        for batch in scan(root, file, _SCANNED, (*KEYS, "commit_time"), wanted):
             parts.append(standing(pa.Table.from_batches([batch]), horizon))
             newest_us = max(newest_us, int(longs(batch["commit_time"]).max(initial=0)))
         whole.append(together(parts))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from pyspark_timestream.instants import parse_instant
 from pyspark_timestream.option_fields import (
     Reader,
     boolean,
@@ -45,7 +46,6 @@ __all__ = [
 T = TypeVar("T")
 
 LATER: Final = (
-    "asOf",
     "mergeSchema",
     "principal",
 )
@@ -119,6 +119,7 @@ _SPAN: Final = Reader(
     wrong_type="some day",
     out_of_range="sequence -1",
 )
+_MOMENT: Final = Reader(parse_instant, "an ISO-8601 time with a zone", wrong_type="yesterday")
 _SERIES: Final = Reader(
     _series_names,
     'one name, or a JSON list of names such as ["a", "b"]',
@@ -174,6 +175,7 @@ class ReadOptions:
     edit_from: Point | None = option("editFrom", _ANCHOR, None)
     edit_to: Point | None = option("editTo", _SPAN, None)
     limit: int | None = option("limit", whole_number(), None)
+    as_of: int | None = option("asOf", _MOMENT, None)
 
     def asked(self) -> Query:
         """The query that the options say."""

@@ -92,11 +92,10 @@ class RangeReader(DataSourceReader):
         yield from found.cast(self._target).to_batches(ROWS_PER_BATCH)
 
     def _read_files(self, paths: list[str], head: Head) -> Iterator[pa.RecordBatch]:
-        stored = query_schema(self._snapshot.values)
         needed = list(dict.fromkeys([*self._target.names, *KEYS]))
         scan = Scan(self._snapshot, head, self._query, self._series)
         for path in paths:
-            source = ds.dataset(path, schema=stored, format="parquet")
+            source = ds.dataset(path, schema=scan.schema, format="parquet")
             for batch in source.to_batches(columns=needed, filter=scan.filter):
                 if batch.num_rows:
                     rows = pa.Table.from_batches([batch])

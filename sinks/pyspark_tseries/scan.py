@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from pyspark_tseries.columns import INSTANT, query_schema
+from pyspark_tseries.columns import INSTANT, layout, query_schema
 from pyspark_tseries.files import DataFile, Snapshot
 from pyspark_tseries.heads import ABSENT, Head
 from pyspark_tseries.pruning import Bounds, bounds_of
@@ -106,7 +106,8 @@ class Scan:
     ) -> None:
         self._root = snapshot.root
         self._part = part
-        self._schema = query_schema(snapshot.values)
+        self.schema = pa.schema([*query_schema(snapshot.values), layout([]).field("commit")])
+        self._as_of = snapshot.as_of
         self._names = None if series is None else _known(series, head)
         touched = [file for file in snapshot.files if self._touches(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
@@ -171,11 +172,15 @@ class Scan:
     ) -> pa.Table:
         paths = [os.path.join(self._root, file.path) for file in files]
         if not paths:
-            return self._schema.empty_table().select(columns)
-        source = ds.dataset(paths, schema=self._schema, format="parquet")
+            return self.schema.empty_table().select(columns)
+        source = ds.dataset(paths, schema=self.schema, format="parquet")
         return source.to_table(columns=columns, filter=wanted)
 
     def _series_filter(self) -> pc.Expression | None:
+        early = None if self._as_of is None else pc.field("commit") <= self._as_of
+        return _both(self._name_filter(), early)
+
+    def _name_filter(self) -> pc.Expression | None:
         if self._names is None:
             return self._part.expression()
         if not self._names:

@@ -8,6 +8,7 @@ from pyspark.sql.types import DataType, StructType
 from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries.columns import query_schema
 from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.options import (
     WriteOptions,
     os_user,
@@ -54,7 +55,10 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
         options = parse_read(self.options)
-        snapshot = Store.open(options.path).snapshot()
+        store = Store.open(options.path)
+        snapshot = store.snapshot()
+        if options.as_of is not None:
+            snapshot, _ = sight_as_of(store, options.as_of)
         return RangeReader(snapshot, options.asked(), options.series, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

@@ -1,0 +1,102 @@
+"""The store as it was: the same answer for ever, until compaction took what was visible then."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.builders import VALUE, batch
+from tseries.test_compaction import RANGES, STEPS, Model, run
+
+from pyspark_tseries import store as storage
+from pyspark_tseries.compactor import compact
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.files import load_head
+from pyspark_tseries.heads import Head
+from pyspark_tseries.history import sight_as_of
+from pyspark_tseries.ranges import Query
+from pyspark_tseries.retention import parse_range
+from pyspark_tseries.scan import answer
+from pyspark_tseries.sink import DefaultSource
+from pyspark_tseries.store import Store
+from pyspark_tseries.upkeep import set_retained_range
+
+HOUR_US = 3_600_000_000
+
+
+def all_edits(snapshot, head):
+    columns = ["series", "sequence", "value", "author"]
+    table = answer(snapshot, head, Query("allEdits"), columns=columns).table
+    return sorted(map(tuple, (row.values() for row in table.to_pylist())))
+
+
+def make(path, retained, age_us=HOUR_US):
+    return Store.create(str(path), [VALUE], parse_range(retained), min_retention_us=age_us)
+
+
+def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
+    store = make(tmp_path / "s", "limit 3")
+    seen = {}
+    for n in range(6):
+        store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: 10 * n)
+        store.append(batch(edits=[("a", n + n)], missing="drop"), clock=lambda n=n: 10 * n + 5)
+        seen[10 * n + 5] = all_edits(*store.sight())
+    seen[99] = all_edits(*store.sight())
+    for _ in range(2):
+        for us, rows in seen.items():
+            assert all_edits(*sight_as_of(store, us)) == rows
+            assert all_edits(*sight_as_of(store, us + 4)) == rows
+        compact(str(tmp_path / "s"), 60)
+        storage._OPEN.clear()
+        store = Store.open(str(tmp_path / "s"))
+    assert all_edits(*sight_as_of(store, -1)) == []
+
+
+def test_a_time_of_which_something_may_be_gone_is_refused_naming_the_oldest_one(tmp_path):
+    store = make(tmp_path / "s", "limit 1", age_us=0)
+    for n in range(5):
+        store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
+    compact(str(tmp_path / "s"), 3_500_000)
+    with pytest.raises(InvalidQuery, match=r"00:00:02Z.*accepted: 1970-01-01T00:00:03Z or later"):
+        sight_as_of(store, 2_000_000)
+    assert all_edits(*sight_as_of(store, 3_000_000)) == [("a", 3, 0.0, "me")]
+
+
+def test_a_change_of_the_retained_range_is_as_far_back_as_one_can_look(tmp_path):
+    store = make(tmp_path / "s", "limit 1")
+    store.append(batch(("a", 0)), clock=lambda: 1)
+    set_retained_range(store, parse_range("limit 2"), 5)
+    store.append(batch(("a", 1)), clock=lambda: 7)
+    store.append(batch(("a", 2)), clock=lambda: 9)
+    with pytest.raises(InvalidQuery, match="or later"):
+        sight_as_of(store, 1)
+    assert [row[1] for row in all_edits(*sight_as_of(store, 8))] == [0, 1]
+
+
+def test_a_task_finds_the_head_of_that_time_by_its_name(tmp_path):
+    store = make(tmp_path / "s", "limit 1")
+    for n in range(3):
+        store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
+    snapshot, head = sight_as_of(store, 1_500_000)
+    loaded = load_head(snapshot.root, snapshot.head_id, None, Head())
+    assert loaded.of(["a"]) == head.of(["a"])
+    options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
+    source = DefaultSource(options)
+    reader = source.reader(source.schema())
+    rows = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
+    assert rows == [[1]]
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(RANGES), st.lists(STEPS, max_size=10), st.integers(0, 10))
+def test_any_moment_of_any_program_is_the_same_later(tmp_path_factory, retained, steps, at):
+    path = tmp_path_factory.mktemp("program") / "s"
+    make(path, retained, age_us=10**15)
+    model, then = Model(retained), None
+    for number, (kind, what) in enumerate(steps):
+        model.now += 1000
+        if kind in ("range", "rebuild"):
+            continue
+        run(path, Store.open(str(path)), model, kind, what)
+        if number == at:
+            then = model.now, all_edits(*Store.open(str(path)).sight())
+    if then is not None:
+        assert all_edits(*sight_as_of(Store.open(str(path)), then[0])) == then[1]
