@@ -145,7 +145,7 @@ def test_kills_in_flight_neither_lose_nor_double_nor_disorder(
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
     arguments = [broker.bootstrap, name, str(store), str(checkpoint)]
     job = Job(Path(order_job.__file__), arguments, log=tmp_path / "log")
-    killed = run_killed(job, InBatch(checkpoint, only=3), kills=1, timeout=400)
+    killed = run_killed(job, InBatch(checkpoint, only=2), kills=1, timeout=400)
     assert (killed.hits, killed.exit_code) == (1, 0)
     assert stored(spark, store) == expected(rows)
 
