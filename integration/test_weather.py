@@ -37,7 +37,7 @@ def test_flights_joined_with_imported_ctis_to_the_weather_equal_a_batch_join(
     fast = Stream(
         spark, broker, produce_flights(broker, count=FLIGHTS), tmp_path / "fast",
         {"valueFormat": "json", "startTime": "departure", "ctiFrequency": "1 hour",
-         "ctiDelay": HARMLESS_DELAY, "finalCti": "true", "maxOffsetsPerTrigger": "3000"},
+         "ctiDelay": HARMLESS_DELAY, "finalCti": "true", "maxOffsetsPerTrigger": "1500"},
         FLIGHT,
     )  # fmt: skip
     slow = Stream(spark, broker, name, tmp_path / "slow", {"valueFormat": "json"}, WEATHER)
