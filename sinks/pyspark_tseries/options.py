@@ -45,10 +45,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-LATER: Final = (
-    "mergeSchema",
-    "principal",
-)
+LATER: Final = ("principal",)
 """Options of the contract that this version refuses by name."""
 
 _URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
@@ -158,6 +155,7 @@ class WriteOptions:
     out_of_order: str = option("outOfOrder", choice("fail", "drop", "adjust"), "fail")
     missing_original: str = option("missingOriginal", choice("fail", "drop"), "fail")
     clock: str = option("clock", choice("wall", "event"), "wall")
+    merge_schema: bool = option("mergeSchema", boolean, False)
     auto_compact: bool = option("autoCompact", boolean, True)
     txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))

@@ -103,7 +103,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         timestamp=roles[1],
         author=roles[2],
         edit_of=roles[3],
-        values=_match(rest, stored),
+        values=_match(rest, stored, options.merge_schema),
     )
 
 
@@ -142,7 +142,7 @@ def _require(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
 
 
 def _match(
-    rest: dict[str, pa.Field], stored: list[pa.Field] | None
+    rest: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
 ) -> tuple[tuple[str | None, pa.Field], ...]:
     for key, field in rest.items():
         if key in RESERVED:
@@ -154,6 +154,8 @@ def _match(
         return tuple((f.name, pa.field(f.name, value_type(f))) for f in rest.values())
     known = {field.name.lower(): field for field in stored}
     for key, field in rest.items():
+        if merge and key not in known:
+            known[key] = pa.field(field.name, value_type(field))
         _check_value(field, known.get(key), stored)
     return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
 
@@ -164,7 +166,7 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
         raise IncompatibleValue(
             f"column '{field.name}' of type {type_name(field.type)} is not in the store, whose "
             f"value columns are fixed at its creation; accepted: {names}; next step: drop the "
-            "column, or write to a new store"
+            "column, or set mergeSchema to add it"
         )
     if value_type(field) != known.type:
         raise IncompatibleValue(

@@ -22,6 +22,7 @@ from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscriber import Subscriber
 from pyspark_tseries.subscription import Initial
+from pyspark_tseries.upkeep import add_columns
 from pyspark_tseries.writer import BatchWriter, StreamWriter, Target
 
 __all__ = ["DefaultSource"]
@@ -109,6 +110,9 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
             options.retained_range,
             subscription=options.subscription_range,
         )
+        plan = plan_rows(incoming, options, store.values)
+    if store.values != [field for _, field in plan.values]:
+        add_columns(store, [field for _, field in plan.values])
         plan = plan_rows(incoming, options, store.values)
     store.check_range(options.retained_range)
     store.check_subscription(options.subscription_range)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from deltalake import Transaction
+import pyarrow as pa
+from deltalake import Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import (
     AddAction,
@@ -26,7 +27,7 @@ from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot
 from pyspark_tseries.retention import RetainedRange, format_range
 from pyspark_tseries.store import HORIZON, Store
 
-__all__ = ["replace_files", "replace_head", "set_retained_range"]
+__all__ = ["add_columns", "replace_files", "replace_head", "set_retained_range"]
 
 ATTEMPTS = 50
 
@@ -56,10 +57,7 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
             else:
                 return head
         time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
-    raise StoreBusy(
-        f"store '{store.root}': other writers won all of {ATTEMPTS} attempts to commit; "
-        "nothing was changed; next step: try again"
-    ) from lost
+    raise _busy(store) from lost
 
 
 def replace_files(
@@ -105,6 +103,37 @@ def replace_files(
             post_commithook_properties=PostCommitHookProperties(True, False),
         )
     return True
+
+
+def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
+    """Adds those of the value columns `wanted` that the store lacks; events so far have nulls.
+
+    Raises:
+        StoreBusy: rivals won every attempt.
+    """
+    lost: DeltaError | None = None
+    for turn in range(ATTEMPTS):
+        with store.turn() as table:
+            known = {field.name.lower() for field in store.values}
+            new = [field for field in wanted if field.name.lower() not in known]
+            if not new:
+                return
+            try:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+            except DeltaError as error:
+                lost = error
+            else:
+                store.refresh()
+                return
+        time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
+    raise _busy(store) from lost
+
+
+def _busy(store: Store) -> StoreBusy:
+    return StoreBusy(
+        f"store '{store.root}': other writers won all of {ATTEMPTS} attempts to commit; "
+        "nothing was changed; next step: try again"
+    )
 
 
 def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> None:
