@@ -198,15 +198,18 @@ def test_a_batch_waits_until_enough_offsets_are_new(broker, topic) -> None:
     first, span = planned(SENTINEL)
     assert span == (0, 3)
     broker.produce(name, [event(3), event(4)])
-    assert driver.plan(first, None) == first
+    # There may be an offset without records, which tells that the stream has fallen quiet.
+    waiting, span = planned(first)
+    assert span in [(0, 3), (3, 3)]
     broker.produce(name, [event(s) for s in (5, 6, 7)])
-    second, span = planned(first)
+    second, span = planned(waiting)
     assert span == (3, 8)
     broker.produce(name, [event(8)])
-    assert driver.plan(second, None) == second
+    waiting, span = planned(second)
+    assert span in [(3, 8), (8, 8)]
     # A bounded run waits for nothing.
     driver.bound()
-    assert planned(second)[1] == (8, 9)
+    assert planned(waiting)[1] == (8, 9)
 
 
 def test_a_batch_waits_no_longer_than_its_delay(stream) -> None:
