@@ -22,7 +22,14 @@ __all__ = ["batch_tasks", "for_batch", "for_stream", "stream_tasks", "useless_in
 
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
-_PACE: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxTasks")
+_PACE: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxTasks",
+    "idleTimeout",
+    "ctiImport",
+)
 
 
 def for_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
