@@ -44,7 +44,15 @@ def test_a_stream_has_no_end(name, text):
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
-@pytest.mark.parametrize("ctis", [{"ctiFrequency": "1"}, {"finalCti": "true"}])
+@pytest.mark.parametrize(
+    "ctis",
+    [
+        {"ctiFrequency": "1"},
+        {"finalCti": "true"},
+        {"ctiHeader": "c", "timeWindow": "true"},
+        {"ctiImport": "fast"},
+    ],
+)
 def test_a_partition_of_a_stream_with_ctis_is_not_cut(name, ctis):
     with pytest.raises(OptionError, match="a stream with a column 'cti'") as refused:
         used(for_stream, **{name: "4"}, **ctis)
