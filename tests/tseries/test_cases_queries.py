@@ -1,11 +1,13 @@
 """Diffusion's conformance cases of queries and their builder, through the client; by number."""
 
 import pytest
+from pyspark import cloudpickle
 from tseries.cases import CASES, INVALID, build, ms
 
 from pyspark_tseries import InvalidQuery, RangeQuery
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.ranges import MAX
+from pyspark_tseries.sink import DefaultSource
 
 QUERY = RangeQuery()
 
@@ -25,6 +27,17 @@ def shown(result):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_case_through_the_client(stores, case):
     assert shown(case.ask(stores[case.store].range_query()).select_from("s")) == case.expected
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_through_the_reader_that_spark_plans_with(stores, case):
+    path = stores[case.store].describe()["path"]
+    source = DefaultSource({"path": path, **{k.lower(): v for k, v in case.options.items()}})
+    reader = cloudpickle.loads(cloudpickle.dumps(source.reader(source.schema())))
+    batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    found = [(row["sequence"], row["original_sequence"]) for row in rows]
+    assert " ".join(f"{s}>{o}" if o is not None else f"{s}" for s, o in found) == case.expected
 
 
 @pytest.mark.parametrize("case", [*CASES, *INVALID], ids=str)
