@@ -5,9 +5,9 @@ from 0 without gaps. A batch is sorted, checked, numbered and committed as a who
 however many writers share the store; a *retained range* says how much of each series queries see.
 
 Reading order: `errors`, `columns`, `retention`, `ranges`, `options` (vocabulary), `heads`,
-`numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `slices`, `standing`,
-`invariants`, `compaction`, `subscription` (rules), `files`, `originals`, `attempts`, `store`,
-`upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`,
+`numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `permissions`, `slices`,
+`standing`, `invariants`, `compaction`, `subscription` (rules), `files`, `originals`, `attempts`,
+`store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`,
 `deliveries`, `follower` (storage), `chart`, `results`, `client` (without Spark), `writer`,
 `reader`, `subscriber`, `sink` (Spark).
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         InvalidQuery,
         NoSuchEvent,
         NoSuchStore,
+        PermissionDenied,
         UpdateFailed,
     )
     from pyspark_tseries.range_query import RangeQuery
@@ -37,6 +38,7 @@ __all__ = [
     "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
+    "PermissionDenied",
     "QueryResult",
     "RangeQuery",
     "TimeSeries",
@@ -45,10 +47,8 @@ __all__ = [
 ]
 
 _PLACES = {
-    **dict.fromkeys(
-        ["IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"],
-        "errors",
-    ),
+    **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
+    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "UpdateFailed"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
     "DefaultSource": "sink",
     "RangeQuery": "range_query",

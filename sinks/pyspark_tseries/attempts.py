@@ -15,6 +15,7 @@ from pyspark_tseries.edits import number_edits, targets_of
 from pyspark_tseries.heads import NEVER_US, Head, advance, next_note
 from pyspark_tseries.numbering import Numbered, counted, number
 from pyspark_tseries.originals import find_originals
+from pyspark_tseries.permissions import Guard, Policy
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.rows import EDIT_OF, author_column, event_rows
 
@@ -29,6 +30,7 @@ class Batch:
         rows: columns of `RowPlan.staged`, one chunk each.
         policy: what becomes of late rows: `fail`, `drop` or `adjust`.
         author: of the rows that name none.
+        principal: who appends; None: the author.
         missing: what becomes of edits without an original: `fail` or `drop`.
         clock: what assigns timestamps: `wall`, the commit's time, or `event`, the series' newest.
         token: (application, version): a batch is skipped where the store has this version of the
@@ -39,6 +41,7 @@ class Batch:
     policy: str
     author: str
     token: tuple[str, int] | None = None
+    principal: str | None = None
     missing: str = "fail"
     clock: str = "wall"
 
@@ -84,6 +87,7 @@ def prepare(
     now_us: int,
     new_id: int,
     sight: Sight | None = None,
+    policy: Policy | None = None,
 ) -> Attempt:
     """Numbers `batch` on top of `head` and writes the files of the commit.
 
@@ -95,11 +99,15 @@ def prepare(
         now_us: the wall clock; the commit's time where it is not before the last commit's.
         new_id: the id of the new head, unlike any other.
         sight: as of `head`; needed where the batch has edits.
+        policy: the store's, None where everything is allowed.
 
     Raises:
         UpdateFailed: a row may not be added; nothing has been written.
         NoSuchEvent: an edit may not; nothing has been written.
+        PermissionDenied: the policy does not allow it; nothing has been written.
     """
+    guard = Guard(policy, batch.author if batch.principal is None else batch.principal)
+    _check_update(guard, batch)
     now_us = max(now_us, head.note.commit_us)
     assigned_us = now_us if batch.clock == "wall" else NEVER_US
     rows, edits = batch.rows, None
@@ -108,7 +116,7 @@ def prepare(
     series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
     parts = [_Part("event", rows, number(series, given, head, batch.policy, assigned_us))]
     if edits is not None and sight is not None:
-        parts.append(_edited(root, edits, parts[0], batch, head, assigned_us, sight))
+        parts.append(_edited(root, edits, parts[0], batch, head, assigned_us, sight, guard))
     delta = parts[-1].events.delta
     note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
     for part in parts:
@@ -122,6 +130,13 @@ def prepare(
             table = event_rows(part.rows, part.events, note, batch.author, part.originals)
             written.append(files.write_events(root, path, table))
     return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
+
+
+def _check_update(guard: Guard, batch: Batch) -> None:
+    if guard.policy is not None:
+        guard.need("update", "add events")
+        guard.need_authors([batch.author])
+        guard.need_authors(batch.rows["author"].drop_null().unique().to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +163,13 @@ def _edited(
     head: Head,
     assigned_us: int,
     sight: Sight,
+    guard: Guard,
 ) -> _Part:
     series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
     targets = find_originals(root, sight.files, targets_of(series, sequence))
     authors = author_column(appends.rows["author"], appends.events, batch.author)
     targets = targets.in_batch(head, appends.events, authors)
+    if guard.policy is not None:
+        guard.need_edits(targets.author.drop_null().unique().to_pylist())
     edited = number_edits(targets, head, appends.events, sight.retained, batch.missing, assigned_us)
     return _Part("edit", rows, edited.events, edited.originals)

@@ -5,7 +5,7 @@ series.append("kitchen", 21.5)
 series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from pyspark_tseries.errors import IncompatibleValue, UnusableStore
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, local_path, os_user
+from pyspark_tseries.permissions import Guard, parse_policy
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
 from pyspark_tseries.results import EventMetadata, QueryResult
@@ -28,7 +29,7 @@ from pyspark_tseries.rows import RowPlan, plan_rows, stage_rows, staged_schema
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.subscription import parse_initial
-from pyspark_tseries.upkeep import set_retained_range
+from pyspark_tseries.upkeep import set_policy, set_retained_range
 
 __all__ = ["TimeSeries"]
 
@@ -59,6 +60,7 @@ class TimeSeries:
         subscription_range: str | None = None,
         min_retention_age: timedelta | None = None,
         auto_compact: bool = True,
+        policy: Mapping[str, Iterable[str]] | None = None,
     ) -> "TimeSeries":
         """The new store at `path`.
 
@@ -67,11 +69,12 @@ class TimeSeries:
             schema: the value columns.
             retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
                 `unlimited`; None: `limit 10`.
-            author: of what is written; None: the OS user.
+            author: of what is written, and the principal under a policy; None: the OS user.
             subscription_range: what subscribers get first: `limit N`, `last DURATION`, both,
                 `unlimited` or `none`; None: `limit 1`.
             min_retention_age: compaction removes nothing younger; None: 10 minutes.
             auto_compact: whether appends start the store's upkeep now and then.
+            policy: principal -> a subset of `PERMISSIONS`; None: everything is allowed.
 
         Raises:
             IncompatibleValue: a column that no store can have.
@@ -82,6 +85,7 @@ class TimeSeries:
         retained = None if retained_range is None else parse_range(retained_range)
         plan = plan_rows(pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=root), None)
         _refuse_metadata(plan)
+        allowed = None if policy is None else parse_policy(policy)
         if Store.find(root) is not None:
             raise UnusableStore(
                 f"there is a store at '{path}' already; accepted: a path where nothing is; next "
@@ -93,6 +97,7 @@ class TimeSeries:
             retained,
             None if min_retention_age is None else min_retention_age // timedelta(microseconds=1),
             None if subscription_range is None else parse_initial(subscription_range),
+            policy=allowed,
         )
         return TimeSeries(store, os_user() if author is None else author, auto_compact)
 
@@ -121,6 +126,7 @@ class TimeSeries:
         Raises:
             UpdateFailed: `timestamp` is before the series' newest original.
             IncompatibleValue: `value` does not fit the store's columns.
+            PermissionDenied: the author may not append.
             StoreBusy: other writers won every attempt.
         """
         stamp = None if timestamp is None else instant_us(timestamp)
@@ -206,6 +212,15 @@ class TimeSeries:
         """What is broken, as sentences; empty where the store is sound."""
         return verify(self._store.root)
 
+    def set_policy(self, policy: Mapping[str, Iterable[str]]) -> None:
+        """Makes `policy` (principal -> permissions) the store's from now on.
+
+        Raises:
+            ValueError: no policy.
+            StoreBusy: other writers won every attempt.
+        """
+        set_policy(self._store, parse_policy(policy), now_us())
+
     def _add(
         self, series: str, value: Any, stamp: int | None, original: int | None
     ) -> EventMetadata:
@@ -238,6 +253,7 @@ class TimeSeries:
 
     def _answer(self, query: Query, series: str) -> QueryResult:
         snapshot, head = self._store.sight()
+        Guard(snapshot.policy, self._author).need_query(query)
         found = answer(snapshot, head, query, [series])
         return QueryResult(found.table, found.selected)
 

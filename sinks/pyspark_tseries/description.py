@@ -37,6 +37,7 @@ def describe(path: str) -> dict[str, Any]:
         "stored_events": sum(file.rows for file in snapshot.files),
         "files": len(snapshot.files),
         "bytes": sum(file.size for file in snapshot.files),
+        "policy": snapshot.policy,
         "last_commit": None if note.commit < 0 else note.commit,
         "last_commit_time": None if note.commit < 0 else format_instant(note.commit_us),
         "dropped": note.dropped,

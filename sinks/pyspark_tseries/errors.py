@@ -9,6 +9,7 @@ __all__ = [
     "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
+    "PermissionDenied",
     "StoreBusy",
     "TseriesError",
     "UnusableStore",
@@ -43,6 +44,10 @@ class InvalidQuery(TseriesError, ValueError):
 
 class NoSuchStore(TseriesError):
     """There is no store at this path."""
+
+
+class PermissionDenied(TseriesError):
+    """The store's policy does not allow it; nothing is stored and nothing is read."""
 
 
 class UnusableStore(TseriesError):

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from pyspark_timestream.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.heads import Head, Note, merge, read_note
+from pyspark_tseries.permissions import Policy
 from pyspark_tseries.retention import RetainedRange
 
 __all__ = [
@@ -272,6 +273,7 @@ class Snapshot:
         retained: the retained range.
         values: the value columns.
         as_of: the last commit that counts, where files have later ones too; None: all count.
+        policy: who may do what; None where everything is allowed.
     """
 
     root: str
@@ -281,6 +283,7 @@ class Snapshot:
     retained: RetainedRange
     values: list[pa.Field]
     as_of: int | None = None
+    policy: Policy | None = None
 
 
 @dataclass(frozen=True, slots=True)

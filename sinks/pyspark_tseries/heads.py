@@ -110,6 +110,7 @@ class Note:
         last_adjusted: the same of adjusted rows.
         retained: the retained range since it was changed; None where it is that of the creation.
         retained_since: the commit that changed it.
+        policy: who may do what, as JSON, since it was set; None where it is that of the creation.
     """
 
     parent: int | None
@@ -123,6 +124,7 @@ class Note:
     last_adjusted: dict[str, Any] | None = None
     retained: str | None = None
     retained_since: int | None = None
+    policy: str | None = None
 
 
 EMPTY_NOTE: Final = Note(parent=None, commit=-1, commit_us=NEVER_US)

@@ -34,7 +34,6 @@ from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, pars
 from pyspark_tseries.subscription import parse_initial, parse_starts
 
 __all__ = [
-    "LATER",
     "ReadOptions",
     "WriteOptions",
     "local_path",
@@ -44,9 +43,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-
-LATER: Final = ("principal",)
-"""Options of the contract that this version refuses by name."""
 
 _URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -159,6 +155,12 @@ class WriteOptions:
     auto_compact: bool = option("autoCompact", boolean, True)
     txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
+    principal: str | None = option("principal", text, None)
+
+    def who(self) -> tuple[str, str]:
+        """The author of rows that name none, and the principal."""
+        principal = os_user() if self.principal is None else self.principal
+        return principal if self.author is None else self.author, principal
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ class ReadOptions:
     edit_to: Point | None = option("editTo", _SPAN, None)
     limit: int | None = option("limit", whole_number(), None)
     as_of: int | None = option("asOf", _MOMENT, None)
+    principal: str | None = option("principal", text, None)
 
     def asked(self) -> Query:
         """The query that the options say."""
@@ -197,6 +200,7 @@ class SubscribeOptions:
     subscription_range: RetainedRange | None = option("subscriptionRange", _INITIAL, None)
     starting_sequence: Mapping[str, int] | None = option("startingSequence", _STARTS, None)
     max_events: int | None = option("maxEventsPerTrigger", whole_number(at_least=1), None)
+    principal: str | None = option("principal", text, None)
 
 
 CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"
@@ -220,7 +224,8 @@ def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
 
 def read_path(raw: Mapping[str, str]) -> str:
     """The path of a read that may be a subscription; raises OptionError where it is neither."""
-    only_streams = {spec.name.lower() for spec in specs(SubscribeOptions).values()} - {"path"}
+    both = {spec.name.lower() for spec in specs(ReadOptions).values()}
+    only_streams = {spec.name.lower() for spec in specs(SubscribeOptions).values()} - both
     streams = only_streams & {name.lower() for name in raw}
     return parse_subscribe(raw).path if streams else parse_read(raw).path
 
@@ -239,5 +244,4 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
         if other is not mine
         for spec in specs(other).values()
     }
-    later = dict.fromkeys(LATER, "asks for what this version of tseries cannot do yet")
-    return read_options(mine, raw, foreign=foreign | later)
+    return read_options(mine, raw, foreign=foreign)

@@ -17,6 +17,7 @@ from pyspark_tseries.options import (
     parse_write,
     read_path,
 )
+from pyspark_tseries.permissions import Guard
 from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
@@ -58,7 +59,10 @@ class DefaultSource(DataSource):
         options = parse_read(self.options)
         store = Store.open(options.path)
         snapshot = store.snapshot()
+        guard = _guard(store, options.principal)
+        guard.need_query(options.asked())
         if options.as_of is not None:
+            guard.need("query_obsolete", "set asOf, which shows overridden values")
             snapshot, _ = sight_as_of(store, options.as_of)
         return RangeReader(snapshot, options.asked(), options.series, schema)
 
@@ -76,6 +80,10 @@ class DefaultSource(DataSource):
         """A subscription."""
         options = parse_subscribe(self.options)
         store = Store.open(options.path)
+        guard = _guard(store, options.principal)
+        guard.need("read", "subscribe to the store")
+        if options.starting_sequence:
+            guard.need("query_obsolete", "set startingSequence, which shows overridden values")
         check_schema(to_arrow_schema(schema, timezone="UTC"), query_schema(store.values))
         wanted = options.subscription_range
         initial = Initial(
@@ -91,6 +99,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         OptionError: an option does not fit the DataFrame or the store.
         IncompatibleValue: a column does not fit the store; nothing is created then.
         UnusableStore: what is at the path is no store of this version.
+        PermissionDenied: the principal may not add events, or not in this author's name.
     """
     if overwrite:
         raise OptionError(
@@ -101,6 +110,10 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         )
     incoming = _arrow_schema(schema)
     store = Store.find(options.path)
+    author, principal = options.who()
+    guard = Guard(store.policy if store else None, principal)
+    guard.need("update", "add events")
+    guard.need_authors([author])
     plan = plan_rows(incoming, options, store.values if store else None)
     if store is None:
         values = [field for _, field in plan.values]
@@ -116,9 +129,11 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         plan = plan_rows(incoming, options, store.values)
     store.check_range(options.retained_range)
     store.check_subscription(options.subscription_range)
-    return Target(
-        store.root, plan, options, os_user() if options.author is None else options.author
-    )
+    return Target(store.root, plan, options, author, principal)
+
+
+def _guard(store: Store, principal: str | None) -> Guard:
+    return Guard(store.policy, os_user() if principal is None else principal)
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:

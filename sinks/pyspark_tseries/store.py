@@ -6,6 +6,7 @@ writer's token. Delta refuses it where another writer has set a head meanwhile: 
 
 import contextlib
 import fcntl
+import json
 import os
 import pathlib
 import random
@@ -33,6 +34,7 @@ from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
+from pyspark_tseries.permissions import Policy, format_policy, parse_policy
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 from pyspark_tseries.subscription import INITIAL_DEFAULT, format_initial, parse_initial
 
@@ -41,6 +43,7 @@ __all__ = ["HORIZON", "Store"]
 FORMAT_VERSION: Final = 1
 _VERSION: Final = "tseries.formatVersion"
 _RANGE: Final = "tseries.retainedRange"
+_POLICY: Final = "tseries.policy"
 _HEAD: Final = "tseries:head"
 _SUBSCRIPTION: Final = "tseries.subscriptionRange"
 MIN_RETENTION: Final = "tseries.minRetentionAge"
@@ -185,6 +188,8 @@ class Store:
         retained: RetainedRange | None,
         min_retention_us: int | None = None,
         subscription: RetainedRange | None = None,
+        *,
+        policy: Policy | None = None,
     ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
         root = os.path.abspath(path)
@@ -199,6 +204,8 @@ class Store:
             properties[MIN_RETENTION] = format_duration(min_retention_us)
         if subscription is not None:
             properties[_SUBSCRIPTION] = format_initial(subscription)
+        if policy is not None:
+            properties[_POLICY] = format_policy(policy)
         try:
             DeltaTable.create(
                 _uri(root),
@@ -239,6 +246,17 @@ class Store:
     def version(self) -> int:
         """The version of the log as it was last refreshed."""
         return int(self._table.version())
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy of the log as it was last refreshed; None where there is none."""
+        with self._lock:
+            return self.policy_of(self.head()[1].note)
+
+    def policy_of(self, note: Note) -> Policy | None:
+        """The policy that is in force with the head of `note`; None where there is none."""
+        text = note.policy or self.properties.get(_POLICY)
+        return None if text is None else parse_policy(json.loads(text))
 
     @property
     def properties(self) -> dict[str, str]:
@@ -331,7 +349,15 @@ class Store:
             found = self.data_files()
             head_id, head = self.head()
             retained = self._range_of(head.note)
-            return Snapshot(self.root, found, head_id, head.note, retained, self.values)
+            return Snapshot(
+                self.root,
+                found,
+                head_id,
+                head.note,
+                retained,
+                self.values,
+                policy=self.policy_of(head.note),
+            )
 
     def sight(self) -> tuple[Snapshot, Head]:
         """The store as its log now says, and its head."""
@@ -371,6 +397,7 @@ class Store:
         Raises:
             UpdateFailed: a row may not be added.
             NoSuchEvent: an edit may not.
+            PermissionDenied: the batch's principal may not do this.
             StoreBusy: other writers won every attempt.
         """
         attempt: Attempt | None = None
@@ -391,7 +418,8 @@ class Store:
                 head_id, head = self.head()
                 new_id = secrets.randbits(62)
                 sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
-                attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight)
+                policy = self.policy_of(head.note)
+                attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight, policy)
                 try:
                     self._publish(attempt, batch.token)
                     return attempt

@@ -24,10 +24,11 @@ from pyspark_tseries import files
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.files import DataFile, WrittenFile
 from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot_of
+from pyspark_tseries.permissions import Policy, format_policy
 from pyspark_tseries.retention import RetainedRange, format_range
 from pyspark_tseries.store import HORIZON, Store
 
-__all__ = ["add_columns", "replace_files", "replace_head", "set_retained_range"]
+__all__ = ["add_columns", "replace_files", "replace_head", "set_policy", "set_retained_range"]
 
 ATTEMPTS = 50
 
@@ -158,6 +159,28 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> No
 
     if store.retained != retained:
         replace_head(store, changed)
+
+
+def set_policy(store: Store, policy: Policy, now_us: int) -> None:
+    """Makes `policy` the store's from now on.
+
+    Args:
+        store: the store.
+        policy: as `parse_policy` makes it.
+        now_us: the wall clock.
+
+    Raises:
+        StoreBusy: rivals won every attempt.
+    """
+
+    def changed(head_id: int | None, version: int) -> Head:
+        _, head = store.head()
+        note = next_note(head, head_id, now_us=now_us, rows=0)
+        return dataclasses.replace(
+            head, note=dataclasses.replace(note, policy=format_policy(policy))
+        )
+
+    replace_head(store, changed)
 
 
 def floors_under(head: Head, retained: RetainedRange) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ class Target:
     plan: RowPlan
     options: WriteOptions
     author: str
+    principal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
             options.out_of_order,
             target.author,
             token,
+            principal=target.principal,
             missing=options.missing_original,
             clock=options.clock,
         )

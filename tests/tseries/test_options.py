@@ -4,7 +4,6 @@ import pytest
 
 from pyspark_timestream.option_fields import OptionError, specs
 from pyspark_tseries.options import (
-    LATER,
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
@@ -67,12 +66,6 @@ def test_options_in_conflict_or_without_company_are_refused_naming_both(cls, spe
 def test_the_path_is_required(cls):
     with pytest.raises(OptionError, match=r"'path': it is missing.*next step"):
         PARSERS[cls]({})
-
-
-@pytest.mark.parametrize("cls", PARSERS)
-@pytest.mark.parametrize("name", LATER)
-def test_an_option_of_a_later_version_is_refused_as_such(cls, name):
-    assert "cannot do yet" in refuse(cls, {name.lower(): "1"})
 
 
 def test_an_option_of_the_other_direction_is_refused_as_such():

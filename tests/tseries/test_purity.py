@@ -17,6 +17,7 @@ PURE = [
     "invariants",
     "numbering",
     "originals",
+    "permissions",
     "pruning",
     "range_query",
     "ranges",
