@@ -185,7 +185,13 @@ class Broker:
             futures = self._admin.list_offsets(
                 asked, isolation_level=level or own, request_timeout=REQUEST_TIMEOUT_S
             )
-            answers = ((part, _offset_or_gone(each, none_is)) for part, each in futures.items())
+            try:
+                answers = [(part, _offset_or_gone(each, none_is)) for part, each in futures.items()]
+            except KafkaException:
+                # The client goes on with the leaders' epochs that it knows, and a broker that was
+                # killed and started has newer ones: it would be refused for ever.
+                self._admin = AdminClient(admin_config(self._options))
+                raise
             return {
                 Partition(part.topic, part.partition): offset
                 for part, offset in answers
