@@ -135,6 +135,7 @@ class World:
         columns = ("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())
         self.projection = projection(self.options, *columns, ("cti", INSTANT))
         self.log, self.fast, self.made = dict(enumerate(logs)), [], len(logs)
+        self.gone = {}
         self.now, self.text, self.ctis = 0, None, []
         self.oracle = Oracle(every)
         self.restart()
@@ -208,12 +209,14 @@ class World:
     def state_after(self, previous, part):
         share = previous.partitions[part]
         span = next(s for s in previous.ranges() if s.partition == part)
-        if not span.size or part.number not in self.log:
+        if not span.size:
             return share.state
         return end_state(self.options, Share(span, share.state), self.read)
 
     def read(self, span, _needs):
-        times = self.log[span.partition.number][span.start_inclusive : span.end_exclusive]
+        # The group outlives a partition: what a task left there of a deleted one is still found.
+        log = (self.gone | self.log)[span.partition.number]
+        times = log[span.start_inclusive : span.end_exclusive]
         yield block(*[None] * len(times), first=span.start_inclusive, timestamps_ms=times)
 
     def rows(self, offset):
@@ -283,7 +286,8 @@ def act(world, action, data):
         world.log[world.made] = data.draw(times)
         world.made += 1
     elif action == "delete" and world.text and len(world.log) > 1:
-        del world.log[data.draw(st.sampled_from(sorted(world.log)))]
+        number = data.draw(st.sampled_from(sorted(world.log)))
+        world.gone[number] = world.log.pop(number)
     elif action == "import":
         world.fast += data.draw(times)
     elif action == "bounded":
