@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.compactor import compact
+from pyspark_tseries.deliveries import deliver
+from pyspark_tseries.follower import Follower
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import clean
 from pyspark_tseries.store import Store
+from pyspark_tseries.subscription import NO_EVENTS, Initial
 
 SERIES = 20
 
@@ -119,6 +123,37 @@ def test_what_cannot_be_subscribed_to_is_refused_at_once(
     with pytest.raises(PySparkException) as error:
         subscribe(spark, tmp_path / "store", **options)
     assert said in str(error.value)
+
+
+@pytest.mark.timeout(600)
+def test_a_subscriber_that_was_away_for_2000_commits_finds_them_all(tmp_path: Path) -> None:
+    """The store looks after itself meanwhile: files, heads and log entries come and go."""
+    path = tmp_path / "store"
+    store = TimeSeries.create(
+        str(path),
+        {"value": pa.int64()},
+        retained_range="limit 50",
+        subscription_range="none",
+    )
+    store.append("a", -1)
+    follower = Follower(str(path), Initial(NO_EVENTS, {}))
+    start = follower.end(follower.begin(), None)
+    for number in range(2000):
+        store.append("ab"[number % 2], number)
+    compact(str(path))
+    clean(Store.open(str(path)), time.time_ns() // 1000)
+    got: list[tuple[str, int]] = []
+    follower = Follower(str(path), Initial(NO_EVENTS, {}))
+    while (end := follower.end(start, 300)) != start:
+        for task in follower.tasks(start, end):
+            for part in deliver(task):
+                names, values = (part[name].to_pylist() for name in ("series", "value"))
+                got += zip(names, values, strict=True)
+        start = end
+    assert start.missed == 0
+    for first, name in enumerate("ab"):
+        assert [value for series, value in got if series == name] == list(range(first, 2000, 2))
+    assert verify(str(path)) == []
 
 
 @pytest.mark.timeout(600)

@@ -7,7 +7,9 @@ gives back, keeps it single on a host; on several hosts the log settles who was 
 
 import contextlib
 import fcntl
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -30,14 +32,21 @@ GRACE_HOURS: Final = 1
 ORPHAN_HOURS: Final = 24
 """Files that no commit names stay so long: their writers may be about to commit them."""
 
+LOG_VERSIONS: Final = 1000
+"""So many of the newest log entries stay; every commit lists the log, so its length is its time."""
+
+LOG_US: Final = 20_000_000
+"""And every entry stays so long: who has just listed the log still reads it."""
+
 _HOUR_US: Final = 3_600_000_000
+_ENTRY: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
 
 
 def after_commit(store: Store) -> None:
     """Starts the upkeep of `store` in the background where its last commit makes it due."""
     if (store.last_commit() + 1) % COMMITS_PER_UPKEEP == 0:
-        thread = threading.Thread(target=_run_apart, args=(store.root,), daemon=True)
-        thread.start()
+        with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
+            threading.Thread(target=_run_apart, args=(store.root,), daemon=True).start()
 
 
 def _run_apart(root: str) -> None:
@@ -100,6 +109,7 @@ def clean(store: Store, now_us: int) -> None:
     """
     table = store.table_of_its_own()
     table.cleanup_metadata()
+    files.discard(_old_log(store.root, now_us))
     gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
     gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
     live = {file.path for file in store.snapshot().files}
@@ -111,6 +121,20 @@ def clean(store: Store, now_us: int) -> None:
     files.discard(_older(heads, since_us, needed))
     staging = os.path.join(store.root, "_tseries", "staging")
     files.discard(_older(staging, now_us - ORPHAN_HOURS * _HOUR_US, ()))
+
+
+def _old_log(root: str, now_us: int) -> list[str]:
+    """Log entries far before the last checkpoint, which nobody needs to open the store."""
+    log = os.path.join(root, "_delta_log")
+    try:
+        with open(os.path.join(log, "_last_checkpoint")) as file:
+            first = json.load(file)["version"] - LOG_VERSIONS
+    except FileNotFoundError:
+        return []
+    old = _older(log, now_us - LOG_US, ())
+    entries = ((path, _ENTRY.fullmatch(os.path.basename(path))) for path in old)
+    # Oldest first, so that whoever finds the entry it knows finds those after it.
+    return sorted(path for path, entry in entries if entry and int(entry[1]) < first)
 
 
 def _older(directory: str, than_us: int, but: Iterable[str]) -> list[str]:

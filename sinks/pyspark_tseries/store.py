@@ -308,9 +308,7 @@ class Store:
     def refresh(self) -> bool:
         """Brings the log up to date; False where the table is no longer the one opened."""
         with self._lock:
-            if _birth(self.root, self._table.version()) == self._born:
-                self._table.update_incremental()
-            else:
+            if not self._follow():
                 # Its last known commit is gone: cleaned up, or the directory was replaced.
                 table = _open_table(self.root)
                 if table is None or table.metadata().id != self._table.metadata().id:
@@ -318,6 +316,16 @@ class Store:
                 self._table = table
             self._born = _birth(self.root, self._table.version())
             return True
+
+    def _follow(self) -> bool:
+        """Reads what the log has besides; False where it has been cleaned beyond that."""
+        if _birth(self.root, self._table.version()) != self._born:
+            return False
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError):
+            return False  # Cleaned at this very moment; if it is more, opening it anew says so.
+        return True
 
     def head_id(self) -> int | None:
         """The id of the head of the log as it was last refreshed; None before the first commit."""

@@ -172,6 +172,28 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store):
     assert verify(store.root) == []
 
 
+def log_entries(store):
+    return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
+
+
+def test_the_log_is_kept_short_and_who_knew_an_old_version_finds_the_new_one(store, monkeypatch):
+    monkeypatch.setattr(maintenance, "LOG_VERSIONS", 10)
+    fill(store, 30)
+    old = Store(store.root, store.table_of_its_own())
+    fill(store, 30, 30)
+    before = log_entries(store)
+    clean(store, now_us())
+    assert log_entries(store) == before  # All of it is younger than 20 seconds.
+    aged(store.root, 0.01)
+    clean(store, now_us())
+    assert len(log_entries(store)) < 30
+    assert old.refresh()
+    old.append(batch(("a", 10**6)))
+    assert len([row for row in stored(store.root) if row[0] == "a"]) == 61
+    storage._OPEN.clear()
+    assert verify(store.root) == []
+
+
 def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_path):
     made = TimeSeries.create(
         str(tmp_path / "c"),
