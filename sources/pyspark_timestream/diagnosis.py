@@ -147,8 +147,7 @@ def _backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     text = (
         f"{known} records or more are left to read after the last batch, which read up to {size}"
         if known
-        else f"the last batch was to read {size} records; how many are left the checkpoint does "
-        "not say"
+        else f"the last batch was to read {size} records; how many are left is not known here"
     )
 
     def reading(moment: Moment) -> bool:

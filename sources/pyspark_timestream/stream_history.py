@@ -176,11 +176,11 @@ def _offset(value: Mapping[str, Any]) -> StreamOffset:
 
 
 def _witnessed(seen: Moment | None, planned_us: int, offset: StreamOffset, report: Any) -> Moment:
-    """A batch that Spark plans again keeps its offset; the first plan's time is when it began."""
+    """Who tells first of a batch says when it was planned: both agree but for milliseconds."""
     ends = _log_ends(report)
     if seen is None:
         return Moment(planned_us, offset, ends)
-    return Moment(min(seen.planned_us, planned_us), offset, {**seen.log_ends, **ends})
+    return Moment(seen.planned_us, offset, {**seen.log_ends, **ends})
 
 
 def _log_ends(report: Any) -> dict[Partition, int]:

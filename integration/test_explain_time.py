@@ -1,0 +1,257 @@
+"""Queries that are stuck or lose rows, staged on a real broker: `explain_time` says who and why."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from broker import Broker, Record
+from kafka_query import DAY_MS, Stream, event
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_timestream import explain_time
+from pyspark_timestream.explanation import PartitionFacts, StreamExplanation
+from pyspark_timestream.findings import Finding, Kind
+from pyspark_timestream.ranges import Partition
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
+    """Make a `Stream` over a fresh topic filled with records."""
+
+    def make(records=(), partitions: int = 1, schema: str | None = None, **options) -> Stream:
+        name = topic(partitions)
+        broker.produce(name, list(records))
+        made = {key: str(value) for key, value in options.items()}
+        return Stream(spark, broker, name, tmp_path / name, made, schema)
+
+    return make
+
+
+def start(made: Stream, frame: DataFrame | None = None, once: bool = True, **options) -> None:
+    """Start a query of the stream; what it delivers is of no interest here."""
+    writer = (made.load(**options) if frame is None else frame).writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(made.place / "checkpoint"))
+    made.query = (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def run(made: Stream, frame: DataFrame | None = None, **options) -> None:
+    """Run to the end of what is there now."""
+    start(made, frame, **options)
+    made.query.awaitTermination()
+
+
+def explained(made: Stream) -> StreamExplanation:
+    """The explanation of a stream's last query; both views name what was found."""
+    explanation = explain_time(made.query)
+    (only,) = explanation.streams
+    for view in (str(explanation), explanation._repr_html_()):
+        assert only.findings[0].kind in view
+    return only
+
+
+def finding(made: Stream) -> Finding:
+    """The one thing that was found about a stream's last query."""
+    (only,) = explained(made).findings
+    return only
+
+
+def part(made: Stream, number: int = 0) -> Partition:
+    return Partition(made.topic, number)
+
+
+def wait_for(query: StreamingQuery, condition: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert query.exception() is None, str(query.exception())
+        assert time.monotonic() < deadline, "nothing came in time"
+        time.sleep(0.2)
+
+
+def test_an_idle_partition_is_named_while_the_query_runs_and_since_when(stream) -> None:
+    made = stream([event(1, 1), event(2)], partitions=2, ctiFrequency=1)
+    run(made)
+    first_us = explained(made).planned_us
+    # Partition 1 has had its last event; only partition 0 goes on.
+    made.broker.produce(made.topic, [event(second) for second in (5, 9)])
+    start(made, once=False)
+    try:
+        wait_for(made.query, lambda: part_facts(made, 0).offset == 3)
+        found, planned_us = explained(made).findings[0], explained(made).planned_us
+        facts = part_facts(made, 0)
+    finally:
+        made.query.stop()
+    assert (found.kind, found.culprit) == (Kind.IDLE_PARTITION, str(part(made, 1)))
+    assert "'idleTimeout'" in found.fix
+    assert (facts.offset, facts.lag, facts.idle) == (3, 0, False)
+    assert facts.cti_us == facts.last_us == (DAY_MS + 9000) * 1000
+    # The checkpoint's log reaches back over the restart.
+    assert found.since_us == first_us < planned_us
+
+
+def part_facts(made: Stream, number: int) -> PartitionFacts:
+    """What is known of a partition now."""
+    (stream,) = explain_time(made.query).streams
+    return next(fact for fact in stream.partitions if fact.partition.number == number)
+
+
+def test_a_partition_that_never_had_a_record_is_idle(stream) -> None:
+    made = stream([event(1), event(2)], partitions=2, ctiFrequency=1)
+    run(made, kafka__sasl__password="hunter2")
+    assert (finding(made).kind, finding(made).culprit) == (Kind.IDLE_PARTITION, str(part(made, 1)))
+    assert "hunter2" not in str(explain_time(made.query)) + explain_time(made.query)._repr_html_()
+
+
+def test_an_event_far_in_the_future_is_named_with_what_it_cost(stream) -> None:
+    day_s = DAY_MS // 1000
+    instants = [day_s + 1, day_s + 60 * 365 * 86_400, day_s + 3, day_s + 4]
+    made = stream(
+        [event(0, at=instant) for instant in instants],
+        schema="start_time timestamp, cti timestamp",
+        valueFormat="json", startTime="at", timeUnit="s", ctiFrequency=1,
+    )  # fmt: skip
+    run(made)
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.FAR_FUTURE, str(part(made)))
+    assert "2 of its 4 events came late" in found.text
+    assert "'maxFuture'" in found.fix
+
+
+def test_a_backlog_is_named_while_the_query_is_behind(stream) -> None:
+    made = stream([event(second) for second in range(200)], ctiFrequency=1)
+    start(made, once=False, maxOffsetsPerTrigger=1)
+    try:
+        wait_for(made.query, lambda: made.query.lastProgress is not None)
+        found, facts = finding(made), part_facts(made, 0)
+    finally:
+        made.query.stop()
+    assert (found.kind, found.culprit) == (Kind.BACKLOG, str(part(made)))
+    assert "'maxOffsetsPerTrigger'" in found.fix
+    assert facts.lag is not None
+    assert facts.lag > 100
+
+
+def test_no_cti_yet_says_what_is_missing(stream) -> None:
+    made = stream([event(second) for second in range(3)], ctiFrequency=10)
+    run(made)
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.NO_CTI, str(part(made)))
+    assert "3 events count so far, and 'ctiFrequency' is 10" in found.text
+    assert explained(made).cti_us is None
+
+
+def test_everything_dropped_is_told_with_its_counts(stream) -> None:
+    made = stream([event(second) for second in range(20, 10, -1)], ctiFrequency=1)
+    run(made)
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.EVERYTHING_DROPPED, str(part(made)))
+    assert "of 10 events 9 were dropped as late" in found.text
+    assert "'ctiDelay'" in found.fix
+
+
+def test_events_without_a_readable_time_point_at_the_option(stream) -> None:
+    made = stream(
+        [Record('{"at": "noon"}')] * 4,
+        schema="start_time timestamp, cti timestamp",
+        valueFormat="json", startTime="at", ctiFrequency=1,
+    )  # fmt: skip
+    run(made)
+    assert finding(made).kind is Kind.EVERYTHING_DROPPED
+    assert "option 'startTime' is 'at'" in finding(made).text
+
+
+def test_a_final_cti_is_named_before_and_after_new_data_is_refused(stream) -> None:
+    made = stream([event(1)], ctiFrequency=1, finalCti="true")
+    run(made)
+    assert finding(made).kind is Kind.FINAL_CTI
+    made.broker.produce(made.topic, [event(2)])
+    with pytest.raises(Exception, match="this checkpoint's stream has ended"):
+        run(made)
+    assert finding(made).kind is Kind.FINAL_CTI
+    assert "'finalCti'" in finding(made).fix
+    assert "the query has failed: CheckpointMismatch: this checkpoint's stream has ended" in str(
+        explain_time(made.query)
+    )
+
+
+def test_a_join_has_an_explanation_for_each_stream(stream, spark: SparkSession) -> None:
+    one, other = stream([event(1)], ctiFrequency=1), stream([event(1)], ctiFrequency=5)
+    clock = spark.readStream.format("timestream").option("maxCount", 1).load()
+    both = one.load().select("value").union(other.load().select("value"))
+    run(one, both.union(clock.selectExpr("cast(cast(value as string) as binary)")))
+    found = {each.topics: each.findings[0].kind for each in explain_time(one.query).streams}
+    assert found == {(one.topic,): Kind.CAUGHT_UP, (other.topic,): Kind.NO_CTI}
+
+
+def test_a_stopped_querys_checkpoint_says_the_same_on_the_command_line(stream) -> None:
+    made = stream([event(1), event(2)], partitions=2, ctiFrequency=1)
+    run(made)
+    said = command(made.place / "checkpoint")
+    assert f"=> an idle partition: {part(made, 1)}" in said
+    assert "Fix: set option 'idleTimeout'" in said
+    kept = str(explain_time(made.query)).splitlines()
+    # All but the subject and the note that the query has stopped.
+    assert said.splitlines()[1:] == kept[2:]
+
+
+def command(checkpoint: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspark_timestream", "explain", "--checkpoint", str(checkpoint)],
+        check=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    return done.stdout
+
+
+# -- in-band and imported CTIs --------------------------------------------------------------------
+
+
+def marked(second: float, writer: str, mark: str | None = None, partition: int = 0) -> Record:
+    """An event that carries a mark of its writer."""
+    instant = mark or f"2024-01-01T00:00:{second:02.0f}Z"
+    headers = [("now", instant.encode()), ("now-writer", writer.encode())]
+    return event(second, partition)._replace(headers=headers)
+
+
+def test_a_silent_writer_is_named_until_it_marks_again(stream) -> None:
+    made = stream([marked(3, "b"), marked(4, "a"), marked(9, "a")], ctiHeader="now")
+    run(made)
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.SILENT_WRITER, f"writer 'b' of {part(made)}")
+    assert "2024-01-01T00:00:03Z as its last mark" in found.text
+    assert "'writerTimeout'" in found.fix
+    (facts,) = explained(made).partitions
+    assert [(writer.name, writer.culprit) for writer in facts.writers] == [
+        ("a", False),
+        ("b", True),
+    ]
+    made.broker.produce(made.topic, [marked(9, "b")])
+    run(made)
+    assert finding(made).kind is Kind.CAUGHT_UP
+
+
+def test_a_writer_that_is_waited_for_is_named(stream) -> None:
+    made = stream([marked(4, "a")], ctiHeader="now", writers="a,late")
+    run(made)
+    assert finding(made).culprit == f"writer 'late' of {part(made)}"
+    assert "no mark yet" in finding(made).text
+
+
+def test_a_late_import_is_named_by_its_topic_until_it_comes(stream) -> None:
+    clock = stream([])
+    made = stream(
+        [event(second) for second in (5, 7)],
+        ctiImport=json.dumps({"topic": clock.topic, "frequency": "1"}),
+    )
+    run(made)
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.LATE_IMPORT, f"the import of {part(clock)}")
+    assert "'ctiImport'" in found.fix
+    made.broker.produce(clock.topic, [event(9)])
+    run(made)
+    assert finding(made).kind is Kind.CAUGHT_UP
