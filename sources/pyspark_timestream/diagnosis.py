@@ -66,23 +66,25 @@ def _caught_up(last: Moment) -> Finding:
 
 def _holding(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
     """A finding for each reason why partitions at the minimum do not move on."""
-    reasons: dict[Kind, set[Partition]] = {}
+    left, reasons = behind(history), dict[Kind, set[Partition]]()
     for part in sorted(holders(history[-1])):
-        kind = _reason(history, part, far)
+        kind = _reason(history, part, far, left)
         if kind is not None:
             reasons.setdefault(kind, set()).add(part)
     for kind, parts in reasons.items():
         yield from _REPORTS[kind](history, parts)
 
 
-def _reason(history: History, part: Partition, far: frozenset[Partition]) -> Kind | None:
+def _reason(
+    history: History, part: Partition, far: frozenset[Partition], left: Mapping[Partition, int]
+) -> Kind | None:
     """Why `part`, which is at the minimum or has no CTI, stands there; None: it moves."""
     offset = history[-1].offset
     share = offset.partitions[part]
     state, size = share.state, share.end_exclusive - share.start_inclusive
     if share.pending or _import_is_late(offset, state):
         return Kind.LATE_IMPORT
-    if behind(history).get(part, size):
+    if left.get(part, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings
     if not generated and _stands(history, part) and _silent(state):
