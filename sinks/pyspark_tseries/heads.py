@@ -21,6 +21,7 @@ from pyspark_tseries.columns import INSTANT
 __all__ = [
     "ABSENT",
     "EMPTY_NOTE",
+    "FLOORS",
     "NEVER_US",
     "Head",
     "Note",
@@ -55,7 +56,7 @@ _COLUMNS: Final = {
     "original_sequence": (pa.int64(), ABSENT),
     "original_us": (INSTANT, NEVER_US),
 }
-_FLOORS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
+FLOORS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
 """Optional columns: below them a series' events are out of range for good, since a change of the
 retained range. A head without them has no floors."""
 
@@ -165,7 +166,7 @@ class Head:
         """`floor_sequence`, `floor_us` of the series `names`: an event below either is gone."""
         rows = self.ids.find(names)
         columns = {}
-        for name, absent in _FLOORS.items():
+        for name, absent in FLOORS.items():
             columns[name] = np.full(len(rows), absent, np.int64)
             if name in self.columns:
                 known = (rows >= 0) & (rows < len(self.columns[name]))
@@ -190,7 +191,7 @@ def merge(head: Head, delta: pa.Table) -> Head:
 
 def _absent(*named: Collection[str]) -> dict[str, int]:
     """The columns of a head and what an unknown series has in each; floors only where named."""
-    floors = {key: low for key, low in _FLOORS.items() if any(key in names for names in named)}
+    floors = {key: low for key, low in FLOORS.items() if any(key in names for names in named)}
     return {name: absent for name, (_, absent) in _COLUMNS.items()} | floors
 
 
@@ -203,7 +204,7 @@ def delta_of(names: pa.Array, columns: dict[str, Longs]) -> pa.Table:
     """A delta: the series of `names` with where they stand now; floors where `columns` has them."""
     arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _COLUMNS.items()]
     table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
-    for name in _FLOORS:
+    for name in FLOORS:
         if name in columns:
             table = table.append_column(name, pa.array(columns[name]))
     return table
@@ -222,7 +223,7 @@ def floors_of(head: Head) -> pa.Table | None:
     if "floor_sequence" not in head.columns:
         return None
     size = len(head.columns["floor_sequence"])
-    columns = {name: pa.array(head.columns[name]) for name in _FLOORS}
+    columns = {name: pa.array(head.columns[name]) for name in FLOORS}
     return pa.table({"series": pa.array(head.ids.names()[:size], pa.string()), **columns})
 
 

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 
 from pyspark_tseries.columns import INSTANT, layout, query_schema
 from pyspark_tseries.files import DataFile, Snapshot
-from pyspark_tseries.heads import ABSENT, Head
+from pyspark_tseries.heads import ABSENT, FLOORS, Head
 from pyspark_tseries.pruning import Bounds, bounds_of
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.retention import RetainedRange, kept
@@ -132,8 +132,8 @@ class Scan:
     def _bounds_of(self, query: Query, snapshot: Snapshot, head: Head) -> Bounds:
         names = self._names
         if names is None:
-            standing = {name: head.columns[name] for name in ("last_sequence", "original_us")}
-            floors = head.floors(head.ids.names()[: len(standing["last_sequence"])])
+            standing = head.columns
+            floors = {name: standing.get(name, np.array([low])) for name, low in FLOORS.items()}
         else:
             standing, floors = head.of(names), head.floors(names)
         edits = sum(file.rows for file in self.edits)
