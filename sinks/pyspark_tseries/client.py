@@ -140,6 +140,11 @@ class TimeSeries:
             IncompatibleValue: `value` does not fit the store's columns.
             StoreBusy: other writers won every attempt.
         """
+        if isinstance(original_sequence, bool) or not isinstance(original_sequence, int):
+            raise IncompatibleValue(
+                f"{original_sequence!r} is no sequence; accepted: the int that append returned; "
+                "next step: correct it"
+            )
         return self._add(series, value, None, original_sequence)
 
     def append_many(
@@ -224,6 +229,10 @@ class TimeSeries:
     def _add(
         self, series: str, value: Any, stamp: int | None, original: int | None
     ) -> EventMetadata:
+        if not isinstance(series, str):
+            raise IncompatibleValue(
+                f"{series!r} names no series; accepted: a text; next step: correct it"
+            )
         given = (series, stamp, None, original, *self._values(value))
         columns = [_cell(field, cell) for field, cell in zip(self._staged, given, strict=True)]
         rows = pa.Table.from_arrays(columns, schema=self._staged)

@@ -89,7 +89,7 @@ class QueryResult:
         An event of `other` replaces one of the same sequence; of an original and its edits the
         highest sequence stays, in the original's place. The result is complete.
         """
-        both = pa.concat_tables([other.table, self.table])
+        both = pa.concat_tables([other.table, self.table], promote_options="default")
         sequence = longs(both["sequence"])
         _, first = np.unique(sequence, return_index=True)
         original = longs(pc.coalesce(both["original_sequence"], both["sequence"]))[first]

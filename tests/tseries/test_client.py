@@ -119,6 +119,11 @@ def test_what_may_not_be_stored_is_refused_and_stores_nothing(series, tmp_path):
         series.append("a", "text")
     with pytest.raises(InvalidQuery, match="no time zone"):
         series.append("a", 1.0, datetime(2020, 1, 1))  # noqa: DTZ001
+    for wrong in (None, "0", 0.0, True):
+        with pytest.raises(IncompatibleValue, match="no sequence"):
+            series.edit("a", wrong, 1.0)
+    with pytest.raises(IncompatibleValue, match="names no series"):
+        series.append(None, 1.0)
     assert stored(tmp_path / "s") == [("a", 0, 5)]
 
 
