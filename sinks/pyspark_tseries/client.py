@@ -7,6 +7,7 @@ series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -140,12 +141,12 @@ class TimeSeries:
             IncompatibleValue: `value` does not fit the store's columns.
             StoreBusy: other writers won every attempt.
         """
-        if isinstance(original_sequence, bool) or not isinstance(original_sequence, int):
+        if isinstance(original_sequence, bool) or not isinstance(original_sequence, Integral):
             raise IncompatibleValue(
                 f"{original_sequence!r} is no sequence; accepted: the int that append returned; "
                 "next step: correct it"
             )
-        return self._add(series, value, None, original_sequence)
+        return self._add(series, value, None, int(original_sequence))
 
     def append_many(
         self,

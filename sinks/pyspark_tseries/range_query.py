@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 from pyspark_tseries.errors import InvalidQuery
@@ -150,9 +151,9 @@ def _misplaced(step: str, after: str, instead: str) -> InvalidQuery:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidQuery(f"{value!r} is no whole number; accepted: an int; next step: correct it")
-    return value
+    return int(value)
 
 
 def _absolute(end: int | datetime) -> Point:

@@ -1,5 +1,6 @@
 """Diffusion's conformance cases of queries and their builder, through the client; by number."""
 
+import numpy as np
 import pytest
 from pyspark import cloudpickle
 from tseries.cases import CASES, INVALID, build, ms
@@ -80,6 +81,10 @@ def test_q1_the_values_are_those_of_the_latest_edits(stores):
 def test_q34_negative_numbers_are_refused_when_the_query_is_built(wrong):
     with pytest.raises(InvalidQuery, match="next step"):
         wrong()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert QUERY.from_(np.int64(3)).limit(np.int32(4)) == QUERY.from_(3).limit(4)
 
 
 def test_q34_negative_absolute_times_are_allowed():
