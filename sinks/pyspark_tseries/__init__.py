@@ -8,8 +8,8 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `options` (vocabulary
 `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `permissions`, `slices`,
 `standing`, `invariants`, `compaction`, `subscription` (rules), `files`, `originals`, `attempts`,
 `store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`,
-`deliveries`, `follower` (storage), `chart`, `results`, `client` (without Spark), `writer`,
-`reader`, `subscriber`, `sink` (Spark).
+`deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without Spark),
+`writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from numbers import Integral
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from pyspark_tseries.attempts import Attempt, Batch
@@ -24,6 +23,7 @@ from pyspark_tseries.options import WriteOptions, local_path, os_user
 from pyspark_tseries.permissions import Guard, parse_policy
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
+from pyspark_tseries.receipts import RECEIPT, receipt
 from pyspark_tseries.results import EventMetadata, QueryResult
 from pyspark_tseries.retention import parse_range
 from pyspark_tseries.rows import RowPlan, plan_rows, stage_rows, staged_schema
@@ -180,14 +180,14 @@ class TimeSeries:
         )
         plan = plan_rows(table.schema, options, self._store.values)
         if not table.num_rows:
-            return _metadata_schema().empty_table()
+            return RECEIPT.empty_table()
         (batch,) = table.combine_chunks().to_batches()
         rows = pa.Table.from_batches([stage_rows(batch, plan)])
         staged = Batch(
             rows, out_of_order, self._author, None, missing=missing_original, clock=clock
         )
         attempt = self._commit(staged)
-        return _written(rows, attempt, self._author)
+        return receipt(rows, attempt.numbered, self._author)
 
     def range_query(self) -> RangeQuery:
         """A query for all values, to be narrowed step by step."""
@@ -287,26 +287,3 @@ def _cell(field: pa.Field, value: Any) -> pa.Array:
             f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}; "
             f"accepted: {field.type}; next step: convert it"
         ) from error
-
-
-def _metadata_schema() -> pa.Schema:
-    return pa.schema([field.with_nullable(True) for field in EVENT])
-
-
-def _written(rows: pa.Table, attempt: Attempt, author: str) -> pa.Table:
-    """What became of each row of a batch."""
-    edit = rows["original_sequence"].is_valid().to_numpy()
-    sequence = np.zeros(len(rows), np.int64)
-    stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
-    # A part's events are in terms of its own rows: the appends, or the edits.
-    kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
-    for mine, events in zip(kinds, attempt.numbered, strict=True):
-        at = mine[events.order]
-        sequence[at], stamp[at], there[at] = events.sequence, events.timestamp_us, True
-    columns = [
-        rows["series"],
-        pa.array(sequence, mask=~there),
-        pa.array(stamp, mask=~there).cast(INSTANT),
-        rows["author"].fill_null(author),
-    ]
-    return pa.Table.from_arrays(columns, schema=_metadata_schema())

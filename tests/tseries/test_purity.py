@@ -21,6 +21,7 @@ PURE = [
     "pruning",
     "range_query",
     "ranges",
+    "receipts",
     "results",
     "scan",
     "selection",
