@@ -19,7 +19,7 @@ from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
-from pyspark_tseries.options import WriteOptions, local_path, os_user
+from pyspark_tseries.options import WriteOptions, local_path, os_user, parse_write
 from pyspark_tseries.permissions import Guard, parse_policy
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
@@ -168,25 +168,30 @@ class TimeSeries:
             A row for each of `table`: series, sequence, timestamp, author; nulls where dropped.
 
         Raises:
+            OptionError: a choice that there is not.
             UpdateFailed, NoSuchEvent: a row may not be added; nothing is stored.
             IncompatibleValue: a column of a wrong type or name.
             StoreBusy: other writers won every attempt.
         """
-        options = WriteOptions(
-            path=self._store.root,
-            out_of_order=out_of_order,
-            missing_original=missing_original,
-            clock=clock,
-        )
+        choices = {
+            "outOfOrder": out_of_order,
+            "missingOriginal": missing_original,
+            "clock": clock,
+        }
+        options = parse_write({"path": self._store.root, **choices})
         plan = plan_rows(table.schema, options, self._store.values)
         if not table.num_rows:
             return RECEIPT.empty_table()
-        (batch,) = table.combine_chunks().to_batches()
-        rows = pa.Table.from_batches([stage_rows(batch, plan)])
-        staged = Batch(
-            rows, out_of_order, self._author, None, missing=missing_original, clock=clock
+        staged = [stage_rows(part, plan) for part in table.to_batches() if part.num_rows]
+        rows = pa.Table.from_batches(staged).combine_chunks()
+        batch = Batch(
+            rows,
+            options.out_of_order,
+            self._author,
+            missing=options.missing_original,
+            clock=options.clock,
         )
-        attempt = self._commit(staged)
+        attempt = self._commit(batch)
         return receipt(rows, attempt.numbered, self._author)
 
     def range_query(self) -> RangeQuery:

@@ -95,6 +95,10 @@ def test_rows_that_were_dropped_have_no_sequence(series):
     made = series.append_many(table, out_of_order="drop")
     assert made["sequence"].to_pylist() == [None, 1]
     assert series.append_many(table.slice(0, 0)).num_rows == 0
+    chunks = pa.concat_tables([table.slice(1, 1), table.slice(0, 0), table.slice(1, 1)])
+    assert series.append_many(chunks)["sequence"].to_pylist() == [2, 3]
+    with pytest.raises(ValueError, match=r"'outOfOrder'.*'raise'.*'adjust'"):
+        series.append_many(table, out_of_order="raise")
 
 
 def test_several_value_columns_are_a_mapping(tmp_path):
