@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 from broker import Broker, unique_name
 from confluent_kafka import Message
+from kafka_query import DAY_MS, Stream, marks
 
 from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
@@ -91,6 +92,24 @@ def test_threads_that_never_pause_get_nothing_behind_a_mark(broker, topic, produ
         numbers = [row.split(":") for row in behind if not row.startswith("2024")]
         assert all(int(number) >= counts[int(thread)] for thread, number in numbers)
     assert all(counts != [0] * 4 for counts in list(before.values())[1:])
+
+
+@pytest.mark.timeout(400)
+def test_a_stream_follows_what_its_writers_note(spark, broker, topic, producer, tmp_path) -> None:
+    name = topic()
+    one, two = producer(name, "one"), producer(name, "two")
+    for second, writer in ((10, one), (12, two), (20, one)):
+        writer.produce("row", timestamp=DAY_MS + second * 1_000)
+        writer.note_time(f"2024-01-01T00:00:{second}Z")
+    two.produce("late", timestamp=DAY_MS + 11_000)
+    two.close()
+    one.produce("on time", timestamp=DAY_MS + 20_000)
+    one.close()
+    options = {"ctiHeader": "cti", "writers": "one,two", "violationPolicy": "flag"}
+    rows = Stream(spark, broker, name, tmp_path, options).run()
+    assert marks(rows) == ["e10", "e12", "c10", "e20", "c12", "e11", "c20", "e20"]
+    late = [row.violation for row in rows if row.value == b"late"]
+    assert late == ["late"]
 
 
 def test_rows_and_time_of_a_transaction_are_seen_together_or_not_at_all(
