@@ -254,3 +254,26 @@ def content(rows):
         (r.offset, r.violation, seconds(r.time_lower), seconds(r.time_upper), seconds(r.cti))
         for r in rows
     ]
+
+
+def test_marks_of_aborted_transactions_are_none_however_the_records_are_split(stream) -> None:
+    made = stream(ctiHeader="cti", writers="a,b")
+    producer = made.broker.producer(transactional_id=made.topic)
+    producer.init_transactions(30)
+    for records, commits in (
+        ([event(1), mark(3, "a"), mark(2, "b")], True),
+        ([event(2), mark(50, "a"), mark(50, "b"), mark(None, "a", close=True)], False),
+        ([event(4), mark(9, "a", stamp=5, value="x")], True),
+        ([mark(40, "b")], False),
+        ([mark(7, "b"), event(8)], True),
+    ):
+        producer.begin_transaction()
+        for value, _, partition, stamp, headers in records:
+            producer.produce(
+                made.topic, value, partition=partition, timestamp=stamp, headers=list(headers)
+            )
+        (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    expected = ["e1", "c2", "e4", "e5", "c7", "e8"]
+    assert words(made) == expected
+    assert marks(made.run(maxOffsetsPerTrigger=2)) == expected
+    assert made.report()["ignoredCtis"] == 2

@@ -108,7 +108,7 @@ def outcome(function, *arguments, **more):
 
 
 @given(topics())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_columns_and_the_contracts_loop_say_the_same(topic):
     shape, policy, how, some = topic
     expected = outcome(run, some, policy, **how)
@@ -124,7 +124,7 @@ def test_columns_and_the_contracts_loop_say_the_same(topic):
 
 
 @given(topics(), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_split_gives_the_same_rows_ctis_windows_counters_and_state(topic, data):
     shape, policy, how, some = topic
     cuts = data.draw(st.lists(st.integers(0, len(some)), max_size=6))
