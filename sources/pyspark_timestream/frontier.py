@@ -47,11 +47,8 @@ def stream_cti(
         idle_us: of those that are idle: all idle, the greatest counts.
         floor_us: what the stream's CTI was: it never goes back.
     """
-    if holding_us:
-        return greatest(merge(holding_us), floor_us)
-    if joining_us:
-        return greatest(merge(greatest(cti_us, floor_us) for cti_us in joining_us), floor_us)
-    return greatest(*idle_us, floor_us)
+    awake_us = holding_us or joining_us
+    return greatest(merge(awake_us) if awake_us else greatest(*idle_us), floor_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.frontier import Prover, merge, proven_by_tasks
+from pyspark_timestream.frontier import Prover, merge, proven_by_tasks, stream_cti
 
 instants = st.integers(0, 9)
 clocks = st.lists(
@@ -101,3 +101,24 @@ def test_the_streams_cti_is_the_least_and_nobodys_is_none(ctis, expected):
 
 def test_without_tasks_nothing_is_proven():
     assert proven_by_tasks([1, 2], [3, 4], []) is None
+
+
+@pytest.mark.parametrize(
+    ("holding", "joining", "idle", "floor", "expected"),
+    [
+        ([5, 7], [1], [9], 4, 5),
+        ([5, None], [9], [9], 4, 4),
+        ([5, None], [9], [9], None, None),
+        ([], [3, 8], [9], None, 3),
+        ([], [3, 8], [9], 6, 6),
+        ([], [None, 8], [9], 6, 6),
+        ([], [None, 8], [9], None, None),
+        ([], [], [3, None, 9], 6, 9),
+        ([], [], [3, None], 6, 6),
+        ([], [], [], None, None),
+    ],
+)
+def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake(
+    holding, joining, idle, floor, expected
+):
+    assert stream_cti(holding, joining, idle, floor) == expected
