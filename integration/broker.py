@@ -18,7 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 from kafka_process import KafkaProcess
 
@@ -154,6 +161,22 @@ class Broker:
         }
         ends = self._admin.list_offsets(latest) if latest else {}
         return {part.partition: end.result(timeout=30).offset for part, end in sorted(ends.items())}
+
+    def wait_for_markers(self, topic: str) -> None:
+        """Return when every transaction has its markers, written after the broker has answered."""
+
+        def ends(level: IsolationLevel) -> list[int]:
+            asked = {
+                TopicPartition(topic, part): OffsetSpec.latest() for part in self._partitions(topic)
+            }
+            answers = self._admin.list_offsets(asked, isolation_level=level)
+            return [answers[part].result(timeout=30).offset for part in asked]
+
+        _wait(
+            lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+            f"the markers of {topic}",
+            READY_SECONDS,
+        )
 
     def read(self, topic: str) -> list[Message]:
         """Every visible record of a topic, in order within each partition."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from broker import Broker, Record, unique_name
-from confluent_kafka import IsolationLevel, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import TopicPartition
 from kafka_query import DAY_MS, Stream, event, seconds, times
 from pyspark.sql import Row, SparkSession
 
@@ -307,22 +306,7 @@ def transact(made: Stream, *transactions: tuple[str, list[Record]]) -> None:
             producer.produce(made.topic, each.value, partition=0, timestamp=each.timestamp_ms)
         producer.flush(60)
         getattr(producer, f"{end}_transaction")(60)
-    settled(made)
-
-
-def settled(made: Stream) -> None:
-    """Wait for the markers of transactions, which the broker writes after it has answered."""
-    admin = AdminClient({"bootstrap.servers": made.broker.bootstrap})
-
-    def end(level: IsolationLevel) -> int:
-        part = TopicPartition(made.topic, 0)
-        answer = admin.list_offsets({part: OffsetSpec.latest()}, isolation_level=level)
-        return int(answer[part].result(timeout=30).offset)
-
-    until(
-        lambda: end(IsolationLevel.READ_COMMITTED) == end(IsolationLevel.READ_UNCOMMITTED),
-        "the markers",
-    )
+    made.broker.wait_for_markers(made.topic)
 
 
 def test_aborted_records_are_read_only_uncommitted(stream) -> None:
@@ -353,7 +337,7 @@ def test_an_open_transaction_is_not_read_until_it_is_committed(stream) -> None:
     assert read(made) == [0]
     assert times(with_cti(made.run())) == [0]
     producer.commit_transaction(60)
-    settled(made)
+    made.broker.wait_for_markers(made.topic)
     assert times(with_cti(made.run())) == [0, 1, 2]
 
 

@@ -338,6 +338,7 @@ def test_aborted_records_are_not_delivered_and_ranges_end_by_position(stream) ->
         producer.produce(made.topic, b"{}", partition=0, timestamp=DAY_MS + 1000 * (number + 2))
         producer.flush()
         ends()
+    made.broker.wait_for_markers(made.topic)
     assert times(made.run(maxOffsetsPerTrigger=2)) == [1, 3, 5]
 
 
