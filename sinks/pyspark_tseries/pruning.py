@@ -104,7 +104,8 @@ def _sequences(query: Query, standing: dict[str, Longs], edits: int) -> Ends:
     low, high = anchor
     if word == "next":
         return low, None if high is None else high + reach
-    return None if low is None else low - reach, high
+    # From beyond the end it counts from the last event.
+    return None if low is None else np.minimum(low, last) - reach, high
 
 
 def _by_sequence(point: Point, last: Longs, edits: int) -> Ends:

@@ -319,8 +319,11 @@ class Store:
 
     def _follow(self) -> bool:
         """Reads what the log has besides; False where it has been cleaned beyond that."""
-        if _birth(self.root, self._table.version()) != self._born:
+        version = self._table.version()
+        if _birth(self.root, version) != self._born:
             return False
+        if _birth(self.root, version + 1) is None:
+            return True  # Asking is cheap, so a subscriber may do it a hundred times a second.
         try:
             self._table.update_incremental()
         except (DeltaError, OSError):

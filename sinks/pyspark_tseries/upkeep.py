@@ -88,13 +88,12 @@ def replace_files(
         AddAction(file.path, file.size, {"kind": file.kind}, now_ms, changes, file.statistics)
         for file in added
     ]
-    marks = []
-    if horizon is not None:
-        marks.append(Transaction(HORIZON, max(horizon, store.horizon()) + 1))
     with store.turn() as table:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):
             return False
+        beyond = () if horizon is None else (max(horizon, store.horizon()) + 1,)
+        marks = [Transaction(HORIZON, commit) for commit in beyond]
         table.create_write_transaction(
             actions,
             "append",
