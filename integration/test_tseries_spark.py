@@ -173,7 +173,7 @@ def test_the_session_time_zone_does_not_move_timestamps(
         ({}, {"retainedRange": "limit 9"}, "'limit 9' is not the range 'limit 10'"),
         ({}, {"seriesColum": "x"}, "did you mean 'seriesColumn'"),
         ({}, {"seriesColumn": "x", "seriesName": "y"}, "conflicts with option 'seriesName'"),
-        ({}, {"clock": "never"}, "option 'clock': 'never' was given"),
+        ({}, {"clock": "never"}, "option 'clock': cannot read 'never'"),
         ({}, {"txnAppId": "x"}, "set 'txnVersion' too"),
         ({}, {}, "series 's0': timestamp 1970-01-01T00:00:00Z is before the newest event"),
     ],
