@@ -127,6 +127,7 @@ def test_rows_and_time_of_a_transaction_are_seen_together_or_not_at_all(
         assert by_partition(broker.read(name)) == {0: ["kept", f"{T1} w"], 1: [f"{T1} w"]}
         one.commit()
         one.commit(T2)
+    broker.wait_for_markers(name)
     assert by_partition(broker.read(name)) == {
         0: ["kept", f"{T1} w", f"{T2} w", f"{T2} w close"],
         1: [f"{T1} w", "open", f"{T2} w", f"{T2} w close"],

@@ -273,6 +273,7 @@ def test_marks_of_aborted_transactions_are_none_however_the_records_are_split(st
                 made.topic, value, partition=partition, timestamp=stamp, headers=list(headers)
             )
         (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    made.broker.wait_for_markers(made.topic)
     expected = ["e1", "c2", "e4", "e5", "c7", "e8"]
     assert words(made) == expected
     assert marks(made.run(maxOffsetsPerTrigger=2)) == expected
