@@ -304,3 +304,18 @@ def test_kafka_streams_64_missed_ticks_collapse_to_one() -> None:
         state, _ = points(now, state=state, every_us=100)
         fired.append(state.ctis)
     assert fired == [0, 0, 1, 1, 2, 3, 3, 3, 4]
+
+
+# -- none of theirs: what an unreadable mark fails with -------------------------------------------
+
+
+@pytest.mark.parametrize("cti", [None, 7])
+def test_an_unreadable_mark_under_fail_is_no_malformed_event(cti: int | None) -> None:
+    yes, no = column([1], np.bool_), column([0], np.bool_)
+    marks = Marks(column([0]), column([0]), yes, no, [""], no)
+    events = Events(column([0]), no, present=no)
+    _, judged = step(TimeRules(policy="fail"), PartitionState(cti_us=cti), events, marks)
+    failure = judged.failure
+    assert failure is not None
+    assert (failure.index, failure.malformed, failure.mark) == (0, False, True)
+    assert failure.cti_us == cti

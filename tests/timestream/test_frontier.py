@@ -122,3 +122,10 @@ def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake
     holding, joining, idle, floor, expected
 ):
     assert stream_cti(holding, joining, idle, floor) == expected
+
+
+def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
+    prover = Prover((None, None), (), 7)
+    for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
+        prover, _, emitted = prover.advance(position, np.array([cti]))
+        assert emitted.tolist() == rows
