@@ -219,9 +219,7 @@ class _Fold:
 
     def window(self, rows: int) -> Window:
         """The bounds at each record: those that held before its own mark."""
-        cuts, lower, upper = (
-            np.array(one, dtype=np.int64) for one in zip(*self.bounds, strict=True)
-        )
+        cuts, lower, upper = np.array(self.bounds, dtype=np.int64).T
         which = np.searchsorted(cuts, np.arange(rows), side="right") - 1
         return Window(lower[which], upper[which])
 
