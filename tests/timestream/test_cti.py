@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.oracle import Event, Failed, run
 
-from pyspark_timestream.cti import VIOLATIONS, Events, PartitionState, TimeRules, step
+from pyspark_timestream.cti import VIOLATIONS, Events, Marks, PartitionState, TimeRules, step
 from pyspark_timestream.instants import FINAL_US, MIN_US
 
 POLICIES = ("drop", "adjust", "fail", "flag")
@@ -303,3 +303,21 @@ def test_an_empty_block_changes_nothing():
         after, said = step(rules(shape, "adjust", {"span": 2}), state, columns(shape, []))
         assert after == state
         assert len(said.cti_us) == len(said.keep) == 0
+
+
+def test_the_state_knows_when_the_last_well_formed_event_was():
+    known = np.array([True, True, False])
+    state, _ = step(TimeRules(), PartitionState(), Events(np.array([5, 3, 9]), known))
+    assert state.last_us == 3
+    state, _ = step(TimeRules(), state, Events(np.array([9]), np.array([False])))
+    assert state.last_us == 3
+
+
+def test_unreadable_marks_are_told_by_their_places():
+    nothing = np.zeros(3, dtype=np.bool_)
+    marks = Marks(np.array([0, 2]), np.array([7, 0]), np.array([True, True]),
+                  np.array([True, False]), ["", ""], nothing[:2])  # fmt: skip
+    events = Events(np.zeros(3, dtype=np.int64), nothing, present=nothing)
+    state, judgement = step(TimeRules(), PartitionState(), events, marks)
+    assert judgement.unreadable.tolist() == [2]
+    assert (state.cti_us, state.ignored_ctis) == (7, 1)
