@@ -71,9 +71,12 @@ class Broker:
         self._config = consumer_config(options, group)
         # It never subscribes, so it is no member of the group: it only asks.
         self._consumer = made(options, lambda: Consumer(self._config))
-        self._admin = AdminClient(admin_config(options))
+        self._admin = self._new_admin()
         self._next_group_s = float("-inf")
         self.troubles = 0
+
+    def _new_admin(self) -> AdminClient:
+        return AdminClient(admin_config(self._options))
 
     def partitions(self) -> list[Partition]:
         """The partitions that the options name, as far as they exist now."""
@@ -190,7 +193,7 @@ class Broker:
             except KafkaException:
                 # The client goes on with the leaders' epochs that it knows, and a broker that was
                 # killed and started has newer ones: it would be refused for ever.
-                self._admin = AdminClient(admin_config(self._options))
+                self._admin = self._new_admin()
                 raise
             return {
                 Partition(part.topic, part.partition): offset

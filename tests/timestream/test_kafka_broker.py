@@ -45,9 +45,12 @@ def done(offset):
 
 
 def broker(stand_in, **raw):
-    """The broker that `stand_in` plays."""
-    made = Broker(options(**DEAD, **raw), "group")
-    made._consumer = made._admin = stand_in
+    """The broker that `stand_in` plays, to every client that is made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyspark_timestream.kafka_broker.Consumer", lambda _: stand_in)
+        made = Broker(options(**DEAD, **raw), "group")
+    made._new_admin = lambda: stand_in
+    made._admin = stand_in
     return made
 
 
