@@ -163,6 +163,22 @@ def test_flagged_rows_and_rows_at_the_cti_wait_or_stay_out(stream) -> None:
     assert rows[0].asDict().keys() == {"id", "start_time", "violation", "batch"}
 
 
+def test_windows_over_ordered_rows_lose_none_of_them(stream, spark) -> None:
+    clock = spark.readStream.format("timestream").options(
+        timeZero="2024-01-01T00:00:00Z", rate="max", maxCount="40", maxTicksPerTrigger="10"
+    )
+    ticks = clock.load()
+    back = "timestamp - make_interval(0, 0, 0, 0, 0, 0, value % 3) AS start_time"
+    behind = ticks.selectExpr("timestamp - INTERVAL 3 SECONDS AS cti")
+    ordered = order_by_time(import_ctis(ticks.selectExpr(back, "value % 2 AS k"), behind), "k")
+    counts = ordered.groupBy(F.window("start_time", "5 seconds").alias("w")).count()
+    rows = stream().run(counts.select(F.col("w.start").alias("start"), "count"))
+    # Three ticks share every third second, and the last CTI is at second 36.
+    assert sorted((seconds(row.start), row["count"]) for row in rows) == [
+        (0, 6), (5, 6), (10, 3), (15, 6), (20, 6), (25, 3), (30, 6),
+    ]  # fmt: skip
+
+
 def test_a_key_that_is_not_there_is_refused_by_name(stream) -> None:
     frame = stream([event(1)], ctiFrequency=1).load()
     for by, said in (
