@@ -13,9 +13,11 @@ __all__ = [
     "ORIGINAL",
     "RESERVED",
     "layout",
+    "new_value",
     "query_schema",
     "stored_values",
     "type_name",
+    "unstorable",
     "value_type",
 ]
 
@@ -51,6 +53,12 @@ _SPARK_NAMES: Final = {
     pa.timestamp("us"): "timestamp_ntz",
 }
 
+_TAGS: Final = {b"variant", b"geometry", b"geography"}
+"""Spark's marks on a struct's field, which say that the struct is something else."""
+
+_NOT_IN_NAMES: Final = set(" ,;{}()\n\t=")
+"""Delta's, of tables without column mapping."""
+
 
 def layout(values: Iterable[pa.Field]) -> pa.Schema:
     """The schema of the Delta table: metadata, values, what is overridden, the commit, the kind.
@@ -84,22 +92,72 @@ def value_type(field: pa.Field) -> pa.DataType:
         IncompatibleValue: Delta has no such type.
     """
     if (field.metadata or {}).get(b"variant") == b"true":
-        raise _unstorable(field, "variant")
+        raise unstorable(field.name, "variant")
     return _value_type(field, field.type)
 
 
-def _value_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
+def new_value(field: pa.Field) -> pa.Field:
+    """`field` as the value column that a store gets.
+
+    Raises:
+        IncompatibleValue: no store can have it, for its type or its name.
+    """
+    _check_name(field, field.name)
+    return pa.field(field.name, value_type(field))
+
+
+def unstorable(
+    column: str, kind: str, reason: str = "which a store cannot hold"
+) -> IncompatibleValue:
+    """The error of a value column of a type that there is no place for."""
+    return IncompatibleValue(
+        f"column '{column}' is of type {kind}, {reason}; accepted: "
+        "numbers, decimals, strings, binaries, booleans, dates, timestamps, and arrays, maps and "
+        "structs of them; next step: cast the column, for example to bigint or string"
+    )
+
+
+def _value_type(column: pa.Field, kind: pa.DataType, in_map: bool = False) -> pa.DataType:
     types = pa.types
     if types.is_list(kind) or types.is_large_list(kind):
-        return pa.list_(pa.field("element", _value_type(column, kind.value_type)))
+        return pa.list_(pa.field("element", _value_type(column, kind.value_type, in_map)))
     if types.is_map(kind):
-        item = _value_type(column, kind.item_type)
-        return pa.map_(_value_type(column, kind.key_type), item)
+        item = _value_type(column, kind.item_type, True)
+        return pa.map_(_value_type(column, kind.key_type, True), item)
     if types.is_struct(kind):
-        if any((inner.metadata or {}).get(b"variant") for inner in kind):
-            raise _unstorable(column, "variant")
-        return pa.struct([pa.field(f.name, _value_type(column, f.type)) for f in kind])
+        _check_struct(column, kind)
+        return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in kind])
+    if in_map and kind == pa.timestamp("us"):
+        # deltalake does not look into maps for what makes a table need its feature, and then
+        # no reader opens the table.
+        reason = "which a Delta table cannot hold inside a map"
+        raise unstorable(column.name, "timestamp_ntz", reason)
     return _flat_type(column, kind)
+
+
+def _check_struct(column: pa.Field, kind: pa.DataType) -> None:
+    for field in kind:
+        for tag in _TAGS & (field.metadata or {}).keys():
+            raise unstorable(column.name, tag.decode())
+        _check_name(column, field.name)
+    names = [field.name.lower() for field in kind]
+    if not names:
+        raise unstorable(column.name, "struct<>", "which Parquet cannot hold")
+    for name in names:
+        if names.count(name) > 1:
+            raise IncompatibleValue(
+                f"column '{column.name}' has two fields '{name}'; accepted: names that differ in "
+                "more than case; next step: rename one of them"
+            )
+
+
+def _check_name(column: pa.Field, name: str) -> None:
+    if not name or set(name) & _NOT_IN_NAMES:
+        raise IncompatibleValue(
+            f"column '{column.name}' has the name {name!r}, which a Delta table cannot have; "
+            "accepted: names that are not empty and have no space, tab, line break or any of "
+            "',;{}()='; next step: rename it"
+        )
 
 
 def _flat_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
@@ -110,14 +168,8 @@ def _flat_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if types.is_timestamp(kind) and kind.unit == "us":
         return INSTANT if kind.tz else kind
-    if kind in _SPARK_NAMES or kind in (pa.float32(), pa.float64()) or types.is_decimal128(kind):
+    if kind in _SPARK_NAMES or kind in (pa.float32(), pa.float64()):
         return kind
-    raise _unstorable(column, str(kind))
-
-
-def _unstorable(column: pa.Field, kind: str) -> IncompatibleValue:
-    return IncompatibleValue(
-        f"column '{column.name}' is of type {kind}, which a Delta table cannot hold; accepted: "
-        "numbers, decimals, strings, binaries, booleans, dates, timestamps, and arrays, maps and "
-        "structs of them; next step: cast the column, for example to bigint or string"
-    )
+    if types.is_decimal128(kind) and kind.scale >= 0:
+        return kind
+    raise unstorable(column.name, str(kind))

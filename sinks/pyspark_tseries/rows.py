@@ -14,6 +14,7 @@ from pyspark_tseries.columns import (
     ORIGINAL,
     RESERVED,
     layout,
+    new_value,
     type_name,
     value_type,
 )
@@ -151,11 +152,11 @@ def _match(
                 f"accepted: any name but {', '.join(RESERVED)}; next step: rename it"
             )
     if stored is None:
-        return tuple((f.name, pa.field(f.name, value_type(f))) for f in rest.values())
+        return tuple((f.name, new_value(f)) for f in rest.values())
     known = {field.name.lower(): field for field in stored}
     for key, field in rest.items():
         if merge and key not in known:
-            known[key] = pa.field(field.name, value_type(field))
+            known[key] = new_value(field)
         _check_value(field, known.get(key), stored)
     return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
 

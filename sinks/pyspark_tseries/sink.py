@@ -3,11 +3,17 @@
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+    UserDefinedType,
+)
 
 from pyspark_timestream.option_fields import OptionError
-from pyspark_tseries.columns import query_schema
-from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.columns import query_schema, unstorable, value_type
 from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.options import (
     WriteOptions,
@@ -137,15 +143,32 @@ def _guard(store: Store, principal: str | None) -> Guard:
 
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
-    return pa.schema([_arrow_field(field.name, field.dataType) for field in schema])
+    for field in schema:
+        _check_kind(field.name, field.dataType)
+    return pa.schema([(f.name, to_arrow_type(f.dataType, timezone="UTC")) for f in schema])
 
 
-def _arrow_field(name: str, kind: DataType) -> pa.Field:
-    try:
-        arrow = to_arrow_type(kind, timezone="UTC")
-    except Exception as error:
-        raise IncompatibleValue(
-            f"column '{name}' is of a type that Spark cannot pass on ({error}); accepted: types "
-            "that have an Arrow form; next step: cast the column"
-        ) from error
-    return pa.field(name, arrow)
+def _check_kind(name: str, kind: DataType) -> None:
+    """Refuses a type that has no place, and what Arrow carries as something else.
+
+    Raises:
+        IncompatibleValue: names the column and the type, as Spark names it.
+    """
+    if isinstance(kind, ArrayType):
+        _check_kind(name, kind.elementType)
+    elif isinstance(kind, MapType):
+        _check_kind(name, kind.keyType)
+        _check_kind(name, kind.valueType)
+    elif isinstance(kind, StructType):
+        for field in kind:
+            _check_kind(name, field.dataType)
+    elif isinstance(kind, UserDefinedType):
+        reason = "which would come back without its class"
+        raise unstorable(name, f"'{kind.typeName()}'", reason)
+    elif isinstance(kind, StringType) and not kind.isUTF8BinaryCollation():
+        raise unstorable(name, kind.simpleString(), "and a store does not keep collations")
+    else:
+        try:
+            value_type(pa.field(name, to_arrow_type(kind, timezone="UTC")))
+        except Exception as error:
+            raise unstorable(name, kind.simpleString()) from error
