@@ -140,7 +140,10 @@ def test_values_of_every_type_come_back_by_every_way(tmp_path, name):
     current, events = current * 2, events + current
     for _ in range(2):
         asked = client.range_query()
-        same([event.value for event in asked.select_from("a").events], current)
+        result = asked.select_from("a")
+        same([event.value for event in result.events], current)
+        same([event.value for event in result.merge(result).events], current)
+        assert "<table>" in result._repr_html_()
         same([event.value for event in asked.for_edits().select_from("a").events], events)
         same(read(path), current)
         same(subscribed(path), events)

@@ -1,0 +1,24 @@
+"""The README's SQL for other engines, made for any retained range."""
+
+import re
+from pathlib import Path
+
+from pyspark_tseries.retention import parse_range
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+COLUMNS = ("series", "sequence", "value", "original_sequence")
+
+
+def current_values(retained: str) -> str:
+    """The SQL that README ships, its two lines of the retained range as `retained` has it."""
+    (sql,) = re.findall(r'current_values = """(.*?)"""', README, flags=re.DOTALL)
+    bounds = parse_range(retained)
+    last, limit = "INTERVAL 7 DAY", "-- AND place > last - 10"
+    assert sql.count(last) == sql.count(limit) == 1
+    if bounds.last_us is None:
+        sql = sql.replace("AND since", "-- AND since")
+    else:
+        sql = sql.replace(last, f"INTERVAL {bounds.last_us // 1_000_000} SECOND")
+    if bounds.limit is not None:
+        sql = sql.replace(limit, f"AND place > last - {bounds.limit}")
+    return sql
