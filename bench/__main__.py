@@ -7,8 +7,15 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-COMPARISONS = ("kafka_source.py", "cti_cost.py", "time_source.py", "tseries_append.py")
-PACKAGES = ("pyspark", "pyarrow", "confluent-kafka", "deltalake")
+COMPARISONS = (
+    "kafka_source.py",
+    "cti_cost.py",
+    "time_source.py",
+    "tseries_append.py",
+    "tseries_query.py",
+    "tseries_commits.py",
+)
+PACKAGES = ("pyspark", "pyarrow", "confluent-kafka", "deltalake", "duckdb")
 
 
 def main() -> None:
