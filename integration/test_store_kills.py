@@ -26,7 +26,7 @@ from pyspark_tseries.maintenance import clean
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.store import Store
 
-KILLS = 25
+KILLS = int(os.environ.get("STORE_KILLS", "25"))
 SERIES = [f"s{i}" for i in range(5)]
 KEPT = 10
 VALUE = pa.field("value", pa.int64())
@@ -46,7 +46,7 @@ def rows(number: int) -> pa.Table:
     )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(24 * KILLS)
 def test_nothing_acknowledged_is_lost_or_doubled_at_any_kill(tmp_path: Path) -> None:
     path, acknowledged = tmp_path / "store", tmp_path / "acknowledged"
     chance = random.Random(7)
