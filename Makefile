@@ -15,7 +15,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-.PHONY: help run run-flights test test-4.2 integration mutants bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration soak-store mutants bench lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -54,6 +54,11 @@ test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supporte
 
 integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration -m "not soak" $(RERUNS)
+
+soak-store: export STORE_KILLS := 50
+soak-store: java $(READY) ## four writers on one store for ten minutes, then 50 kills; not part of CI
+	$(BIN)/python -m pytest integration/test_store_soak.py integration/test_store_kills.py \
+	  -k "ten_minutes or any_kill" $(RERUNS)
 
 # mutmut wants the package under src and its settings in the working directory.
 mutants: java $(READY) ## mutation tests of the pure rules, for an hour or so; not part of CI
