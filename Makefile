@@ -66,6 +66,7 @@ mutants: java $(READY) ## mutation tests of the pure rules, for an hour or so; n
 	rm -rf .work/mutation && mkdir -p .work/mutation/src .work/mutation/tests
 	cp -r sources/pyspark_timestream .work/mutation/src && cp -r tests/timestream .work/mutation/tests
 	cp tests/mutation/setup.cfg .work/mutation
+	cp tests/mutation/working_copy_conftest.py .work/mutation/tests/conftest.py
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH nice -n 15 timeout 7200 mutmut run --max-children 2
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
 

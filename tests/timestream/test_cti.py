@@ -12,6 +12,8 @@ from timestream.oracle import Event, Failed, run
 
 from pyspark_timestream.cti import VIOLATIONS, Events, Marks, PartitionState, TimeRules, step
 from pyspark_timestream.instants import FINAL_US, MIN_US
+from pyspark_timestream.judgement import judge
+from pyspark_timestream.punctuations import NEVER
 
 POLICIES = ("drop", "adjust", "fail", "flag")
 times = st.integers(0, 12)
@@ -321,3 +323,10 @@ def test_unreadable_marks_are_told_by_their_places():
     state, judgement = step(TimeRules(), PartitionState(), events, marks)
     assert judgement.unreadable.tolist() == [2]
     assert (state.cti_us, state.ignored_ctis) == (7, 1)
+
+
+def test_a_judgement_has_no_ctis_before_the_clock_has_run():
+    times, none = np.array([3, 5]), np.zeros(2, dtype=np.bool_)
+    said = judge("point", "drop", Events(times, ~none), times, none, none, np.full(2, NEVER))
+    for column in (said.cti_index, said.cti_us):
+        assert (column.dtype, column.tolist()) == (np.int64, [])

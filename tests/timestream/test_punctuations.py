@@ -12,7 +12,8 @@ from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.punctuations import NEVER
+from pyspark_timestream.partition_state import Writer
+from pyspark_timestream.punctuations import NEVER, WriterRules, note
 
 NAMES = ("", "a", "b", "c")
 instants = st.integers(0, 14)
@@ -183,6 +184,21 @@ def test_an_in_band_cti_becomes_the_base_of_the_span():
     assert told(at(0), mark(7), at(10), at(12), span=5)[0] == [0, "¶7", 10, 12, "¶12"]
 
 
+def test_the_base_of_a_span_holds_until_the_next_mark():
+    assert told(mark(2), at(6), at(7), mark(20), span=5)[0] == ["¶2", 6, 7, "¶7", "¶20"]
+
+
+def test_without_a_span_an_in_band_cti_leaves_no_base():
+    assert told(mark(5))[1].base_us is None
+    assert told(mark(5), span=3)[1].base_us == 5
+
+
+def test_a_mark_at_the_cti_that_an_event_just_made_is_ignored():
+    rows, state = told(at(5), mark(5), every=1)
+    assert rows == [5, "¶5"]
+    assert (state.ctis, state.ignored_ctis) == (1, 1)
+
+
 def test_an_ignored_mark_restarts_nothing():
     some = [mark(4, "b"), at(5), at(6), mark(3), at(9)]
     assert told(*some, every=3)[0] == ["¶4", 5, 6, 9, "¶9"]
@@ -272,6 +288,12 @@ def test_a_silent_writer_is_forgotten_where_the_clock_says_so_and_may_rejoin():
     assert rows == ["¶5", 6, "¶9", "¶15"]
 
 
+def test_a_writer_lives_until_it_has_been_silent_for_longer_than_the_timeout():
+    rows, state = told(mark(5, "a", stamp=0), mark(7, "b", stamp=1), at(6, stamp=11), timeout=10)
+    assert rows == ["¶5", "¶7"]
+    assert [name for name, _ in state.writers] == ["b"]
+
+
 def test_a_listed_writer_without_marks_is_forgotten_counted_from_the_first_record():
     rows, _ = told(at(1, stamp=100), mark(3, "a", stamp=109), at(2, stamp=110), at(4, stamp=111),
                    writers=("a", "b"), timeout=10)  # fmt: skip
@@ -288,10 +310,27 @@ def test_without_a_timeout_a_silent_writer_holds_the_cti_for_ever():
     assert told(mark(1, "a", stamp=0), mark(3, "b", stamp=0), at(5, stamp=10**15))[0] == ["¶1", 5]
 
 
+def test_record_timestamps_are_kept_only_with_a_timeout():
+    _, state = told(mark(3, "a", stamp=7))
+    assert (state.record_us, state.writers) == (None, (("a", Writer(3)),))
+    _, state = told(mark(3, "a", stamp=7), timeout=5)
+    assert (state.record_us, state.writers) == (7, (("a", Writer(3, 7)),))
+
+
+def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
+    before = PartitionState(writers=(("a", Writer(3, 7)),), record_us=7)
+    noted = note(WriterRules(timeout_us=5), before, marks([]), None, 2)
+    assert (noted.writers, noted.record_us) == (before.writers, 7)
+
+
 def test_max_future_caps_what_drives_the_clock_and_the_delay_comes_off_after():
     rows, _ = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
     assert rows == [1000, "¶13", 14, ]  # fmt: skip
     assert told(mark(1000, stamp=10), future=5)[0] == ["¶1000"]
+
+
+def test_max_future_caps_nothing_where_a_record_has_no_timestamp():
+    assert told(at(1000), every=1, future=5)[0] == [1000, "¶1000"]
 
 
 def test_max_future_caps_the_base_of_a_span():
@@ -314,3 +353,17 @@ def test_a_time_window_has_the_minimum_of_the_live_and_the_greatest_mark_noted()
 def test_a_time_window_comes_from_named_writers_only_and_does_not_see_the_records_own_mark():
     both = Record(Event("point", 3), 9, "a")
     assert windows_of(mark(5), both, at(9)) == [(None, None), (None, None), (9, 9)]
+
+
+@pytest.mark.parametrize("short", [["closes"], ["writers"], ["closes", "writers"]])
+def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
+    two = marks([mark(5, "a"), mark(6, "b")])
+    two = two._replace(**{name: getattr(two, name)[:1] for name in short})
+    with pytest.raises(ValueError, match=r"zip\(\)"):
+        note(WriterRules(), PartitionState(), two, None, 2)
+
+
+def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
+    proposals = note(WriterRules(), PartitionState(), marks([]), None, 2).proposals
+    assert [(column.dtype, len(column)) for column in proposals] == [
+        (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
