@@ -129,3 +129,13 @@ def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
     for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
         prover, _, emitted = prover.advance(position, np.array([cti]))
         assert emitted.tolist() == rows
+
+
+def test_what_the_other_partitions_of_a_task_have_said_is_kept():
+    for position, own in enumerate([(9, 2, 3), (1, 9, 3), (1, 2, 9)]):
+        assert Prover((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
+
+
+def test_where_others_hold_the_stream_back_one_row_says_so():
+    _, places, rows = Prover((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
+    assert (places.tolist(), rows.tolist()) == ([0, 1], [4, 5])

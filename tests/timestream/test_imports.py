@@ -1,5 +1,7 @@
 """Imported CTIs: which wait, which take effect, and how the topic's own CTI comes about."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,6 +44,32 @@ def test_a_cti_takes_effect_once_the_end_that_it_found_is_reached_and_never_befo
     last, nothing = taken(pending, end)
     assert (last, nothing) == (max((cti for _, cti in all_read), default=None), ())
     assert all(end > reached for end, _ in left)
+
+
+def test_a_cti_waits_for_the_end_that_it_found():
+    assert waiting(((5, 100),), 9, 200) == ((5, 100), (9, 200))
+    assert waiting(((5, 100),), 5, 200) == ((5, 200),)
+    assert waiting(((5, 100),), 9, 100) == ((5, 100),)
+
+
+def test_of_too_many_waiting_ctis_the_last_ones_wait_for_the_newest_end():
+    pending = ()
+    for n in range(MOST_PENDING + 3):
+        pending = waiting(pending, n, n)
+    kept = [*range(MOST_PENDING - 1), MOST_PENDING + 2]
+    assert pending == tuple((n, n) for n in kept)
+
+
+def test_what_was_imported_survives_json():
+    parts = {
+        at(1, "slow"): ImportedPartition(3, PartitionState(7), 5, ended=False),
+        at(0, "slow"): ImportedPartition(4, PartitionState(FINAL_US), 9, ended=True),
+        at(10, "fast"): ImportedPartition(0),
+    }
+    stored = json.loads(json.dumps(Imported(parts, 5).to_json()))
+    assert Imported.from_json(stored) == Imported(parts, 5)
+    assert list(stored["partitions"]) == ["fast", "slow"]
+    assert list(stored["partitions"]["slow"]) == ["0", "1"]
 
 
 def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():

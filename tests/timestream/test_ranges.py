@@ -58,6 +58,10 @@ def test_tasks_are_no_more_than_asked_useful_or_filled(lengths, max_tasks):
     assert type(tasks) is int
 
 
+def test_one_long_range_is_one_task_however_many_are_allowed():
+    assert task_count(spans([5 * ROWS_WORTH_A_TASK]), 4) == 1
+
+
 @given(sizes, st.integers(1, 5))
 @settings(deadline=None)
 def test_every_filled_range_has_one_task_and_no_task_is_empty(lengths, tasks):
@@ -126,6 +130,12 @@ def test_where_there_are_parts_enough_none_is_cut():
     uneven = [Range(at(n), 0, size) for n, size in enumerate([100, 30, 1, 1, 1, 1, 1])]
     assert cut_ranges(uneven, 7, None) == uneven
     assert len(cut_ranges(uneven, 8, None)) > 7
+
+
+def test_what_is_worth_one_part_stays_whole_and_the_others_share_the_rest():
+    assert [*map(size_of, cut_ranges(spans([60, 40]), 5, None))] == [20, 20, 20, 20, 20]
+    assert [*map(size_of, cut_ranges(spans([90, 30, 3]), 6, None))] == [22, 23, 22, 23, 30, 3]
+    assert [*map(size_of, cut_ranges(spans([1, 2, 4]), 5, None))] == [1, 2, 1, 1, 2]
 
 
 def test_a_wait_for_more_offsets_reads_none_of_them():
