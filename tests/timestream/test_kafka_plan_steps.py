@@ -126,6 +126,14 @@ def test_a_partition_that_falls_idle_or_wakes_makes_an_offset_and_joins_at_the_s
     }
 
 
+def test_a_partition_that_is_gone_has_proven_what_it_started_with():
+    before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
+    after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
+    assert (after.cti_us, after.opening_us, set(after.partitions)) == (9, 9, {A})
+    low = next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
+    assert low is before
+
+
 def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect():
     before = offset((0, 2, FIVE), cti_us=5)
     told = Sight(imported=Imported(cti_us=8))
@@ -145,6 +153,16 @@ def test_imported_ctis_that_waited_for_records_that_are_gone_wait_for_the_end_th
     lost = Circumstances(lost=True)
     after = next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, lost, sight)
     assert after.partitions[A].pending == ((9, 8),)
+
+
+def test_without_a_known_end_an_imported_cti_waits_for_nothing():
+    moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=Imported(cti_us=8))
+    eight = PartitionOffset(5, 5, PartitionState(cti_us=8))
+    sight = Sight(imported=Imported(cti_us=8))
+    after = next_offset(moved, {A: FIVE}, {A: 5}, {}, Circumstances(lost=True), sight)
+    assert after.partitions == {A: eight}
+    still = offset((0, 5, FIVE), cti_us=5)
+    assert next_offset(still, {A: FIVE}, {A: 5}, {}, RUN, sight).partitions == {A: eight}
 
 
 def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
