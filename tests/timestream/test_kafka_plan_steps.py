@@ -126,6 +126,13 @@ def test_a_partition_that_falls_idle_or_wakes_makes_an_offset_and_joins_at_the_s
     }
 
 
+def test_where_only_those_that_wake_are_left_they_say_the_streams_cti():
+    nine = PartitionState(cti_us=9)
+    before = offset((2, 2, nine, True, 10), (2, 2, FIVE), cti_us=5)
+    after = next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
+    assert (after.cti_us, after.opening_us) == (9, 9)
+
+
 def test_a_partition_that_is_gone_has_proven_what_it_started_with():
     before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
     after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
@@ -140,15 +147,19 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     waits = next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, Circumstances(max_offsets=1), told)
     assert waits.partitions == {A: PartitionOffset(2, 3, FIVE, pending=((4, 8),))}
     assert (waits.cti_us, waits.imported) == (5, Imported(cti_us=8))
-    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 4}, RUN, told)
+    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, Circumstances(max_offsets=1), told)
     assert again.partitions == {A: PartitionOffset(3, 4, FIVE, pending=((4, 8),))}
+    found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
+    assert found.partitions[B].pending == ((2, 8),)
     taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     assert taken.partitions == {A: PartitionOffset(4, 4, PartitionState(cti_us=8))}
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
 def test_imported_ctis_that_waited_for_records_that_are_gone_wait_for_the_end_there_is():
-    before = offset((0, 2, FIVE, False, None, ((4, 7), (6, 8))), imported=Imported(cti_us=8))
+    before = offset(
+        (0, 2, FIVE, False, None, ((4, 6), (5, 7), (6, 8))), imported=Imported(cti_us=8)
+    )
     sight = Sight(imported=Imported(cti_us=8))
     lost = Circumstances(lost=True)
     after = next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, lost, sight)
