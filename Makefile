@@ -61,7 +61,7 @@ soak-store: java $(READY) ## four writers on one store for ten minutes, then 50 
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 # mutmut wants the package under src and its settings in the working directory.
-mutants: java $(READY) ## mutation tests of the pure rules, for an hour or so; not part of CI
+mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI
 	$(BIN)/python -m pip install -q --group mutation
 	rm -rf .work/mutation && mkdir -p .work/mutation/src .work/mutation/tests
 	cp -r sources/pyspark_timestream .work/mutation/src && cp -r tests/timestream .work/mutation/tests

@@ -20,9 +20,14 @@ def main() -> int:
     )
     verdicts = dict(line.strip().split(": ") for line in listed.stdout.splitlines() if ": " in line)
     counts = Counter(verdicts.values())
+    modules: dict[str, list[bool]] = {}
     for mutant, verdict in sorted(verdicts.items()):
+        modules.setdefault(mutant.split(".")[1], []).append(verdict in KILLED)
         if verdict not in KILLED:
             print(verdict, mutant)
+    for module, killings in modules.items():
+        died = sum(killings)
+        print(f"{module}: {died} of {len(killings)} killed: {died / len(killings):.1%}")
     killed = sum(counts[each] for each in KILLED)
     score = killed / len(verdicts)
     print(f"{killed} of {len(verdicts)} mutants killed: {score:.1%} {dict(counts)}")
