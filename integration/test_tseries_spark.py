@@ -197,8 +197,8 @@ def test_what_is_refused_at_once_creates_no_store(
 ) -> None:
     with pytest.raises(PySparkException, match="is named like a metadata column"):
         append(numbers.withColumn("kind", F.lit(1)), store)
-    with pytest.raises(PySparkException, match="cannot open 's3:' stores yet"):
-        append(numbers, "s3://bucket/store")  # type: ignore[arg-type]
+    with pytest.raises(PySparkException, match="cannot open 'gs:' stores yet"):
+        append(numbers, "gs://bucket/store")  # type: ignore[arg-type]
     with pytest.raises(PySparkException, match="there is no store at"):
         read(spark, store)
     assert not store.exists()

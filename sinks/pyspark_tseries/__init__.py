@@ -4,12 +4,12 @@ A *store* is a directory of many *series*; a series is a sequence of immutable *
 from 0 without gaps. A batch is sorted, checked, numbered and committed as a whole, exactly once,
 however many writers share the store; a *retained range* says how much of each series queries see.
 
-Reading order: `errors`, `columns`, `retention`, `ranges`, `options` (vocabulary), `heads`,
-`numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `permissions`, `slices`,
-`standing`, `invariants`, `compaction`, `subscription` (rules), `files`, `originals`, `attempts`,
-`store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`,
-`deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without Spark),
-`writer`, `reader`, `subscriber`, `sink` (Spark).
+Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (vocabulary),
+`heads`, `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `permissions`,
+`slices`, `standing`, `invariants`, `compaction`, `subscription` (rules), `files`, `originals`,
+`attempts`, `store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`,
+`history`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without
+Spark), `writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

@@ -11,7 +11,8 @@ from pyspark_tseries.compactor import compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.inspection import rebuild, verify
-from pyspark_tseries.maintenance import maintain
+from pyspark_tseries.maintenance import OPTIONS_VARIABLE, maintain
+from pyspark_tseries.places import STORAGE_OPTIONS, Place, place_of
 
 __all__ = ["main"]
 
@@ -22,45 +23,65 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (does, _) in COMMANDS.items():
         command = commands.add_parser(name, help=does)
-        command.add_argument("path", help="the store: a local path or file: URI")
+        command.add_argument("path", help="the store: a local path, file: URI or s3: URI")
+        command.add_argument(
+            "--storage-option",
+            metavar="KEY=VALUE",
+            action="append",
+            help=f"how an object store is reached: {', '.join(STORAGE_OPTIONS)}",
+        )
     given = parser.parse_args(arguments)
     try:
-        return COMMANDS[given.command][1](given.path)
+        return COMMANDS[given.command][1](place_of(given.path, _options(given.storage_option)))
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _describe(path: str) -> int:
+def _options(given: list[str] | None) -> dict[str, str]:
+    """The options of the command line, or else of the process that started this one.
+
+    Raises:
+        ValueError: an option without '='.
+    """
+    if given is None:
+        return dict(json.loads(os.environ.get(OPTIONS_VARIABLE, "{}")))
+    pairs = [option.partition("=") for option in given]
+    if not all(middle for _, middle, _ in pairs):
+        raise ValueError("--storage-option: accepted: KEY=VALUE; next step: write it so")
+    return {key: value for key, _, value in pairs}
+
+
+def _describe(path: Place) -> int:
     for name, value in describe(path).items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         print(f"{name:17} {shown}")
     return 0
 
 
-def _verify(path: str) -> int:
+def _verify(path: Place) -> int:
     broken = verify(path)
     print("\n".join(broken) if broken else "sound")
     return 1 if broken else 0
 
 
-def _rebuild(path: str) -> int:
+def _rebuild(path: Place) -> int:
     print(f"{rebuild(path)} series")
     return 0
 
 
-def _compact(path: str) -> int:
+def _compact(path: Place) -> int:
     for name, value in dataclasses.asdict(compact(path)).items():
         print(f"{name:17} {value}")
     return 0
 
 
-def _maintain(path: str) -> int:
+def _maintain(path: Place) -> int:
     os.nice(10)
     return 0 if maintain(path) else 2
 
 
-COMMANDS: dict[str, tuple[str, Callable[[str], int]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[Place], int]]] = {
     "describe": ("what a store holds", _describe),
     "verify": ("checks every invariant; exits 1 with what is broken", _verify),
     "rebuild": ("makes the head state anew from the events", _rebuild),

@@ -4,7 +4,6 @@ The files count for nothing until a Delta commit names them; an attempt that los
 discarded, and the next one starts from the head that won.
 """
 
-import os
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from pyspark_tseries.heads import NEVER_US, Head, advance, next_note
 from pyspark_tseries.numbering import Numbered, counted, number
 from pyspark_tseries.originals import find_originals
 from pyspark_tseries.permissions import Guard, Policy
+from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.rows import EDIT_OF, author_column, event_rows
 
@@ -80,7 +80,7 @@ class Attempt:
 
 
 def prepare(
-    root: str,
+    place: Place,
     batch: Batch,
     head_id: int | None,
     head: Head,
@@ -92,7 +92,7 @@ def prepare(
     """Numbers `batch` on top of `head` and writes the files of the commit.
 
     Args:
-        root: the store's directory.
+        place: where the store lies.
         batch: what to append.
         head_id: the id of `head`; None before the first commit.
         head: the store as it is.
@@ -116,19 +116,19 @@ def prepare(
     series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
     parts = [_Part("event", rows, number(series, given, head, batch.policy, assigned_us))]
     if edits is not None and sight is not None:
-        parts.append(_edited(root, edits, parts[0], batch, head, assigned_us, sight, guard))
+        parts.append(_edited(place, edits, parts[0], batch, head, assigned_us, sight, guard))
     delta = parts[-1].events.delta
     note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
     for part in parts:
         note = counted(note, part.events)
     after, table = advance(head, delta, note)
-    paths, written = [files.write_head(root, new_id, table)], []
+    paths, written = [files.write_head(place, new_id, table)], []
     for part in parts:
         if len(part.events.order):
             path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
-            paths.append(os.path.join(root, path))
+            paths.append(place.file(path))
             table = event_rows(part.rows, part.events, note, batch.author, part.originals)
-            written.append(files.write_events(root, path, table))
+            written.append(files.write_events(place, path, table))
     return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
 
 
@@ -156,7 +156,7 @@ def _parted(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _edited(
-    root: str,
+    place: Place,
     rows: pa.Table,
     appends: _Part,
     batch: Batch,
@@ -166,7 +166,7 @@ def _edited(
     guard: Guard,
 ) -> _Part:
     series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-    targets = find_originals(root, sight.files, targets_of(series, sequence))
+    targets = find_originals(place, sight.files, targets_of(series, sequence))
     authors = author_column(appends.rows["author"], appends.events, batch.author)
     targets = targets.in_batch(head, appends.events, authors)
     if guard.policy is not None:

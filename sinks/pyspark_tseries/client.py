@@ -19,8 +19,9 @@ from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
-from pyspark_tseries.options import WriteOptions, local_path, os_user, parse_write
+from pyspark_tseries.options import WriteOptions, os_user, parse_write
 from pyspark_tseries.permissions import Guard, parse_policy
+from pyspark_tseries.places import place_of
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query, instant_us
 from pyspark_tseries.receipts import RECEIPT, receipt
@@ -62,11 +63,12 @@ class TimeSeries:
         min_retention_age: timedelta | None = None,
         auto_compact: bool = True,
         policy: Mapping[str, Iterable[str]] | None = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
         """The new store at `path`.
 
         Args:
-            path: a local path or `file:` URI.
+            path: a local path, a `file:` URI, or an `s3:` URI.
             schema: the value columns.
             retained_range: how much a series keeps: `limit N`, `last DURATION`, both, or
                 `unlimited`; None: `limit 10`.
@@ -76,24 +78,28 @@ class TimeSeries:
             min_retention_age: compaction removes nothing younger; None: 10 minutes.
             auto_compact: whether appends start the store's upkeep now and then.
             policy: principal -> a subset of `PERMISSIONS`; None: everything is allowed.
+            storage_options: how an object store is reached, names among `STORAGE_OPTIONS`; what
+                is not said comes from the environment.
 
         Raises:
             IncompatibleValue: a column that no store can have.
-            UnusableStore: there is something at `path` already.
-            ValueError: no path, or no retained range.
+            UnusableStore: there is something at `path` already, or it cannot be reached.
+            ValueError: no path, no retained range, or no such storage option.
         """
-        root = local_path(path)
+        place = place_of(path, storage_options)
         retained = None if retained_range is None else parse_range(retained_range)
-        plan = plan_rows(pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=root), None)
+        plan = plan_rows(
+            pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=place.location), None
+        )
         _refuse_metadata(plan)
         allowed = None if policy is None else parse_policy(policy)
-        if Store.find(root) is not None:
+        if Store.find(place) is not None:
             raise UnusableStore(
                 f"there is a store at '{path}' already; accepted: a path where nothing is; next "
                 "step: TimeSeries.open it, or choose another path"
             )
         store = Store.create(
-            root,
+            place,
             [field for _, field in plan.values],
             retained,
             None if min_retention_age is None else min_retention_age // timedelta(microseconds=1),
@@ -103,17 +109,24 @@ class TimeSeries:
         return TimeSeries(store, os_user() if author is None else author, auto_compact)
 
     @staticmethod
-    def open(path: str, author: str | None = None, *, auto_compact: bool = True) -> "TimeSeries":
+    def open(
+        path: str,
+        author: str | None = None,
+        *,
+        auto_compact: bool = True,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> "TimeSeries":
         """The store at `path`; what is written is by `author`, None: the OS user.
 
         With `auto_compact` appends start the store's upkeep now and then, in a process of its own.
+        `storage_options` as for `create`.
 
         Raises:
             NoSuchStore: there is none.
             UnusableStore: it is of a newer version, or no store.
-            ValueError: no path.
+            ValueError: no path, or no such storage option.
         """
-        store = Store.open(local_path(path))
+        store = Store.open(place_of(path, storage_options))
         return TimeSeries(store, os_user() if author is None else author, auto_compact)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
@@ -200,7 +213,7 @@ class TimeSeries:
 
     def describe(self) -> dict[str, Any]:
         """The facts of the store."""
-        return describe(self._store.root)
+        return describe(self._store.place)
 
     def set_retained_range(self, retained_range: str) -> None:
         """Makes `retained_range` the store's from now on; nothing that is out of range comes back.
@@ -217,11 +230,11 @@ class TimeSeries:
         Raises:
             StoreBusy: other compactions were faster each time.
         """
-        return compact(self._store.root)
+        return compact(self._store.place)
 
     def verify(self) -> list[str]:
         """What is broken, as sentences; empty where the store is sound."""
-        return verify(self._store.root)
+        return verify(self._store.place)
 
     def set_policy(self, policy: Mapping[str, Iterable[str]]) -> None:
         """Makes `policy` (principal -> permissions) the store's from now on.

@@ -3,10 +3,9 @@
 Appends go on meanwhile: the commit leaves the head alone, so neither makes the other fail for good.
 """
 
-import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,7 +20,7 @@ from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.inspection import sample, scan, slice_rows
-from pyspark_tseries.options import local_path
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs, standing, together
 from pyspark_tseries.store import Store
@@ -45,20 +44,25 @@ class Compacted:
     removed_events: int = 0
 
 
-def compact(path: str, now_us: int | None = None) -> Compacted:
+def compact(
+    path: str | Place,
+    now_us: int | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Compacted:
     """Merges all files of the store at `path` and removes what is out of the retained range.
 
     Nothing younger than the store's `minRetentionAge` is removed. Writers and readers go on.
 
     Args:
-        path: a local path or `file:` URI.
+        path: a local path, a `file:` URI or an `s3:` URI.
         now_us: the wall clock, where it is not the machine's.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
 
     Raises:
         NoSuchStore: there is none.
         StoreBusy: other compactions were faster each time.
     """
-    store = Store.open(local_path(path))
+    store = Store.open(place_of(path, storage_options))
     now_us = time.time_ns() // 1000 if now_us is None else now_us
     return merge_runs(store, now_us, everything=True)
 
@@ -100,7 +104,7 @@ def _live(store: Store) -> set[str]:
 
 
 def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
-    files.discard(os.path.join(store.root, file.path) for file in written)
+    store.place.remove(store.place.file(file.path) for file in written)
 
 
 class _Merge:
@@ -109,7 +113,7 @@ class _Merge:
     def __init__(
         self, store: Store, snapshot: Snapshot, chosen: Sequence[DataFile], latest_us: int
     ) -> None:
-        self._root, self._chosen, self._snapshot = store.root, chosen, snapshot
+        self._place, self._chosen, self._snapshot = store.place, chosen, snapshot
         self._schema = pa.schema(list(layout(snapshot.values))[:-1])
         self._head = store.head()[1]
         self._whole = len(chosen) == len(snapshot.files)
@@ -121,16 +125,16 @@ class _Merge:
     def _horizon(self, latest_us: int) -> int:
         newest = -1
         for file in self._chosen:
-            for batch in scan(self._root, file, self._schema, ("commit", "commit_time")):
+            for batch in scan(self._place, file, self._schema, ("commit", "commit_time")):
                 commit, us = (longs(batch[name]) for name in ("commit", "commit_time"))
                 newest = max(newest, horizon_of(commit, us, latest_us))
         return newest
 
     def _look(self, file: DataFile) -> pa.Table:
         """Where the series of a file stand by it; takes samples of it on the way."""
-        size = _row_bytes(os.path.join(self._root, file.path), self._schema)
+        size = _row_bytes(self._place, file.path, self._schema)
         parts = []
-        for batch in scan(self._root, file, self._schema, KEYS):
+        for batch in scan(self._place, file, self._schema, KEYS):
             table = pa.Table.from_batches([batch])
             self._samples += sample(table, size)
             parts.append(standing(table, self.horizon))
@@ -145,7 +149,7 @@ class _Merge:
         return any(
             not self._kept(pa.Table.from_batches([batch])).all()
             for file in self._chosen
-            for batch in scan(self._root, file, self._schema, KEYS)
+            for batch in scan(self._place, file, self._schema, KEYS)
         )
 
     def _kept(self, events: pa.Table) -> np.ndarray:
@@ -167,10 +171,10 @@ class _Merge:
                 table = self._merged(data, part)
                 if table.num_rows:
                     path = files.run_path(kind, commits, run, number)
-                    yield files.write_events(self._root, path, table, ROWS_PER_GROUP)
+                    yield files.write_events(self._place, path, table, ROWS_PER_GROUP)
 
     def _merged(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
-        table = slice_rows(self._root, data, part, self._schema, self._schema.names)
+        table = slice_rows(self._place, data, part, self._schema, self._schema.names)
         if not table.num_rows:
             return table
         inside = self._kept(table)
@@ -180,9 +184,9 @@ class _Merge:
         return table.take(pa.array(key_order(codes, longs(table["sequence"])))).combine_chunks()
 
 
-def _row_bytes(path: str, schema: pa.Schema) -> int:
+def _row_bytes(place: Place, path: str, schema: pa.Schema) -> int:
     """About how many bytes a row takes in memory."""
-    about = pq.read_metadata(path)
+    about = pq.read_metadata(place.file(path), filesystem=place.filesystem)
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     size: int = stored // max(about.num_rows, 1)
     return max(size, 16 * len(schema)) + 1

@@ -3,7 +3,6 @@
 A task has whole series, so each series comes from one task, in the order of sequences.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from pyspark_tseries import files
 from pyspark_tseries.columns import layout, query_schema
 from pyspark_tseries.heads import NEVER_US, Head, Longs
+from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange, kept
 from pyspark_tseries.slices import Slice, by_name, key_order
 from pyspark_tseries.standing import KEYS, longs
@@ -32,7 +31,7 @@ class Delivery:
     """What one task delivers: the events of `part` between two positions.
 
     Attributes:
-        root: the store's directory.
+        place: where the store lies.
         paths: the files that may hold them, relative to the store.
         values: the value columns.
         part: the series.
@@ -43,7 +42,7 @@ class Delivery:
         retained: the store's range.
     """
 
-    root: str
+    place: Place
     paths: tuple[str, ...]
     values: tuple[pa.Field, ...]
     part: Slice
@@ -103,7 +102,7 @@ def _initial(task: Delivery) -> pa.Table:
     keys = [_read(task, list(KEYS), wanted, path) for path in task.paths]
     if not sum(table.num_rows for table in keys):
         return _read(task, query_schema(task.values).names, pc.scalar(False))
-    head = files.load_head(task.root, task.head_id, None, Head())
+    head = files.load_head(task.place, task.head_id, None, Head())
     chosen = initial_rows(pa.concat_tables(keys), task.retained, head, task.initial)
     rows, first = [], 0
     for path, table in zip(task.paths, keys, strict=True):
@@ -128,12 +127,9 @@ def _read(
 ) -> pa.Table:
     schema = pa.schema(list(layout(task.values))[:-1])
     paths = task.paths if path is None else (path,)
-    full = [os.path.join(task.root, path) for path in paths]
-    if not full:
+    if not paths:
         return schema.empty_table().select(columns)
-    return ds.dataset(full, schema=schema, format="parquet").to_table(
-        columns=columns, filter=wanted
-    )
+    return task.place.dataset(paths, schema).to_table(columns=columns, filter=wanted)
 
 
 def initial_counts(keys: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[list[str], Longs]:

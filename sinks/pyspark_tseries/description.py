@@ -1,19 +1,19 @@
 """What a store holds, as facts for people and programs."""
 
-import os
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark_timestream.instants import format_instant
 from pyspark_tseries.columns import type_name
-from pyspark_tseries.options import local_path
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.retention import DEFAULT, format_range
 from pyspark_tseries.store import Store
 
 __all__ = ["describe"]
 
 
-def describe(path: str) -> dict[str, Any]:
-    """The facts of the store at `path`, a local path or `file:` URI.
+def describe(path: str | Place, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
 
     `events` counts what was ever appended, `stored_events` what compaction has left of it;
     `retained_range` says what queries see. `dropped`
@@ -24,7 +24,7 @@ def describe(path: str) -> dict[str, Any]:
         UnusableStore: it is of a newer version, or no store.
         ValueError: `path` is empty or a URI of another kind.
     """
-    store = Store.open(local_path(path))
+    store = Store.open(place_of(path, storage_options))
     snapshot, (_, head) = store.snapshot(), store.head()
     note, last = head.note, head.columns["last_sequence"]
     return {
@@ -44,14 +44,14 @@ def describe(path: str) -> dict[str, Any]:
         "last_dropped": note.last_dropped,
         "adjusted": note.adjusted,
         "last_adjusted": note.last_adjusted,
-        "upkeep_error": _upkeep_error(snapshot.root),
+        "upkeep_error": _upkeep_error(snapshot.place),
     }
 
 
-def _upkeep_error(root: str) -> str | None:
+def _upkeep_error(place: Place) -> str | None:
     """What went wrong when the store last looked after itself; None where nothing did."""
     try:
-        with open(os.path.join(root, "_tseries", "upkeep.error")) as file:
-            return file.read()
+        with place.read(place.file("_tseries", "upkeep.error")) as file:
+            return str(file.read().decode())
     except FileNotFoundError:
         return None

@@ -5,7 +5,6 @@ crash leaves at most files that nobody reads.
 """
 
 import contextlib
-import glob
 import io
 import itertools
 import json
@@ -21,6 +20,7 @@ from pyspark_timestream.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.heads import Head, Note, merge, read_note
 from pyspark_tseries.permissions import Policy
+from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 
 __all__ = [
@@ -29,13 +29,13 @@ __all__ = [
     "Staged",
     "WrittenFile",
     "data_files",
-    "discard",
     "head_chain",
     "head_path",
     "load_head",
     "read_head_note",
     "read_staged",
     "readable_notes",
+    "rewrite_head",
     "run_path",
     "stage",
     "write_events",
@@ -60,7 +60,7 @@ class Staged:
     path: str | None = None
 
 
-def stage(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> Staged:
+def stage(place: Place, batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> Staged:
     """Writes a task's rows inline where they are few, else to `path`, holding few in memory."""
     rest = iter(batches)
     held: list[pa.RecordBatch] = []
@@ -70,12 +70,11 @@ def stage(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> St
             buffer = io.BytesIO()
             return Staged(_write_stream(buffer, schema, held), buffer.getvalue())
         held.append(batch)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
-        with open(path, "xb") as file:
+        with place.write(path) as file:
             return Staged(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
     except BaseException:
-        discard([path])
+        place.remove([path])
         raise
 
 
@@ -88,75 +87,78 @@ def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.Recor
     return rows
 
 
-def read_staged(staged: Iterable[Staged]) -> pa.Table:
+def read_staged(place: Place, staged: Iterable[Staged]) -> pa.Table:
     """The rows of all tasks, in the order given, as one chunk a column."""
-    return pa.concat_tables([_read_stream(one) for one in staged]).combine_chunks()
+    return pa.concat_tables([_read_stream(place, one) for one in staged]).combine_chunks()
 
 
-def _read_stream(staged: Staged) -> pa.Table:
+def _read_stream(place: Place, staged: Staged) -> pa.Table:
     if staged.path is None:
         return pa.ipc.open_stream(staged.inline).read_all()
-    with pa.OSFile(staged.path) as file:
+    with place.read(staged.path) as file:
         return pa.ipc.open_stream(file).read_all()
 
 
-def discard(paths: Iterable[str]) -> None:
-    """Removes files that nothing refers to; missing ones are fine."""
-    for path in paths:
-        try:
-            os.remove(path)
-        except FileNotFoundError:
-            continue
-
-
-def head_path(root: str, head_id: int) -> str:
+def head_path(place: Place, head_id: int) -> str:
     """Where the head `head_id` lies."""
-    return os.path.join(root, "_tseries", "head", f"{head_id:016x}.arrow")
+    return place.file("_tseries", "head", f"{head_id:016x}.arrow")
 
 
-def write_head(root: str, head_id: int, table: pa.Table) -> str:
+def write_head(place: Place, head_id: int, table: pa.Table) -> str:
     """Writes a head file; returns its path."""
-    path = head_path(root, head_id)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
+    path = head_path(place, head_id)
+    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
         writer.write_table(table)
     return path
 
 
-def read_head_note(root: str, head_id: int) -> Note:
+def rewrite_head(place: Place, head_id: int, table: pa.Table, own_id: int) -> None:
+    """Writes a head file that others may be reading, or writing likewise; `own_id` is a name."""
+    if place.local:
+        os.replace(write_head(place, own_id, table), head_path(place, head_id))
+    else:
+        write_head(place, head_id, table)  # An object is replaced as a whole.
+
+
+def read_head_note(place: Place, head_id: int) -> Note:
     """What the head file says besides its rows, without reading these."""
-    return read_note(_read_head_schema(head_path(root, head_id)))
+    return read_note(_read_head_schema(place, head_path(place, head_id)))
 
 
-def head_chain(root: str, head_id: int | None, since_us: int) -> Iterator[str]:
-    """The paths of the head files of `head_id` and of all that were current since `since_us`."""
+def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
+    """The paths of the head files of `head_id` and of all that were current since `since_us`.
+
+    Raises:
+        OSError: one cannot be read now, though it may be there.
+    """
     while head_id is not None:
-        path = head_path(root, head_id)
+        path = head_path(place, head_id)
         try:
-            note = read_note(_read_head_schema(path))
-        except (OSError, pa.ArrowInvalid):
+            note = read_note(_read_head_schema(place, path))
+        except (FileNotFoundError, pa.ArrowInvalid):
             return  # Removed before: nothing older is there either.
         yield path
         head_id = note.parent if note.depth or note.commit_us >= since_us else None
 
 
-def readable_notes(root: str) -> list[Note]:
+def readable_notes(place: Place) -> list[Note]:
     """The notes of all head files that can be read, in no order."""
     notes = []
-    for path in glob.iglob(os.path.join(glob.escape(root), "_tseries", "head", "*.arrow")):
+    heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
+    for path in heads:
         with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
-            notes.append(read_note(_read_head_schema(path)))
+            notes.append(read_note(_read_head_schema(place, path)))
     return notes
 
 
-def _read_head_schema(path: str) -> pa.Schema:
-    with pa.OSFile(path) as file:
+def _read_head_schema(place: Place, path: str) -> pa.Schema:
+    with place.read(path) as file:
         return pa.ipc.open_file(file).schema
 
 
-def _read_head(path: str) -> pa.Table:
+def _read_head(place: Place, path: str) -> pa.Table:
     try:
-        with pa.OSFile(path) as file:
+        with place.read(path) as file:
             return pa.ipc.open_file(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:
         raise UnusableStore(
@@ -165,18 +167,18 @@ def _read_head(path: str) -> pa.Table:
         ) from error
 
 
-def load_head(root: str, head_id: int | None, known_id: int | None, known: Head) -> Head:
+def load_head(place: Place, head_id: int | None, known_id: int | None, known: Head) -> Head:
     """The head `head_id`, from files, or on top of `known` where that is in its chain.
 
     Args:
-        root: the store's directory.
+        place: where the store lies.
         head_id: None before the first commit.
         known_id: the id of `known`; None where `known` is the empty head.
         known: a head read before.
     """
     deltas: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
-        deltas.append(_read_head(head_path(root, head_id)))
+        deltas.append(_read_head(place, head_path(place, head_id)))
         note = read_note(deltas[-1].schema)
         head_id = note.parent if note.depth else None
         known_id = known_id if note.depth else None
@@ -266,7 +268,7 @@ class Snapshot:
     """A store as it is after one commit.
 
     Attributes:
-        root: the store's directory.
+        place: where the store lies.
         files: the files of its events, in the order of their commits.
         head_id: names the head file; None before the first commit.
         note: the last commit, and the counts.
@@ -276,7 +278,7 @@ class Snapshot:
         policy: who may do what; None where everything is allowed.
     """
 
-    root: str
+    place: Place
     files: list[DataFile]
     head_id: int | None
     note: Note
@@ -284,6 +286,11 @@ class Snapshot:
     values: list[pa.Field]
     as_of: int | None = None
     policy: Policy | None = None
+
+    @property
+    def root(self) -> str:
+        """The store's location, for people."""
+        return self.place.location
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +308,15 @@ class WrittenFile:
 
 
 def write_events(
-    root: str, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
+    place: Place, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
 ) -> WrittenFile:
     """Writes events to `path`, relative to the store, in row groups of `group_rows`.
 
     `table` is sorted by (series, sequence) and not empty.
     """
-    full = os.path.join(root, path)
-    os.makedirs(os.path.dirname(full), exist_ok=True)
+    full = place.file(path)
+    if place.local:
+        os.makedirs(os.path.dirname(full), exist_ok=True)
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
@@ -321,8 +329,9 @@ def write_events(
         column_encoding=encoding,
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
         store_schema=False,
+        filesystem=place.filesystem,
     )
-    return WrittenFile(path, os.path.getsize(full), _statistics(table))
+    return WrittenFile(path, place.size(full), _statistics(table))
 
 
 def _statistics(table: pa.Table) -> str:

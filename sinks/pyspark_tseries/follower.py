@@ -1,6 +1,5 @@
 """The driver's side of a subscription: what a store has for a position, and tasks for it."""
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,6 +13,7 @@ from pyspark_tseries.deliveries import Delivery, after, initial_counts, initial_
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot
 from pyspark_tseries.heads import Head, Longs
+from pyspark_tseries.places import Place
 from pyspark_tseries.slices import Key, Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs
 from pyspark_tseries.store import Store
@@ -37,12 +37,12 @@ class Follower:
     """Follows one store for one subscriber; positions come and go as JSON.
 
     Args:
-        root: the store's directory.
+        place: where the store lies.
         initial: the initial events.
     """
 
-    def __init__(self, root: str, initial: Initial) -> None:
-        self._store = Store.open(root)
+    def __init__(self, place: str | Place, initial: Initial) -> None:
+        self._store = Store.open(place)
         self._initial = initial
         self._known: tuple[int | None, Snapshot] | None = None
         self._first: tuple[Position, list[str], Longs] | None = None
@@ -98,7 +98,7 @@ class Follower:
         samples = _samples(head, rows if start.initial else min(rows, end.seen - start.seen))
         return [
             Delivery(
-                snapshot.root,
+                snapshot.place,
                 tuple(file.path for file in data if part.touches(file.first, file.last)),
                 tuple(snapshot.values),
                 part,
@@ -114,7 +114,7 @@ class Follower:
     def _now(self) -> tuple[Snapshot, Head]:
         """The store as it is; the log is only listed while nothing happens."""
         if not self._store.refresh():
-            self._store = Store.open(self._store.root)
+            self._store = Store.open(self._store.place)
         version = self._store.version()
         if self._known is None or self._known[0] != version:
             self._known = version, self._store.snapshot()
@@ -142,10 +142,10 @@ class Follower:
         return int(self._source(_later(snapshot.files, beyond)).count_rows(filter=wanted))
 
     def _source(self, data: Iterable[DataFile]) -> ds.Dataset:
-        paths = [os.path.join(self._store.root, file.path) for file in data]
+        paths = [file.path for file in data]
         if not paths:
             return ds.dataset(_SCANNED.empty_table())
-        return ds.dataset(paths, schema=_SCANNED, format="parquet")
+        return self._store.place.dataset(paths, _SCANNED)
 
     def _counts(self, snapshot: Snapshot, start: Position, commit: int) -> tuple[Longs, Longs]:
         source = self._source(_later(snapshot.files, start.commit))

@@ -5,12 +5,10 @@ from the horizon on the rows of any moment are there, and the head is found from
 """
 
 import dataclasses
-import os
 import secrets
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from pyspark_timestream.instants import format_instant
 from pyspark_tseries import files
@@ -19,6 +17,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.files import DataFile, Snapshot
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, snapshot_of, with_note
 from pyspark_tseries.inspection import scan_standing
+from pyspark_tseries.places import Place
 from pyspark_tseries.standing import longs, standing_columns
 from pyspark_tseries.store import Store
 
@@ -46,13 +45,12 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
         )
     data = [file for file in snapshot.files if file.first_commit <= commit]
     note = dataclasses.replace(head.note, parent=None, commit=commit, commit_us=us)
-    before = _head_of(snapshot.root, data, commit, head, note if commit >= 0 else EMPTY_NOTE)
+    before = _head_of(snapshot.place, data, commit, head, note if commit >= 0 else EMPTY_NOTE)
     # A name of its own, because tasks load heads by name; cleaning removes it after an hour.
     head_id = None if commit < 0 else (1 << 62) + commit
     if head_id is not None:
         own_id = secrets.randbits(62)
-        files.write_head(snapshot.root, own_id, snapshot_of(before))
-        os.replace(*(files.head_path(snapshot.root, name) for name in (own_id, head_id)))
+        files.rewrite_head(snapshot.place, head_id, snapshot_of(before), own_id)
     past = dataclasses.replace(
         snapshot, files=data, head_id=head_id, note=before.note, as_of=commit
     )
@@ -63,8 +61,7 @@ def _commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
     """The last commit with rows not after `us`, and the time of the first from `oldest` on."""
     commit, oldest_us = -1, 2**62
     for file in snapshot.files:
-        path = f"{snapshot.root}/{file.path}"
-        source = ds.dataset(path, schema=_COMMITS, format="parquet")
+        source = snapshot.place.dataset([file.path], _COMMITS)
         for batch in source.to_batches():
             numbers, times = longs(batch["commit"]), longs(batch["commit_time"])
             commit = max(commit, int(numbers[times <= us].max(initial=-1)))
@@ -72,8 +69,8 @@ def _commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
     return commit, min(oldest_us, snapshot.note.commit_us)
 
 
-def _head_of(root: str, data: list[DataFile], commit: int, now: Head, note: Note) -> Head:
-    found, _ = scan_standing(root, data, -1, pc.field("commit") <= commit)
+def _head_of(place: Place, data: list[DataFile], commit: int, now: Head, note: Note) -> Head:
+    found, _ = scan_standing(place, data, -1, pc.field("commit") <= commit)
     head = merge(Head(), with_note(standing_columns(found), note))
     floors = floors_of(now)
     if floors is None:

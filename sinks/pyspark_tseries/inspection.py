@@ -4,13 +4,11 @@ Every scan holds one slice of whole series in memory, besides one row a series.
 """
 
 import dataclasses
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pyspark_tseries import files
@@ -19,7 +17,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
-from pyspark_tseries.options import local_path
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
 from pyspark_tseries.standing import KEYS, longs, standing, standing_columns, together
 from pyspark_tseries.store import Store
@@ -36,7 +34,7 @@ MOST_FINDINGS = 100
 _SCANNED = pa.schema([*EVENT, *ORIGINAL, *list(layout([]))[-3:-1]])
 
 
-def verify(path: str) -> list[str]:
+def verify(path: str | Place, storage_options: Mapping[str, str] | None = None) -> list[str]:
     """What is broken in the store at `path`, as sentences; empty where it is sound.
 
     Raises:
@@ -44,7 +42,7 @@ def verify(path: str) -> list[str]:
         UnusableStore: what is there cannot be opened at all.
         ValueError: `path` is empty or a URI of another kind.
     """
-    store = Store.open(local_path(path))
+    store = Store.open(place_of(path, storage_options))
     found = list(_findings(store))
     more = len(found) - MOST_FINDINGS
     return found[:MOST_FINDINGS] + ([f"and {more} more"] if more > 0 else [])
@@ -60,9 +58,9 @@ def _findings(store: Store) -> Iterator[str]:
     readable: list[DataFile] = []
     samples: list[Sample] = []
     for file in data:
-        said = _unreadable(store.root, file)
+        said = _unreadable(store.place, file)
         if said is None:
-            rows = _read(store.root, [file], Slice(), ("series", "sequence"))
+            rows = _read(store.place, [file], Slice(), ("series", "sequence"))
             samples += sample(rows, sum(field.type.bit_width // 8 for field in _FIXED) + 64)
             readable.append(file)
         else:
@@ -79,7 +77,7 @@ def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample])
     trimming = Trimming(store.horizon(), retained)
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
     for part in cut(samples, SLICE_BYTES, whole_series=True):
-        events = _read(store.root, data, part, CHECKED)
+        events = _read(store.place, data, part, CHECKED)
         ids = head.ids.find(events["series"].unique().to_pylist())
         seen[ids[(ids >= 0) & (ids < len(seen))]] = True
         yield from broken(events, head, trimming)
@@ -90,17 +88,22 @@ def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample])
         yield f"series '{names[int(row)]}': the head says last_sequence {last}, it has no events"
 
 
-def _unreadable(root: str, file: DataFile) -> str | None:
+def _unreadable(place: Place, file: DataFile) -> str | None:
     """What is wrong with a file as such; None where it can be scanned."""
-    path = os.path.join(root, file.path)
+    path = place.file(file.path)
     try:
-        size = os.path.getsize(path)
+        size = place.size(path)
     except FileNotFoundError:
         return f"file '{file.path}' is missing"
     if size != file.size:
         return f"file '{file.path}' has {size} bytes, the log says {file.size}"
     try:
-        table = pq.read_table(path, columns=["series", "sequence"], partitioning=None)
+        table = pq.read_table(
+            path,
+            columns=["series", "sequence"],
+            partitioning=None,
+            filesystem=place.filesystem,
+        )
     except (OSError, pa.ArrowException) as error:
         return f"file '{file.path}' cannot be read: {str(error).splitlines()[0]}"
     codes = by_name(table["series"])[1]
@@ -123,48 +126,48 @@ def sample(keys: pa.Table, row_bytes: int) -> list[Sample]:
 
 
 def slice_rows(
-    root: str, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
+    place: Place, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
 ) -> pa.Table:
     """The rows of a slice, in the order of files; columns that a file lacks are null."""
-    paths = [os.path.join(root, file.path) for file in data if part.touches(file.first, file.last)]
+    paths = [file.path for file in data if part.touches(file.first, file.last)]
     if not paths:
         return schema.empty_table().select(list(columns))
-    source = ds.dataset(paths, schema=schema, format="parquet")
+    source = place.dataset(paths, schema)
     return source.to_table(columns=list(columns), filter=part.expression())
 
 
 def scan(
-    root: str,
+    place: Place,
     file: DataFile,
     schema: pa.Schema,
     columns: Sequence[str],
     wanted: pc.Expression | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of a file's wanted rows, a part at a time."""
-    source = ds.dataset(os.path.join(root, file.path), schema=schema, format="parquet")
+    source = place.dataset([file.path], schema)
     rows = source.to_batches(columns=list(columns), filter=wanted)
     return (batch for batch in rows if batch.num_rows)
 
 
-def _read(root: str, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
-    return slice_rows(root, data, part, _SCANNED, columns)
+def _read(place: Place, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
+    return slice_rows(place, data, part, _SCANNED, columns)
 
 
 def scan_standing(
-    root: str, data: Iterable[DataFile], horizon: int, wanted: pc.Expression | None = None
+    place: Place, data: Iterable[DataFile], horizon: int, wanted: pc.Expression | None = None
 ) -> tuple[pa.Table, int]:
     """Where series stand by their (wanted) events, and the newest commit's time, file by file."""
     whole, newest_us = [], 0
     for file in data:
         parts = []
-        for batch in scan(root, file, _SCANNED, (*KEYS, "commit_time"), wanted):
+        for batch in scan(place, file, _SCANNED, (*KEYS, "commit_time"), wanted):
             parts.append(standing(pa.Table.from_batches([batch]), horizon))
             newest_us = max(newest_us, int(longs(batch["commit_time"]).max(initial=0)))
         whole.append(together(parts))
     return together(whole), newest_us
 
 
-def rebuild(path: str) -> int:
+def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None) -> int:
     """Makes the head of the store at `path` anew from its events; returns the number of series.
 
     The counts of dropped and adjusted rows and a changed retained range are those of the newest
@@ -174,10 +177,10 @@ def rebuild(path: str) -> int:
         NoSuchStore: there is none.
         OSError: a file of events cannot be read; see `verify`.
     """
-    store = Store.open(local_path(path))
+    store = Store.open(place_of(path, storage_options))
 
     def anew(head_id: int | None, version: int) -> Head:
-        found, newest_us = scan_standing(store.root, store.data_files(), -1)
+        found, newest_us = scan_standing(store.place, store.data_files(), -1)
         note, floors = _last_known(store, head_id)
         commit_us = max(newest_us, note.commit_us)
         # A commit's number is below that of its log entry, so this one is higher than all before.
@@ -193,8 +196,8 @@ def rebuild(path: str) -> int:
 def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | None]:
     """The note of the newest readable head file, and the floors where these are readable."""
     try:
-        head = files.load_head(store.root, head_id, None, Head())
+        head = files.load_head(store.place, head_id, None, Head())
     except UnusableStore:
-        notes = files.readable_notes(store.root)
+        notes = files.readable_notes(store.place)
         return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE), None
     return head.note, floors_of(head)

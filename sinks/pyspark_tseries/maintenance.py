@@ -14,16 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pyspark_tseries import files
 from pyspark_tseries.compactor import merge_runs
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.options import local_path
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.store import Store
 
-__all__ = ["COMMITS_PER_UPKEEP", "after_commit", "clean", "maintain"]
+__all__ = ["COMMITS_PER_UPKEEP", "OPTIONS_VARIABLE", "after_commit", "clean", "maintain"]
 
 COMMITS_PER_UPKEEP: Final = 32
 GRACE_HOURS: Final = 1
@@ -38,6 +38,13 @@ LOG_VERSIONS: Final = 1000
 LOG_US: Final = 20_000_000
 """And every entry stays so long: who has just listed the log still reads it."""
 
+LOG_US_AFAR: Final = 600_000_000
+"""So long in an object store, whose clock is another one and where reading takes longer."""
+
+OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
+"""The environment variable that tells the process apart how to reach the store, as JSON."""
+
+_EVENTS: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
 _HOUR_US: Final = 3_600_000_000
 _ENTRY: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
 
@@ -46,15 +53,17 @@ def after_commit(store: Store) -> None:
     """Starts the upkeep of `store` in the background where its last commit makes it due."""
     if (store.last_commit() + 1) % COMMITS_PER_UPKEEP == 0:
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
-            threading.Thread(target=_run_apart, args=(store.root,), daemon=True).start()
+            threading.Thread(target=_run_apart, args=(store.place,), daemon=True).start()
 
 
-def _run_apart(root: str) -> None:
+def _run_apart(place: Place) -> None:
     # Spark's workers have the package from wherever the driver has it.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # A command line can be read by everybody on the machine, an environment cannot.
+    environment[OPTIONS_VARIABLE] = json.dumps(place.storage_options or {})
     with contextlib.suppress(OSError):
         subprocess.run(
-            [sys.executable, "-m", "pyspark_tseries", "maintain", root],
+            [sys.executable, "-m", "pyspark_tseries", "maintain", place.location],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -64,7 +73,7 @@ def _run_apart(root: str) -> None:
         )
 
 
-def maintain(path: str) -> bool:
+def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None) -> bool:
     """Merges what is due and cleans the store at `path`; False where somebody else is at it.
 
     What went wrong is noted for `describe`; the next upkeep tries again.
@@ -73,25 +82,25 @@ def maintain(path: str) -> bool:
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    store = Store.open(local_path(path))
-    with _alone(store.root) as alone:
+    store = Store.open(place_of(path, storage_options))
+    with _alone(store.place) as alone:
         if not alone:
             return False
-        note = os.path.join(store.root, "_tseries", "upkeep.error")
+        note = store.place.file("_tseries", "upkeep.error")
         try:
             merge_runs(store, time.time_ns() // 1000, everything=False)
             clean(store, time.time_ns() // 1000)
         except (TseriesError, OSError) as error:
-            with open(note, "w") as file:
-                file.write(f"{type(error).__name__}: {error}")
+            with store.place.write(note) as file:
+                file.write(store.place.hides(f"{type(error).__name__}: {error}").encode())
             raise
-        files.discard([note])
+        store.place.remove([note])
     return True
 
 
 @contextlib.contextmanager
-def _alone(root: str) -> Iterator[bool]:
-    with open(os.path.join(root, "_tseries", "upkeep.lock"), "ab") as file:
+def _alone(place: Place) -> Iterator[bool]:
+    with open(place.lock_path("upkeep.lock"), "ab") as file:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -109,41 +118,37 @@ def clean(store: Store, now_us: int) -> None:
     """
     table = store.table_of_its_own()
     table.cleanup_metadata()
-    files.discard(_old_log(store.root, now_us))
+    place = store.place
+    place.remove(_old_log(place, now_us))
     gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
     gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
     live = {file.path for file in store.snapshot().files}
-    events = (path for path in gone if path.startswith("kind=") and path not in live)
-    files.discard(os.path.join(store.root, path) for path in events)
+    events = (path for path in gone if _EVENTS.match(path) and path not in live)
+    place.remove(place.file(path) for path in events)
     since_us = now_us - GRACE_HOURS * _HOUR_US
-    needed = files.head_chain(store.root, store.head_id(), since_us)
-    heads = os.path.join(store.root, "_tseries", "head")
-    files.discard(_older(heads, since_us, needed))
-    staging = os.path.join(store.root, "_tseries", "staging")
-    files.discard(_older(staging, now_us - ORPHAN_HOURS * _HOUR_US, ()))
+    needed = files.head_chain(place, store.head_id(), since_us)
+    heads = place.file("_tseries", "head")
+    place.remove(_older(place, heads, since_us, needed))
+    staging = place.file("_tseries", "staging")
+    place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US, ()))
 
 
-def _old_log(root: str, now_us: int) -> list[str]:
+def _old_log(place: Place, now_us: int) -> list[str]:
     """Log entries far before the last checkpoint, which nobody needs to open the store."""
-    log = os.path.join(root, "_delta_log")
+    log = place.file("_delta_log")
     try:
-        with open(os.path.join(log, "_last_checkpoint")) as file:
-            first = json.load(file)["version"] - LOG_VERSIONS
+        with place.read(place.file("_delta_log", "_last_checkpoint")) as file:
+            first = json.loads(file.read())["version"] - LOG_VERSIONS
     except FileNotFoundError:
         return []
-    old = _older(log, now_us - LOG_US, ())
+    old = _older(place, log, now_us - (LOG_US if place.local else LOG_US_AFAR), ())
     entries = ((path, _ENTRY.fullmatch(os.path.basename(path))) for path in old)
     # Oldest first, so that whoever finds the entry it knows finds those after it.
     return sorted(path for path, entry in entries if entry and int(entry[1]) < first)
 
 
-def _older(directory: str, than_us: int, but: Iterable[str]) -> list[str]:
+def _older(place: Place, directory: str, than_us: int, but: Iterable[str]) -> list[str]:
     """The files of `directory`, `but` for these, that were last changed before `than_us`."""
-    if not os.path.isdir(directory):
-        return []
-    kept, found = set(but), []
-    for entry in os.scandir(directory):
-        with contextlib.suppress(FileNotFoundError):
-            if entry.path not in kept and entry.stat().st_mtime_ns < than_us * 1000:
-                found.append(entry.path)
-    return found
+    kept = set(but)
+    there = place.listed(directory)
+    return [path for path, ns in there if path not in kept and ns < than_us * 1000]

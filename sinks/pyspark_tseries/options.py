@@ -1,13 +1,12 @@
 """The options of writes and reads: frozen dataclasses, and the texts that make them."""
 
+import dataclasses
 import getpass
 import json
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
-from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.instants import parse_instant
 from pyspark_timestream.option_fields import (
@@ -19,6 +18,13 @@ from pyspark_timestream.option_fields import (
     specs,
     text,
     whole_number,
+)
+from pyspark_tseries.places import (
+    Pairs,
+    Place,
+    local_path,
+    location_of,
+    place_of,
 )
 from pyspark_tseries.ranges import (
     EVERYTHING,
@@ -42,39 +48,10 @@ __all__ = [
     "parse_write",
 ]
 
-T = TypeVar("T")
+T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
 
-_URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
-
-
-def local_path(location: str) -> str:
-    """The local path that `location`, a path or a `file:` URI, names.
-
-    Raises:
-        ValueError: it is empty, has a '%' in it, or is a URI of another kind.
-
-    >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
-    ('/tmp/a store', '/tmp/a store')
-    """
-    path = _decoded(location)
-    if not path.strip():
-        raise ValueError("an empty text names no directory")
-    if "%" in path:
-        # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
-        raise ValueError("a directory with a '%' in its name cannot be a Delta table")
-    return path
-
-
-def _decoded(location: str) -> str:
-    uri = _URI.match(location)
-    if uri is None:
-        return location
-    if uri["scheme"].lower() != "file":
-        raise ValueError(f"this version of tseries cannot open '{uri['scheme']}:' stores yet")
-    parts = urlsplit(location)
-    if parts.netloc not in ("", "localhost"):
-        raise ValueError(f"the host '{parts.netloc}' of a file: URI is not this one")
-    return unquote(parts.path)
+_STORAGE: Final = "storageoptions."
+"""Options that begin so, in any case, say how an object store is reached."""
 
 
 def os_user() -> str:
@@ -95,7 +72,7 @@ def _series_names(value: str) -> tuple[str, ...]:
 
 
 _PATH: Final = Reader(
-    local_path, "a local path or a file: URI (object stores: not yet)", wrong_type="s3://bucket/a"
+    location_of, "a local path, a file: URI, or an s3: URI", wrong_type="gs://bucket/a"
 )
 _NAME: Final = Reader(str, "the name of a column")
 _RANGE: Final = Reader(
@@ -157,6 +134,13 @@ class WriteOptions:
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
     principal: str | None = option("principal", text, None)
 
+    storage: Pairs = field(default=(), repr=False)
+
+    @property
+    def place(self) -> Place:
+        """Where the store lies."""
+        return _place(self.path, self.storage)
+
     def who(self) -> tuple[str, str]:
         """The author of rows that name none, and the principal."""
         principal = os_user() if self.principal is None else self.principal
@@ -177,6 +161,12 @@ class ReadOptions:
     limit: int | None = option("limit", whole_number(), None)
     as_of: int | None = option("asOf", _MOMENT, None)
     principal: str | None = option("principal", text, None)
+    storage: Pairs = field(default=(), repr=False)
+
+    @property
+    def place(self) -> Place:
+        """Where the store lies."""
+        return _place(self.path, self.storage)
 
     def asked(self) -> Query:
         """The query that the options say."""
@@ -201,6 +191,12 @@ class SubscribeOptions:
     starting_sequence: Mapping[str, int] | None = option("startingSequence", _STARTS, None)
     max_events: int | None = option("maxEventsPerTrigger", whole_number(at_least=1), None)
     principal: str | None = option("principal", text, None)
+    storage: Pairs = field(default=(), repr=False)
+
+    @property
+    def place(self) -> Place:
+        """Where the store lies."""
+        return _place(self.path, self.storage)
 
 
 CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"
@@ -222,12 +218,12 @@ def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
     return _parse(SubscribeOptions, raw)
 
 
-def read_path(raw: Mapping[str, str]) -> str:
-    """The path of a read that may be a subscription; raises OptionError where it is neither."""
+def read_place(raw: Mapping[str, str]) -> Place:
+    """The place of a read that may be a subscription; raises OptionError where it is neither."""
     both = {spec.name.lower() for spec in specs(ReadOptions).values()}
     only_streams = {spec.name.lower() for spec in specs(SubscribeOptions).values()} - both
     streams = only_streams & {name.lower() for name in raw}
-    return parse_subscribe(raw).path if streams else parse_read(raw).path
+    return parse_subscribe(raw).place if streams else parse_read(raw).place
 
 
 _BELONGS: Final = {
@@ -244,4 +240,10 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
         if other is not mine
         for spec in specs(other).values()
     }
-    return read_options(mine, raw, foreign=foreign)
+    read = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
+    given = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
+    return dataclasses.replace(read, storage=place_of(read.path, given).options)
+
+
+def _place(path: str, storage: Pairs) -> Place:
+    return place_of(path, dict(storage))

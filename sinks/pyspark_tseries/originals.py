@@ -1,33 +1,32 @@
 """Finding the originals that edits name, in the files that may hold them."""
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from pyspark_tseries.columns import EVENT
 from pyspark_tseries.edits import Targets
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.heads import NEVER_US
+from pyspark_tseries.places import Place
 
 __all__ = ["find_originals"]
 
 
-def find_originals(root: str, files: Iterable[DataFile], targets: Targets) -> Targets:
+def find_originals(place: Place, files: Iterable[DataFile], targets: Targets) -> Targets:
     """`targets` with timestamp and author of the originals that are in `files`.
 
     Opens the files of originals whose series and sequences reach a target's, and reads the row
     groups that may hold one.
 
     Args:
-        root: the store's directory.
+        place: where the store lies.
         files: the store's.
         targets: what the edits name.
     """
-    paths = [os.path.join(root, file.path) for file in files if _may_hold(file, targets)]
+    paths = [file.path for file in files if _may_hold(file, targets)]
     if not paths:
         return targets
     series, sequence = pc.field("series"), pc.field("sequence")
@@ -35,7 +34,7 @@ def find_originals(root: str, files: Iterable[DataFile], targets: Targets) -> Ta
     wanted = (series >= targets.names[0]) & (series <= targets.names[-1])
     wanted &= (sequence >= low) & (sequence <= high)
     wanted &= series.isin(targets.names) & sequence.isin(pa.array(np.unique(targets.sequence)))
-    source = ds.dataset(paths, schema=pa.schema(EVENT), format="parquet")
+    source = place.dataset(paths, pa.schema(EVENT))
     return _joined(targets, source.to_table(filter=wanted))
 
 

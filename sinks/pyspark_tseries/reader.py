@@ -1,13 +1,11 @@
 """The batch read adapter: whole series a task, or files where no event depends on another."""
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -16,6 +14,7 @@ from pyspark_tseries import files
 from pyspark_tseries.columns import query_schema, type_name
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.heads import ABSENT, Head
+from pyspark_tseries.places import Place
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.scan import KEYS, Scan, answer, visible
 from pyspark_tseries.slices import Sample, Slice, cut
@@ -28,13 +27,13 @@ ROWS_PER_BATCH: Final = 64 * 1024
 MOST_SAMPLES: Final = 10_000
 """Of the series' names, to divide them evenly among tasks."""
 
-_heads: dict[str, tuple[int | None, Head]] = {}
+_heads: dict[Place, tuple[int | None, Head]] = {}
 """The last head of each store that this worker has read."""
 
 
 @dataclass
 class FileGroup(InputPartition):
-    """Files of successive commits that one task reads."""
+    """Files of successive commits that one task reads, relative to the store."""
 
     paths: list[str]
 
@@ -75,7 +74,7 @@ class RangeReader(DataSourceReader):
         head = _head(self._snapshot)
         scan = Scan(self._snapshot, head, self._query, self._series)
         if self._query == Query(self._query.kind) and not scan.edits:
-            return _file_groups(self._snapshot.root, scan.originals)
+            return _file_groups(scan.originals)
         size = sum(file.size for file in (*scan.originals, *scan.edits))
         samples = _samples(head, self._series, size)
         return [SeriesGroup(part) for part in cut(samples, BYTES_PER_PARTITION, whole_series=True)]
@@ -95,7 +94,7 @@ class RangeReader(DataSourceReader):
         needed = list(dict.fromkeys([*self._target.names, *KEYS]))
         scan = Scan(self._snapshot, head, self._query, self._series)
         for path in paths:
-            source = ds.dataset(path, schema=scan.schema, format="parquet")
+            source = self._snapshot.place.dataset([path], scan.schema)
             for batch in source.to_batches(columns=needed, filter=scan.filter):
                 if batch.num_rows:
                     rows = pa.Table.from_batches([batch])
@@ -104,13 +103,13 @@ class RangeReader(DataSourceReader):
                     yield from rows.cast(self._target).to_batches()
 
 
-def _file_groups(root: str, originals: Sequence[files.DataFile]) -> list[FileGroup]:
+def _file_groups(originals: Sequence[files.DataFile]) -> list[FileGroup]:
     groups, room = [FileGroup([])], BYTES_PER_PARTITION
     for file in originals:
         if file.size > room and groups[-1].paths:
             groups.append(FileGroup([]))
             room = BYTES_PER_PARTITION
-        groups[-1].paths.append(os.path.join(root, file.path))
+        groups[-1].paths.append(file.path)
         room -= file.size
     return groups
 
@@ -147,7 +146,7 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
 
 
 def _head(snapshot: files.Snapshot) -> Head:
-    known_id, known = _heads.get(snapshot.root, (None, Head()))
-    head = files.load_head(snapshot.root, snapshot.head_id, known_id, known)
-    _heads[snapshot.root] = snapshot.head_id, head
+    known_id, known = _heads.get(snapshot.place, (None, Head()))
+    head = files.load_head(snapshot.place, snapshot.head_id, known_id, known)
+    _heads[snapshot.place] = snapshot.head_id, head
     return head

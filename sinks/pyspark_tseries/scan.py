@@ -3,7 +3,6 @@
 Needs no Delta: a task answers for a slice of the series from the snapshot that was planned.
 """
 
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from pyspark_tseries.columns import INSTANT, layout, query_schema
 from pyspark_tseries.files import DataFile, Snapshot
@@ -104,7 +102,7 @@ class Scan:
         series: Sequence[str] | None,
         part: Slice = EVERYTHING,
     ) -> None:
-        self._root = snapshot.root
+        self._place = snapshot.place
         self._part = part
         self.schema = pa.schema([*query_schema(snapshot.values), layout([]).field("commit")])
         self._as_of = snapshot.as_of
@@ -170,10 +168,10 @@ class Scan:
     def _read(
         self, files: Iterable[DataFile], columns: list[str], wanted: pc.Expression | None
     ) -> pa.Table:
-        paths = [os.path.join(self._root, file.path) for file in files]
+        paths = [file.path for file in files]
         if not paths:
             return self.schema.empty_table().select(columns)
-        source = ds.dataset(paths, schema=self.schema, format="parquet")
+        source = self._place.dataset(paths, self.schema)
         return source.to_table(columns=columns, filter=wanted)
 
     def _series_filter(self) -> pc.Expression | None:

@@ -21,7 +21,7 @@ from pyspark_tseries.options import (
     parse_read,
     parse_subscribe,
     parse_write,
-    read_path,
+    read_place,
 )
 from pyspark_tseries.permissions import Guard
 from pyspark_tseries.reader import RangeReader, check_schema
@@ -57,13 +57,13 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read."""
-        store = Store.open(read_path(self.options))
+        store = Store.open(read_place(self.options))
         return from_arrow_schema(query_schema(store.values))
 
     def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
         options = parse_read(self.options)
-        store = Store.open(options.path)
+        store = Store.open(options.place)
         snapshot = store.snapshot()
         guard = _guard(store, options.principal)
         guard.need_query(options.asked())
@@ -85,7 +85,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> Subscriber:
         """A subscription."""
         options = parse_subscribe(self.options)
-        store = Store.open(options.path)
+        store = Store.open(options.place)
         guard = _guard(store, options.principal)
         guard.need("read", "subscribe to the store")
         if options.starting_sequence:
@@ -115,7 +115,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
             "append; a series is only changed by adding events",
         )
     incoming = _arrow_schema(schema)
-    store = Store.find(options.path)
+    store = Store.find(options.place)
     author, principal = options.who()
     guard = Guard(store.policy if store else None, principal)
     guard.need("update", "add events")
@@ -124,7 +124,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
     if store is None:
         values = [field for _, field in plan.values]
         store = Store.create(
-            options.path,
+            options.place,
             values,
             options.retained_range,
             subscription=options.subscription_range,
@@ -135,7 +135,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         plan = plan_rows(incoming, options, store.values)
     store.check_range(options.retained_range)
     store.check_subscription(options.subscription_range)
-    return Target(store.root, plan, options, author, principal)
+    return Target(store.place, plan, options, author, principal)
 
 
 def _guard(store: Store, principal: str | None) -> Guard:

@@ -7,9 +7,8 @@ writer's token. Delta refuses it where another writer has set a head meanwhile: 
 import contextlib
 import fcntl
 import json
-import os
-import pathlib
 import random
+import re
 import secrets
 import threading
 import time
@@ -35,6 +34,7 @@ from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
 from pyspark_tseries.permissions import Policy, format_policy, parse_policy
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
 from pyspark_tseries.subscription import INITIAL_DEFAULT, format_initial, parse_initial
 
@@ -50,6 +50,8 @@ MIN_RETENTION: Final = "tseries.minRetentionAge"
 DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 HORIZON: Final = "tseries:horizon"
 """The transaction that says one more than the last commit compaction has removed events of."""
+
+_COLOURS: Final = re.compile("\x1b\\[[0-9;]*m")
 
 ATTEMPTS: Final = 200
 """With backoff about half a minute: far more than a race among a few writers lasts."""
@@ -67,34 +69,46 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _uri(root: str) -> str:
-    # A bare path could look like a URI of another kind.
-    return pathlib.Path(root).as_uri()
-
-
-def _open_table(root: str) -> DeltaTable | None:
+def _open_table(place: Place) -> DeltaTable | None:
     try:
-        return DeltaTable(_uri(root))
+        return _table_of(place)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
+        if not place.local:
+            raise _unreachable(place, "opened", error) from None
         raise UnusableStore(
-            f"'{root}' cannot be opened as a store: {str(error).splitlines()[0]}; accepted: a "
-            "directory that a tseries write has created; next step: check the path and its rights"
+            f"'{place.location}' cannot be opened as a store: {str(error).splitlines()[0]}; "
+            "accepted: a directory that a tseries write has created; next step: check the path "
+            "and its rights"
         ) from error
 
 
-def _check_version(root: str, table: DeltaTable) -> None:
+def _table_of(place: Place) -> DeltaTable:
+    return DeltaTable(place.uri, storage_options=place.storage_options)
+
+
+def _unreachable(place: Place, done: str, error: Exception) -> UnusableStore:
+    """An error that shows no secrets, though the storage's answer may; so without its cause."""
+    said = " ".join(_COLOURS.sub("", place.hides(str(error))).split())
+    return UnusableStore(
+        f"'{place.location}' cannot be {done} as a store: {said[:500]}; accepted: a prefix in a "
+        "bucket that exists, and credentials that may read and write it; next step: check the "
+        "path and storageOptions (storage_options=, --storage-option)"
+    )
+
+
+def _check_version(place: Place, table: DeltaTable) -> None:
     version = table.metadata().configuration.get(_VERSION)
     if version is None:
         raise UnusableStore(
-            f"'{root}' is a Delta table but no tseries store; accepted: a path that a tseries "
-            "write has created; next step: choose another path"
+            f"'{place.location}' is a Delta table but no tseries store; accepted: a path that a "
+            "tseries write has created; next step: choose another path"
         )
     if int(version) > FORMAT_VERSION:
         raise UnusableStore(
-            f"store '{root}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or older; "
-            "next step: install a newer version of this package"
+            f"store '{place.location}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or "
+            "older; next step: install a newer version of this package"
         )
 
 
@@ -106,21 +120,18 @@ def _adds(attempt: Attempt) -> list[AddAction | RemoveAction]:
     ]
 
 
-def _birth(root: str, version: int) -> tuple[int, int] | None:
+def _birth(place: Place, version: int) -> tuple[int, int] | None:
     """Tells the log's entry `version` from another one of that number, written later."""
-    try:
-        entry = os.stat(os.path.join(root, "_delta_log", f"{version:020d}.json"))
-    except FileNotFoundError:
-        return None
-    return entry.st_ino, entry.st_mtime_ns
+    return place.identity(place.file("_delta_log", f"{version:020d}.json"))
 
 
 @contextlib.contextmanager
-def _queue(root: str) -> Iterator[None]:
+def _queue(place: Place) -> Iterator[None]:
     """Lets the writers of one host commit in turn; the log's own check is what keeps it correct."""
-    path = os.path.join(root, "_tseries", "commit.lock")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(path, "ab") as file:
+    if not place.local:
+        yield  # Its writers are seldom of one host: they race.
+        return
+    with open(place.lock_path("commit.lock"), "ab") as file:
         patience = time.monotonic() + QUEUE_SECONDS
         while not _try_lock(file.fileno()) and time.monotonic() < patience:
             time.sleep(random.uniform(0.001, 0.005))
@@ -137,53 +148,62 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+def _shown(path: str | Place) -> str:
+    return path if isinstance(path, str) else path.location
+
+
 class Store:
-    """An open store; one object a path and process, safe for threads.
+    """An open store; one object a place and process, safe for threads.
 
     It keeps the log and the head between batches; both are brought up to date before use.
     """
 
-    def __init__(self, root: str, table: DeltaTable) -> None:
-        self.root = root
+    def __init__(self, place: str | Place, table: DeltaTable) -> None:
+        self.place = place_of(place)
         self._table = table
-        self._born = _birth(root, table.version())
+        self._born = _birth(self.place, table.version())
         self._lock = threading.RLock()
         self._head_id: int | None = None
         self._head = Head()
 
+    @property
+    def root(self) -> str:
+        """The store's location, for people."""
+        return self.place.location
+
     @staticmethod
-    def find(path: str) -> "Store | None":
-        """The store at the local path `path`, up to date; None where there is none.
+    def find(path: str | Place) -> "Store | None":
+        """The store at `path`, up to date; None where there is none.
 
         Raises:
             UnusableStore: it is of a newer version, or something else.
         """
-        root = os.path.abspath(path)
+        place = place_of(path)
         with _OPENING:
-            store = _OPEN.get(root)
+            store = _OPEN.get(place)
             if store is not None and store.refresh():
                 return store
-            _OPEN.pop(root, None)
-            table = _open_table(root)
+            _OPEN.pop(place, None)
+            table = _open_table(place)
             if table is None:
                 return None
-            _check_version(root, table)
-            return _OPEN.setdefault(root, Store(root, table))
+            _check_version(place, table)
+            return _OPEN.setdefault(place, Store(place, table))
 
     @staticmethod
-    def open(path: str) -> "Store":
-        """The store at the local path `path`, up to date; raises NoSuchStore."""
+    def open(path: str | Place) -> "Store":
+        """The store at `path`, up to date; raises NoSuchStore."""
         store = Store.find(path)
         if store is None:
             raise NoSuchStore(
-                f"there is no store at '{path}'; accepted: a path that a tseries write has "
+                f"there is no store at '{_shown(path)}'; accepted: a path that a tseries write has "
                 "created; next step: correct the path, or write to it first"
             )
         return store
 
     @staticmethod
     def create(
-        path: str,
+        path: str | Place,
         values: Iterable[pa.Field],
         retained: RetainedRange | None,
         min_retention_us: int | None = None,
@@ -192,7 +212,7 @@ class Store:
         policy: Policy | None = None,
     ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
-        root = os.path.abspath(path)
+        place = place_of(path)
         properties = {
             "delta.checkpointInterval": "10",
             "delta.logRetentionDuration": "interval 1 hours",
@@ -208,15 +228,18 @@ class Store:
             properties[_POLICY] = format_policy(policy)
         try:
             DeltaTable.create(
-                _uri(root),
+                place.uri,
                 layout(values),
                 partition_by=["kind"],
                 configuration=properties,
                 raise_if_key_not_exists=False,
+                storage_options=place.storage_options,
             )
-        except DeltaError:
+        except (DeltaError, OSError) as error:
             if Store.find(path) is None:
-                raise
+                if place.local:
+                    raise
+                raise _unreachable(place, "created", error) from None
         return Store.open(path)
 
     @property
@@ -233,7 +256,7 @@ class Store:
                 return self._range_of(EMPTY_NOTE)
             if head_id == self._head_id:
                 return self._range_of(self._head.note)
-            return self._range_of(files.read_head_note(self.root, head_id))
+            return self._range_of(files.read_head_note(self.place, head_id))
 
     def _range_of(self, note: Note) -> RetainedRange:
         return parse_range(note.retained or self.properties[_RANGE])
@@ -310,19 +333,19 @@ class Store:
         with self._lock:
             if not self._follow():
                 # Its last known commit is gone: cleaned up, or the directory was replaced.
-                table = _open_table(self.root)
+                table = _open_table(self.place)
                 if table is None or table.metadata().id != self._table.metadata().id:
                     return False
                 self._table = table
-            self._born = _birth(self.root, self._table.version())
+            self._born = _birth(self.place, self._table.version())
             return True
 
     def _follow(self) -> bool:
         """Reads what the log has besides; False where it has been cleaned beyond that."""
         version = self._table.version()
-        if _birth(self.root, version) != self._born:
+        if _birth(self.place, version) != self._born:
             return False
-        if _birth(self.root, version + 1) is None:
+        if _birth(self.place, version + 1) is None:
             return True  # Asking is cheap, so a subscriber may do it a hundred times a second.
         try:
             self._table.update_incremental()
@@ -342,14 +365,14 @@ class Store:
 
     def table_of_its_own(self) -> DeltaTable:
         """The table once more, for what may take long."""
-        return DeltaTable(_uri(self.root))
+        return _table_of(self.place)
 
     def head(self) -> tuple[int | None, Head]:
         """The id and the state of the head of the log as it was last refreshed."""
         with self._lock:
             head_id = self._table.transaction_version(_HEAD)
             if head_id != self._head_id:
-                self._head = files.load_head(self.root, head_id, self._head_id, self._head)
+                self._head = files.load_head(self.place, head_id, self._head_id, self._head)
                 self._head_id = head_id
             return head_id, self._head
 
@@ -361,7 +384,7 @@ class Store:
             head_id, head = self.head()
             retained = self._range_of(head.note)
             return Snapshot(
-                self.root,
+                self.place,
                 found,
                 head_id,
                 head.note,
@@ -383,7 +406,7 @@ class Store:
     @contextlib.contextmanager
     def turn(self) -> Iterator[DeltaTable]:
         """The table, up to date, while no other writer of this host commits."""
-        with self._lock, _queue(self.root):
+        with self._lock, _queue(self.place):
             self._catch_up()
             yield self._table
 
@@ -415,12 +438,12 @@ class Store:
         lost: DeltaError | None = None
         alone = turn = 0
         while True:
-            with self._lock, _queue(self.root):
+            with self._lock, _queue(self.place):
                 self._catch_up()
                 if self._has(batch.token) or (attempt and self._landed(attempt)):
                     return attempt
                 if attempt:
-                    files.discard(attempt.paths)
+                    self.place.remove(attempt.paths)
                     alone = alone + 1 if self.head()[0] == attempt.head.note.parent else 0
                 if lost and alone == FAILURES_ALONE:
                     raise lost
@@ -430,7 +453,7 @@ class Store:
                 new_id = secrets.randbits(62)
                 sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
                 policy = self.policy_of(head.note)
-                attempt = prepare(self.root, batch, head_id, head, clock(), new_id, sight, policy)
+                attempt = prepare(self.place, batch, head_id, head, clock(), new_id, sight, policy)
                 try:
                     self._publish(attempt, batch.token)
                     return attempt
@@ -454,7 +477,7 @@ class Store:
         """Whether a commit is in the log although its writer was told otherwise."""
         head_id, _ = self.head()
         while head_id is not None and head_id != attempt.head_id:
-            note = files.read_head_note(self.root, head_id)
+            note = files.read_head_note(self.place, head_id)
             head_id = note.parent if note.commit > attempt.head.note.commit else None
         return head_id is not None
 
@@ -485,5 +508,5 @@ class Store:
         )
 
 
-_OPEN: Final[dict[str, Store]] = {}
+_OPEN: Final[dict[Place, Store]] = {}
 _OPENING: Final = threading.Lock()

@@ -105,7 +105,7 @@ class Subscriber(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._follower is None:
             from pyspark_tseries.follower import Follower
 
-            self._follower = Follower(self._options.path, self._initial)
+            self._follower = Follower(self._options.place, self._initial)
         return self._follower
 
     def __getstate__(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
             new_id = secrets.randbits(62)
             written = snapshot_of(head)
             head = dataclasses.replace(head, note=read_note(written.schema))
-            files.write_head(store.root, new_id, written)
+            files.write_head(store.place, new_id, written)
             try:
                 store.publish_head(new_id, head)
             except DeltaError as error:

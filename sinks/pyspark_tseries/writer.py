@@ -1,6 +1,5 @@
 """The write adapters: tasks stage their rows, the driver commits them as one batch."""
 
-import os
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pyspark_tseries import files
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.options import WriteOptions
+from pyspark_tseries.places import Place
 from pyspark_tseries.rows import RowPlan, stage_rows
 
 __all__ = ["BatchWriter", "StreamWriter", "Target"]
@@ -26,7 +26,7 @@ __all__ = ["BatchWriter", "StreamWriter", "Target"]
 class Target:
     """Where and how rows are written; checked against the store, and made for pickling."""
 
-    root: str
+    place: Place
     plan: RowPlan
     options: WriteOptions
     author: str
@@ -46,12 +46,12 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
     name = f"{uuid.uuid4().hex}.arrow"
-    path = os.path.join(target.root, "_tseries", "staging", name)
+    path = target.place.file("_tseries", "staging", name)
     rows = (stage_rows(batch, target.plan) for batch in batches)
     return StagedTask(
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
-        files.stage(rows, target.plan.staged, path),
+        files.stage(target.place, rows, target.plan.staged, path),
     )
 
 
@@ -63,7 +63,7 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
 
     ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(staged.rows for staged in ordered):
-        rows = files.read_staged(ordered)
+        rows = files.read_staged(target.place, ordered)
         options = target.options
         batch = Batch(
             rows,
@@ -74,15 +74,15 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
             missing=options.missing_original,
             clock=options.clock,
         )
-        store = Store.open(target.root)
+        store = Store.open(target.place)
         store.append(batch)
         if options.auto_compact:
             after_commit(store)
-    _discard(tasks)
+    _discard(target, tasks)
 
 
-def _discard(tasks: Iterable[StagedTask]) -> None:
-    files.discard(task.staged.path for task in tasks if task.staged.path)
+def _discard(target: Target, tasks: Iterable[StagedTask]) -> None:
+    target.place.remove(task.staged.path for task in tasks if task.staged.path)
 
 
 def _present(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
@@ -121,7 +121,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Removes what the tasks staged."""
-        _discard(_present(messages))
+        _discard(self._target, _present(messages))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -146,4 +146,4 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Removes what the tasks staged."""
-        _discard(_present(messages))
+        _discard(self._target, _present(messages))

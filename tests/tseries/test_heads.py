@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pyspark_tseries import files, heads
 from pyspark_tseries.heads import ABSENT, Head, advance, delta_of, next_note
+from pyspark_tseries.places import place_of
 
 COMMITS = st.lists(
     st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=5), min_size=1, max_size=12
@@ -24,7 +25,7 @@ def delta(series, value):
 def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     tmp_path_factory, commits, most, known
 ):
-    root, limit = str(tmp_path_factory.mktemp("store")), heads.MAX_DELTAS
+    place, limit = place_of(str(tmp_path_factory.mktemp("store"))), heads.MAX_DELTAS
     heads.MAX_DELTAS = most
     try:
         head, expected, history = Head(), {}, [(None, Head())]
@@ -32,13 +33,13 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
             expected |= commit
             note = next_note(head, history[-1][0], now_us=number, rows=len(commit))
             head, table = advance(head, delta(commit, commit.get), note)
-            files.write_head(root, number + 7, table)
+            files.write_head(place, number + 7, table)
             history.append((number + 7, head))
     finally:
         heads.MAX_DELTAS = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
-        loaded = files.load_head(root, len(commits) + 6, known_id, old)
+        loaded = files.load_head(place, len(commits) + 6, known_id, old)
         names = [*expected, "never seen"]
         assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
         assert loaded.note == head.note

@@ -76,7 +76,7 @@ def test_a_task_finds_the_head_of_that_time_by_its_name(tmp_path):
     for n in range(3):
         store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
     snapshot, head = sight_as_of(store, 1_500_000)
-    loaded = load_head(snapshot.root, snapshot.head_id, None, Head())
+    loaded = load_head(snapshot.place, snapshot.head_id, None, Head())
     assert loaded.of(["a"]) == head.of(["a"])
     options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
     source = DefaultSource(options)

@@ -19,6 +19,7 @@ from pyspark_tseries.files import load_head
 from pyspark_tseries.heads import Head
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import COMMITS_PER_UPKEEP, after_commit, clean, maintain
+from pyspark_tseries.places import place_of
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.store import Store
 
@@ -75,8 +76,8 @@ def test_a_writer_starts_the_upkeep_now_and_then_in_a_process_of_its_own(store):
 def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
     fill(store, 1)
     code = (
-        "import sys, time; from pyspark_tseries import maintenance as m; "
-        "guard = m._alone(sys.argv[1]); guard.__enter__(); print('at it', flush=True); "
+        "import sys, time; from pyspark_tseries import maintenance as m, places as p; "
+        "guard = m._alone(p.place_of(sys.argv[1])); guard.__enter__(); print('at it', flush=True); "
         "time.sleep(600)"
     )
     line = [sys.executable, "-c", code, store.root]
@@ -163,7 +164,7 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store):
     all_heads = heads(store)
     aged(store.root, 30)
     clean(store, then)
-    assert load_head(store.root, known, None, Head()).of(["a"])["last_sequence"] == [19]
+    assert load_head(store.place, known, None, Head()).of(["a"])["last_sequence"] == [19]
     later = then + 3 * HOUR_US
     store.append(batch(("a", 10**6)), clock=lambda: later)
     clean(store, later)
@@ -221,7 +222,7 @@ def test_appends_of_the_python_client_start_the_upkeep_unless_told_otherwise(tmp
         made.append("a", n)
     assert not started
     made.append("a", 0)
-    wait_for(lambda: started == [str(tmp_path / "c")])
+    wait_for(lambda: started == [place_of(str(tmp_path / "c"))])
     quiet = TimeSeries.open(str(tmp_path / "c"), auto_compact=False)
     for n in range(COMMITS_PER_UPKEEP):
         quiet.append("a", n)

@@ -116,7 +116,18 @@ def test_a_store_is_a_local_path_or_a_file_uri(text, path):
 
 
 @pytest.mark.parametrize(
-    "text", ["s3://b/a", "abfss://c@d/e", "hdfs://n/a", "file://host/a", "a%20"]
+    "text",
+    [
+        "gs://b/a",
+        "s3://b",
+        "s3://b/a%20b",
+        "s3://b/a?b",
+        "s3://b/../a",
+        "abfss://c@d/e",
+        "hdfs://n/a",
+        "file://host/a",
+        "a%20",
+    ],
 )
 def test_other_places_are_refused_by_name(text):
     assert text in refuse(WriteOptions, {"path": text})

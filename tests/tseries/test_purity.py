@@ -18,6 +18,7 @@ PURE = [
     "numbering",
     "originals",
     "permissions",
+    "places",
     "pruning",
     "range_query",
     "ranges",

@@ -1,0 +1,32 @@
+"""A local S3 server, for a child process: `python s3_server.py`; prints its port.
+
+moto looks whether an object is there and then writes it; a lock makes that one step, as a
+conditional PUT of Amazon's is.
+"""
+
+import logging
+import threading
+
+from moto.server import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
+
+
+class OneAtATime:
+    def __init__(self, app):
+        self._app, self._lock = app, threading.Lock()
+
+    def __call__(self, environ, start_response):
+        with self._lock:
+            answer = self._app(environ, start_response)
+            try:
+                return [b"".join(answer)]
+            finally:
+                getattr(answer, "close", lambda: None)()
+
+
+if __name__ == "__main__":
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    app = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", 0, app, threaded=True)
+    print(server.server_port, flush=True)
+    server.serve_forever()
