@@ -6,6 +6,7 @@ Run as a script it is the job that is killed: `INPUT STORE CHECKPOINT OUT_OF_ORD
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,10 @@ def write_input(directory: Path, number: int, rows: list[tuple[str, int | None, 
     series, stamps, values = zip(*rows, strict=True)
     stamp = pa.array(stamps, pa.int64()).cast(pa.timestamp("us", "UTC"))
     table = pa.table({"series": series, "timestamp": stamp, "value": pa.array(values)})
-    pq.write_table(table, directory / f"{number:03}.parquet")
+    path = directory / f"{number:03}.parquet"
+    pq.write_table(table, path)
+    # Spark takes files in the order of their times, and equal times in any order.
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
 def stored(store: Path) -> dict[str, list[dict[str, Any]]]:
