@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
 from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka_offset import OFFSET_VERSION
 from pyspark_timestream.kafka_reader import KafkaTransport
 from pyspark_timestream.offsets import SENTINEL
 
@@ -275,9 +276,11 @@ def test_a_newer_offset_is_refused_by_name(stream) -> None:
     made = stream([event(1)], ctiFrequency=1)
     made.run()
     for offset in (made.place / "checkpoint" / "offsets").glob("[0-9]*"):
-        offset.write_text(offset.read_text().replace('"version": 1', '"version": 2'))
+        newer = offset.read_text().replace(f'"version": {OFFSET_VERSION}', '"version": 99')
+        assert '"version": 99' in newer
+        offset.write_text(newer)
         (offset.parent / f".{offset.name}.crc").unlink(missing_ok=True)
-    with pytest.raises(Exception, match="format version 2; this timestream reads up to 1"):
+    with pytest.raises(Exception, match=f"version 99; this timestream reads up to {OFFSET_VERSION}"):
         made.run()
 
 
