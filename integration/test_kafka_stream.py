@@ -280,7 +280,8 @@ def test_a_newer_offset_is_refused_by_name(stream) -> None:
         assert '"version": 99' in newer
         offset.write_text(newer)
         (offset.parent / f".{offset.name}.crc").unlink(missing_ok=True)
-    with pytest.raises(Exception, match=f"version 99; this timestream reads up to {OFFSET_VERSION}"):
+    refused = f"format version 99; this timestream reads up to {OFFSET_VERSION}"
+    with pytest.raises(Exception, match=refused):
         made.run()
 
 
