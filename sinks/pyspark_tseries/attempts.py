@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries import files
 from pyspark_tseries.edits import number_edits, targets_of
+from pyspark_tseries.head_files import write_head
 from pyspark_tseries.heads import NEVER_US, Head, advance, next_note
 from pyspark_tseries.numbering import Numbered, counted, number
 from pyspark_tseries.originals import find_originals
@@ -122,7 +123,7 @@ def prepare(
     for part in parts:
         note = counted(note, part.events)
     after, table = advance(head, delta, note)
-    paths, written = [files.write_head(place, new_id, table)], []
+    paths, written = [write_head(place, new_id, table)], []
     for part in parts:
         if len(part.events.order):
             path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"

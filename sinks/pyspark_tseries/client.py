@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_tseries.attempts import Attempt, Batch
-from pyspark_tseries.columns import EVENT, INSTANT
+from pyspark_tseries.columns import EVENT, one_value
 from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
@@ -253,7 +253,7 @@ class TimeSeries:
                 f"{series!r} names no series; accepted: a text; next step: correct it"
             )
         given = (series, stamp, None, original, *self._values(value))
-        columns = [_cell(field, cell) for field, cell in zip(self._staged, given, strict=True)]
+        columns = [one_value(field, cell) for field, cell in zip(self._staged, given, strict=True)]
         rows = pa.Table.from_arrays(columns, schema=self._staged)
         attempt = self._commit(Batch(rows, "fail", self._author))
         (events,) = (part for part in attempt.numbered if len(part.order))
@@ -293,15 +293,3 @@ def _refuse_metadata(plan: RowPlan) -> None:
                 f"value column '{name}' is named like what an event has anyway; accepted: any "
                 "other name; next step: rename it, or leave it out"
             )
-
-
-def _cell(field: pa.Field, value: Any) -> pa.Array:
-    try:
-        if field.type == INSTANT and isinstance(value, int):
-            return pa.array([value]).cast(INSTANT)
-        return pa.array([value], field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise IncompatibleValue(
-            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}; "
-            f"accepted: {field.type}; next step: convert it"
-        ) from error

@@ -1,7 +1,7 @@
 """The columns of a store and their types."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ __all__ = [
     "RESERVED",
     "layout",
     "new_value",
+    "one_value",
     "query_schema",
     "stored_values",
     "type_name",
@@ -173,3 +174,16 @@ def _flat_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
     if types.is_decimal128(kind) and kind.scale >= 0:
         return kind
     raise unstorable(column.name, str(kind))
+
+
+def one_value(field: pa.Field, value: Any) -> pa.Array:
+    """A column of the one `value`; raises IncompatibleValue where `field` cannot hold it."""
+    try:
+        if field.type == INSTANT and isinstance(value, int):
+            return pa.array([value]).cast(INSTANT)
+        return pa.array([value], field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise IncompatibleValue(
+            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}; "
+            f"accepted: {field.type}; next step: convert it"
+        ) from error

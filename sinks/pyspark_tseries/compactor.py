@@ -21,6 +21,7 @@ from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.inspection import sample, scan, slice_rows
 from pyspark_tseries.places import Place, place_of
+from pyspark_tseries.properties import min_retention_us
 from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs, standing, together
 from pyspark_tseries.store import Store
@@ -75,7 +76,7 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
         chosen = to_merge(snapshot.files, everything=everything)
         if not chosen:
             return Compacted()
-        merge = _Merge(store, snapshot, chosen, now_us - store.min_retention_us)
+        merge = _Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
         if not merge.due():
             return Compacted(len(chosen), len(chosen), 0)
         written: list[WrittenFile] = []

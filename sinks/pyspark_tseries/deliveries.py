@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries import files
 from pyspark_tseries.columns import layout, query_schema
+from pyspark_tseries.head_files import load_head
 from pyspark_tseries.heads import NEVER_US, Head, Longs
 from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange, kept
@@ -102,7 +102,7 @@ def _initial(task: Delivery) -> pa.Table:
     keys = [_read(task, list(KEYS), wanted, path) for path in task.paths]
     if not sum(table.num_rows for table in keys):
         return _read(task, query_schema(task.values).names, pc.scalar(False))
-    head = files.load_head(task.place, task.head_id, None, Head())
+    head = load_head(task.place, task.head_id, None, Head())
     chosen = initial_rows(pa.concat_tables(keys), task.retained, head, task.initial)
     rows, first = [], 0
     for path, table in zip(task.paths, keys, strict=True):

@@ -1,15 +1,11 @@
-"""The files of a store besides Delta's log: staged batches, heads, events.
+"""The files of events: what Delta's log says of them, and how they are written.
 
 Everything is written under a new name and is part of the store only when a commit names it, so a
 crash leaves at most files that nobody reads.
 """
 
-import contextlib
-import io
-import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,176 +13,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.instants import format_instant
-from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.heads import Head, Note, merge, read_note
+from pyspark_tseries.heads import Note
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 
-__all__ = [
-    "DataFile",
-    "Snapshot",
-    "Staged",
-    "WrittenFile",
-    "data_files",
-    "head_chain",
-    "head_path",
-    "load_head",
-    "read_head_note",
-    "read_staged",
-    "readable_notes",
-    "rewrite_head",
-    "run_path",
-    "stage",
-    "write_events",
-    "write_head",
-]
-
-INLINE_BYTES: Final = 64 * 1024
-"""Spark carries messages of up to this size faster than a file is written and read."""
+__all__ = ["DataFile", "Snapshot", "WrittenFile", "data_files", "run_path", "write_events"]
 
 ROWS_PER_GROUP: Final = 10_000
 """Small row groups let a reader of one series skip most of a file that holds them all."""
-
-_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """A task's rows on their way to the commit: a file, or inline as an Arrow stream."""
-
-    rows: int
-    inline: bytes = b""
-    path: str | None = None
-
-
-def stage(place: Place, batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> Staged:
-    """Writes a task's rows inline where they are few, else to `path`, holding few in memory."""
-    rest = iter(batches)
-    held: list[pa.RecordBatch] = []
-    while sum(batch.nbytes for batch in held) <= INLINE_BYTES:
-        batch = next(rest, None)
-        if batch is None:
-            buffer = io.BytesIO()
-            return Staged(_write_stream(buffer, schema, held), buffer.getvalue())
-        held.append(batch)
-    try:
-        with place.write(path) as file:
-            return Staged(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
-    except BaseException:
-        place.remove([path])
-        raise
-
-
-def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    rows = 0
-    with pa.ipc.new_stream(sink, schema, options=_LZ4) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-            rows += batch.num_rows
-    return rows
-
-
-def read_staged(place: Place, staged: Iterable[Staged]) -> pa.Table:
-    """The rows of all tasks, in the order given, as one chunk a column."""
-    return pa.concat_tables([_read_stream(place, one) for one in staged]).combine_chunks()
-
-
-def _read_stream(place: Place, staged: Staged) -> pa.Table:
-    if staged.path is None:
-        return pa.ipc.open_stream(staged.inline).read_all()
-    with place.read(staged.path) as file:
-        return pa.ipc.open_stream(file).read_all()
-
-
-def head_path(place: Place, head_id: int) -> str:
-    """Where the head `head_id` lies."""
-    return place.file("_tseries", "head", f"{head_id:016x}.arrow")
-
-
-def write_head(place: Place, head_id: int, table: pa.Table) -> str:
-    """Writes a head file; returns its path."""
-    path = head_path(place, head_id)
-    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
-        writer.write_table(table)
-    return path
-
-
-def rewrite_head(place: Place, head_id: int, table: pa.Table, own_id: int) -> None:
-    """Writes a head file that others may be reading, or writing likewise; `own_id` is a name."""
-    if place.local:
-        os.replace(write_head(place, own_id, table), head_path(place, head_id))
-    else:
-        write_head(place, head_id, table)  # An object is replaced as a whole.
-
-
-def read_head_note(place: Place, head_id: int) -> Note:
-    """What the head file says besides its rows, without reading these."""
-    return read_note(_read_head_schema(place, head_path(place, head_id)))
-
-
-def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
-    """The paths of the head files of `head_id` and of all that were current since `since_us`.
-
-    Raises:
-        OSError: one cannot be read now, though it may be there.
-    """
-    while head_id is not None:
-        path = head_path(place, head_id)
-        try:
-            note = read_note(_read_head_schema(place, path))
-        except (FileNotFoundError, pa.ArrowInvalid):
-            return  # Removed before: nothing older is there either.
-        yield path
-        head_id = note.parent if note.depth or note.commit_us >= since_us else None
-
-
-def readable_notes(place: Place) -> list[Note]:
-    """The notes of all head files that can be read, in no order."""
-    notes = []
-    heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
-    for path in heads:
-        with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
-            notes.append(read_note(_read_head_schema(place, path)))
-    return notes
-
-
-def _read_head_schema(place: Place, path: str) -> pa.Schema:
-    with place.read(path) as file:
-        return pa.ipc.open_file(file).schema
-
-
-def _read_head(place: Place, path: str) -> pa.Table:
-    try:
-        with place.read(path) as file:
-            return pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UnusableStore(
-            f"the store's head file '{path}' cannot be read: {error}; accepted: a store copied "
-            "whole, '_tseries' included; next step: copy it again, or restore that file"
-        ) from error
-
-
-def load_head(place: Place, head_id: int | None, known_id: int | None, known: Head) -> Head:
-    """The head `head_id`, from files, or on top of `known` where that is in its chain.
-
-    Args:
-        place: where the store lies.
-        head_id: None before the first commit.
-        known_id: the id of `known`; None where `known` is the empty head.
-        known: a head read before.
-    """
-    deltas: list[pa.Table] = []
-    while head_id is not None and head_id != known_id:
-        deltas.append(_read_head(place, head_path(place, head_id)))
-        note = read_note(deltas[-1].schema)
-        head_id = note.parent if note.depth else None
-        known_id = known_id if note.depth else None
-        known = known if note.depth else Head()
-    head = known if head_id == known_id else Head()
-    for delta in reversed(deltas):
-        head = merge(head, delta)
-    return head
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.instants import format_instant
-from pyspark_tseries import files
 from pyspark_tseries.columns import layout
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.files import DataFile, Snapshot
+from pyspark_tseries.head_files import rewrite_head
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, snapshot_of, with_note
 from pyspark_tseries.inspection import scan_standing
 from pyspark_tseries.places import Place
@@ -50,7 +50,7 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
     head_id = None if commit < 0 else (1 << 62) + commit
     if head_id is not None:
         own_id = secrets.randbits(62)
-        files.rewrite_head(snapshot.place, head_id, snapshot_of(before), own_id)
+        rewrite_head(snapshot.place, head_id, snapshot_of(before), own_id)
     past = dataclasses.replace(
         snapshot, files=data, head_id=head_id, note=before.note, as_of=commit
     )

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries import files
 from pyspark_tseries.columns import EVENT, ORIGINAL, layout
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import DataFile
+from pyspark_tseries.head_files import load_head, readable_notes
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.places import Place, place_of
@@ -196,8 +196,8 @@ def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None)
 def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | None]:
     """The note of the newest readable head file, and the floors where these are readable."""
     try:
-        head = files.load_head(store.place, head_id, None, Head())
+        head = load_head(store.place, head_id, None, Head())
     except UnusableStore:
-        notes = files.readable_notes(store.place)
+        notes = readable_notes(store.place)
         return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE), None
     return head.note, floors_of(head)

@@ -6,7 +6,6 @@ gives back, keeps it single on a host; on several hosts the log settles who was 
 """
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -14,12 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from pyspark_tseries import files
 from pyspark_tseries.compactor import merge_runs
+from pyspark_tseries.delta_log import table_of
 from pyspark_tseries.errors import TseriesError
+from pyspark_tseries.head_files import head_chain
+from pyspark_tseries.host_locks import alone
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.store import Store
 
@@ -41,6 +42,7 @@ LOG_US: Final = 20_000_000
 LOG_US_AFAR: Final = 600_000_000
 """So long in an object store, whose clock is another one and where reading takes longer."""
 
+UPKEEP_LOCK: Final = "upkeep.lock"
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
 """The environment variable that tells the process apart how to reach the store, as JSON."""
 
@@ -83,8 +85,8 @@ def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None
         OSError: a file could not be read or removed.
     """
     store = Store.open(place_of(path, storage_options))
-    with _alone(store.place) as alone:
-        if not alone:
+    with alone(store.place, UPKEEP_LOCK) as we:
+        if not we:
             return False
         note = store.place.file("_tseries", "upkeep.error")
         try:
@@ -98,17 +100,6 @@ def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None
     return True
 
 
-@contextlib.contextmanager
-def _alone(place: Place) -> Iterator[bool]:
-    with open(place.lock_path("upkeep.lock"), "ab") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
 def clean(store: Store, now_us: int) -> None:
     """Removes the log before its last checkpoint, and files that nothing can refer to any more.
 
@@ -116,7 +107,7 @@ def clean(store: Store, now_us: int) -> None:
         store: the store.
         now_us: the wall clock.
     """
-    table = store.table_of_its_own()
+    table = table_of(store.place)
     table.cleanup_metadata()
     place = store.place
     place.remove(_old_log(place, now_us))
@@ -126,7 +117,7 @@ def clean(store: Store, now_us: int) -> None:
     events = (path for path in gone if _EVENTS.match(path) and path not in live)
     place.remove(place.file(path) for path in events)
     since_us = now_us - GRACE_HOURS * _HOUR_US
-    needed = files.head_chain(place, store.head_id(), since_us)
+    needed = head_chain(place, store.head_id(), since_us)
     heads = place.file("_tseries", "head")
     place.remove(_older(place, heads, since_us, needed))
     staging = place.file("_tseries", "staging")

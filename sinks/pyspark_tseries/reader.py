@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from pyspark_tseries import files
 from pyspark_tseries.columns import query_schema, type_name
 from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.head_files import load_head
 from pyspark_tseries.heads import ABSENT, Head
 from pyspark_tseries.places import Place
 from pyspark_tseries.ranges import Query
@@ -147,6 +148,6 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
 
 def _head(snapshot: files.Snapshot) -> Head:
     known_id, known = _heads.get(snapshot.place, (None, Head()))
-    head = files.load_head(snapshot.place, snapshot.head_id, known_id, known)
+    head = load_head(snapshot.place, snapshot.head_id, known_id, known)
     _heads[snapshot.place] = snapshot.head_id, head
     return head

@@ -24,6 +24,7 @@ from pyspark_tseries.options import (
     read_place,
 )
 from pyspark_tseries.permissions import Guard
+from pyspark_tseries.properties import check_same
 from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.store import Store
@@ -133,8 +134,8 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
     if store.values != [field for _, field in plan.values]:
         add_columns(store, [field for _, field in plan.values])
         plan = plan_rows(incoming, options, store.values)
-    store.check_range(options.retained_range)
-    store.check_subscription(options.subscription_range)
+    check_same("retainedRange", options.retained_range, store.retained, store.root)
+    check_same("subscriptionRange", options.subscription_range, store.subscription, store.root)
     return Target(store.place, plan, options, author, principal)
 
 

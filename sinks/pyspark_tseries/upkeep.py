@@ -4,33 +4,29 @@ Heads compete for the head like every append, so they are seen whole or not at a
 """
 
 import dataclasses
-import random
 import secrets
-import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from deltalake import Schema, Transaction
+from deltalake import Schema
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import (
-    AddAction,
-    CommitProperties,
-    PostCommitHookProperties,
-    RemoveAction,
-)
+from deltalake.transaction import RemoveAction
 
-from pyspark_tseries import files
-from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.delta_log import added
 from pyspark_tseries.files import DataFile, WrittenFile
+from pyspark_tseries.head_files import write_head
 from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot_of
 from pyspark_tseries.permissions import Policy, format_policy
+from pyspark_tseries.races import busy, wait_out
 from pyspark_tseries.retention import RetainedRange, format_range
 from pyspark_tseries.store import HORIZON, Store
 
 __all__ = ["add_columns", "replace_files", "replace_head", "set_policy", "set_retained_range"]
 
-ATTEMPTS = 50
+ATTEMPTS: Final = 50
+_BUSY: Final = "nothing was changed; next step: try again"
 
 
 def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
@@ -44,12 +40,12 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
     """
     lost: DeltaError | None = None
     for turn in range(ATTEMPTS):
-        with store.turn() as table:
-            head = make(store.head_id(), table.version())
+        with store.turn():
+            head = make(store.head_id(), store.version())
             new_id = secrets.randbits(62)
             written = snapshot_of(head)
             head = dataclasses.replace(head, note=read_note(written.schema))
-            files.write_head(store.place, new_id, written)
+            write_head(store.place, new_id, written)
             try:
                 store.publish_head(new_id, head)
             except DeltaError as error:
@@ -57,23 +53,23 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
                 lost = error
             else:
                 return head
-        time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
-    raise _busy(store) from lost
+        wait_out(turn)
+    raise busy(store.root, ATTEMPTS, _BUSY) from lost
 
 
 def replace_files(
     store: Store,
     removed: Sequence[DataFile],
-    added: Sequence[WrittenFile],
+    written: Sequence[WrittenFile],
     horizon: int | None,
     now_us: int,
 ) -> bool:
-    """Commits `added` in the place of `removed`; False where one of these is gone already.
+    """Commits `written` in the place of `removed`; False where one of these is gone already.
 
     Args:
         store: the store.
         removed: files of the store.
-        added: their events, but for those that compaction left out.
+        written: their events, but for those that compaction left out.
         horizon: the last commit of which events were left out; None where none was.
         now_us: the wall clock.
 
@@ -84,24 +80,12 @@ def replace_files(
     actions = [
         RemoveAction(file.path, changes, now_ms, file.size, {"kind": file.kind}) for file in removed
     ]
-    actions += [
-        AddAction(file.path, file.size, {"kind": file.kind}, now_ms, changes, file.statistics)
-        for file in added
-    ]
-    with store.turn() as table:
+    with store.turn() as log:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):
             return False
-        beyond = () if horizon is None else (max(horizon, store.horizon()) + 1,)
-        marks = [Transaction(HORIZON, commit) for commit in beyond]
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            partition_by=["kind"],
-            commit_properties=CommitProperties(app_transactions=marks),
-            post_commithook_properties=PostCommitHookProperties(True, False),
-        )
+        marks = {} if horizon is None else {HORIZON: max(horizon, store.horizon()) + 1}
+        log.commit([*actions, *added(written, now_ms, changes)], marks)
     return True
 
 
@@ -113,27 +97,20 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
     """
     lost: DeltaError | None = None
     for turn in range(ATTEMPTS):
-        with store.turn() as table:
+        with store.turn() as log:
             known = {field.name.lower() for field in store.values}
             new = [field for field in wanted if field.name.lower() not in known]
             if not new:
                 return
             try:
-                table.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+                log.table.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
             except DeltaError as error:
                 lost = error
             else:
                 store.refresh()
                 return
-        time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
-    raise _busy(store) from lost
-
-
-def _busy(store: Store) -> StoreBusy:
-    return StoreBusy(
-        f"store '{store.root}': other writers won all of {ATTEMPTS} attempts to commit; "
-        "nothing was changed; next step: try again"
-    )
+        wait_out(turn)
+    raise busy(store.root, ATTEMPTS, _BUSY) from lost
 
 
 def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from pyspark_tseries import files
+from pyspark_tseries import staging
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import UpdateFailed
 from pyspark_tseries.options import WriteOptions
@@ -39,7 +39,7 @@ class StagedTask(WriterCommitMessage):
 
     partition: int
     query_id: str | None
-    staged: files.Staged
+    staged: staging.Staged
 
 
 def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
@@ -51,7 +51,7 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
     return StagedTask(
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
-        files.stage(target.place, rows, target.plan.staged, path),
+        staging.stage(target.place, rows, target.plan.staged, path),
     )
 
 
@@ -63,7 +63,7 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
 
     ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(staged.rows for staged in ordered):
-        rows = files.read_staged(target.place, ordered)
+        rows = staging.read_staged(target.place, ordered)
         options = target.options
         batch = Batch(
             rows,

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
 
-from pyspark_tseries import compaction, compactor, describe, upkeep
+from pyspark_tseries import compaction, compactor, describe, host_locks, upkeep
 from pyspark_tseries import store as storage
 from pyspark_tseries.compaction import FEW_RUNS, to_merge
 from pyspark_tseries.compactor import Compacted, compact, merge_runs
@@ -143,7 +143,7 @@ def test_an_append_that_started_before_a_trim_comes_through(tmp_path, monkeypatc
 
     def publish(self, attempt, token):
         monkeypatch.setattr(Store, "_publish", real)
-        monkeypatch.setattr(storage, "_try_lock", lambda _: True)
+        monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
         rival = Store(self.root, DeltaTable(self.root))
         assert merge_runs(rival, 2**60, everything=True).removed_events == 1
         return real(self, attempt, token)

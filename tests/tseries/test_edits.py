@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tseries.builders import batch, new_store, stored
 
-from pyspark_tseries import describe
-from pyspark_tseries import store as storage
+from pyspark_tseries import describe, host_locks
 from pyspark_tseries.errors import NoSuchEvent, UpdateFailed
 from pyspark_tseries.store import Store
 
@@ -191,7 +190,7 @@ def test_an_edit_that_lost_its_race_is_judged_again(tmp_path, monkeypatch):
         return real(self, attempt, token)
 
     monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(storage, "_try_lock", lambda _: True)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
     with pytest.raises(NoSuchEvent, match="discarded"):
         store.append(batch(edits=[("a", 0)]))
     assert edits(tmp_path / "s") == {}
@@ -199,9 +198,9 @@ def test_an_edit_that_lost_its_race_is_judged_again(tmp_path, monkeypatch):
 
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from pyspark_tseries import store as storage
+from pyspark_tseries import host_locks, store as storage
 from tseries.builders import batch
-storage._try_lock = lambda _: True
+host_locks.try_lock = lambda _: True
 store = storage.Store.open(sys.argv[2])
 for n in range(10):
     store.append(batch(("b", None), edits=[("a", 0, float(sys.argv[3])), ("a", 1)]))

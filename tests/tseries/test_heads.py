@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries import files, heads
+from pyspark_tseries import head_files, heads
 from pyspark_tseries.heads import ABSENT, Head, advance, delta_of, next_note
 from pyspark_tseries.places import place_of
 
@@ -33,13 +33,13 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
             expected |= commit
             note = next_note(head, history[-1][0], now_us=number, rows=len(commit))
             head, table = advance(head, delta(commit, commit.get), note)
-            files.write_head(place, number + 7, table)
+            head_files.write_head(place, number + 7, table)
             history.append((number + 7, head))
     finally:
         heads.MAX_DELTAS = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
-        loaded = files.load_head(place, len(commits) + 6, known_id, old)
+        loaded = head_files.load_head(place, len(commits) + 6, known_id, old)
         names = [*expected, "never seen"]
         assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
         assert loaded.note == head.note

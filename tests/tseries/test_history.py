@@ -9,7 +9,7 @@ from tseries.test_compaction import RANGES, STEPS, Model, run
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.files import load_head
+from pyspark_tseries.head_files import load_head
 from pyspark_tseries.heads import Head
 from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.ranges import Query

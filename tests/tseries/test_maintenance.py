@@ -14,12 +14,14 @@ from pyspark_timestream.option_fields import OptionError
 from pyspark_tseries import TimeSeries, describe, maintenance
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
+from pyspark_tseries.delta_log import table_of
 from pyspark_tseries.errors import NoSuchStore
-from pyspark_tseries.files import load_head
+from pyspark_tseries.head_files import load_head
 from pyspark_tseries.heads import Head
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import COMMITS_PER_UPKEEP, after_commit, clean, maintain
 from pyspark_tseries.places import place_of
+from pyspark_tseries.properties import check_same
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.store import Store
 
@@ -76,8 +78,10 @@ def test_a_writer_starts_the_upkeep_now_and_then_in_a_process_of_its_own(store):
 def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
     fill(store, 1)
     code = (
-        "import sys, time; from pyspark_tseries import maintenance as m, places as p; "
-        "guard = m._alone(p.place_of(sys.argv[1])); guard.__enter__(); print('at it', flush=True); "
+        "import sys, time; from pyspark_tseries.host_locks import alone; "
+        "from pyspark_tseries.places import place_of; "
+        "guard = alone(place_of(sys.argv[1]), 'upkeep.lock'); guard.__enter__(); "
+        "print('at it', flush=True); "
         "time.sleep(600)"
     )
     line = [sys.executable, "-c", code, store.root]
@@ -180,7 +184,7 @@ def log_entries(store):
 def test_the_log_is_kept_short_and_who_knew_an_old_version_finds_the_new_one(store, monkeypatch):
     monkeypatch.setattr(maintenance, "LOG_VERSIONS", 10)
     fill(store, 30)
-    old = Store(store.root, store.table_of_its_own())
+    old = Store(store.root, table_of(store.place))
     fill(store, 30, 30)
     before = log_entries(store)
     clean(store, now_us())
@@ -211,7 +215,7 @@ def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_pa
     store = Store.open(str(tmp_path / "c"))
     assert store.subscription == RetainedRange(last_us=5_000_000)
     with pytest.raises(OptionError, match=r"'none' is not the range 'last 5S'"):
-        store.check_subscription(RetainedRange(limit=0))
+        check_same("subscriptionRange", RetainedRange(limit=0), store.subscription, store.root)
 
 
 def test_appends_of_the_python_client_start_the_upkeep_unless_told_otherwise(tmp_path, monkeypatch):

@@ -68,7 +68,7 @@ def test_a_writer_whose_rival_adds_a_column_meanwhile_comes_through(tmp_path, mo
 
     def publish(self, attempt, token):
         monkeypatch.setattr(Store, "_publish", real)
-        monkeypatch.setattr("pyspark_tseries.store._try_lock", lambda _: True)
+        monkeypatch.setattr("pyspark_tseries.host_locks.try_lock", lambda _: True)
         add_columns(Store(self.root, DeltaTable(self.root)), [VALUE, NOTE])
         return real(self, attempt, token)
 

@@ -21,16 +21,18 @@ from pyspark_tseries import DefaultSource, NoSuchStore, TimeSeries, describe, ma
 from pyspark_tseries import store as storage
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.deliveries import deliver
+from pyspark_tseries.delta_log import table_of
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.files import read_staged, stage
 from pyspark_tseries.follower import Follower
 from pyspark_tseries.history import sight_as_of
+from pyspark_tseries.host_locks import alone
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.maintenance import clean, maintain
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.scan import answer
+from pyspark_tseries.staging import read_staged, stage
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscription import Initial
 
@@ -253,8 +255,8 @@ def test_a_storage_that_fails_for_a_moment_does_not_make_cleaning_remove_heads(
 
 
 def test_one_upkeep_of_a_host_is_at_work_at_a_time(store, place):
-    with maintenance._alone(place) as alone:
-        assert alone
+    with alone(place, maintenance.UPKEEP_LOCK) as first:
+        assert first
         assert maintain(place) is False
     assert maintain(place) is True
 
@@ -336,7 +338,7 @@ def test_who_lost_the_race_for_a_log_entry_numbers_its_batch_again(store, place,
     def publish(self, attempt, token):
         if waiting:
             rows = waiting.pop()
-            Store(self.place, self.table_of_its_own()).append(rows)
+            Store(self.place, table_of(self.place)).append(rows)
         return real(self, attempt, token)
 
     monkeypatch.setattr(Store, "_publish", publish)

@@ -13,7 +13,7 @@ from deltalake.exceptions import CommitFailedError
 from tseries.builders import VALUE, batch, new_store, stored
 
 from pyspark_timestream.option_fields import OptionError
-from pyspark_tseries import describe, files
+from pyspark_tseries import attempts, describe, files, host_locks, properties
 from pyspark_tseries import store as storage
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore, UpdateFailed
@@ -170,7 +170,7 @@ def test_an_unknown_store_is_an_error_that_names_the_path(tmp_path):
 
 
 def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "FORMAT_VERSION", 2)
+    monkeypatch.setattr(properties, "FORMAT_VERSION", 2)
     new_store(tmp_path / "s")
     storage._OPEN.clear()
     monkeypatch.undo()
@@ -191,10 +191,10 @@ def test_a_second_creator_gets_the_store_of_the_first(tmp_path):
 
 def test_another_retained_range_is_refused_naming_both(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 3})
-    store.check_range(None)
-    store.check_range(RetainedRange(limit=3))
+    for same in (None, RetainedRange(limit=3)):
+        properties.check_same("retainedRange", same, store.retained, store.root)
     with pytest.raises(OptionError, match=r"'limit 4'.*'limit 3'"):
-        store.check_range(RetainedRange(limit=4))
+        properties.check_same("retainedRange", RetainedRange(limit=4), store.retained, store.root)
 
 
 def test_a_store_that_was_replaced_at_its_path_is_noticed(tmp_path):
@@ -223,7 +223,7 @@ class Crash(BaseException):
 def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path, monkeypatch, place):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1), token=("q", 0)))
-    owner = storage.Store if place == "_publish" else files
+    owner = {"write_head": attempts, "write_events": files, "_publish": Store}[place]
     real = getattr(owner, place)
 
     def crash(*args):
@@ -251,7 +251,7 @@ def rival_first(monkeypatch, path, *rivals):
         return real(self, attempt, token)
 
     monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(storage, "_try_lock", lambda _: True)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
 
 
 def test_a_lost_race_numbers_the_batch_again(tmp_path, monkeypatch):
@@ -298,7 +298,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, monkeypatch, t
         raise CommitFailedError("the connection was reset")
 
     monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(storage, "_try_lock", lambda _: True)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
     store.append(batch(("a", 3), token=token))
     assert len(stored(tmp_path / "s")) == 1 + rivals
 

@@ -9,16 +9,16 @@ import pytest
 from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
-from pyspark_tseries import store as storage
+from pyspark_tseries import host_locks
 from pyspark_tseries.heads import Head
 from pyspark_tseries.store import Store
 
 TESTS = str(Path(__file__).parents[1])
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[1])
-from pyspark_tseries import store as storage
+from pyspark_tseries import host_locks, store as storage
 from tseries.builders import batch
-if sys.argv[4] == "race": storage._try_lock = lambda _: True
+if sys.argv[4] == "race": host_locks.try_lock = lambda _: True
 store = storage.Store.open(sys.argv[2])
 for n in range(15):
     rows = [(f"s{i}", None, int(sys.argv[3]) * 1000 + n) for i in range(20)]
@@ -95,8 +95,8 @@ def test_creators_at_once_make_one_store(tmp_path):
 
 
 def test_a_writer_that_hangs_on_the_queue_holds_nobody_up_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(storage, "QUEUE_SECONDS", 0.05)
-    monkeypatch.setattr(storage, "_try_lock", lambda _: False)
+    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.05)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: False)
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))
     assert len(stored(tmp_path / "s")) == 1

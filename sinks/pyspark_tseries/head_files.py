@@ -1,0 +1,117 @@
+"""The files of heads: written under new names, and a chain of them read back as one head.
+
+A head counts once a commit names it, so a crash leaves at most files that nobody reads.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.heads import Head, Note, merge, read_note
+from pyspark_tseries.places import Place
+
+__all__ = [
+    "head_chain",
+    "head_path",
+    "load_head",
+    "read_head_note",
+    "readable_notes",
+    "rewrite_head",
+    "write_head",
+]
+
+_LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+def head_path(place: Place, head_id: int) -> str:
+    """Where the head `head_id` lies."""
+    return place.file("_tseries", "head", f"{head_id:016x}.arrow")
+
+
+def write_head(place: Place, head_id: int, table: pa.Table) -> str:
+    """Writes a head file; returns its path."""
+    path = head_path(place, head_id)
+    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
+        writer.write_table(table)
+    return path
+
+
+def rewrite_head(place: Place, head_id: int, table: pa.Table, own_id: int) -> None:
+    """Writes a head file that others may be reading, or writing likewise; `own_id` is a name."""
+    if place.local:
+        os.replace(write_head(place, own_id, table), head_path(place, head_id))
+    else:
+        write_head(place, head_id, table)  # An object is replaced as a whole.
+
+
+def read_head_note(place: Place, head_id: int) -> Note:
+    """What the head file says besides its rows, without reading these."""
+    return read_note(_read_head_schema(place, head_path(place, head_id)))
+
+
+def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
+    """The paths of the head files of `head_id` and of all that were current since `since_us`.
+
+    Raises:
+        OSError: one cannot be read now, though it may be there.
+    """
+    while head_id is not None:
+        path = head_path(place, head_id)
+        try:
+            note = read_note(_read_head_schema(place, path))
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return  # Removed before: nothing older is there either.
+        yield path
+        head_id = note.parent if note.depth or note.commit_us >= since_us else None
+
+
+def readable_notes(place: Place) -> list[Note]:
+    """The notes of all head files that can be read, in no order."""
+    notes = []
+    heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
+    for path in heads:
+        with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
+            notes.append(read_note(_read_head_schema(place, path)))
+    return notes
+
+
+def _read_head_schema(place: Place, path: str) -> pa.Schema:
+    with place.read(path) as file:
+        return pa.ipc.open_file(file).schema
+
+
+def _read_head(place: Place, path: str) -> pa.Table:
+    try:
+        with place.read(path) as file:
+            return pa.ipc.open_file(file).read_all()
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UnusableStore(
+            f"the store's head file '{path}' cannot be read: {error}; accepted: a store copied "
+            "whole, '_tseries' included; next step: copy it again, or restore that file"
+        ) from error
+
+
+def load_head(place: Place, head_id: int | None, known_id: int | None, known: Head) -> Head:
+    """The head `head_id`, from files, or on top of `known` where that is in its chain.
+
+    Args:
+        place: where the store lies.
+        head_id: None before the first commit.
+        known_id: the id of `known`; None where `known` is the empty head.
+        known: a head read before.
+    """
+    deltas: list[pa.Table] = []
+    while head_id is not None and head_id != known_id:
+        deltas.append(_read_head(place, head_path(place, head_id)))
+        note = read_note(deltas[-1].schema)
+        head_id = note.parent if note.depth else None
+        known_id = known_id if note.depth else None
+        known = known if note.depth else Head()
+    head = known if head_id == known_id else Head()
+    for delta in reversed(deltas):
+        head = merge(head, delta)
+    return head

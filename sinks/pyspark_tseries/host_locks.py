@@ -1,0 +1,49 @@
+"""Locks between the processes of one host; a killed process gives its lock back.
+
+They only save work. What keeps a store correct on any number of hosts is the log's own check.
+"""
+
+import contextlib
+import fcntl
+import random
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from pyspark_tseries.places import Place
+
+__all__ = ["alone", "in_turn", "try_lock"]
+
+QUEUE_SECONDS: Final = 10.0
+"""How long a writer waits for those of its host before it just races them."""
+
+
+@contextlib.contextmanager
+def in_turn(place: Place) -> Iterator[None]:
+    """Lets the writers of one host commit in turn."""
+    if not place.local:
+        yield  # Its writers are seldom of one host: they race.
+        return
+    with open(place.lock_path("commit.lock"), "ab") as file:
+        patience = time.monotonic() + QUEUE_SECONDS
+        while not try_lock(file.fileno()) and time.monotonic() < patience:
+            time.sleep(random.uniform(0.001, 0.005))
+        yield
+
+
+@contextlib.contextmanager
+def alone(place: Place, name: str) -> Iterator[bool]:
+    """Holds the lock `name`; False where another process of this host holds it."""
+    with open(place.lock_path(name), "ab") as file:
+        yield try_lock(file.fileno())
+
+
+def try_lock(descriptor: int) -> bool:
+    """Whether the lock is ours now; it is given back when the file is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # A file system without locks: the writers race.
+    return True
