@@ -5,6 +5,7 @@ discarded, and the next one starts from the head that won.
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +21,31 @@ from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.rows import EDIT_OF, author_column, event_rows
 
-__all__ = ["Attempt", "Batch", "Sight", "prepare"]
+__all__ = ["Appended", "Attempt", "Batch", "Sight", "prepare"]
+
+
+class Appended(Protocol):
+    """What a store can append: see `Batch` for the properties and `prepare` for the method."""
+
+    @property
+    def token(self) -> tuple[str, int] | None:
+        """What makes it happen once."""
+
+    @property
+    def has_edits(self) -> bool:
+        """Whether `prepare` needs a sight."""
+
+    def prepare(
+        self,
+        place: Place,
+        head_id: int | None,
+        head: Head,
+        now_us: int,
+        new_id: int,
+        sight: "Sight | None",
+        policy: Policy | None,
+    ) -> "Attempt":
+        """Writes the files of a commit on top of `head`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +76,19 @@ class Batch:
         """Whether a row is an edit."""
         column = self.rows[EDIT_OF.name]
         return bool(column.null_count < len(column))
+
+    def prepare(
+        self,
+        place: Place,
+        head_id: int | None,
+        head: Head,
+        now_us: int,
+        new_id: int,
+        sight: "Sight | None",
+        policy: Policy | None,
+    ) -> "Attempt":
+        """As the function `prepare`."""
+        return prepare(place, self, head_id, head, now_us, new_id, sight, policy)
 
 
 @dataclass(frozen=True, slots=True)

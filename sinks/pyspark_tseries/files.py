@@ -18,7 +18,17 @@ from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 
-__all__ = ["DataFile", "Snapshot", "WrittenFile", "data_files", "run_path", "write_events"]
+__all__ = [
+    "DataFile",
+    "Extent",
+    "Snapshot",
+    "WrittenFile",
+    "data_files",
+    "extent_of",
+    "parquet_options",
+    "run_path",
+    "write_events",
+]
 
 ROWS_PER_GROUP: Final = 10_000
 """Small row groups let a reader of one series skip most of a file that holds them all."""
@@ -152,38 +162,61 @@ def write_events(
     full = place.file(path)
     if place.local:
         os.makedirs(os.path.dirname(full), exist_ok=True)
+    options = parquet_options(table.schema)
+    pq.write_table(table, full, row_group_size=group_rows, filesystem=place.filesystem, **options)
+    return WrittenFile(path, place.size(full), extent_of(table).statistics())
+
+
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How events of these columns are written."""
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
-    floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
-    pq.write_table(
-        table,
-        full,
-        row_group_size=group_rows,
-        compression="zstd",
-        use_dictionary=[name for name in table.column_names if name not in encoding],
-        column_encoding=encoding,
+    return {
+        "compression": "zstd",
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
-        store_schema=False,
-        filesystem=place.filesystem,
-    )
-    return WrittenFile(path, place.size(full), _statistics(table))
+        "store_schema": False,
+    }
 
 
-def _statistics(table: pa.Table) -> str:
-    series, size = table["series"], table.num_rows
-    sequence, stamp = (_bounds(table[name]) for name in ("sequence", "timestamp"))
-    least, most = (
-        {
-            "series": series[row].as_py(),
-            "sequence": sequence[end],
-            "timestamp": format_instant(stamp[end]),
-        }
-        for end, row in ((0, 0), (1, size - 1))
-    )
-    nulls = dict.fromkeys(least, 0)
-    return json.dumps(
-        {"numRecords": size, "minValues": least, "maxValues": most, "nullCount": nulls}
-    )
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What sorted events are between; pairs of least and most, both inclusive."""
+
+    rows: int
+    series: tuple[str, str]
+    sequence: tuple[int, int]
+    us: tuple[int, int]
+
+    def followed(self, by: "Extent") -> "Extent":
+        """With the events `by`, which come after these."""
+        spans = ((self.sequence, by.sequence), (self.us, by.us))
+        sequence, us = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in spans)
+        return Extent(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
+
+    def statistics(self) -> str:
+        """As Delta has them."""
+        least, most = (
+            {
+                "series": self.series[end],
+                "sequence": self.sequence[end],
+                "timestamp": format_instant(self.us[end]),
+            }
+            for end in (0, 1)
+        )
+        nulls = dict.fromkeys(least, 0)
+        return json.dumps(
+            {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+        )
+
+
+def extent_of(table: pa.Table) -> Extent:
+    """The extent of events sorted by (series, sequence), of which there are some."""
+    ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
+    sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
+    return Extent(table.num_rows, ends, sequence, us)
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:

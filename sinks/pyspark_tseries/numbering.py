@@ -5,8 +5,9 @@ timestamp, and where their series stand afterwards. A lost race calls it again w
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,14 +16,21 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.instants import FINAL_US, MIN_US, format_instant
 from pyspark_tseries.errors import UpdateFailed
-from pyspark_tseries.heads import NEVER_US, Head, Longs, Note, delta_of
+from pyspark_tseries.heads import NEVER_US, Longs, Note, delta_of
 
-__all__ = ["Numbered", "counted", "encode", "number"]
+__all__ = ["UNTIMED", "Numbered", "Standing", "counted", "encode", "number", "ordered"]
 
 Flags = npt.NDArray[np.bool_]
 
-_UNTIMED: Final = np.iinfo(np.int64).max
+UNTIMED: Final = np.iinfo(np.int64).max
 """Stands for a null timestamp while sorting, which puts these rows last."""
+
+
+class Standing(Protocol):
+    """Where series stand, as a `Head` says it."""
+
+    def of(self, names: Sequence[str]) -> dict[str, Longs]:
+        """As `Head.of`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ class Numbered:
     example: dict[str, Any] | None
 
 
-def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: int) -> Numbered:
+def number(series: pa.Array, given: pa.Array, head: Standing, policy: str, now_us: int) -> Numbered:
     """Numbers a batch.
 
     Events of a series are in the order of (timestamp, row); rows without a timestamp follow, in
@@ -72,17 +80,27 @@ def number(series: pa.Array, given: pa.Array, head: Head, policy: str, now_us: i
         UpdateFailed: a row is late under `fail`, its timestamp is no legal instant, or there is
             nothing to assign one from.
     """
-    names, codes = encode(series)
-    us = given.cast(pa.int64()).fill_null(_UNTIMED).to_numpy(zero_copy_only=False)
-    order = np.lexsort((us, codes))
-    codes, us = codes[order], us[order]
+    order, names, codes, us = ordered(series, given)
     _check_legal(names, codes, us)
     before = head.of(names.to_pylist())
     late = _judge(us < before["original_us"][codes], names, codes, us, before, policy)
     if late.dropped:
         order, codes, us = order[late.on_time], codes[late.on_time], us[late.on_time]
-    timed = np.where(us == _UNTIMED, NEVER_US, np.maximum(us, before["original_us"][codes]))
+    timed = np.where(us == UNTIMED, NEVER_US, np.maximum(us, before["original_us"][codes]))
     return _numbered(names, codes, order, timed, before, now_us, late)
+
+
+def ordered(series: pa.Array, given: pa.Array) -> tuple[Longs, pa.Array, Longs, Longs]:
+    """Rows in the order of (series, timestamp, row), untimed ones last in their series.
+
+    Returns:
+        The rows; the distinct names, sorted; of each row in that order its position in the names,
+        and its timestamp, UNTIMED where it has none.
+    """
+    names, codes = encode(series)
+    us = given.cast(pa.int64()).fill_null(UNTIMED).to_numpy(zero_copy_only=False)
+    order = np.lexsort((us, codes))
+    return order, names, codes[order], us[order]
 
 
 def encode(series: pa.Array) -> tuple[pa.Array, Longs]:
@@ -95,7 +113,7 @@ def encode(series: pa.Array) -> tuple[pa.Array, Longs]:
 
 
 def _check_legal(names: pa.Array, codes: Longs, us: Longs) -> None:
-    illegal = np.flatnonzero(((us < MIN_US) | (us > FINAL_US)) & (us != _UNTIMED))
+    illegal = np.flatnonzero(((us < MIN_US) | (us > FINAL_US)) & (us != UNTIMED))
     if len(illegal):
         series, row = names[int(codes[illegal[0]])], illegal[0]
         raise UpdateFailed(

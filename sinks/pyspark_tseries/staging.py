@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pyspark_tseries.places import Place
 
-__all__ = ["Staged", "read_staged", "stage"]
+__all__ = ["Staged", "read_staged", "read_stream", "stage"]
 
 INLINE_BYTES: Final = 64 * 1024
 """Spark carries messages of up to this size faster than a file is written and read."""
@@ -60,10 +60,11 @@ def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.Recor
 
 def read_staged(place: Place, staged: Iterable[Staged]) -> pa.Table:
     """The rows of all tasks, in the order given, as one chunk a column."""
-    return pa.concat_tables([_read_stream(place, one) for one in staged]).combine_chunks()
+    return pa.concat_tables([read_stream(place, one) for one in staged]).combine_chunks()
 
 
-def _read_stream(place: Place, staged: Staged) -> pa.Table:
+def read_stream(place: Place, staged: Staged) -> pa.Table:
+    """The rows of one task."""
     if staged.path is None:
         return pa.ipc.open_stream(staged.inline).read_all()
     with place.read(staged.path) as file:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries import host_locks, properties
-from pyspark_tseries.attempts import Attempt, Batch, Sight, prepare
+from pyspark_tseries.attempts import Appended, Attempt, Sight
 from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.delta_log import Log, added, create_table, open_table
 from pyspark_tseries.errors import NoSuchStore
@@ -224,7 +224,7 @@ class Store:
         """
         self._publish(Attempt(head_id, head, [], []), None)
 
-    def append(self, batch: Batch, clock: Callable[[], int] = now_us) -> Attempt | None:
+    def append(self, batch: Appended, clock: Callable[[], int] = now_us) -> Attempt | None:
         """Commits `batch`, once, however often it is called with the same token.
 
         Args:
@@ -259,7 +259,7 @@ class Store:
                 new_id = secrets.randbits(62)
                 sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
                 policy = properties.policy_of(self.log.properties(), head.note)
-                attempt = prepare(self.place, batch, head_id, head, clock(), new_id, sight, policy)
+                attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
                 try:
                     self._publish(attempt, batch.token)
                     return attempt
