@@ -5,6 +5,7 @@ series.append("kitchen", 21.5)
 series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from numbers import Integral
@@ -16,7 +17,7 @@ from pyspark_tseries.attempts import Attempt, Batch
 from pyspark_tseries.columns import EVENT, one_value
 from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
-from pyspark_tseries.errors import IncompatibleValue, UnusableStore
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, os_user, parse_write
@@ -43,7 +44,8 @@ class TimeSeries:
 
     Every append and every edit is one commit, in the store when the call returns. The value of a
     store with one value column is that value, otherwise a mapping of names to values; what it
-    does not name is null.
+    does not name is null. Columns that others add meanwhile can be named at once; who opened a
+    store with one column may go on giving that one's value.
     """
 
     def __init__(self, store: Store, author: str, auto_compact: bool = True) -> None:
@@ -51,10 +53,11 @@ class TimeSeries:
         self._author = author
         self._auto_compact = auto_compact
         self._staged = staged_schema(store.values)
+        self._only = store.values[0].name if len(store.values) == 1 else None
 
     @staticmethod
     def create(
-        path: str,
+        path: str | os.PathLike[str],
         schema: pa.Schema | Mapping[str, pa.DataType],
         retained_range: str | None = None,
         author: str | None = None,
@@ -84,14 +87,17 @@ class TimeSeries:
         Raises:
             IncompatibleValue: a column that no store can have.
             UnusableStore: there is something at `path` already, or it cannot be reached.
-            ValueError: no path, no retained range, or no such storage option.
+            ValueError: no path, no retained range, a negative age, or no such storage option.
         """
         place = place_of(path, storage_options)
+        if min_retention_age is not None and min_retention_age < timedelta(0):
+            raise ValueError(f"min_retention_age {min_retention_age} is below 0")
         retained = None if retained_range is None else parse_range(retained_range)
         plan = plan_rows(
             pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=place.location), None
         )
         _refuse_metadata(plan)
+        who = _who(author)
         allowed = None if policy is None else parse_policy(policy)
         if Store.find(place) is not None:
             raise UnusableStore(
@@ -106,11 +112,11 @@ class TimeSeries:
             None if subscription_range is None else parse_initial(subscription_range),
             policy=allowed,
         )
-        return TimeSeries(store, os_user() if author is None else author, auto_compact)
+        return TimeSeries(store, who, auto_compact)
 
     @staticmethod
     def open(
-        path: str,
+        path: str | os.PathLike[str],
         author: str | None = None,
         *,
         auto_compact: bool = True,
@@ -126,8 +132,8 @@ class TimeSeries:
             UnusableStore: it is of a newer version, or no store.
             ValueError: no path, or no such storage option.
         """
-        store = Store.open(place_of(path, storage_options))
-        return TimeSeries(store, os_user() if author is None else author, auto_compact)
+        who = _who(author)
+        return TimeSeries(Store.open(place_of(path, storage_options)), who, auto_compact)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
         """Adds an event to the end of a series.
@@ -143,6 +149,10 @@ class TimeSeries:
             PermissionDenied: the author may not append.
             StoreBusy: other writers won every attempt.
         """
+        if timestamp is not None and not isinstance(timestamp, datetime):
+            raise IncompatibleValue(
+                f"{timestamp!r} is no timestamp; accepted: an aware datetime; next step: convert it"
+            )
         stamp = None if timestamp is None else instant_us(timestamp)
         return self._add(series, value, stamp, None)
 
@@ -186,6 +196,15 @@ class TimeSeries:
             IncompatibleValue: a column of a wrong type or name.
             StoreBusy: other writers won every attempt.
         """
+        if isinstance(table, pa.RecordBatch):
+            table = pa.Table.from_batches([table])
+        if not isinstance(table, pa.Table):
+            raise IncompatibleValue(
+                f"{type(table).__name__} is no table of rows; accepted: a pyarrow.Table; next "
+                "step: convert it, with pa.Table.from_pandas(frame, preserve_index=False) or "
+                "pa.table(columns)"
+            )
+        self._store.refresh()
         choices = {
             "outOfOrder": out_of_order,
             "missingOriginal": missing_original,
@@ -268,10 +287,14 @@ class TimeSeries:
         return attempt
 
     def _values(self, value: Any) -> list[Any]:
+        if isinstance(value, Mapping) and not set(value) <= set(self._staged.names[4:]):
+            self._store.refresh()  # Somebody may have added a column.
+            self._staged = staged_schema(self._store.values)
         names = self._staged.names[4:]
-        if len(names) == 1 and not (isinstance(value, Mapping) and set(value) == set(names)):
-            return [value]
-        if not isinstance(value, Mapping) or not set(value) <= set(names):
+        named = isinstance(value, Mapping) and set(value) <= set(names)
+        if self._only is not None and not (named and value):
+            value = {self._only: value}
+        elif not named:
             shown = ", ".join(f"'{name}'" for name in names)
             raise IncompatibleValue(
                 f"{value!r} does not fit the store's value columns; accepted: a mapping with keys "
@@ -280,10 +303,21 @@ class TimeSeries:
         return [value.get(name) for name in names]
 
     def _answer(self, query: Query, series: str) -> QueryResult:
+        if not isinstance(series, str):
+            raise InvalidQuery(
+                f"{series!r} names no series; accepted: a text; next step: ask for one series at "
+                "a time"
+            )
         snapshot, head = self._store.sight()
         Guard(snapshot.policy, self._author).need_query(query)
         found = answer(snapshot, head, query, [series])
         return QueryResult(found.table, found.selected)
+
+
+def _who(author: str | None) -> str:
+    if author is not None and not isinstance(author, str):
+        raise ValueError(f"author {author!r} is no text")
+    return os_user() if author is None else author
 
 
 def _refuse_metadata(plan: RowPlan) -> None:

@@ -70,7 +70,7 @@ def compact(
 
 def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
     """One compaction of `store`, of all files or of those that are due."""
-    lost: DeltaError | None = None
+    lost: DeltaError | OSError | None = None
     for _ in range(ATTEMPTS):
         snapshot = store.snapshot()
         chosen = to_merge(snapshot.files, everything=everything)
@@ -79,25 +79,38 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
         merge = _Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
         if not merge.due():
             return Compacted(len(chosen), len(chosen), 0)
-        written: list[WrittenFile] = []
+        written = _written(store, merge)
+        horizon = merge.horizon if merge.removed else None
+        certain = True
         try:
-            for file in merge.write():
-                written.append(file)  # noqa: PERF402 what was written is known when one fails
-            horizon = merge.horizon if merge.removed else None
             done = replace_files(store, chosen, written, horizon, now_us)
-        except DeltaError as error:
+        except (DeltaError, OSError) as error:
             lost = error
+            # The commit may have been made, and only what follows it, a checkpoint, have failed.
             done = bool({file.path for file in written} & _live(store))
-        except BaseException:
-            _discard(store, written)
-            raise
+            # Of an object store it may still be carried out: then cleaning finds the files.
+            certain = store.place.local
         if done:
             return Compacted(len(chosen), len(written), merge.removed)
-        _discard(store, written)
+        if certain:
+            _discard(store, written)
+        if isinstance(lost, OSError):
+            raise lost
     raise StoreBusy(
         f"store '{store.root}': other compactions were first in all of {ATTEMPTS} attempts; "
         "nothing was changed; next step: leave it to them, or try again later"
     ) from lost
+
+
+def _written(store: Store, merge: "_Merge") -> list[WrittenFile]:
+    written: list[WrittenFile] = []
+    try:
+        for file in merge.write():
+            written.append(file)  # noqa: PERF402 what was written is known when one fails
+    except BaseException:
+        _discard(store, written)
+        raise
+    return written
 
 
 def _live(store: Store) -> set[str]:

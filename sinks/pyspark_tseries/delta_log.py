@@ -18,7 +18,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import WrittenFile
 from pyspark_tseries.places import Place
 
-__all__ = ["Log", "added", "create_table", "open_table", "table_of"]
+__all__ = ["Log", "added", "create_table", "open_table", "table_of", "unreachable"]
 
 _COLOURS: Final = re.compile("\x1b\\[[0-9;]*m")
 
@@ -35,7 +35,7 @@ def open_table(place: Place) -> DeltaTable | None:
         return None
     except (DeltaError, OSError) as error:
         if not place.local:
-            raise _unreachable(place, "opened", error) from None
+            raise unreachable(place, "opened", error) from None
         raise UnusableStore(
             f"'{place.location}' cannot be opened as a store: {str(error).splitlines()[0]}; "
             "accepted: a directory that a tseries write has created; next step: check the path "
@@ -52,8 +52,7 @@ def create_table(place: Place, schema: pa.Schema, properties: dict[str, str]) ->
     """Creates the table at `place`, unless another writer has just done it.
 
     Raises:
-        UnusableStore: the object store cannot be reached.
-        DeltaError, OSError: the directory cannot be written.
+        UnusableStore: the directory cannot be written, or the object store not be reached.
     """
     try:
         DeltaTable.create(
@@ -66,18 +65,19 @@ def create_table(place: Place, schema: pa.Schema, properties: dict[str, str]) ->
         )
     except (DeltaError, OSError) as error:
         if open_table(place) is None:
-            if place.local:
-                raise
-            raise _unreachable(place, "created", error) from None
+            raise unreachable(place, "created", error) from None
 
 
-def _unreachable(place: Place, done: str, error: Exception) -> UnusableStore:
+def unreachable(place: Place, done: str, error: Exception) -> UnusableStore:
     """An error that shows no secrets, though the storage's answer may; so without its cause."""
     said = " ".join(_COLOURS.sub("", place.hides(str(error))).split())
+    there, given = "a directory that can be written", ""
+    if not place.local:
+        there = "a prefix in a bucket that exists, and credentials that may read and write it"
+        given = " and storageOptions (storage_options=, --storage-option)"
     return UnusableStore(
-        f"'{place.location}' cannot be {done} as a store: {said[:500]}; accepted: a prefix in a "
-        "bucket that exists, and credentials that may read and write it; next step: check the "
-        "path and storageOptions (storage_options=, --storage-option)"
+        f"'{place.location}' cannot be {done} as a store: {said[:500]}; accepted: {there}; "
+        f"next step: check the path{given}"
     )
 
 

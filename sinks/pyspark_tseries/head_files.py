@@ -91,7 +91,8 @@ def _read_head(place: Place, path: str) -> pa.Table:
     except (OSError, pa.ArrowInvalid) as error:
         raise UnusableStore(
             f"the store's head file '{path}' cannot be read: {error}; accepted: a store copied "
-            "whole, '_tseries' included; next step: copy it again, or restore that file"
+            "whole, '_tseries' included; next step: copy it again, restore that file, or make it "
+            f"anew with: python -m pyspark_tseries rebuild {place.location}"
         ) from error
 
 

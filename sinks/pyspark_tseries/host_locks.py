@@ -24,7 +24,12 @@ def in_turn(place: Place) -> Iterator[None]:
     if not place.local:
         yield  # Its writers are seldom of one host: they race.
         return
-    with open(place.lock_path("commit.lock"), "ab") as file:
+    try:
+        file = open(place.lock_path("commit.lock"), "ab")  # noqa: SIM115 closed below
+    except FileNotFoundError:
+        yield  # The store is gone, which whoever queues finds out next.
+        return
+    with file:
         patience = time.monotonic() + QUEUE_SECONDS
         while not try_lock(file.fileno()) and time.monotonic() < patience:
             time.sleep(random.uniform(0.001, 0.005))

@@ -96,9 +96,15 @@ def ordered(series: pa.Array, given: pa.Array) -> tuple[Longs, pa.Array, Longs, 
     Returns:
         The rows; the distinct names, sorted; of each row in that order its position in the names,
         and its timestamp, UNTIMED where it has none.
+
+    Raises:
+        UpdateFailed: a given timestamp is UNTIMED.
     """
     names, codes = encode(series)
-    us = given.cast(pa.int64()).fill_null(UNTIMED).to_numpy(zero_copy_only=False)
+    given = given.cast(pa.int64())
+    if (row := pc.index(given, UNTIMED).as_py()) >= 0:
+        raise _illegal(series[row], UNTIMED)
+    us = given.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
     order = np.lexsort((us, codes))
     return order, names, codes[order], us[order]
 
@@ -115,12 +121,15 @@ def encode(series: pa.Array) -> tuple[pa.Array, Longs]:
 def _check_legal(names: pa.Array, codes: Longs, us: Longs) -> None:
     illegal = np.flatnonzero(((us < MIN_US) | (us > FINAL_US)) & (us != UNTIMED))
     if len(illegal):
-        series, row = names[int(codes[illegal[0]])], illegal[0]
-        raise UpdateFailed(
-            f"series '{series}': timestamp {us[row]} us since 1970 is out of range; accepted: "
-            f"{format_instant(MIN_US)} to {format_instant(FINAL_US)}; next step: correct it, or "
-            "give null to have one assigned. Nothing of the batch is stored"
-        )
+        raise _illegal(names[int(codes[illegal[0]])], int(us[illegal[0]]))
+
+
+def _illegal(series: pa.Scalar, us: int) -> UpdateFailed:
+    return UpdateFailed(
+        f"series '{series}': timestamp {us} us since 1970 is out of range; accepted: "
+        f"{format_instant(MIN_US)} to {format_instant(FINAL_US)}; next step: correct it, or "
+        "give null to have one assigned. Nothing of the batch is stored"
+    )
 
 
 def _numbered(

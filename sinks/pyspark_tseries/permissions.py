@@ -33,15 +33,17 @@ def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
         raise ValueError(f"{given!r} maps no principals to permissions")
     policy: Policy = {}
     for principal, permissions in given.items():
-        if not isinstance(principal, str) or isinstance(permissions, str):
+        listed = isinstance(permissions, Iterable) and not isinstance(permissions, str)
+        if not isinstance(principal, str) or not listed:
             raise ValueError(f"{principal!r}: {permissions!r} is no name with a set of permissions")
-        unknown = sorted(set(permissions) - set(PERMISSIONS))
+        mine = set(permissions)
+        unknown = sorted(set(map(str, mine)) - set(PERMISSIONS))
         if unknown:
             raise ValueError(
                 f"'{unknown[0]}' of principal '{principal}' is no permission; accepted: "
                 f"{', '.join(PERMISSIONS)}"
             )
-        policy[principal] = tuple(name for name in PERMISSIONS if name in set(permissions))
+        policy[principal] = tuple(name for name in PERMISSIONS if name in mine)
     return policy
 
 

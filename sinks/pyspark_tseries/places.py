@@ -46,7 +46,8 @@ def local_path(location: str) -> str:
     """The local path that `location`, a path or a `file:` URI, names.
 
     Raises:
-        ValueError: it is empty, has a '%' in it, or is a URI of another kind.
+        ValueError: it is empty, has a '%', a backslash or a control character in it, or is a URI
+            of another kind.
 
     >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
     ('/tmp/a store', '/tmp/a store')
@@ -57,6 +58,8 @@ def local_path(location: str) -> str:
     if "%" in path:
         # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
         raise ValueError("a directory with a '%' in its name cannot be a Delta table")
+    if "\\" in path or any(char < " " for char in path):
+        raise ValueError(f"a directory named {path!r} cannot be a Delta table")
     return path
 
 
@@ -96,7 +99,9 @@ def location_of(text: str) -> str:
     return f"s3://{named['bucket']}/{prefix}"
 
 
-def place_of(location: "str | Place", options: Mapping[str, str] | None = None) -> "Place":
+def place_of(
+    location: "str | os.PathLike[str] | Place", options: Mapping[str, str] | None = None
+) -> "Place":
     """The place that `location` names, to be reached with `options`; a place is that itself.
 
     Args:
@@ -109,7 +114,9 @@ def place_of(location: "str | Place", options: Mapping[str, str] | None = None) 
     """
     if isinstance(location, Place):
         return location
-    there = location_of(location)
+    if not isinstance(location, str | os.PathLike):
+        raise ValueError(f"{location!r} is no path; accepted: a text or a pathlib.Path")
+    there = location_of(os.fspath(location))
     try:
         given = _normal(options or {})
         if given and not there.startswith("s3://"):
@@ -269,7 +276,9 @@ class Place:
         if not self.local:
             which = hashlib.sha256(self.location.encode()).hexdigest()[:32]
             return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{which}-{name}")
-        os.makedirs(self.file("_tseries"), exist_ok=True)
+        # Not with its parents: a store that was removed must not be there again as a directory.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.mkdir(self.file("_tseries"))
         return self.file("_tseries", name)
 
 

@@ -54,6 +54,8 @@ def parse_range(text: str) -> RetainedRange:
     >>> parse_range("last 10S LIMIT 5")
     RetainedRange(limit=5, last_us=10000000)
     """
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is no text such as 'limit 10' or 'last 7D'")
     rest = text.strip()
     if rest.lower() == "unlimited":
         return UNLIMITED

@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries import host_locks, properties
 from pyspark_tseries.attempts import Appended, Attempt, Sight
 from pyspark_tseries.columns import layout, stored_values
-from pyspark_tseries.delta_log import Log, added, create_table, open_table
+from pyspark_tseries.delta_log import Log, added, create_table, open_table, unreachable
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.head_files import load_head, read_head_note
@@ -239,34 +239,56 @@ class Store:
             NoSuchEvent: an edit may not.
             PermissionDenied: the batch's principal may not do this.
             StoreBusy: other writers won every attempt.
+            OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
-        attempt: Attempt | None = None
-        lost: DeltaError | None = None
-        alone = turn = 0
+        tried: list[Attempt] = []
+        lost: DeltaError | OSError | None = None
+        faults = turn = 0
         while True:
-            with self._lock, host_locks.in_turn(self.place):
-                self._catch_up()
-                if self.log.has(batch.token) or (attempt and self._landed(attempt)):
-                    return attempt
-                if attempt:
-                    self.place.remove(attempt.paths)
-                    alone = alone + 1 if self.head()[0] == attempt.head.note.parent else 0
-                if lost and alone == FAILURES_ALONE:
-                    raise lost
-                if turn == ATTEMPTS:
-                    raise busy(self.root, ATTEMPTS, _BUSY) from lost
-                head_id, head = self.head()
-                new_id = secrets.randbits(62)
-                sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
-                policy = properties.policy_of(self.log.properties(), head.note)
-                attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
-                try:
-                    self._publish(attempt, batch.token)
-                    return attempt
-                except DeltaError as error:
-                    lost = error
+            try:
+                with self._lock, host_locks.in_turn(self.place):
+                    self._catch_up()
+                    landed = next((attempt for attempt in tried if self._landed(attempt)), None)
+                    if landed or self.log.has(batch.token):
+                        return landed or (tried[-1] if tried else None)
+                    faults = 0 if self._beaten(tried) else faults
+                    if faults == FAILURES_ALONE or turn == ATTEMPTS:
+                        break
+                    return self._try(batch, clock, tried)
+            except (DeltaError, OSError) as error:
+                # Whether the batch is stored for all that is looked up first in the next turn.
+                lost, faults = error, faults + 1
+                if faults > FAILURES_ALONE:
+                    break
             wait_out(turn)
             turn += 1
+        if lost is None or faults < FAILURES_ALONE:
+            raise busy(self.root, ATTEMPTS, _BUSY) from lost
+        raise lost if self.place.local else unreachable(self.place, "written", lost)
+
+    def _try(self, batch: Appended, clock: Callable[[], int], tried: list[Attempt]) -> Attempt:
+        """One attempt to commit, which is added to `tried` before it counts."""
+        head_id, head = self.head()
+        new_id = secrets.randbits(62)
+        sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
+        policy = properties.policy_of(self.log.properties(), head.note)
+        attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
+        tried.append(attempt)
+        self._publish(attempt, batch.token)
+        return attempt
+
+    def _beaten(self, tried: list[Attempt]) -> bool:
+        """Whether a rival was faster than the attempts; forgets those that come to nothing.
+
+        Of an object store a request that failed may still be carried out, unless a rival's
+        commit is in its way; until then its files stay, and cleaning finds them in the end.
+        """
+        head_id, _ = self.head()
+        beaten = [attempt for attempt in tried if attempt.head.note.parent != head_id]
+        for attempt in list(tried) if self.place.local else beaten:
+            self.place.remove(attempt.paths)
+            tried.remove(attempt)
+        return bool(beaten)
 
     def _catch_up(self) -> None:
         if not self.refresh():

@@ -61,7 +61,7 @@ def parse_initial(text: str) -> RetainedRange:
     Raises:
         ValueError: it is none of these.
     """
-    return NO_EVENTS if text.strip().lower() == "none" else parse_range(text)
+    return NO_EVENTS if str(text).strip().lower() == "none" else parse_range(text)
 
 
 def format_initial(initial: RetainedRange) -> str:
