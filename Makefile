@@ -70,8 +70,8 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH nice -n 15 timeout 7200 mutmut run --max-children 2
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
 
-bench: java $(READY) ## side by side with Spark's own sources and sinks
-	$(BIN)/python -m bench
+bench: java $(READY) ## side by side with Spark's own sources and sinks: one table of ratios
+	$(BIN)/python bench
 
 lint: $(READY) ## ruff and mypy
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -1,12 +1,17 @@
-"""`make bench`: every comparison in turn, each in a session of its own."""
+"""`make bench`: every comparison, each in a session of its own, as one table of ratios.
 
-import importlib.metadata
+Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. What
+was measured is kept in `bench/results`, with the versions.
+"""
+
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
+from side_by_side import heading, versions
+
+HERE = Path(__file__).parent
 COMPARISONS = (
     "kafka_source.py",
     "cti_cost.py",
@@ -15,17 +20,16 @@ COMPARISONS = (
     "tseries_query.py",
     "tseries_commits.py",
 )
-PACKAGES = ("pyspark", "pyarrow", "confluent-kafka", "deltalake", "duckdb")
 
 
 def main() -> None:
-    """Print what is compared where, then the tables; only ratios within a run mean anything."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    print(f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {versions}", flush=True)
+    """Print what is compared where, then the rows as they come."""
+    print(", ".join(f"{name} {value}" for name, value in versions().items()))
+    print(heading(), flush=True)
+    kept = {"BENCH_RESULTS": str(HERE / "results")}
     for name in COMPARISONS:
-        print(f"\n{name}", flush=True)
-        script = Path(__file__).with_name(name)
-        subprocess.run([sys.executable, str(script)], check=True, stderr=subprocess.DEVNULL)
+        script = [sys.executable, str(HERE / name)]
+        subprocess.run(script, check=True, stderr=subprocess.DEVNULL, env={**os.environ, **kept})
 
 
 if __name__ == "__main__":

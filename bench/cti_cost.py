@@ -7,15 +7,14 @@ the machine do not change much.
 """
 
 import os
-import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
+from side_by_side import Contender, Done, compare, report
+from streams import finish
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
@@ -30,10 +29,7 @@ from pyspark_timestream.kafka_task import Share, TaskPlan, run_task
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import RecordBlock
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "7"))
 SCHEMA = "origin string, dest string, carrier string, dep_delay double, start_time timestamp"
-
-
 BLOCK = 20_000
 
 
@@ -84,8 +80,8 @@ def block(values: pa.Array, stamps: pa.Array, first: int) -> RecordBlock:
     )
 
 
-def flights_per_processor_second(given: dict[Partition, list[RecordBlock]], on: bool) -> float:
-    """Flights over the processor time of one task that reads them all."""
+def in_memory(given: dict[Partition, list[RecordBlock]], on: bool) -> Done:
+    """The processor time of one task that reads all flights."""
     options, schema = settings(on)
     fixed = {"kafka.bootstrap.servers": "none:1", "subscribe": "flights"}
     kafka_options = read_kafka_options({**fixed, **options})
@@ -97,63 +93,45 @@ def flights_per_processor_second(given: dict[Partition, list[RecordBlock]], on: 
     spans = {part: sum(len(b.offsets) for b in each) for part, each in given.items()}
     shares = tuple(Share(Range(part, 0, end), PartitionState()) for part, end in spans.items())
     began = time.process_time()
-    tables = run_task(
+    found = list(run_task(
         kafka_options,
         projection,
         TaskPlan(shares),
         lambda span, needs: iter(given[span.partition]),
         lambda partition, state: None,
-    )
-    rows = sum(table.num_rows for table in tables)
+    ))  # fmt: skip
     spent = time.process_time() - began
-    if not DEPARTED <= rows <= DEPARTED * 1.2:
-        raise SystemExit(f"{rows} rows were read, not {DEPARTED}")
-    return FLIGHTS / spent
+    rows = pa.Table.from_batches(found)
+    flown = rows.filter(pc.is_null(rows["cti"])) if on else rows
+    delays = pc.sum(pc.fill_null(flown["dep_delay"], 0)).as_py()
+    return Done(spent, {"flights": flown.num_rows, "minutes of delay": delays})
 
 
-def flights_per_second(frame: DataFrame) -> float:
-    """Flights over the time of the batch that reads them."""
-    with tempfile.TemporaryDirectory() as checkpoint:
-        writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        query = writer.trigger(availableNow=True).start()
-        query.awaitTermination()
-    batch = max(query.recentProgress, key=lambda p: p.numInputRows)
+def through_spark(frame: DataFrame) -> Done:
+    """What the batch that reads all flights takes."""
+    done = finish(frame)
+    batch = max(done.batches, key=lambda each: each.numInputRows)
     if not DEPARTED <= batch.numInputRows <= DEPARTED * 1.2:
         raise SystemExit(f"{batch.numInputRows} rows were read, not {DEPARTED}")
-    return 1000 * DEPARTED / batch.durationMs["addBatch"]
-
-
-def in_turns(measure: Callable[[bool], float]) -> tuple[float, float]:
-    """The medians of flights a second, off and on."""
-    speeds: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(ROUNDS + 1):
-        for on, found in speeds.items():
-            speed = measure(on)
-            if turn:  # the first turn warms up
-                found.append(speed)
-    return statistics.median(speeds[False]), statistics.median(speeds[True])
-
-
-def show(job: str, speeds: tuple[float, float]) -> None:
-    """One row of the table."""
-    off, on = speeds
-    print(f"{job:<40}{off / 1e6:>12.2f}{on / 1e6:>12.2f}{on / off:>8.2f}", flush=True)
+    return Done(batch.durationMs["addBatch"] / 1000)
 
 
 def main() -> None:
-    """Print the ratios."""
-    print(f"{'flights -> JSON':<40}{'off M/s':>12}{'on M/s':>12}{'ratio':>8}")
+    """Print the rows: off is the peer."""
     given = blocks()
-    show("a task in memory, by processor time", in_turns(
-        lambda on: flights_per_processor_second(given, on)
-    ))  # fmt: skip
+    in_turns = {"off": lambda: in_memory(given, False), "on": lambda: in_memory(given, True)}
+    alone = compare("flights' JSON, CTIs on/off: a task's own work", in_turns, FLIGHTS)
     spark = local_spark("cti_cost")
     with broker(say=lambda _: None) as kafka:
         topic = produce_flights(kafka)
-        show("topic -> noop, by the clock", in_turns(
-            lambda on: flights_per_second(read(spark, kafka, topic, on))
-        ))  # fmt: skip
+
+        def run(on: bool) -> Contender:
+            return lambda: through_spark(read(spark, kafka, topic, on))
+
+        through = {"off": run(False), "on": run(True)}
+        whole = compare("flights' JSON, CTIs on/off: topic -> noop", through, DEPARTED)
     spark.stop()
+    report(__file__, [alone, whole])
 
 
 if __name__ == "__main__":

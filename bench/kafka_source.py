@@ -1,19 +1,19 @@
 """Kafka -> noop and Kafka -> JSON -> one-minute windows, against Spark's own Kafka source.
 
-Both read the same topic in one batch, in turns; every job counts its rows, so that equal work is
-proven and not assumed.
+Both read the same topic in one batch, in turns. Before that both deliver the same records, which
+is checked by their number, offsets and values, or by the fields and times that were parsed.
 """
 
 import json
 import os
-import statistics
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from side_by_side import Comparison, Contender, compare, report
+from streams import one_batch, summary
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, Record, broker
@@ -21,7 +21,6 @@ from spark_session import local_spark
 
 PARTITIONS = 4
 RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 START_MS = 1_700_000_000_000
 JSON = "device long, reading double"
 
@@ -53,20 +52,28 @@ def timestream(spark: SparkSession, kafka: Broker, topic: str, schema: str = "")
     return reader.load()
 
 
-def spark_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
-    """`from_json` and a one-minute average."""
+def spark_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+    """`from_json`, and the event time."""
     parsed = F.from_json(F.col("value").cast("string"), JSON + ", ts long").alias("v")
     rows = spark_source(spark, kafka, topic).select(parsed).select("v.*")
-    rows = rows.withColumn("start_time", F.timestamp_millis("ts"))
-    return minutes(rows.withWatermark("start_time", "1 second"))
+    return rows.withColumn("start_time", F.timestamp_millis("ts"))
+
+
+def timestream_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+    """The same of ours, with CTIs."""
+    return timestream(spark, kafka, topic, f"{JSON}, start_time timestamp, cti timestamp")
+
+
+def spark_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+    """A one-minute average."""
+    return minutes(spark_parsed(spark, kafka, topic).withWatermark("start_time", "1 second"))
 
 
 def timestream_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
     """The same of ours, released by CTIs."""
     from pyspark_timestream import advance_time
 
-    rows = timestream(spark, kafka, topic, f"{JSON}, start_time timestamp, cti timestamp")
-    return minutes(advance_time(rows))
+    return minutes(advance_time(timestream_parsed(spark, kafka, topic)))
 
 
 def minutes(rows: DataFrame) -> DataFrame:
@@ -74,51 +81,62 @@ def minutes(rows: DataFrame) -> DataFrame:
     return rows.groupBy("device", F.window("start_time", "1 minute")).agg(F.avg("reading"))
 
 
-def rows_per_second(frame: DataFrame, count: int) -> float:
-    """`count` records over the time of the batch that reads them."""
-    with tempfile.TemporaryDirectory() as checkpoint:
-        writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        query = writer.outputMode("append").trigger(availableNow=True).start()
-        query.awaitTermination()
-    progress = query.recentProgress
-    read = sum(p.numInputRows for p in progress)
-    if not count <= read <= count * 1.01:
-        raise SystemExit(f"{read} rows were read, not {count}")
-    batch = max(progress, key=lambda p: p.numInputRows)
-    return 1000 * count / batch.durationMs["addBatch"]
+def data_rows(frame: DataFrame) -> DataFrame:
+    """Without CTI rows."""
+    return frame.where("cti IS NULL") if "cti" in frame.columns else frame
 
 
-JOBS: dict[str, dict[str, Callable[..., DataFrame]]] = {
+RECORD_SUMS = {
+    "records": "count(*)",
+    "offsets": "sum(offset)",
+    "keys": "sum(crc32(key))",
+    "values": "sum(crc32(value))",
+    "timestamps": "sum(unix_millis(timestamp))",
+}
+FIELD_SUMS = {
+    "records": "count(*)",
+    "devices": "sum(device)",
+    "readings": "sum(cast(round(reading * 7) AS long))",
+    "times": "sum(unix_millis(start_time))",
+}
+
+Make = Callable[[SparkSession, Broker, str], DataFrame]
+JOBS: Mapping[str, Mapping[str, Make]] = {
     "Kafka -> noop": {"spark": spark_source, "timestream": timestream},
     "Kafka -> JSON -> window": {"spark": spark_windows, "timestream": timestream_windows},
 }
+CHECKED = {
+    "Kafka -> noop": ({"spark": spark_source, "timestream": timestream}, RECORD_SUMS),
+    "Kafka -> JSON -> window": (
+        {"spark": spark_parsed, "timestream": timestream_parsed},
+        FIELD_SUMS,
+    ),
+}
 
 
-def measure(rounds: int = ROUNDS, count: int = RECORDS) -> dict[str, dict[str, list[float]]]:
-    """Job -> source -> rows a second of each round, the sources in turns."""
-    found: dict[str, dict[str, list[float]]] = {}
-    spark = local_spark("bench", spark_jars=kafka_jars(), spark_ui_showConsoleProgress="false")
-    with broker() as kafka:
+def measure(count: int = RECORDS) -> list[Comparison]:
+    """Every job, by Spark's source and by ours."""
+    spark = local_spark("bench", spark_jars=kafka_jars())
+    with broker(say=lambda _: None) as kafka:
         topic = kafka.create_topic(partitions=PARTITIONS)
         kafka.produce(topic, records(count))
-        for job, sources in JOBS.items():
-            found[job] = {name: [] for name in sources}
-            for turn in range(rounds + 1):
-                for name, make in sources.items():
-                    speed = rows_per_second(make(spark, kafka, topic), count)
-                    if turn:  # the first turn warms up
-                        found[job][name].append(speed)
+
+        def run(make: Make) -> Contender:
+            return lambda: one_batch(make(spark, kafka, topic), count, extra=0.01)
+
+        def comparison(job: str) -> Comparison:
+            sources, sums = CHECKED[job]
+            checks = {
+                name: lambda m=make: summary(data_rows(m(spark, kafka, topic)), sums)
+                for name, make in sources.items()
+            }
+            runs = {name: run(make) for name, make in JOBS[job].items()}
+            return compare(job, runs, count, checks=checks)
+
+        found = [comparison(job) for job in JOBS]
     spark.stop()
     return found
 
 
-def main() -> None:
-    """Print the table."""
-    print(f"{'job':<26}{'spark M/s':>12}{'timestream':>12}{'ratio':>8}  ({RECORDS:,} records)")
-    for job, speeds in measure().items():
-        spark, ours = (statistics.median(speeds[name]) for name in ("spark", "timestream"))
-        print(f"{job:<26}{spark / 1e6:>12.2f}{ours / 1e6:>12.2f}{ours / spark:>8.2f}")
-
-
 if __name__ == "__main__":
-    main()
+    report(__file__, measure())

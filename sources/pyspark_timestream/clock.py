@@ -203,10 +203,19 @@ def _block_us(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
     over = step_ms.denominator
     whole_step, rest_step = divmod(step_ms.numerator, over)
     base_ms, base_rest = divmod(_exact_ms(clock, begin) * over // 1, over)
-    index = np.arange(end - begin, dtype=np.int64)
-    # A single tick takes no step, and its step may be longer than int64 can say.
-    whole = index * whole_step if end - begin > 1 else index
-    return (base_ms + whole + (base_rest + index * rest_step) // over) * _MILLI_US
+    count = end - begin
+    if count == 1:
+        # A single tick takes no step, and its step may be longer than int64 can say.
+        return np.array([base_ms * _MILLI_US], dtype=np.int64)
+    if not rest_step:
+        first_us, step_us = base_ms * _MILLI_US, whole_step * _MILLI_US
+        return np.arange(first_us, first_us + count * step_us, step_us, dtype=np.int64)
+    # In place: a new array a step would cost more than the step.
+    times = np.arange(base_rest, base_rest + count * rest_step, rest_step, dtype=np.int64)
+    times //= over
+    times += np.arange(base_ms, base_ms + count * whole_step, whole_step) if whole_step else base_ms
+    times *= _MILLI_US
+    return times
 
 
 def blocks(start_inclusive: int, end_exclusive: int) -> Iterator[tuple[int, int]]:

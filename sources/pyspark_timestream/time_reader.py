@@ -162,8 +162,8 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: TickPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The rows of one task in tick order."""
         for begin, stop in blocks(partition.start_inclusive, partition.end_exclusive):
-            times = pa.array(tick_times_us(partition.clock, begin, stop), pa.int64())
-            columns = [times.cast(_ARROW_SCHEMA[0].type), np.arange(begin, stop)]
+            times = pa.array(tick_times_us(partition.clock, begin, stop))
+            columns = [times.view(_ARROW_SCHEMA[0].type), pa.array(np.arange(begin, stop))]
             yield pa.RecordBatch.from_arrays(columns, schema=_ARROW_SCHEMA)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

@@ -1,0 +1,93 @@
+"""The peak resident memory of a benchmark's processes, read from /proc while it runs."""
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+__all__ = ["PeakMemory"]
+
+_EVERY_S: Final = 0.1
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_PROC: Final = Path("/proc")
+_WORKERS: Final = ("pyspark.daemon", "pyspark.worker")
+
+
+class PeakMemory:
+    """Peaks in MB by kind of process, while it is entered.
+
+    `main`: this process; `driver`: the JVM, which in a local session runs the tasks' JVM side too
+    and gives no heap back, so it only grows over a run; `worker`: the largest Python worker. A kind
+    that was not seen is missing. Brokers and other children do not count.
+    """
+
+    def __init__(self) -> None:
+        self.peaks_mb: dict[str, float] = {}
+        self._kinds: dict[int, str | None] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(_EVERY_S):
+            for kind, size_mb in self._look().items():
+                self.peaks_mb[kind] = max(self.peaks_mb.get(kind, 0.0), size_mb)
+
+    def _look(self) -> Mapping[str, float]:
+        found: dict[str, float] = {}
+        for pid in _family(os.getpid()):
+            kind = self._kind(pid)
+            if kind:
+                found[kind] = max(found.get(kind, 0.0), _resident_mb(pid))
+        return found
+
+    def _kind(self, pid: int) -> str | None:
+        # A process that has forked but not yet become another program is asked again.
+        if self._kinds.get(pid) is None:
+            self._kinds[pid] = "main" if pid == os.getpid() else _kind(_command(pid))
+        return self._kinds[pid]
+
+
+def _kind(command: str) -> str | None:
+    if "org.apache.spark" in command:
+        return "driver"
+    return "worker" if any(module in command for module in _WORKERS) else None
+
+
+def _family(root: int) -> list[int]:
+    """`root` and its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                # The parent follows the command in brackets, which may hold anything.
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    family = [root]
+    for pid in family:
+        family += children.get(pid, [])
+    return family
+
+
+def _command(pid: int) -> str:
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
+    except OSError:
+        return ""
+
+
+def _resident_mb(pid: int) -> float:
+    try:
+        return int((_PROC / str(pid) / "statm").read_text().split()[1]) * _PAGE / 1e6
+    except (OSError, IndexError):
+        return 0.0

@@ -1,0 +1,67 @@
+"""Streaming queries as benchmarks run them: bounded, into `noop`, with what a batch took."""
+
+import tempfile
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+from side_by_side import Done
+
+__all__ = ["Finished", "finish", "one_batch", "summary"]
+
+
+class Finished(NamedTuple):
+    """A bounded run that has ended: the progress of its batches with rows, in their order."""
+
+    batches: list[Any]
+
+    @property
+    def rows(self) -> int:
+        """All input rows, CTI rows included."""
+        return sum(batch.numInputRows for batch in self.batches)
+
+    def seconds(self, phase: str) -> float:
+        """What all batches spent in a phase, such as `addBatch` or `triggerExecution`."""
+        return sum(batch.durationMs[phase] for batch in self.batches) / 1000
+
+
+def finish(frame: DataFrame) -> Finished:
+    """Read what there is into `noop`."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+        writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        query: StreamingQuery = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return Finished([each for each in query.recentProgress if each.numInputRows])
+
+
+def one_batch(frame: DataFrame, rows: int, extra: float = 0.0, phase: str = "addBatch") -> Done:
+    """The one batch with the data; up to `extra` x `rows` CTI rows may come with them.
+
+    Raises:
+        SystemExit: the rows were others, or did not come in one batch.
+    """
+    done = finish(frame)
+    full = [batch for batch in done.batches if batch.numInputRows >= rows]
+    if not rows <= done.rows <= rows * (1 + extra) or len(full) != 1:
+        raise SystemExit(f"{done.rows} rows in {len(done.batches)} batches, not {rows} in one")
+    return Done(full[0].durationMs[phase] / 1000, {"rows": rows})
+
+
+def summary(frame: DataFrame, sums: Mapping[str, str]) -> dict[str, Any]:
+    """Name -> aggregate over all rows of a bounded stream, as a guard's `checks` want them."""
+    aggregates = [F.expr(f"{sql} AS `{name}`") for name, sql in sums.items()]
+    found: list[dict[str, Any]] = []
+
+    def collect(batch: DataFrame, number: int) -> None:
+        row = batch.agg(*aggregates).first()
+        if row and any(value for value in row):
+            found.append(row.asDict())
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+        writer = frame.writeStream.foreachBatch(collect).option("checkpointLocation", checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination()
+    if len(found) != 1:
+        raise SystemExit(f"{len(found)} batches had rows, not one")
+    return found[0]

@@ -1,0 +1,74 @@
+"""Benchmarks compare equal work only, in turns, and keep what they measured."""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import side_by_side
+from memory import PeakMemory
+from side_by_side import Comparison, Done, compare, report
+
+
+def contender(name: str, log: list[str], took: Iterable[float], rows: int) -> Callable[[], Done]:
+    times = iter(took)
+
+    def run() -> Done:
+        log.append(name)
+        return Done(next(times), {"rows": rows})
+
+    return run
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
+    log: list[str] = []
+    runs = {
+        "peer": contender("peer", log, [99, 2, 3, 8], 7),
+        "ours": contender("ours", log, [1, 4, 3, 2], 7),
+    }
+    found = compare("a job", runs, rows=7, rounds=3)
+    assert log == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
+    assert found.took == {"peer": [2, 3, 8], "ours": [4, 3, 2]}
+    assert found.spread() == (0.5, 1.0, 4.0)
+
+
+def test_the_ratio_of_milliseconds_is_ours_over_the_peers() -> None:
+    assert Comparison("a job", {"peer": [10.0], "ours": [5.0]}, unit="ms").ratios == [0.5]
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_unequal_work_has_no_result(measured: bool) -> None:
+    runs = {
+        "peer": contender("peer", [], [1, 1], 7),
+        "ours": contender("ours", [], [1, 1], 8 if measured else 7),
+    }
+    checks = None if measured else {"peer": lambda: {"sum": 1}, "ours": lambda: {"sum": 2}}
+    with pytest.raises(SystemExit, match="unequal work is not compared"):
+        compare("a job", runs, rounds=1, checks=checks)
+
+
+def test_a_report_is_kept_with_its_versions_and_reads_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(side_by_side, "_PLACE", tmp_path)
+    took = {"peer": [2.0, 1.0], "ours": [1.0, 2.0]}
+    job = Comparison("a job", took, 1000, memory_mb={"ours": {"worker": 12.0}})
+    report("bench/some_job.py", [job])
+    kept = json.loads((tmp_path / "some_job.json").read_text())
+    assert Comparison.from_json(kept["jobs"][0]) == job
+    assert {"python", "pyspark", "pyarrow", "librdkafka", "deltalake"} <= kept["versions"].keys()
+    assert {"cores", "date", "commit"} <= kept["versions"].keys()
+    assert "0.50   1.25  2.00" in capsys.readouterr().out
+
+
+def test_a_peak_is_seen_of_memory_that_is_gone_by_the_end() -> None:
+    with PeakMemory() as memory:
+        while memory.peaks_mb.get("main", 0) == 0:
+            pass
+        before = memory.peaks_mb["main"]
+        block = bytearray(os.urandom(1)) * 300_000_000
+        while memory.peaks_mb["main"] < before + 200:
+            pass
+        del block
+    assert memory.peaks_mb["main"] > before + 200
