@@ -5,13 +5,13 @@ partitions at every moment and those of all others at the start of the batch; cl
 forward, so the minimum over what it knows is a promise that already holds.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Prover", "greatest", "merge", "proven_by_tasks", "stream_cti"]
+__all__ = ["Prover", "greatest", "least_of_others", "merge", "proven_by_tasks", "stream_cti"]
 
 Instants = npt.NDArray[np.int64]
 
@@ -25,6 +25,26 @@ def merge(ctis_us: Iterable[int | None]) -> int | None:
     known = list(ctis_us)
     present = [cti_us for cti_us in known if cti_us is not None]
     return min(present) if present and len(present) == len(known) else None
+
+
+def least_of_others(
+    ctis_us: Sequence[int | None], groups: Iterable[Collection[int]]
+) -> list[tuple[int | None, ...]]:
+    """For each group of indices: the one of all other CTIs that decides their merge.
+
+    `(None,)` where one of the others has none, `()` where there are no others. It takes one sorting
+    and a look at each group, since a batch may have thousands of partitions and as many tasks.
+
+    >>> least_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
+    [(4,), (3,), ()]
+    """
+    ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
+    found: list[tuple[int | None, ...]] = []
+    for group in groups:
+        own = set(group)
+        first = next((i for i in ascending if i not in own), None)
+        found.append(() if first is None else (ctis_us[first],))
+    return found
 
 
 def greatest(*ctis_us: int | None) -> int | None:
@@ -57,7 +77,7 @@ class Prover:
 
     Attributes:
         own_us: the CTIs of the task's partitions, in reading order, as far as read.
-        others_us: the CTIs of all other partitions at the start of the batch.
+        others_us: the CTIs of all other partitions at the start of the batch, or the least of them.
         emitted_us: the greatest CTI row that the stream has had before this point; None: none.
     """
 
@@ -102,9 +122,9 @@ def proven_by_tasks(
         end_us: the same at its end.
         tasks: for each task the indices of its partitions.
     """
-    proven = []
-    for mine in tasks:
-        own = set(mine)
-        ctis = (end_us[i] if i in own else start_us[i] for i in range(len(start_us)))
-        proven.append(merge(ctis))
-    return max((cti_us for cti_us in proven if cti_us is not None), default=None)
+    given = list(tasks)
+    proven = (
+        merge([*(end_us[i] for i in mine), *others])
+        for mine, others in zip(given, least_of_others(start_us, given), strict=True)
+    )
+    return greatest(*proven)

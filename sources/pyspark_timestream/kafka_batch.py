@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from pyspark_timestream.cti import PartitionState, raised
+from pyspark_timestream.frontier import least_of_others
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka_task import Share, TaskPlan
 from pyspark_timestream.ranges import Partition
@@ -14,16 +15,17 @@ __all__ = ["joined", "plan_tasks"]
 def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
     """The tasks of the batch that `offset` describes; the first one opens it."""
     states = {part: share.state for part, share in offset.partitions.items()}
-    plans = []
-    for group in offset.groups():
-        mine = {span.partition for span in group}
-        others = (
-            share.state.cti_us
-            for part, share in sorted(offset.partitions.items())
-            if part not in mine and not share.idle
-        )
-        shares = tuple(Share(span, states[span.partition]) for span in group)
-        plans.append(TaskPlan(shares, tuple(others), offset.cti_us))
+    groups = offset.groups()
+    awake = [part for part, share in offset.partitions.items() if not share.idle]
+    place = {part: index for index, part in enumerate(awake)}
+    mine = [
+        [place[span.partition] for span in group if span.partition in place] for group in groups
+    ]
+    others = least_of_others([states[part].cti_us for part in awake], mine)
+    plans = [
+        TaskPlan(tuple(Share(span, states[span.partition]) for span in group), least, offset.cti_us)
+        for group, least in zip(groups, others, strict=True)
+    ]
     if offset.opening_us is not None:
         opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
         plans[:1] = [dataclasses.replace(opened, opening_us=offset.opening_us)]

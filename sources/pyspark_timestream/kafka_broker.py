@@ -82,10 +82,10 @@ class Broker:
         """The partitions that the options name, as far as they exist now."""
         if self._options.subscribe_pattern is not None:
             return self._matching(self._options.subscribe_pattern)
-        wanted = self._options.assign
+        wanted = None if self._options.assign is None else set(self._options.assign)
         topics = {part.topic for part in wanted} if wanted else set(self._options.subscribe or ())
         found = [part for topic in sorted(topics) for part in self._topic(topic)]
-        return found if wanted is None else [part for part in found if part in set(wanted)]
+        return found if wanted is None else [part for part in found if part in wanted]
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The first offset that each partition still has; what is gone is left out."""

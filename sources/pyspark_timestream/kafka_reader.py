@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -73,7 +73,13 @@ class KafkaTransport:
 
 @dataclass(frozen=True)
 class KafkaTask(InputPartition):
-    """What Spark ships to a task: its plan, and where to leave the end states."""
+    """What Spark ships to a task: its plan, and where to leave the end states.
+
+    Attributes:
+        plan: what to do.
+        group: the consumer group in which to leave them.
+        offset: what they follow from, cut down to the task's partitions; None: nothing is left.
+    """
 
     plan: TaskPlan
     group: str = ""
@@ -123,7 +129,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_sentinel(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
-            return [KafkaTask(plan, group, offset) for plan in stream_tasks(self._options, offset)]
+            plans = stream_tasks(self._options, offset)
+            return [KafkaTask(plan, group, _own_part(offset, plan)) for plan in plans]
         return [KafkaTask(plan, group) for plan in self._driver_side().join(start, offset)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -169,6 +176,12 @@ class KafkaBatchReader(DataSourceReader):
         """Runs in a task: the rows of one `KafkaTask`."""
         assert isinstance(partition, KafkaTask)
         return _read_task(self._options, self._projection, partition)
+
+
+def _own_part(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
+    """`offset` with nothing but the partitions of one task."""
+    own = {share.span.partition for share in plan.shares}
+    return replace(offset, partitions={part: offset.partitions[part] for part in own})
 
 
 def _read_task(

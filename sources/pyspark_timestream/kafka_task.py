@@ -52,7 +52,8 @@ class TaskPlan:
 
     Attributes:
         shares: the ranges to read, in this order.
-        others_us: the CTIs of all partitions that are not in `shares`, at the batch's start.
+        others_us: the CTIs of all partitions that are not in `shares`, at the batch's start, or
+            the one that decides their merge.
         emitted_us: the stream's CTI at the batch's start: rows above it are news.
         opening_us: a CTI row to emit first; None: none.
         closing_us: a CTI row to emit last; None: none.

@@ -95,7 +95,7 @@ def batch_tasks(
     spans = [Range(part, start, max(start, ends[part])) for part, start in sorted(starts.items())]
     parts = cut_ranges(spans, options.min_partitions, options.max_records)
     plans = [
-        TaskPlan((_share(options, part, starts[part.partition]),), (None,) * (len(parts) - 1))
+        TaskPlan((_share(options, part, starts[part.partition]),), (None,) * (len(parts) > 1))
         for part in parts
     ]
     final_us = FINAL_US if options.final_cti else None

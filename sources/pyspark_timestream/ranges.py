@@ -3,6 +3,7 @@
 A partition is (topic, number); a range is `[from, to)` in offsets.
 """
 
+import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -75,7 +76,7 @@ def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | N
     if min_parts is None or len(parts) >= min_parts:
         return parts
     total = sum(span.size for span in parts)
-    small = [span for span in parts if _share(span.size, total, min_parts) == 1]
+    small = {span for span in parts if _share(span.size, total, min_parts) == 1}
     left = total - sum(span.size for span in small)
     wanted = max(min_parts - len(small), 1)
     return [
@@ -113,7 +114,7 @@ def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
     groups: list[list[Range]] = [[] for _ in range(tasks)]
     for span in sorted(ranges, key=lambda span: (-span.size, span.partition)):
         if span.size:
-            load, task = min(loads)
-            loads[task] = (load + span.size, task)
+            load, task = loads[0]
+            heapq.heapreplace(loads, (load + span.size, task))
             groups[task].append(span)
     return [sorted(group) for group in groups if group]
