@@ -59,6 +59,9 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 256 * 1024,
     "fetch.message.max.bytes": 16 * 1024 * 1024,
+    # What is fetched past a range's end finds nothing, and the next range waits for its answer:
+    # all ranges are of records that are there, so nobody has to wait for new ones.
+    "fetch.wait.max.ms": 5,
 }
 _CONSUMER_ONLY: Final = ("group.", "fetch.", "queued.", "isolation.", "session.", "heartbeat.")
 _CONSUMER_ALONE: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
