@@ -4,12 +4,12 @@
 inside.
 """
 
-import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from pyspark_timestream.kafka_columns import METADATA
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
+from pyspark_timestream.stock import Stock
 
 __all__ = ["RangeReader", "borrowed_reader"]
 
@@ -193,27 +194,14 @@ class RangeReader:
         )
 
 
-_STOCK: Final[dict[tuple[Any, ...], RangeReader]] = {}
-_STOCK_SIZE: Final = 4
-"""How many readers a worker keeps: several queries of one application share workers."""
+_STOCK: Final[Stock[RangeReader]] = Stock(most=4, idle_s=300)
+"""Several queries of one application share workers."""
 
 
-@contextlib.contextmanager
-def borrowed_reader(options: KafkaOptions, group: str) -> Iterator[RangeReader]:
-    """A reader from this process's stock; it goes back there unless something went wrong.
-
-    Spark reuses its Python workers, so a reader made for one batch serves the next.
-    """
+def borrowed_reader(options: KafkaOptions, group: str) -> AbstractContextManager[RangeReader]:
+    """A reader from this process's stock; it goes back there unless something went wrong."""
     key = (group, options.poll_timeout_ms, options.fail_on_data_loss, *options.client.items())
-    reader = _STOCK.pop(key, None) or RangeReader(options, group)
-    try:
-        yield reader
-    except BaseException:
-        reader.close()
-        raise
-    for old in [_STOCK.pop(next(iter(_STOCK))) for _ in range(len(_STOCK) - _STOCK_SIZE + 1)]:
-        old.close()
-    _STOCK[key] = reader
+    return _STOCK.borrowed(key, lambda: RangeReader(options, group))
 
 
 def _is_about(problem: Message, span: Range) -> bool:
