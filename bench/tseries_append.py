@@ -1,43 +1,44 @@
-"""Milliseconds a batch of the `tseries` sink against Spark's own Parquet sink, side by side.
+"""Rows a second of the `tseries` sink against Spark's own Parquet sink and against deltalake.
 
-Both read the same Parquet files, one file a batch. The sinks take turns, so that both meet the
-same noise; the first batch of a query starts workers and is left out.
+All read the same Parquet files, one file a batch. The peers: `format("parquet")`, and
+`foreachBatch` with deltalake's `write_deltalake`, which is what a Delta table without a JVM package
+takes otherwise. What a batch takes is its trigger, from planning to commit, the median of a query;
+its first batch starts workers and is left out. The guard reads back what each sink has written:
+how many rows, of how many series, and the sums of their times and values.
 """
 
-import os
+import argparse
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
+from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
 
-SIZES = {1_000: 1_000, 100_000: 10_000, 1_000_000: 10_000}
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from spark_session import local_spark
+
+SERIES = {1_000: 1_000, 100_000: 10_000, 1_000_000: 10_000}
 """Rows a batch -> series."""
 
 BATCHES = 4
-ROUNDS = 2
-SINKS = {"tseries": {"retainedRange": "unlimited"}, "parquet": {}}
 SCHEMA = "series string, timestamp timestamp, value double"
 
-
-def session() -> SparkSession:
-    """A local session with the settings that the README recommends."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    return (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
-    )
+Sink = Callable[[DataFrame, str], DataStreamWriter]
 
 
-def write_input(directory: Path, rows: int, series: int) -> None:
+def write_input(directory: Path, rows: int, series: int) -> Path:
     """`BATCHES` files of `rows` rows, in the order of time."""
     directory.mkdir(parents=True)
     names = pa.array([f"series {i}" for i in range(series)])
@@ -46,44 +47,94 @@ def write_input(directory: Path, rows: int, series: int) -> None:
         columns = {
             "series": names.take(pa.array(at % series)),
             "timestamp": pa.array(at * 1000).cast(pa.timestamp("us", "UTC")),
-            "value": pa.array(np.sin(at)),
+            "value": pa.array(at % 1009 / 7),
         }
         pq.write_table(pa.table(columns), directory / f"{number}.parquet")
+    return directory
 
 
-def batch_ms(spark: SparkSession, source: Path, sink: str) -> list[int]:
-    """What each batch but the first took, from trigger to commit."""
+def tseries(frame: DataFrame, path: str) -> DataStreamWriter:
+    """Ours; every batch in the store once."""
+    writer = frame.writeStream.format("tseries").option("retainedRange", "unlimited")
+    return writer.option("path", path)
+
+
+def parquet(frame: DataFrame, path: str) -> DataStreamWriter:
+    """Spark's own file sink: files and a log of them, unsorted and unnumbered."""
+    return frame.writeStream.format("parquet").option("path", path)
+
+
+def deltalake(frame: DataFrame, path: str) -> DataStreamWriter:
+    """The rows to the driver as Arrow, and from there into a Delta table."""
+
+    def write(batch: DataFrame, number: int) -> None:
+        write_deltalake(path, batch.toArrow(), mode="append")
+
+    return frame.writeStream.foreachBatch(write)
+
+
+SINKS: dict[str, Sink] = {"parquet": parquet, "deltalake": deltalake, "tseries": tseries}
+
+
+def one_query(spark: SparkSession, source: Path, sink: Sink) -> Done:
+    """What a batch takes, but for the first, and what the query has written."""
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
-    with tempfile.TemporaryDirectory() as place:
-        writer = frame.writeStream.format(sink).options(**SINKS[sink])
-        writer = writer.option("checkpointLocation", f"{place}/checkpoint")
-        query = writer.trigger(availableNow=True).start(f"{place}/out")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        writer = sink(frame, f"{place}/out").option("checkpointLocation", f"{place}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        done = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
-    return done[1:]
+        took = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
+        return Done(statistics.median(took[1:]) / 1000, written(f"{place}/out"))
 
 
-def measure(sizes: dict[int, int] = SIZES, rounds: int = ROUNDS) -> dict[int, dict[str, float]]:
-    """Rows a batch -> sink -> median milliseconds a batch."""
-    spark, found = session(), {}
-    with tempfile.TemporaryDirectory() as place:
-        for rows, series in sizes.items():
-            source = Path(place) / str(rows)
-            write_input(source, rows, series)
-            took: dict[str, list[int]] = {sink: [] for sink in SINKS}
-            for _ in range(rounds):
-                for sink in SINKS:
-                    took[sink] += batch_ms(spark, source, sink)
-            found[rows] = {sink: statistics.median(each) for sink, each in took.items()}
-    return found
+def written(path: str) -> dict[str, Any]:
+    """What is in the table at `path`."""
+    if (Path(path) / "_delta_log").exists():
+        files = [
+            f"{path}/{name}" for name in DeltaTable(path).get_add_actions()["path"].to_pylist()
+        ]
+    else:
+        files = [str(file) for file in Path(path).glob("*.parquet")]
+    rows = ds.dataset(files, format="parquet").to_table(columns=["series", "timestamp", "value"])
+    return {
+        "rows": rows.num_rows,
+        "series": pc.count_distinct(rows["series"]).as_py(),
+        "times": pc.sum(rows["timestamp"].cast(pa.timestamp("us")).cast(pa.int64())).as_py(),
+        "values": round(pc.sum(rows["value"]).as_py()),
+    }
+
+
+def against_each(comparison: Comparison) -> list[Comparison]:
+    """The one run as a row for each peer."""
+    *peers, ours = comparison.took
+    return [
+        replace(
+            comparison,
+            job=f"{comparison.job} against {peer}",
+            took={name: comparison.took[name] for name in (peer, ours)},
+        )
+        for peer in peers
+    ]
 
 
 def main() -> None:
-    """Print the table."""
-    print(f"{'rows a batch':>12} {'tseries':>10} {'parquet':>10} {'ratio':>6}")
-    for rows, took in measure().items():
-        ours, theirs = took["tseries"], took["parquet"]
-        print(f"{rows:>12,} {ours:>7.0f} ms {theirs:>7.0f} ms {ours / theirs:>6.2f}")
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, nargs="*", default=list(SERIES))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    given = parser.parse_args()
+    spark = local_spark("tseries_append")
+    found: list[Comparison] = []
+    with tempfile.TemporaryDirectory() as place:
+        for rows in given.rows:
+            source = write_input(Path(place) / str(rows), rows, SERIES.get(rows, rows))
+
+            def run(sink: Sink, source: Path = source) -> Contender:
+                return lambda: one_query(spark, source, sink)
+
+            contenders = {name: run(sink) for name, sink in SINKS.items()}
+            found += against_each(compare("append", contenders, rows, rounds=given.rounds))
+    report(__file__, found)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ __all__ = [
     "Extent",
     "Snapshot",
     "WrittenFile",
+    "by_groups",
     "data_files",
     "extent_of",
     "parquet_options",
@@ -163,8 +164,28 @@ def write_events(
     if place.local:
         os.makedirs(os.path.dirname(full), exist_ok=True)
     options = parquet_options(table.schema)
-    pq.write_table(table, full, row_group_size=group_rows, filesystem=place.filesystem, **options)
+    rows = by_groups(table, group_rows)
+    pq.write_table(rows, full, row_group_size=group_rows, filesystem=place.filesystem, **options)
     return WrittenFile(path, place.size(full), extent_of(table).statistics())
+
+
+def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
+    """`events`, sorted by series, with the names of each row group in a dictionary of its own.
+
+    Parquet writes a dictionary whole into every group, so one for all would be there many times.
+    A table whose `series` is no dictionary stays as it is.
+    """
+    if not pa.types.is_dictionary(events.schema.field("series").type):
+        return events
+    events = events.unify_dictionaries().combine_chunks()
+    series = events["series"].chunk(0)
+    names, codes = series.dictionary, series.indices.to_numpy()
+    groups = []
+    for start in range(0, len(codes), group_rows):
+        mine = codes[start : start + group_rows]
+        own = names.slice(mine[0], mine[-1] - mine[0] + 1)
+        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
+    return events.set_column(0, "series", pa.chunked_array(groups))
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
