@@ -1,19 +1,15 @@
 """Reading a range of one partition into columns, and leaving clocks in the group's metadata.
 
-`RangeReader.read` is the one function that touches records; a native reader can replace its
-inside.
+`RangeReader` decides what becomes of losses and errors; its consumer brings the records as columns.
 """
 
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Final
 
-import numpy as np
-import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
 from pyspark_timestream.kafka_client import (
@@ -24,8 +20,10 @@ from pyspark_timestream.kafka_client import (
     passes,
     said,
 )
-from pyspark_timestream.kafka_columns import METADATA
+from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer, Problem
+from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.native_gather import native_gather
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 from pyspark_timestream.stock import Stock
@@ -34,14 +32,12 @@ __all__ = ["RangeReader", "borrowed_reader"]
 
 _LOG: Final = logging.getLogger(__name__)
 
-BLOCK_RECORDS: Final = 20_000
 _WAIT_S: Final = 0.05
 """How long a read waits to fill a block; what a range that ends in a gap costs."""
 
 _METADATA_LIMIT: Final = 4_000
 """Brokers refuse group metadata above 4096 bytes by default (`offset.metadata.max.bytes`)."""
 
-_COMMIT_TIMEOUT_S: Final = 10.0
 _COMMIT_PAUSE_S: Final = 60.0
 _MOST_RENEWALS: Final = 3
 """How often a position that the broker does have is asked for again with a new consumer."""
@@ -57,8 +53,7 @@ class RangeReader:
 
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self._options = options
-        self._config = {**consumer_config(options, group), "on_commit": self._on_commit}
-        self._answers: list[str | None] = []
+        self._config = consumer_config(options, group)
         self._next_commit_s = float("-inf")
         self._consumer = self._new_consumer()
 
@@ -72,20 +67,16 @@ class RangeReader:
             BrokerUnreachable: no progress for `kafkaConsumer.pollTimeoutMs`.
         """
         position, end, renewals = span.start_inclusive, span.end_exclusive, 0
-        self._seek(span.partition, position)
+        self._consumer.aim(span.partition, position)
         patience_s = self._options.poll_timeout_ms / 1_000
         deadline, trouble = time.monotonic() + patience_s, ""
         while position < end:
-            wanted = min(BLOCK_RECORDS, end - position)
-            polled = self._consumer.consume(wanted, timeout=min(_WAIT_S, patience_s))
-            records = [message for message in polled if message.error() is None]
-            reached = records[-1].offset() + 1 if records else position
-            if records:
-                yield from _inside(_block(records, needs), end)
-            for problem in (m for m in polled if m.error() is not None):
-                if problem.error().code() == KafkaError._PARTITION_EOF:
-                    reached = max(reached, _offset_of(problem, span))
-                elif _ends_range(problem, span, reached):
+            taken = self._consumer.take(span, position, needs, min(_WAIT_S, patience_s))
+            if taken.block is not None:
+                yield taken.block
+            reached = taken.reached
+            for problem in taken.problems:
+                if _ends_range(problem, span, reached):
                     renewals += 1
                     reached = self._after_loss(span, reached, problem, renewals)
                 else:
@@ -95,7 +86,7 @@ class RangeReader:
             elif time.monotonic() > deadline:
                 raise self._stuck(span, position, trouble)
         # What was fetched past the range would only fill memory until the next one.
-        self._consumer.unassign()
+        self._consumer.rest()
 
     def leave(self, states: Mapping[Partition, tuple[int, str]]) -> None:
         """Commit (offset, metadata) of partitions to the group; best effort.
@@ -104,19 +95,9 @@ class RangeReader:
         """
         if time.monotonic() < self._next_commit_s:
             return
-        offsets = [
-            TopicPartition(part.topic, part.number, offset, _fitting(metadata))
-            for part, (offset, metadata) in states.items()
-        ]
-        self._answers.clear()
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=True)
-        except KafkaException as error:
-            self._answers.append(said(error))
-        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
-        while not self._answers and time.monotonic() < deadline:
-            self._consumer.poll(0.01)
-        refusal = self._answers[0] if self._answers else f"no answer in {_COMMIT_TIMEOUT_S:.0f} s"
+        refusal = self._consumer.commit_offsets(
+            {part: (offset, _fitting(metadata)) for part, (offset, metadata) in states.items()}
+        )
         if refusal is not None:
             # A group that is forbidden would otherwise cost every batch the same wait.
             self._next_commit_s = time.monotonic() + _COMMIT_PAUSE_S
@@ -131,55 +112,48 @@ class RangeReader:
         """Release the consumer."""
         self._consumer.close()
 
-    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
-        self._answers.append(refused[0].str() if refused else None)
+    def _new_consumer(self) -> ColumnConsumer:
+        gather = native_gather()
+        if gather is None:
+            return made(self._options, lambda: MessageConsumer(self._config))
+        return made(self._options, lambda: NativeConsumer(self._config, gather))
 
-    def _new_consumer(self) -> Consumer:
-        return made(self._options, lambda: Consumer(self._config))
-
-    def _seek(self, partition: Partition, offset: int) -> None:
-        # A new assignment also discards what was fetched for the one before.
-        self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
-
-    def _after_loss(self, span: Range, position: int, problem: Message, renewals: int) -> int:
+    def _after_loss(self, span: Range, position: int, problem: Problem, renewals: int) -> int:
         """Where to go on after the broker has refused `position`, where the options allow it."""
         earliest, end = self._existing(span)
         if earliest <= position <= end and renewals <= _MOST_RENEWALS:
             # The refusal is older than this range, or than the topic that bears its name now.
             self._consumer.close()
             self._consumer = self._new_consumer()
-            self._seek(span.partition, position)
+            self._consumer.aim(span.partition, position)
             return position
         what = (
             f"{span.partition}: offset {position} can no longer be read: "
-            f"{problem.error().str()}; offsets {earliest} to {end} exist"
+            f"{problem.error.str()}; offsets {earliest} to {end} exist"
         )
         if self._options.fail_on_data_loss:
             raise DataLost(f"{what}. {LOSS_ADVICE}")
         resumed = earliest if position < earliest < span.end_exclusive else span.end_exclusive
         _LOG.warning("%s; going on at offset %d", what, resumed)
-        self._seek(span.partition, resumed)
+        self._consumer.aim(span.partition, resumed)
         return resumed
 
     def _existing(self, span: Range) -> tuple[int, int]:
         """The first offset that exists, and the one after the last; (0, 0) where none does."""
-        part = TopicPartition(span.partition.topic, span.partition.number)
         try:
-            earliest, end = self._consumer.get_watermark_offsets(part, timeout=REQUEST_TIMEOUT_S)
+            return self._consumer.existing(span.partition, REQUEST_TIMEOUT_S)
         except KafkaException as error:
             if error.args[0].code() in GONE:
                 return 0, 0
             raise BrokerUnreachable(f"{span.partition}: {said(error)}") from error
-        return int(earliest), int(end)
 
-    def _tolerated(self, problem: Message, span: Range) -> str:
+    def _tolerated(self, problem: Problem, span: Range) -> str:
         """The text of an error that may pass, or is not about the range at all.
 
         Raises:
             BrokerUnreachable: it is about the range and does not pass, such as missing rights.
         """
-        error = problem.error()
+        error = problem.error
         if _is_about(problem, span) and not passes(KafkaException(error)):
             raise BrokerUnreachable(f"{span.partition}: {error.str()}")
         # The group is only a place to leave clocks in: what it refuses must not stop the reading.
@@ -204,54 +178,18 @@ def borrowed_reader(options: KafkaOptions, group: str) -> AbstractContextManager
     return _STOCK.borrowed(key, lambda: RangeReader(options, group))
 
 
-def _is_about(problem: Message, span: Range) -> bool:
-    return bool(
-        problem.topic() == span.partition.topic and problem.partition() == span.partition.number
-    )
+def _is_about(problem: Problem, span: Range) -> bool:
+    return (problem.topic, problem.partition) == span.partition
 
 
-def _offset_of(problem: Message, span: Range) -> int:
-    return problem.offset() if _is_about(problem, span) else -1
-
-
-def _ends_range(problem: Message, span: Range, position: int) -> bool:
+def _ends_range(problem: Problem, span: Range, position: int) -> bool:
     """Whether an error says that `position` of this range cannot be read.
 
     A consumer's queue may still hold errors of the range before, or of a position long passed.
     """
-    lost = problem.error().code() in (KafkaError._AUTO_OFFSET_RESET, *GONE)
-    return lost and _is_about(problem, span) and not 0 <= problem.offset() < position
+    lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *GONE)
+    return lost and _is_about(problem, span) and not 0 <= problem.offset < position
 
 
 def _fitting(metadata: str) -> str:
     return metadata if len(metadata) <= _METADATA_LIMIT else ""
-
-
-def _inside(block: RecordBlock, end_exclusive: int) -> Iterator[RecordBlock]:
-    """The part of `block` before `end_exclusive`: a range's last records may be missing."""
-    inside = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
-    if inside == len(block.offsets):
-        yield block
-    elif inside:
-        yield RecordBlock(*(c if c is None else c.slice(0, inside) for c in block))
-
-
-def _block(records: list[Message], needs: Needs) -> RecordBlock:
-    """The needed fields of confluent-kafka's messages as columns."""
-    stamps = types = None
-    if needs.timestamps:
-        flat = itertools.chain.from_iterable([message.timestamp() for message in records])
-        pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
-        # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
-        types = pa.array((pairs[:, 0] - 1).astype(np.int32))
-        stamps = pa.array(np.where(pairs[:, 0] > 0, pairs[:, 1], -1))
-    return RecordBlock(
-        offsets=pa.array([message.offset() for message in records], pa.int64()),
-        timestamps_ms=stamps,
-        timestamp_types=types,
-        keys=pa.array([m.key() for m in records], pa.binary()) if needs.keys else None,
-        values=pa.array([m.value() for m in records], pa.binary()) if needs.values else None,
-        headers=pa.array([m.headers() for m in records], METADATA["headers"])
-        if needs.headers
-        else None,
-    )

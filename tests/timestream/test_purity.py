@@ -18,6 +18,8 @@ SPARK = {
 CLIENT = {
     "kafka_client",
     "kafka_broker",
+    "kafka_messages",
+    "kafka_native",
     "kafka_fetch",
     "kafka_driver",
     "producer",

@@ -1,0 +1,174 @@
+"""Taking records from confluent-kafka's messages: the path that needs no compiler.
+
+`MessageConsumer` and `kafka_native.NativeConsumer` do the same work behind the same methods.
+"""
+
+import itertools
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from pyspark_timestream.kafka_client import said
+from pyspark_timestream.kafka_columns import METADATA
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs, RecordBlock
+
+__all__ = ["BLOCK_RECORDS", "ColumnConsumer", "MessageConsumer", "Problem", "Taken"]
+
+BLOCK_RECORDS: Final = 20_000
+_COMMIT_TIMEOUT_S: Final = 10.0
+
+
+class Problem(NamedTuple):
+    """An error among the records; `topic` is None, the numbers negative, where it has none."""
+
+    error: KafkaError
+    topic: str | None
+    partition: int
+    offset: int
+
+
+class Taken(NamedTuple):
+    """What a consumer had for a range.
+
+    Attributes:
+        block: records in offset order, none of them at the range's end or later; None: none.
+        reached: every record of the range below it was delivered or does not exist.
+        problems: errors other than the end of a partition, in order.
+    """
+
+    block: RecordBlock | None
+    reached: int
+    problems: tuple[Problem, ...]
+
+
+class ColumnConsumer(Protocol):
+    """What reads ranges and commits offsets; errors of its own are KafkaExceptions."""
+
+    def aim(self, partition: Partition, offset: int) -> None:
+        """Fetch this partition from `offset`, and forget what was fetched before."""
+
+    def rest(self) -> None:
+        """Stop fetching."""
+
+    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
+        """Records of `span`, aimed at, from `position` on; waits at most `wait_s`."""
+
+    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        """The first offset that the broker has, and the one after the last."""
+
+    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
+        """Commit (offset, metadata) to the group; None, or why it was refused."""
+
+    def close(self) -> None:
+        """Release connections and memory."""
+
+
+class MessageConsumer:
+    """A `ColumnConsumer` over confluent-kafka's consumer.
+
+    Raises:
+        KafkaException: librdkafka refuses `config`.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._answers: list[str | None] = []
+        self._consumer = Consumer({**config, "on_commit": self._on_commit})
+
+    def aim(self, partition: Partition, offset: int) -> None:
+        """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
+        self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
+
+    def rest(self) -> None:
+        """See `ColumnConsumer`."""
+        self._consumer.unassign()
+
+    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
+        """See `ColumnConsumer`."""
+        wanted = min(BLOCK_RECORDS, span.end_exclusive - position)
+        polled = self._consumer.consume(wanted, timeout=wait_s)
+        records = [message for message in polled if message.error() is None]
+        reached = records[-1].offset() + 1 if records else position
+        others = [_problem(message) for message in polled if message.error() is not None]
+        for other in others:
+            if _is_end(other) and (other.topic, other.partition) == span.partition:
+                reached = max(reached, other.offset)
+        block = _inside(_block(records, needs), span.end_exclusive) if records else None
+        return Taken(block, reached, tuple(other for other in others if not _is_end(other)))
+
+    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        """See `ColumnConsumer`."""
+        part = TopicPartition(partition.topic, partition.number)
+        earliest, end = self._consumer.get_watermark_offsets(part, timeout=timeout_s)
+        return int(earliest), int(end)
+
+    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
+        """See `ColumnConsumer`."""
+        self._answers.clear()
+        wanted = [
+            TopicPartition(part.topic, part.number, offset, metadata)
+            for part, (offset, metadata) in offsets.items()
+        ]
+        try:
+            self._consumer.commit(offsets=wanted, asynchronous=True)
+        except KafkaException as error:
+            return said(error)
+        deadline = time.monotonic() + _COMMIT_TIMEOUT_S
+        while not self._answers and time.monotonic() < deadline:
+            self._consumer.poll(0.01)
+        return self._answers[0] if self._answers else f"no answer in {_COMMIT_TIMEOUT_S:.0f} s"
+
+    def close(self) -> None:
+        """See `ColumnConsumer`."""
+        self._consumer.close()
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
+        self._answers.append(refused[0].str() if refused else None)
+
+
+def _problem(message: Message) -> Problem:
+    partition, offset = message.partition(), message.offset()
+    return Problem(
+        message.error(),
+        message.topic(),
+        -1 if partition is None else partition,
+        -1 if offset is None else offset,
+    )
+
+
+def _is_end(problem: Problem) -> bool:
+    return bool(problem.error.code() == KafkaError._PARTITION_EOF)
+
+
+def _inside(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
+    """The part of `block` before `end_exclusive`: a range's last records may be missing."""
+    inside = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
+    if inside == len(block.offsets):
+        return block
+    return RecordBlock(*(c if c is None else c.slice(0, inside) for c in block)) if inside else None
+
+
+def _block(records: list[Message], needs: Needs) -> RecordBlock:
+    """The needed fields of confluent-kafka's messages as columns."""
+    stamps = types = None
+    if needs.timestamps:
+        flat = itertools.chain.from_iterable([message.timestamp() for message in records])
+        pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
+        # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
+        types = pa.array((pairs[:, 0] - 1).astype(np.int32))
+        stamps = pa.array(np.where(pairs[:, 0] > 0, pairs[:, 1], -1))
+    return RecordBlock(
+        offsets=pa.array([message.offset() for message in records], pa.int64()),
+        timestamps_ms=stamps,
+        timestamp_types=types,
+        keys=pa.array([m.key() for m in records], pa.binary()) if needs.keys else None,
+        values=pa.array([m.value() for m in records], pa.binary()) if needs.values else None,
+        headers=pa.array([m.headers() for m in records], METADATA["headers"])
+        if needs.headers
+        else None,
+    )

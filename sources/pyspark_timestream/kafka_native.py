@@ -1,0 +1,259 @@
+"""A consumer over librdkafka's own C interface, whose records the native gather takes.
+
+librdkafka is the one inside confluent-kafka's wheel; only functions and structs that rdkafka.h
+documents are used. `NativeConsumer` does what `kafka_messages.MessageConsumer` does, faster.
+"""
+
+import ctypes
+import functools
+import os
+import weakref
+from collections.abc import Mapping
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
+from typing import Any, Final
+
+import confluent_kafka.cimpl
+from confluent_kafka import KafkaError, KafkaException
+
+from pyspark_timestream.kafka_messages import BLOCK_RECORDS, Problem, Taken
+from pyspark_timestream.native_gather import GATHERED, Block, Gather, block_of, need_bits
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs
+
+__all__ = ["NativeConsumer"]
+
+_CONSUMER: Final = 1
+_BLOCK_BYTES: Final = 64 * 1024 * 1024
+"""A block is closed above this, so that large records cannot fill the memory."""
+
+_COMMIT_TIMEOUT_MS: Final = 10_000
+_TEXT: Final = 1024
+
+
+class _TopicPartition(ctypes.Structure):
+    """rd_kafka_topic_partition_t."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_size", c_size_t),
+        ("opaque", c_void_p),
+        ("err", c_int),
+        ("_private", c_void_p),
+    )
+
+
+class _TopicPartitions(ctypes.Structure):
+    """rd_kafka_topic_partition_list_t."""
+
+    _fields_ = (("cnt", c_int), ("size", c_int), ("elems", POINTER(_TopicPartition)))
+
+
+_LIST: Final = POINTER(_TopicPartitions)
+_FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "conf_new": (c_void_p,),
+    "conf_set": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t),
+    "conf_destroy": (None, c_void_p),
+    "new": (c_void_p, c_int, c_void_p, c_char_p, c_size_t),
+    "poll_set_consumer": (c_int, c_void_p),
+    "queue_get_consumer": (c_void_p, c_void_p),
+    "queue_new": (c_void_p, c_void_p),
+    "queue_destroy": (None, c_void_p),
+    "queue_poll": (c_void_p, c_void_p, c_int),
+    "assign": (c_int, c_void_p, _LIST),
+    "topic_partition_list_new": (_LIST, c_int),
+    "topic_partition_list_add": (POINTER(_TopicPartition), _LIST, c_char_p, c_int32),
+    "topic_partition_list_destroy": (None, _LIST),
+    "query_watermark_offsets": (
+        c_int, c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int,
+    ),
+    "commit_queue": (c_int, c_void_p, _LIST, c_void_p, c_void_p, c_void_p),
+    "event_error": (c_int, c_void_p),
+    "event_topic_partition_list": (_LIST, c_void_p),
+    "event_destroy": (None, c_void_p),
+    "err2str": (c_char_p, c_int),
+    "consumer_close": (c_int, c_void_p),
+    "destroy": (None, c_void_p),
+}  # fmt: skip
+"""rd_kafka_...: the result's type, then the arguments'."""
+
+
+@functools.cache
+def _librdkafka() -> Any:
+    # A dynamic library's symbols include those of the libraries that it is linked with.
+    library = ctypes.CDLL(confluent_kafka.cimpl.__file__)
+    for name, (result, *arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"rd_kafka_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class NativeConsumer:
+    """A `ColumnConsumer` over librdkafka and the native gather; for one thread at a time.
+
+    Args:
+        config: librdkafka's configuration; truth values and numbers are written as it wants them.
+        gather: the compiled library.
+
+    Raises:
+        KafkaException: librdkafka refuses `config`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], gather: Gather) -> None:
+        self._kafka, self._gather = _librdkafka(), gather
+        self._client = _client(self._kafka, config)
+        self._queue = self._kafka.rd_kafka_queue_get_consumer(self._client)
+        self._commits = self._kafka.rd_kafka_queue_new(self._client)
+        self._records = _opened(self._kafka, gather, self._queue)
+        # Also where nobody closes it: librdkafka's threads must not outlive what they use.
+        handles = (self._records, (self._queue, self._commits), self._client)
+        self._end = weakref.finalize(self, _ended, os.getpid(), self._kafka, gather, *handles)
+
+    def aim(self, partition: Partition, offset: int) -> None:
+        """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
+        with _Offsets(self._kafka, {partition: (offset, "")}) as offsets:
+            self._demand(self._kafka.rd_kafka_assign(self._client, offsets))
+        self._gather.aim(self._records, partition.topic.encode(), partition.number)
+
+    def rest(self) -> None:
+        """See `ColumnConsumer`."""
+        self._demand(self._kafka.rd_kafka_assign(self._client, None))
+        self._gather.aim(self._records, b"", -1)
+
+    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
+        """See `ColumnConsumer`; it brings at most one problem, and the next call what follows."""
+        block = Block()
+        limits = (position, span.end_exclusive, BLOCK_RECORDS, _BLOCK_BYTES)
+        wait_ms, bits = max(1, round(wait_s * 1000)), need_bits(needs)
+        said = self._gather.read(self._records, *limits, wait_ms, bits, ctypes.byref(block))
+        if said == -1:
+            raise MemoryError(f"{span.partition}: no memory for the records at offset {position}")
+        if said:
+            raise OverflowError(
+                f"{span.partition}: the records after offset {position} exceed 2 GiB in a column"
+            )
+        records = block_of(self._gather, block, needs)
+        return Taken(records, block.reached, self._problems(block))
+
+    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        """See `ColumnConsumer`."""
+        low, high = c_int64(), c_int64()
+        ends = (ctypes.byref(low), ctypes.byref(high))
+        place = (partition.topic.encode(), partition.number)
+        query = self._kafka.rd_kafka_query_watermark_offsets
+        self._demand(query(self._client, *place, *ends, round(timeout_s * 1000)))
+        return low.value, high.value
+
+    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
+        """See `ColumnConsumer`."""
+        with _Offsets(self._kafka, offsets) as wanted:
+            code = self._kafka.rd_kafka_commit_queue(
+                self._client, wanted, self._commits, None, None
+            )
+        if code:
+            return self._text_of(code)
+        event = self._kafka.rd_kafka_queue_poll(self._commits, _COMMIT_TIMEOUT_MS)
+        if not event:
+            return f"no answer in {_COMMIT_TIMEOUT_MS // 1000} s"
+        try:
+            answers = self._kafka.rd_kafka_event_topic_partition_list(event)
+            parts = [answers[0].elems[n].err for n in range(answers[0].cnt)] if answers else []
+            codes = [code for code in (self._kafka.rd_kafka_event_error(event), *parts) if code]
+            return self._text_of(codes[0]) if codes else None
+        finally:
+            self._kafka.rd_kafka_event_destroy(event)
+
+    def close(self) -> None:
+        """See `ColumnConsumer`; closing twice is harmless."""
+        self._end()
+
+    def _problems(self, block: Block) -> tuple[Problem, ...]:
+        if not block.problem:
+            return ()
+        text = block.problem_text.decode(errors="replace")
+        topic = block.problem_topic.decode(errors="replace") or None
+        error = KafkaError(block.problem, text)
+        return (Problem(error, topic, block.problem_partition, block.problem_offset),)
+
+    def _demand(self, code: int) -> None:
+        if code:
+            raise KafkaException(KafkaError(code, self._text_of(code)))
+
+    def _text_of(self, code: int) -> str:
+        return str(self._kafka.rd_kafka_err2str(code).decode())
+
+
+class _Offsets:
+    """A list of partitions with offsets and metadata, for as long as the `with` block."""
+
+    def __init__(self, kafka: Any, offsets: Mapping[Partition, tuple[int, str]]) -> None:
+        self._kafka = kafka
+        self._list = kafka.rd_kafka_topic_partition_list_new(len(offsets))
+        for part, (offset, metadata) in offsets.items():
+            add = kafka.rd_kafka_topic_partition_list_add
+            entry = add(self._list, part.topic.encode(), part.number)[0]
+            entry.offset = offset
+            if metadata:
+                entry.metadata, entry.metadata_size = _copied(metadata.encode())
+
+    def __enter__(self) -> Any:
+        return self._list
+
+    def __exit__(self, *_: object) -> None:
+        self._kafka.rd_kafka_topic_partition_list_destroy(self._list)
+
+
+def _copied(text: bytes) -> tuple[int, int]:
+    """A copy that librdkafka may free with the list that it is in."""
+    allocate = ctypes.CDLL(None).malloc
+    allocate.restype, allocate.argtypes = c_void_p, [c_size_t]
+    place = allocate(len(text) + 1)
+    if not place:
+        raise MemoryError("no memory for the metadata of an offset")
+    ctypes.memmove(place, text + b"\0", len(text) + 1)
+    return place, len(text)
+
+
+def _client(kafka: Any, config: Mapping[str, Any]) -> int:
+    text = ctypes.create_string_buffer(_TEXT)
+    conf = kafka.rd_kafka_conf_new()
+    for name, value in config.items():
+        written = str(value).lower() if isinstance(value, bool) else str(value)
+        if kafka.rd_kafka_conf_set(conf, name.encode(), written.encode(), text, _TEXT):
+            kafka.rd_kafka_conf_destroy(conf)
+            raise _refused(text)
+    client = kafka.rd_kafka_new(_CONSUMER, conf, text, _TEXT)
+    if not client:
+        kafka.rd_kafka_conf_destroy(conf)
+        raise _refused(text)
+    kafka.rd_kafka_poll_set_consumer(client)
+    return int(client)
+
+
+def _refused(text: Any) -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode(errors="replace")))
+
+
+def _opened(kafka: Any, gather: Gather, queue: int) -> int:
+    table = (c_void_p * len(GATHERED))(
+        *(ctypes.cast(getattr(kafka, name), c_void_p).value for name in GATHERED)
+    )
+    records = gather.open(table, queue)
+    if not records:
+        raise MemoryError("no memory for a Kafka consumer")
+    return records
+
+
+def _ended(
+    owner: int, kafka: Any, gather: Gather, records: int, queues: tuple[int, ...], client: int
+) -> None:
+    """Give all back; a forked child has the handles but not librdkafka's threads."""
+    if os.getpid() != owner:
+        return
+    gather.close(records)
+    for queue in queues:
+        kafka.rd_kafka_queue_destroy(queue)
+    kafka.rd_kafka_consumer_close(client)
+    kafka.rd_kafka_destroy(client)

@@ -1,0 +1,315 @@
+/* Takes Kafka records from a librdkafka consumer queue straight into Arrow buffers.
+ *
+ * One process may have many gathers; one gather serves one thread at a time. librdkafka is not
+ * linked: `gather_open` is handed its public functions, so this file needs no header of it. The
+ * buffers of a block belong to the caller, who frees each with `gather_release`; a call that fails
+ * leaves none behind. Layouts are those of rdkafka.h and of Arrow's columnar format.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/types.h>
+#include <time.h>
+
+enum { NEEDS_STAMPS = 1, NEEDS_KEYS = 2, NEEDS_VALUES = 4, NEEDS_HEADERS = 8 };
+enum { DONE = 0, NO_MEMORY = -1, TOO_LARGE = -2 };
+enum { PARTITION_EOF = -191 };  /* RD_KAFKA_RESP_ERR__PARTITION_EOF */
+enum { TAKEN_AT_ONCE = 1024, TOPIC_SIZE = 256, TEXT_SIZE = 512, FIRST_ROOM = 1024 };
+
+/* rd_kafka_message_t, a public struct. */
+typedef struct {
+  int err;
+  void *topic;
+  int32_t partition;
+  void *payload;
+  size_t len;
+  void *key;
+  size_t key_len;
+  int64_t offset;
+  void *private_;
+} message;
+
+/* librdkafka's functions, in the order in which `gather_open` gets them. */
+typedef struct {
+  ssize_t (*consume_batch_queue)(void *queue, int timeout_ms, message **to, size_t most);
+  void (*message_destroy)(message *);
+  int64_t (*message_timestamp)(const message *, int *type);
+  int (*message_headers)(const message *, void **headers);
+  int (*header_get_all)(const void *headers, size_t number, const char **name, const void **value,
+                        size_t *size);
+  const char *(*topic_name)(const void *topic);
+  const char *(*message_errstr)(const message *);
+} librdkafka;
+
+typedef struct {
+  uint8_t *at;
+  int64_t used; /* bytes */
+  int64_t room;
+} buffer;
+
+/* A binary column: rows + 1 int32 starts, the bytes, and a bit for each row that is not null. */
+typedef struct {
+  int64_t rows;
+  int64_t nulls;
+  buffer starts;
+  buffer data;
+  buffer valid;
+} column;
+
+/* What one call brings: columns of the records, how far it got, and at most one problem. */
+typedef struct {
+  int64_t rows;
+  int64_t reached; /* every record below it was delivered or does not exist */
+  int64_t header_nulls;
+  int64_t names_beyond_ascii;
+  buffer offsets;       /* int64 */
+  buffer stamps;        /* int64, -1 where there is none */
+  buffer stamp_types;   /* int32, as Spark counts: -1 none, 0 create time, 1 log append time */
+  buffer header_starts; /* rows + 1 int32 into the headers */
+  buffer header_valid;
+  column keys;
+  column values;
+  column header_names;
+  column header_values;
+  int32_t problem; /* librdkafka's code; 0: none */
+  int32_t problem_partition;
+  int64_t problem_offset;
+  char problem_topic[TOPIC_SIZE]; /* empty where the problem is about no topic */
+  char problem_text[TEXT_SIZE];
+} block;
+
+typedef struct {
+  librdkafka kafka;
+  void *queue;
+  message *taken[TAKEN_AT_ONCE];
+  ssize_t next;
+  ssize_t count;
+  char topic[TOPIC_SIZE];
+  int32_t partition;
+} gather;
+
+static int64_t live_buffers = 0;
+
+/* How many buffers are with callers: 0 when all have been released. */
+int64_t gather_live_buffers(void) { return __atomic_load_n(&live_buffers, __ATOMIC_RELAXED); }
+
+/* The size of `block`, so that a caller can tell that it knows this file's layout. */
+int64_t gather_block_size(void) { return (int64_t)sizeof(block); }
+
+void gather_release(void *at) {
+  if (!at) return;
+  free(at);
+  __atomic_sub_fetch(&live_buffers, 1, __ATOMIC_RELAXED);
+}
+
+static void copy_text(char *to, size_t size, const char *from) {
+  size_t length = from ? strnlen(from, size - 1) : 0;
+  if (length) memcpy(to, from, length);
+  to[length] = 0;
+}
+
+/* -- buffers that grow --------------------------------------------------------------------- */
+
+static int grow(buffer *to, int64_t more) {
+  int64_t room = to->room ? to->room : FIRST_ROOM;
+  while (room < to->used + more) room *= 2;
+  uint8_t *at = realloc(to->at, (size_t)room);
+  if (!at) return NO_MEMORY;
+  if (!to->at) __atomic_add_fetch(&live_buffers, 1, __ATOMIC_RELAXED);
+  to->at = at;
+  to->room = room;
+  return DONE;
+}
+
+static inline int push(buffer *to, const void *bytes, int64_t size) {
+  if (to->room - to->used < size && grow(to, size) != DONE) return NO_MEMORY;
+  if (size) memcpy(to->at + to->used, bytes, (size_t)size);
+  to->used += size;
+  return DONE;
+}
+
+static inline int push_start(buffer *starts, int64_t start) {
+  int32_t narrow = (int32_t)start;
+  return start > INT32_MAX ? TOO_LARGE : push(starts, &narrow, sizeof narrow);
+}
+
+static inline int push_valid(buffer *valid, int64_t row, int is_valid) {
+  uint8_t none = 0;
+  if (row % 8 == 0 && push(valid, &none, 1) != DONE) return NO_MEMORY;
+  if (is_valid) valid->at[row / 8] |= (uint8_t)(1 << row % 8);
+  return DONE;
+}
+
+/* Append a value to a column; a null has no `bytes`, an empty value has some and no size. */
+static inline int push_value(column *to, const void *bytes, size_t size) {
+  int said;
+  if (bytes && size > (size_t)INT32_MAX) return TOO_LARGE;
+  if ((said = push_valid(&to->valid, to->rows, bytes != NULL))) return said;
+  if (bytes && (said = push(&to->data, bytes, (int64_t)size))) return said;
+  to->nulls += bytes == NULL;
+  to->rows++;
+  return push_start(&to->starts, to->data.used);
+}
+
+/* -- one record ---------------------------------------------------------------------------- */
+
+static int push_headers(const gather *g, block *to, const message *record) {
+  void *headers = NULL;
+  int has = g->kafka.message_headers(record, &headers) == 0 && headers, said;
+  const char *name;
+  const void *value;
+  size_t size;
+  if ((said = push_valid(&to->header_valid, to->rows, has))) return said;
+  to->header_nulls += !has;
+  for (size_t n = 0; has && g->kafka.header_get_all(headers, n, &name, &value, &size) == 0; n++) {
+    for (const char *c = name; *c; c++) to->names_beyond_ascii |= *c & 0x80;
+    if ((said = push_value(&to->header_names, name, strlen(name)))) return said;
+    if ((said = push_value(&to->header_values, value, size))) return said;
+  }
+  return push_start(&to->header_starts, to->header_names.rows);
+}
+
+static int push_record(const gather *g, block *to, const message *record, uint32_t needs) {
+  int said;
+  if ((said = push(&to->offsets, &record->offset, sizeof record->offset))) return said;
+  if (needs & NEEDS_STAMPS) {
+    int type = 0;
+    int64_t stamp = g->kafka.message_timestamp(record, &type);
+    int32_t spark_type = type - 1;
+    if (type <= 0) stamp = -1;
+    if ((said = push(&to->stamps, &stamp, sizeof stamp))) return said;
+    if ((said = push(&to->stamp_types, &spark_type, sizeof spark_type))) return said;
+  }
+  if (needs & NEEDS_KEYS && (said = push_value(&to->keys, record->key, record->key_len)))
+    return said;
+  if (needs & NEEDS_VALUES && (said = push_value(&to->values, record->payload, record->len)))
+    return said;
+  if (needs & NEEDS_HEADERS && (said = push_headers(g, to, record))) return said;
+  to->rows++;
+  return DONE;
+}
+
+/* -- blocks -------------------------------------------------------------------------------- */
+
+static void drop_block(block *it) {
+  column *columns[] = {&it->keys, &it->values, &it->header_names, &it->header_values};
+  gather_release(it->offsets.at);
+  gather_release(it->stamps.at);
+  gather_release(it->stamp_types.at);
+  gather_release(it->header_starts.at);
+  gather_release(it->header_valid.at);
+  for (size_t n = 0; n < sizeof columns / sizeof *columns; n++) {
+    gather_release(columns[n]->starts.at);
+    gather_release(columns[n]->data.at);
+    gather_release(columns[n]->valid.at);
+  }
+  memset(it, 0, sizeof *it);
+}
+
+static int begin_block(block *it, int64_t position, uint32_t needs) {
+  int said = DONE;
+  memset(it, 0, sizeof *it);
+  it->reached = position;
+  if (needs & NEEDS_KEYS) said |= push_start(&it->keys.starts, 0);
+  if (needs & NEEDS_VALUES) said |= push_start(&it->values.starts, 0);
+  if (needs & NEEDS_HEADERS) {
+    said |= push_start(&it->header_starts, 0);
+    said |= push_start(&it->header_names.starts, 0);
+    said |= push_start(&it->header_values.starts, 0);
+  }
+  return said;
+}
+
+static int64_t bytes_of(const block *it) {
+  return it->keys.data.used + it->values.data.used + it->header_names.data.used +
+         it->header_values.data.used;
+}
+
+static const char *topic_of(const gather *g, const message *it) {
+  return it->topic ? g->kafka.topic_name(it->topic) : "";
+}
+
+static int is_aimed_at(const gather *g, const message *it) {
+  const char *topic = topic_of(g, it);
+  return it->partition == g->partition && topic && strcmp(topic, g->topic) == 0;
+}
+
+static void note_problem(const gather *g, block *to, const message *it) {
+  to->problem = it->err;
+  to->problem_partition = it->partition;
+  to->problem_offset = it->offset;
+  copy_text(to->problem_topic, TOPIC_SIZE, topic_of(g, it));
+  copy_text(to->problem_text, TEXT_SIZE, g->kafka.message_errstr(it));
+}
+
+/* -- the gather ---------------------------------------------------------------------------- */
+
+static int64_t now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* The next message; NULL when none came until `deadline_ms`. It waits for one message only, never
+ * for a full batch: what is there is worth delivering. */
+static message *take(gather *g, int64_t deadline_ms) {
+  if (g->next >= g->count) {
+    g->next = 0;
+    g->count = g->kafka.consume_batch_queue(g->queue, 0, g->taken, TAKEN_AT_ONCE);
+    int64_t left = g->count > 0 ? 0 : deadline_ms - now_ms();
+    if (left > 0) g->count = g->kafka.consume_batch_queue(g->queue, (int)left, g->taken, 1);
+  }
+  return g->next < g->count ? g->taken[g->next++] : NULL;
+}
+
+static void drop_taken(gather *g) {
+  while (g->next < g->count) g->kafka.message_destroy(g->taken[g->next++]);
+}
+
+/* A gather over `queue`, or NULL without memory. `functions` has librdkafka's in their order. */
+gather *gather_open(const librdkafka *functions, void *queue) {
+  gather *g = calloc(1, sizeof *g);
+  if (!g) return NULL;
+  g->kafka = *functions;
+  g->queue = queue;
+  return g;
+}
+
+/* From now on the queue is about this partition; what was taken for another is dropped. */
+void gather_aim(gather *g, const char *topic, int32_t partition) {
+  drop_taken(g);
+  copy_text(g->topic, TOPIC_SIZE, topic);
+  g->partition = partition;
+}
+
+/* Fill `to` with records from `position` until `end` (exclusive), `most` records, about
+ * `most_bytes` of data, a problem, or `wait_ms` without being done, whichever comes first.
+ * Returns DONE, or NO_MEMORY or TOO_LARGE (a column of more than 2 GiB) with nothing in `to`. */
+int gather_read(gather *g, int64_t position, int64_t end, int64_t most, int64_t most_bytes,
+                int32_t wait_ms, uint32_t needs, block *to) {
+  int64_t deadline_ms = now_ms() + wait_ms;
+  int said = begin_block(to, position, needs);
+  message *it;
+  while (said == DONE && to->reached < end && to->rows < most && bytes_of(to) < most_bytes &&
+         !to->problem && (it = take(g, deadline_ms))) {
+    if (it->err == PARTITION_EOF) {
+      if (is_aimed_at(g, it) && it->offset > to->reached) to->reached = it->offset;
+    } else if (it->err) {
+      note_problem(g, to, it);
+    } else if (it->offset >= end) {
+      to->reached = end;
+    } else if (it->offset >= to->reached) {
+      said = push_record(g, to, it, needs);
+      to->reached = it->offset + 1;
+    }
+    g->kafka.message_destroy(it);
+  }
+  if (said != DONE) drop_block(to);
+  return said;
+}
+
+void gather_close(gather *g) {
+  if (!g) return;
+  drop_taken(g);
+  free(g);
+}
