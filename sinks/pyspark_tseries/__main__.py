@@ -11,7 +11,7 @@ from pyspark_tseries.compactor import compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.inspection import rebuild, verify
-from pyspark_tseries.maintenance import OPTIONS_VARIABLE, maintain
+from pyspark_tseries.maintenance import LOCK_VARIABLE, OPTIONS_VARIABLE, keep_up, maintain
 from pyspark_tseries.places import STORAGE_OPTIONS, Place, place_of
 
 __all__ = ["main"]
@@ -78,6 +78,9 @@ def _compact(path: Place) -> int:
 
 def _maintain(path: Place) -> int:
     os.nice(10)
+    if LOCK_VARIABLE in os.environ:
+        keep_up(path)
+        return 0
     return 0 if maintain(path) else 2
 
 

@@ -37,10 +37,13 @@ def in_turn(place: Place) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone(place: Place, name: str) -> Iterator[bool]:
-    """Holds the lock `name`; False where another process of this host holds it."""
+def alone(place: Place, name: str) -> Iterator[int | None]:
+    """Holds the lock `name`; None where another process of this host holds it.
+
+    The lock is the descriptor's, and a process that inherits it holds the lock too, to its end.
+    """
     with open(place.lock_path(name), "ab") as file:
-        yield try_lock(file.fileno())
+        yield file.fileno() if try_lock(file.fileno()) else None
 
 
 def try_lock(descriptor: int) -> bool:

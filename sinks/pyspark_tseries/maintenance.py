@@ -1,8 +1,9 @@
 """The store looks after itself: merging, and removing what nobody can need any more.
 
-It happens in a process of its own, started now and then by a writer after its commit, so a commit
-neither waits for it nor fails with it. A lock of the operating system, which a killed process
-gives back, keeps it single on a host; on several hosts the log settles who was first.
+It happens in a process of its own, started by a writer after its commit, so a commit neither waits
+for it nor fails with it. A lock of the operating system, which a killed process gives back, keeps
+it single on a host: the writer takes it before it starts the process, which inherits it. While
+commits go on it goes on too. On several hosts the log settles who was first.
 """
 
 import contextlib
@@ -24,7 +25,15 @@ from pyspark_tseries.host_locks import alone
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.store import Store
 
-__all__ = ["COMMITS_PER_UPKEEP", "OPTIONS_VARIABLE", "after_commit", "clean", "maintain"]
+__all__ = [
+    "COMMITS_PER_UPKEEP",
+    "LOCK_VARIABLE",
+    "OPTIONS_VARIABLE",
+    "after_commit",
+    "clean",
+    "keep_up",
+    "maintain",
+]
 
 COMMITS_PER_UPKEEP: Final = 32
 GRACE_HOURS: Final = 1
@@ -42,7 +51,13 @@ LOG_US: Final = 20_000_000
 LOG_US_AFAR: Final = 600_000_000
 """So long in an object store, whose clock is another one and where reading takes longer."""
 
+PAUSE_S: Final = 1.0
+"""Between two upkeeps of one process, so that it leaves the machine to the writers."""
+
 UPKEEP_LOCK: Final = "upkeep.lock"
+LOCK_VARIABLE: Final = "TSERIES_UPKEEP_LOCK"
+"""The environment variable that tells the process apart that it has inherited the lock."""
+
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
 """The environment variable that tells the process apart how to reach the store, as JSON."""
 
@@ -64,15 +79,20 @@ def _run_apart(place: Place) -> None:
     # A command line can be read by everybody on the machine, an environment cannot.
     environment[OPTIONS_VARIABLE] = json.dumps(place.storage_options or {})
     with contextlib.suppress(OSError):
-        subprocess.run(
-            [sys.executable, "-m", "pyspark_tseries", "maintain", place.location],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            check=False,
-        )
+        with alone(place, UPKEEP_LOCK) as lock:
+            if lock is None:
+                return
+            environment[LOCK_VARIABLE] = str(lock)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pyspark_tseries", "maintain", place.location],
+                env=environment,
+                pass_fds=[lock],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        process.wait()
 
 
 def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None) -> bool:
@@ -85,19 +105,39 @@ def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None
         OSError: a file could not be read or removed.
     """
     store = Store.open(place_of(path, storage_options))
-    with alone(store.place, UPKEEP_LOCK) as we:
-        if not we:
+    with alone(store.place, UPKEEP_LOCK) as lock:
+        if lock is None:
             return False
-        note = store.place.file("_tseries", "upkeep.error")
-        try:
-            merge_runs(store, time.time_ns() // 1000, everything=False)
-            clean(store, time.time_ns() // 1000)
-        except (TseriesError, OSError) as error:
-            with store.place.write(note) as file:
-                file.write(store.place.hides(f"{type(error).__name__}: {error}").encode())
-            raise
-        store.place.remove([note])
+        _upkeep(store)
     return True
+
+
+def keep_up(place: Place) -> None:
+    """The upkeep by a process that holds the lock already: again while many commits are made.
+
+    Raises:
+        TseriesError: there is no such store, or it cannot be opened.
+        OSError: a file could not be read or removed.
+    """
+    store = Store.open(place)
+    again = True
+    while again:
+        begun = store.version()
+        _upkeep(store)
+        time.sleep(PAUSE_S)
+        again = store.refresh() and store.version() - begun >= COMMITS_PER_UPKEEP
+
+
+def _upkeep(store: Store) -> None:
+    note = store.place.file("_tseries", "upkeep.error")
+    try:
+        merge_runs(store, time.time_ns() // 1000, everything=False)
+        clean(store, time.time_ns() // 1000)
+    except (TseriesError, OSError) as error:
+        with store.place.write(note) as file:
+            file.write(store.place.hides(f"{type(error).__name__}: {error}").encode())
+        raise
+    store.place.remove([note])
 
 
 def clean(store: Store, now_us: int) -> None:

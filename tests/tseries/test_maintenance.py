@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
@@ -92,6 +93,67 @@ def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
         finally:
             other.kill()
     assert maintain(store.root) is True
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The processes that are started, each of which only holds what it inherits until killed."""
+    started, real = [], subprocess.Popen
+
+    def start(line, **how):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        started.append(real(sleep, **how))
+        return started[-1]
+
+    monkeypatch.setattr(maintenance.subprocess, "Popen", start)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, patient):
+    fill(store, 1)
+
+    def start(count):
+        threads = [
+            threading.Thread(target=maintenance._run_apart, args=[store.place])
+            for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def at_work(threads):
+        return sum(thread.is_alive() for thread in threads)
+
+    first = start(5)
+    wait_for(lambda: len(patient) == 1 and at_work(first) == 1)
+    for thread in start(5):
+        thread.join()
+    assert len(patient) == 1
+    assert maintain(store.root) is False
+    patient[0].kill()
+    wait_for(lambda: not at_work(first))
+    second = start(5)
+    wait_for(lambda: len(patient) == 2 and at_work(second) == 1)
+    patient[1].kill()
+    wait_for(lambda: not at_work(second))
+    assert maintain(store.root) is True
+
+
+def test_an_upkeep_goes_on_while_commits_go_on(store, monkeypatch):
+    fill(store, COMMITS_PER_UPKEEP)
+    files, rounds = [], [2 * COMMITS_PER_UPKEEP, COMMITS_PER_UPKEEP - 3]
+
+    def pause(_):
+        files.append(describe(store.root)["files"])
+        if rounds:
+            fill(store, rounds.pop(0), first=1000 * len(files))
+
+    monkeypatch.setattr(maintenance.time, "sleep", pause)
+    maintenance.keep_up(store.place)
+    assert files == [COMMITS_PER_UPKEEP, 1]
 
 
 def test_what_went_wrong_is_shown_by_describe_until_it_goes_well(store, monkeypatch):

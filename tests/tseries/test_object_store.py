@@ -265,18 +265,16 @@ def test_the_process_for_upkeep_is_told_how_to_reach_the_store_but_not_by_its_co
     store, place, monkeypatch
 ):
     store.append(batch(("a", 1)))
-    seen, real = [], subprocess.run
+    started, real = [], subprocess.Popen
 
-    def run(line, **how):
-        seen.append(" ".join(line))
-        done = real(line, **how)
-        seen.append(done.returncode)
-        return done
+    def start(line, **how):
+        started.append(real(line, **how))
+        return started[0]
 
-    monkeypatch.setattr(maintenance.subprocess, "run", run)
+    monkeypatch.setattr(maintenance.subprocess, "Popen", start)
     maintenance._run_apart(place)
-    assert "s3cret" not in seen[0]
-    assert seen[1] == 0
+    assert "s3cret" not in " ".join(started[0].args)
+    assert started[0].returncode == 0
 
 
 def test_how_a_store_is_reached_may_be_said_by_the_environment_alone(store, place):
