@@ -5,12 +5,12 @@ from 0 without gaps. A batch is sorted, checked, numbered and committed as a who
 however many writers share the store; a *retained range* says how much of each series queries see.
 
 Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (vocabulary),
-`heads`, `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`, `permissions`,
-`slices`, `standing`, `invariants`, `compaction`, `subscription`, `properties` (rules), `files`,
-`head_files`, `staging`, `originals`, `attempts`, `delta_log`, `host_locks`, `races`, `store`,
-`upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`, `history`, `deliveries`,
-`follower` (storage), `chart`, `results`, `receipts`, `client` (without Spark), `writer`, `reader`,
-`subscriber`, `sink` (Spark).
+`block_columns`, `heads`, `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`,
+`permissions`, `slices`, `standing`, `invariants`, `compaction`, `subscription`, `properties`
+(rules), `files`, `head_files`, `staging`, `originals`, `attempts`, `delta_log`, `host_locks`,
+`races`, `store`, `upkeep`, `inspection`, `compactor`, `maintenance`, `description`, `scan`,
+`history`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without
+Spark), `writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

@@ -7,7 +7,7 @@ the current one is part of the Delta commit itself, so a head and its rows appea
 
 import dataclasses
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Final
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pyspark_tseries.block_columns import BlockColumns
 from pyspark_tseries.columns import INSTANT
 
 __all__ = [
@@ -132,8 +133,8 @@ EMPTY_NOTE: Final = Note(parent=None, commit=-1, commit_us=NEVER_US)
 """The note of a store without commits."""
 
 
-def _no_columns() -> dict[str, Longs]:
-    return {name: np.empty(0, np.int64) for name in _COLUMNS}
+def _no_columns() -> BlockColumns:
+    return BlockColumns({name: np.empty(0, np.int64) for name in _COLUMNS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,44 +150,25 @@ class Head:
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
-    columns: dict[str, Longs] = field(default_factory=_no_columns)
+    columns: BlockColumns = field(default_factory=_no_columns)
     note: Note = EMPTY_NOTE
 
     def of(self, names: Sequence[str]) -> dict[str, Longs]:
         """The columns of the series `names`; of unknown ones ABSENT and NEVER_US."""
-        rows = self.ids.find(names)
-        known = (rows >= 0) & (rows < len(self.columns["last_sequence"]))
-        columns = {}
-        for name, (_, absent) in _COLUMNS.items():
-            columns[name] = np.full(len(rows), absent, np.int64)
-            columns[name][known] = self.columns[name][rows[known]]
-        return columns
+        absent = {name: number for name, (_, number) in _COLUMNS.items()}
+        return self.columns.take(self.ids.find(names), absent)
 
     def floors(self, names: Sequence[str]) -> dict[str, Longs]:
         """`floor_sequence`, `floor_us` of the series `names`: an event below either is gone."""
-        rows = self.ids.find(names)
-        columns = {}
-        for name, absent in FLOORS.items():
-            columns[name] = np.full(len(rows), absent, np.int64)
-            if name in self.columns:
-                known = (rows >= 0) & (rows < len(self.columns[name]))
-                columns[name][known] = self.columns[name][rows[known]]
-        return columns
+        return self.columns.take(self.ids.find(names), FLOORS)
 
 
 def merge(head: Head, delta: pa.Table) -> Head:
     """`head` after the commit of `delta`; `head` itself stays as it is."""
     rows = head.ids.add(delta["series"].to_pylist())
-    size = max(len(head.columns["last_sequence"]), int(rows.max(initial=-1)) + 1)
-    columns = {}
-    for name, absent in _absent(head.columns, delta.column_names).items():
-        grown = np.full(size, absent, np.int64)
-        if name in head.columns:
-            grown[: len(head.columns[name])] = head.columns[name]
-        if name in delta.column_names:
-            grown[rows] = _longs(delta[name])
-        columns[name] = grown
-    return Head(head.ids, columns, read_note(delta.schema))
+    absent = _absent(head.columns, delta.column_names)
+    changes = {name: _longs(delta[name]) for name in absent if name in delta.column_names}
+    return Head(head.ids, head.columns.put(rows, changes, absent), read_note(delta.schema))
 
 
 def _absent(*named: Collection[str]) -> dict[str, int]:
@@ -200,7 +182,7 @@ def _longs(column: pa.ChunkedArray) -> Longs:
     return values
 
 
-def delta_of(names: pa.Array, columns: dict[str, Longs]) -> pa.Table:
+def delta_of(names: pa.Array, columns: Mapping[str, Longs]) -> pa.Table:
     """A delta: the series of `names` with where they stand now; floors where `columns` has them."""
     arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _COLUMNS.items()]
     table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
@@ -212,7 +194,7 @@ def delta_of(names: pa.Array, columns: dict[str, Longs]) -> pa.Table:
 
 def snapshot_of(head: Head) -> pa.Table:
     """All series that have events, as one table with the head's note at depth 0."""
-    size = len(head.columns["last_sequence"])
+    size = head.columns.rows
     table = delta_of(pa.array(head.ids.names()[:size], pa.string()), head.columns)
     there = table.filter(pa.array(head.columns["last_sequence"] != ABSENT))
     return with_note(there, dataclasses.replace(head.note, depth=0, rows=0))
@@ -222,7 +204,7 @@ def floors_of(head: Head) -> pa.Table | None:
     """The floors of all series as a delta that changes nothing else; None where there are none."""
     if "floor_sequence" not in head.columns:
         return None
-    size = len(head.columns["floor_sequence"])
+    size = head.columns.rows
     columns = {name: pa.array(head.columns[name]) for name in FLOORS}
     return pa.table({"series": pa.array(head.ids.names()[:size], pa.string()), **columns})
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark_tseries.compactor import merge_runs
@@ -157,11 +157,12 @@ def clean(store: Store, now_us: int) -> None:
     events = (path for path in gone if _EVENTS.match(path) and path not in live)
     place.remove(place.file(path) for path in events)
     since_us = now_us - GRACE_HOURS * _HOUR_US
-    needed = head_chain(place, store.head_id(), since_us)
-    heads = place.file("_tseries", "head")
-    place.remove(_older(place, heads, since_us, needed))
+    old = _older(place, place.file("_tseries", "head"), since_us)
+    if old:  # Following the chain reads a file for each commit.
+        needed = set(head_chain(place, store.head_id(), since_us))
+        place.remove(path for path in old if path not in needed)
     staging = place.file("_tseries", "staging")
-    place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US, ()))
+    place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US))
 
 
 def _old_log(place: Place, now_us: int) -> list[str]:
@@ -172,14 +173,12 @@ def _old_log(place: Place, now_us: int) -> list[str]:
             first = json.loads(file.read())["version"] - LOG_VERSIONS
     except FileNotFoundError:
         return []
-    old = _older(place, log, now_us - (LOG_US if place.local else LOG_US_AFAR), ())
+    old = _older(place, log, now_us - (LOG_US if place.local else LOG_US_AFAR))
     entries = ((path, _ENTRY.fullmatch(os.path.basename(path))) for path in old)
     # Oldest first, so that whoever finds the entry it knows finds those after it.
     return sorted(path for path, entry in entries if entry and int(entry[1]) < first)
 
 
-def _older(place: Place, directory: str, than_us: int, but: Iterable[str]) -> list[str]:
-    """The files of `directory`, `but` for these, that were last changed before `than_us`."""
-    kept = set(but)
-    there = place.listed(directory)
-    return [path for path, ns in there if path not in kept and ns < than_us * 1000]
+def _older(place: Place, directory: str, than_us: int) -> list[str]:
+    """The files of `directory` that were last changed before `than_us`."""
+    return [path for path, ns in place.listed(directory) if ns < than_us * 1000]

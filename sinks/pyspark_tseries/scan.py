@@ -130,7 +130,7 @@ class Scan:
     def _bounds_of(self, query: Query, snapshot: Snapshot, head: Head) -> Bounds:
         names = self._names
         if names is None:
-            standing = head.columns
+            standing = dict(head.columns)
             floors = {name: standing.get(name, np.array([low])) for name, low in FLOORS.items()}
         else:
             standing, floors = head.of(names), head.floors(names)

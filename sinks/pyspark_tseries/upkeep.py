@@ -14,6 +14,7 @@ from deltalake import Schema
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import RemoveAction
 
+from pyspark_tseries.block_columns import BlockColumns
 from pyspark_tseries.delta_log import added
 from pyspark_tseries.files import DataFile, WrittenFile
 from pyspark_tseries.head_files import write_head
@@ -131,7 +132,8 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> No
         before = store.retained
         note = next_note(head, head_id, now_us=now_us, rows=0)
         note = dataclasses.replace(note, retained=text, retained_since=note.commit)
-        return Head(head.ids, {**head.columns, **floors_under(head, before)}, note)
+        columns = BlockColumns({**head.columns, **floors_under(head, before)})
+        return Head(head.ids, columns, note)
 
     if store.retained != retained:
         replace_head(store, changed)
@@ -161,7 +163,7 @@ def set_policy(store: Store, policy: Policy, now_us: int) -> None:
 
 def floors_under(head: Head, retained: RetainedRange) -> dict[str, np.ndarray]:
     """The floors of all series of `head` where `retained` was their range until now."""
-    floors = head.floors(head.ids.names()[: len(head.columns["last_sequence"])])
+    floors = head.floors(head.ids.names()[: head.columns.rows])
     if retained.limit is not None:
         low = head.columns["last_sequence"] - retained.limit + 1
         floors["floor_sequence"] = np.maximum(floors["floor_sequence"], low)

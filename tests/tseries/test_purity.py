@@ -7,6 +7,7 @@ import pytest
 
 PURE = [
     "attempts",
+    "block_columns",
     "chart",
     "columns",
     "compaction",
