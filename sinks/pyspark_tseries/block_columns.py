@@ -37,6 +37,11 @@ class BlockColumns(Mapping[str, Longs]):
     def __contains__(self, name: object) -> bool:
         return name in self._blocks
 
+    def ends(self, name: str) -> Longs:
+        """The lowest and the highest number of a column that has some."""
+        blocks = self._blocks[name]
+        return np.array([min(map(np.min, blocks)), max(map(np.max, blocks))])
+
     def take(self, rows: Longs, absent: Mapping[str, int]) -> dict[str, Longs]:
         """The columns of `absent` at `rows`: its number where there is no such row or column."""
         known = (rows >= 0) & (rows < self.rows)

@@ -20,6 +20,7 @@ from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.inspection import sample, scan, slice_rows
+from pyspark_tseries.numbering import series_column
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.properties import min_retention_us
 from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
@@ -32,7 +33,7 @@ __all__ = ["SLICE_BYTES", "Compacted", "compact", "merge_runs"]
 SLICE_BYTES: Final = 128 * 1024 * 1024
 """Uncompressed: how much is in memory at once, and becomes one file."""
 
-ROWS_PER_GROUP: Final = 50_000
+ROWS_PER_GROUP: Final = 20_000
 ATTEMPTS: Final = 5
 
 
@@ -194,8 +195,10 @@ class _Merge:
         inside = self._kept(table)
         self.removed += int((~inside).sum())
         table = table.filter(pa.array(inside)).combine_chunks()
-        _, codes = by_name(table["series"])
-        return table.take(pa.array(key_order(codes, longs(table["sequence"])))).combine_chunks()
+        names, codes = by_name(table["series"])
+        order = key_order(codes, longs(table["sequence"]))
+        table = table.take(pa.array(order)).combine_chunks()
+        return table.set_column(0, "series", series_column(names, codes[order]))
 
 
 def _row_bytes(place: Place, path: str, schema: pa.Schema) -> int:

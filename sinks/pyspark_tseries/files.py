@@ -189,10 +189,12 @@ def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
 
 
 def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """How events of these columns are written."""
+    """How events of these columns are written; `series` as `series_column` has made it."""
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    if not pa.types.is_dictionary(schema.field("series").type):
+        encoding["series"] = "PLAIN"
     return {
         "compression": "zstd",
         "use_dictionary": [name for name in schema.names if name not in encoding],

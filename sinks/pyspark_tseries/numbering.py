@@ -27,6 +27,7 @@ __all__ = [
     "encode",
     "number",
     "ordered",
+    "series_column",
 ]
 
 Flags = npt.NDArray[np.bool_]
@@ -140,6 +141,14 @@ def encode(series: pa.Array) -> tuple[pa.Array, Longs]:
     rank = np.empty(len(by_name), np.int64)
     rank[by_name] = np.arange(len(by_name))
     return encoded.dictionary.take(pa.array(by_name)), rank[encoded.indices.to_numpy()]
+
+
+def series_column(names: pa.Array, codes: Longs) -> pa.Array:
+    """The column of series, as it is best written, of positions among the distinct `names`."""
+    # A dictionary is the smaller column while names repeat, and the slower and larger one after.
+    if len(names) > len(codes) * 0.2:
+        return names.take(pa.array(codes))
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), names)
 
 
 def _check_legal(names: pa.Array, codes: Longs, us: Longs) -> None:

@@ -13,10 +13,11 @@ from pyspark_tseries.heads import NEVER_US, Longs
 from pyspark_tseries.ranges import EVERYTHING, Point, Query, Range
 from pyspark_tseries.retention import RetainedRange
 
-__all__ = ["Bounds", "bounds_of"]
+__all__ = ["HIGHEST", "LOWEST", "Bounds", "bounds_of"]
 
 LOWEST: Final = -(2**62)
 HIGHEST: Final = 2**62
+"""No sequence or timestamp lies beyond these."""
 
 
 @dataclass(frozen=True, slots=True)

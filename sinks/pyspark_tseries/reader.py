@@ -95,13 +95,10 @@ class RangeReader(DataSourceReader):
         needed = list(dict.fromkeys([*self._target.names, *KEYS]))
         scan = Scan(self._snapshot, head, self._query, self._series)
         for path in paths:
-            source = self._snapshot.place.dataset([path], scan.schema)
-            for batch in source.to_batches(columns=needed, filter=scan.filter):
-                if batch.num_rows:
-                    rows = pa.Table.from_batches([batch])
-                    inside = pa.array(visible(rows, head, self._snapshot.retained))
-                    rows = rows.filter(inside).select(self._target.names)
-                    yield from rows.cast(self._target).to_batches()
+            for rows in scan.stream(path, needed):
+                inside = pa.array(visible(rows, head, self._snapshot.retained))
+                rows = rows.filter(inside).select(self._target.names)
+                yield from rows.cast(self._target).to_batches()
 
 
 def _file_groups(originals: Sequence[files.DataFile]) -> list[FileGroup]:

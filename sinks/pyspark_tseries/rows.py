@@ -20,7 +20,7 @@ from pyspark_tseries.columns import (
 )
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.heads import Note
-from pyspark_tseries.numbering import Numbered
+from pyspark_tseries.numbering import Numbered, series_column
 from pyspark_tseries.options import WriteOptions
 
 __all__ = [
@@ -241,18 +241,11 @@ def event_rows(
     size = len(events.order)
     stamp = pa.array(events.timestamp_us).cast(INSTANT)
     authors = author_column(rows["author"], events, author)
-    head = [_series_column(events), pa.array(events.sequence), stamp, authors]
+    head = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
     overridden = originals or [pa.nulls(size, field.type) for field in ORIGINAL]
     commit = [pa.repeat(note.commit, size), pa.repeat(note.commit_us, size).cast(INSTANT)]
     names = [field.name for field in layout(taken.schema)][:-1]
     return pa.table([*head, *taken.columns, *overridden, *commit], names=names)
-
-
-def _series_column(events: Numbered) -> pa.Array:
-    # A dictionary is the faster column to write while names repeat, and the slower one after.
-    if len(events.names) > len(events.codes) * 0.2:
-        return events.names.take(pa.array(events.codes))
-    return pa.DictionaryArray.from_arrays(pa.array(events.codes, pa.int32()), events.names)
 
 
 def author_column(given: pa.ChunkedArray, events: Numbered, author: str) -> pa.Array:

@@ -3,8 +3,9 @@
 Needs no Delta: a task answers for a slice of the series from the snapshot that was planned.
 """
 
+import dataclasses
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.columns import INSTANT, layout, query_schema
+from pyspark_tseries.columns import query_schema
 from pyspark_tseries.files import DataFile, Snapshot
 from pyspark_tseries.heads import ABSENT, FLOORS, Head
-from pyspark_tseries.pruning import Bounds, bounds_of
+from pyspark_tseries.pruning import HIGHEST, LOWEST, Bounds, bounds_of
 from pyspark_tseries.ranges import Query
-from pyspark_tseries.retention import RetainedRange, kept
+from pyspark_tseries.retention import UNLIMITED, RetainedRange, kept
+from pyspark_tseries.row_groups import read, stream
 from pyspark_tseries.selection import Events, select
-from pyspark_tseries.slices import EVERYTHING, Slice, by_name
+from pyspark_tseries.sieve import Sieve
+from pyspark_tseries.slices import EVERYTHING, Slice, by_name, key_order
 from pyspark_tseries.standing import longs
 
 __all__ = ["KEYS", "Answer", "Scan", "answer", "visible"]
@@ -61,9 +64,10 @@ def answer(
     names = schema.names if columns is None else list(columns)
     scan = Scan(snapshot, head, query, series, part)
     rows = scan.read(list(dict.fromkeys([*names, *KEYS])))
-    rows = rows.filter(pa.array(visible(rows, head, snapshot.retained)))
+    if _hides(snapshot.retained, head):
+        rows = rows.filter(pa.array(visible(rows, head, snapshot.retained)))
     distinct, codes = by_name(rows["series"])
-    order = np.lexsort((longs(rows["sequence"]), codes))
+    order = key_order(codes, longs(rows["sequence"]))
     events = Events(
         names=distinct,
         codes=codes[order],
@@ -73,6 +77,11 @@ def answer(
     )
     found = select(events, query)
     return Answer(rows.select(names).take(pa.array(order[found.rows])), found.selected)
+
+
+def _hides(retained: RetainedRange, head: Head) -> bool:
+    """Whether there may be an event that no query sees."""
+    return retained != UNLIMITED or any(name in head.columns for name in FLOORS)
 
 
 def visible(rows: pa.Table, head: Head, retained: RetainedRange) -> npt.NDArray[np.bool_]:
@@ -104,7 +113,7 @@ class Scan:
     ) -> None:
         self._place = snapshot.place
         self._part = part
-        self.schema = pa.schema([*query_schema(snapshot.values), layout([]).field("commit")])
+        self._schema = query_schema(snapshot.values)
         self._as_of = snapshot.as_of
         self._names = None if series is None else _known(series, head)
         touched = [file for file in snapshot.files if self._touches(file)]
@@ -128,12 +137,13 @@ class Scan:
         return end - start
 
     def _bounds_of(self, query: Query, snapshot: Snapshot, head: Head) -> Bounds:
-        names = self._names
-        if names is None:
-            standing = dict(head.columns)
-            floors = {name: standing.get(name, np.array([low])) for name, low in FLOORS.items()}
-        else:
+        if self._names is not None or not head.columns.rows:
+            names = self._names or []
             standing, floors = head.of(names), head.floors(names)
+        else:
+            # Every bound grows with where a series stands, so these two have the widest ones.
+            standing = {name: head.columns.ends(name) for name in head.columns}
+            floors = {name: standing.get(name, np.full(2, low)) for name, low in FLOORS.items()}
         edits = sum(file.rows for file in self.edits)
         return bounds_of(query, snapshot.retained, standing, floors, edits)
 
@@ -152,64 +162,39 @@ class Scan:
             and file.least_us <= most_us
         )
 
-    def read(self, columns: list[str]) -> pa.Table:
+    def read(self, columns: Sequence[str]) -> pa.Table:
         """The rows that may be needed, in the order of files."""
+        schema = self._columns(columns)
         tables = [
-            self._read(self.originals, columns, self.filter),
-            self._read(self.edits, columns, self._series_filter()),
+            read(self._place, self.originals, schema, self._sieve()),
+            read(self._place, self.edits, schema, self._of_series()),
         ]
         return pa.concat_tables(tables)
 
-    @property
-    def filter(self) -> pc.Expression | None:
-        """Which rows of originals may be needed."""
-        return _both(self._series_filter(), self._row_filter())
+    def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows that may be needed of one file of originals, a few row groups at a time."""
+        schema = self._columns(columns)
+        for file in self.originals:
+            if file.path == path:
+                yield from stream(self._place, file, schema, self._sieve())
 
-    def _read(
-        self, files: Iterable[DataFile], columns: list[str], wanted: pc.Expression | None
-    ) -> pa.Table:
-        paths = [file.path for file in files]
-        if not paths:
-            return self.schema.empty_table().select(columns)
-        source = self._place.dataset(paths, self.schema)
-        return source.to_table(columns=columns, filter=wanted)
+    def _columns(self, names: Sequence[str]) -> pa.Schema:
+        return pa.schema([self._schema.field(name) for name in names])
 
-    def _series_filter(self) -> pc.Expression | None:
-        early = None if self._as_of is None else pc.field("commit") <= self._as_of
-        return _both(self._name_filter(), early)
+    def _of_series(self) -> Sieve:
+        return Sieve(self._names, self._part, last_commit=self._as_of)
 
-    def _name_filter(self) -> pc.Expression | None:
-        if self._names is None:
-            return self._part.expression()
-        if not self._names:
-            return pc.scalar(False)
-        column = pc.field("series")
-        wanted = (column >= self._names[0]) & (column <= self._names[-1])
-        if len(self._names) > 1:
-            wanted &= column.isin(pa.array(self._names, pa.string()))
-        return _both(wanted, self._part.expression())
-
-    def _row_filter(self) -> pc.Expression | None:
+    def _sieve(self) -> Sieve:
+        """Which originals may be needed."""
         bounds = self._bounds.over(0, len(self._bounds.least))
         if bounds is None:
-            return None
+            return self._of_series()
         least, most, least_us, most_us = bounds
-        wanted = None
-        if least > 0:
-            wanted = pc.field("sequence") >= least
-        if most < 2**61:
-            wanted = _both(wanted, pc.field("sequence") <= most)
-        if abs(least_us) < 2**60:
-            wanted = _both(wanted, pc.field("timestamp") >= pa.scalar(least_us).cast(INSTANT))
-        if abs(most_us) < 2**60:
-            wanted = _both(wanted, pc.field("timestamp") <= pa.scalar(most_us).cast(INSTANT))
-        return wanted
-
-
-def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expression | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one & other
+        return dataclasses.replace(
+            self._of_series(),
+            sequences=(least if least > 0 else LOWEST, min(most, HIGHEST)),
+            times=(max(least_us, LOWEST), min(most_us, HIGHEST)),
+        )
 
 
 def _known(series: Sequence[str], head: Head) -> list[str]:

@@ -64,6 +64,7 @@ class Store:
         self._lock = threading.RLock()
         self._head_id: int | None = None
         self._head = Head()
+        self._seen: tuple[DeltaTable, int, Snapshot, Head] | None = None
 
     @property
     def root(self) -> str:
@@ -184,25 +185,31 @@ class Store:
 
     def snapshot(self) -> Snapshot:
         """The store as its log now says; raises NoSuchStore where it is gone."""
-        with self._lock:
-            self._catch_up()
-            found = self.data_files()
-            head_id, head = self.head()
-            fixed = self.log.properties()
-            return Snapshot(
-                self.place,
-                found,
-                head_id,
-                head.note,
-                properties.retained_of(fixed, head.note),
-                self.values,
-                policy=properties.policy_of(fixed, head.note),
-            )
+        return self.sight()[0]
 
     def sight(self) -> tuple[Snapshot, Head]:
         """The store as its log now says, and its head."""
         with self._lock:
-            return self.snapshot(), self.head()[1]
+            self._catch_up()
+            table, version = self.log.table, self.version()
+            if self._seen is None or self._seen[0] is not table or self._seen[1] != version:
+                self._seen = table, version, *self._look()
+            return self._seen[2:]
+
+    def _look(self) -> tuple[Snapshot, Head]:
+        """As the log said when it was last refreshed."""
+        head_id, head = self.head()
+        fixed = self.log.properties()
+        snapshot = Snapshot(
+            self.place,
+            self.data_files(),
+            head_id,
+            head.note,
+            properties.retained_of(fixed, head.note),
+            self.values,
+            policy=properties.policy_of(fixed, head.note),
+        )
+        return snapshot, head
 
     def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""

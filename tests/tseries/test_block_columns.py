@@ -36,6 +36,9 @@ def test_columns_in_blocks_are_what_dictionaries_of_rows_would_be(steps, block, 
             assert (seen.rows, set(seen)) == (rows, set(absent))
             for name, low in absent.items():
                 assert seen[name].tolist() == [held.get((name, row), low) for row in range(rows)]
+                if rows:
+                    ends = seen.ends(name).tolist()
+                    assert ends == [min(seen[name]), max(seen[name])]
             found = seen.take(longs(asked), ABSENT)
             for name, low in ABSENT.items():
                 assert found[name].tolist() == [held.get((name, row), low) for row in asked]

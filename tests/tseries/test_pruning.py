@@ -67,3 +67,29 @@ def test_the_queries_of_every_day_are_bounded():
         assert bounds(kind, Point("last_us", 30))[2] == 960
         assert bounds(kind, Point("start"), Point("time", 5))[3] == 5
         assert bounds(kind, Point("start"), retained=RetainedRange(5, 20))[::2] == (95, 970)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(histories().filter(bool), min_size=1, max_size=4),
+    QUERIES,
+    st.none() | st.integers(1, 5),
+    st.none() | st.integers(0, 10),
+)
+def test_the_lowest_and_the_highest_standing_have_the_widest_bounds(many, query, limit, last_us):
+    parts = [standing(history) for history in many]
+    retained = RetainedRange(limit, last_us)
+    each, floors = (
+        {name: np.concatenate([part[i][name] for part in parts]) for name in parts[0][i]}
+        for i in (0, 1)
+    )
+    ends, low = (
+        {name: np.array([column.min(), column.max()]) for name, column in columns.items()}
+        for columns in (each, floors)
+    )
+    exact = bounds_of(query, retained, each, floors, 3).over(0, len(many))
+    least, most, least_us, most_us = bounds_of(query, retained, ends, low, 3).over(0, 2)
+    assert least <= exact[0]
+    assert least_us <= exact[2]
+    assert most >= exact[1]
+    assert most_us >= exact[3]
