@@ -62,7 +62,7 @@ def bounds_of(
         edits: no series has more edits than this.
     """
     size = len(standing["last_sequence"])
-    least, most = _sequences(query, standing, edits)
+    least, most = _sequences(query, standing, edits, _first(retained, standing, floors))
     least_us, most_us = _times(query, standing)
     if retained.limit is not None:
         least = _higher(least, standing["last_sequence"] - retained.limit + 1)
@@ -90,7 +90,18 @@ def _plain(edits: Range) -> bool:
     return edits == EVERYTHING or ends in (("sequence", "sequence"), ("time", "time"))
 
 
-def _sequences(query: Query, standing: dict[str, Longs], edits: int) -> Ends:
+def _first(
+    retained: RetainedRange, standing: dict[str, Longs], floors: dict[str, Longs]
+) -> Longs | None:
+    """The lowest sequence that a query may see; None where times decide that too."""
+    if retained.last_us is not None or (floors["floor_us"] > NEVER_US).any():
+        return None
+    if retained.limit is None:
+        return floors["floor_sequence"]
+    return np.maximum(floors["floor_sequence"], standing["last_sequence"] - retained.limit + 1)
+
+
+def _sequences(query: Query, standing: dict[str, Longs], edits: int, first: Longs | None) -> Ends:
     """The bounds by sequence, None where there is none."""
     if not _plain(query.edits):
         return None, None
@@ -104,7 +115,9 @@ def _sequences(query: Query, standing: dict[str, Longs], edits: int) -> Ends:
     reach = query.view.span.value + edits
     low, high = anchor
     if word == "next":
-        return low, None if high is None else high + reach
+        # From before the first event that is seen it counts from that one.
+        beyond = None if high is None or first is None else np.maximum(high, first) + reach
+        return low, beyond
     # From beyond the end it counts from the last event.
     return None if low is None else np.minimum(low, last) - reach, high
 

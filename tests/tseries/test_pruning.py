@@ -1,10 +1,15 @@
 """Originals outside a query's bounds change no result."""
 
+from datetime import UTC, datetime
+
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.test_selection import QUERIES, columns, histories
 
+from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.heads import NEVER_US
 from pyspark_tseries.pruning import bounds_of
@@ -19,7 +24,7 @@ def standing(events):
     last = [event[0] for event in events][-1]
     original = [event for event in events if event[2] < 0][-1]
     values = {"last_sequence": last, "original_us": original[1]}
-    floors = {"floor_sequence": 0, "floor_us": NEVER_US}
+    floors = {"floor_sequence": events[0][0], "floor_us": NEVER_US}
     return [{name: np.array([v]) for name, v in part.items()} for part in (values, floors)]
 
 
@@ -35,7 +40,9 @@ def answer(events, query):
 @given(histories().filter(bool), QUERIES, st.integers(0, 2))
 def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
     events = columns(history)
-    edits = int((events.original >= 0).sum()) + spare
+    # Edits of what was discarded are hidden, and still there.
+    span = int(events.sequence[-1] - events.sequence[0]) + 1
+    edits = span - int((events.original < 0).sum()) + spare
     bounds = bounds_of(query, UNLIMITED, *standing(history), edits)
     least, most, least_us, most_us = bounds.over(0, 1)
     kept = (events.sequence >= least) & (events.sequence <= most)
@@ -93,3 +100,12 @@ def test_the_lowest_and_the_highest_standing_have_the_widest_bounds(many, query,
     assert least_us <= exact[2]
     assert most >= exact[1]
     assert most_us >= exact[3]
+
+
+@pytest.mark.parametrize("retained", ["limit 2", "last 0S"])
+def test_what_counts_from_a_discarded_event_counts_from_the_first_that_is_seen(tmp_path, retained):
+    store = TimeSeries.create(str(tmp_path / "s"), {"value": pa.int64()}, retained)
+    for number in range(4):
+        store.append("a", number, datetime(2026, 1, 1 + number // 2, tzinfo=UTC))
+    found = store.range_query().from_(0).next(2).select_from("a")
+    assert [event.sequence for event in found.events] == [2, 3]
