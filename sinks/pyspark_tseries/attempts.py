@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries import files
 from pyspark_tseries.edits import number_edits, targets_of
-from pyspark_tseries.head_files import write_head
+from pyspark_tseries.head_files import head_path, write_head
 from pyspark_tseries.heads import NEVER_US, Head, advance, next_note
 from pyspark_tseries.numbering import Numbered, counted, number
 from pyspark_tseries.originals import find_originals
@@ -161,13 +161,18 @@ def prepare(
     for part in parts:
         note = counted(note, part.events)
     after, table = advance(head, delta, note)
-    paths, written = [write_head(place, new_id, table)], []
-    for part in parts:
-        if len(part.events.order):
-            path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
-            paths.append(place.file(path))
-            table = event_rows(part.rows, part.events, note, batch.author, part.originals)
-            written.append(files.write_events(place, path, table))
+    paths, written = [head_path(place, new_id)], []
+    try:
+        write_head(place, new_id, table)
+        for part in parts:
+            if len(part.events.order):
+                path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
+                paths.append(place.file(path))
+                table = event_rows(part.rows, part.events, note, batch.author, part.originals)
+                written.append(files.write_events(place, path, table))
+    except OSError:
+        place.remove(paths)  # Of a full disk, say.
+        raise
     return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
 
 

@@ -92,6 +92,11 @@ class TimeSeries:
         place = place_of(path, storage_options)
         if min_retention_age is not None and min_retention_age < timedelta(0):
             raise ValueError(f"min_retention_age {min_retention_age} is below 0")
+        if schema is None:
+            raise IncompatibleValue(
+                "None names no value columns; accepted: a pyarrow.Schema, or a mapping of names "
+                "to types, {} for events without a value; next step: name the columns"
+            )
         retained = None if retained_range is None else parse_range(retained_range)
         plan = plan_rows(
             pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=place.location), None

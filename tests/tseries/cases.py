@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tseries.builders import batch, new_store
 
-from pyspark_tseries import RangeQuery, TimeSeries
+from pyspark_tseries import QueryResult, RangeQuery, TimeSeries
 
 SERIES = {"S1": "ab", "S2": "0", "S3": "0"}
 
@@ -26,6 +26,14 @@ def ms(count: int) -> timedelta:
 
 def iso(count: int) -> str:
     return at(count).isoformat()
+
+
+def shown(result: QueryResult) -> str:
+    """The events as in the cases."""
+    return " ".join(
+        f"{event.sequence}>{event.original.sequence}" if event.original else str(event.sequence)
+        for event in result.events
+    )
 
 
 def build(directory: Path) -> dict[str, TimeSeries]:

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 from pyspark import cloudpickle
-from tseries.cases import CASES, INVALID, build, ms
+from pyspark.sql.types import StringType, StructField, StructType
+from tseries.cases import CASES, INVALID, build, ms, shown
 
-from pyspark_tseries import InvalidQuery, RangeQuery
+from pyspark_tseries import IncompatibleValue, InvalidQuery, RangeQuery
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.ranges import MAX
 from pyspark_tseries.sink import DefaultSource
@@ -16,13 +17,6 @@ QUERY = RangeQuery()
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
     return build(tmp_path_factory.mktemp("cases"))
-
-
-def shown(result):
-    return " ".join(
-        f"{event.sequence}>{event.original.sequence}" if event.is_edit else str(event.sequence)
-        for event in result.events
-    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -59,6 +53,21 @@ def test_q33_a_limit_of_0_is_complete_only_where_nothing_was_found(stores):
     query = stores["S2"].range_query().limit(0)
     assert not query.select_from("s").is_complete
     assert query.from_(100).select_from("s").is_complete
+
+
+def test_q35_only_a_limit_leaves_events_out(stores):
+    for query in (stores["S3"].range_query(), stores["S3"].range_query().for_edits()):
+        found = query.select_from("s")
+        assert found.is_complete
+        assert found.selected_count == len(found.events)
+        assert query.limit(3).select_from("s").selected_count == found.selected_count
+
+
+def test_q36_values_are_read_as_the_type_that_they_have(stores):
+    source = DefaultSource({"path": stores["S2"].describe()["path"]})
+    wrong = StructType([*source.schema()[:4], StructField("value", StringType())])
+    with pytest.raises(IncompatibleValue, match="'value' is asked for as string"):
+        source.reader(wrong)
 
 
 def test_q1_the_values_are_those_of_the_latest_edits(stores):

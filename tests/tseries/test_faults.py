@@ -75,15 +75,20 @@ def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_pa
     assert series.verify() == []
 
 
-def test_a_full_disk_fails_an_append_soon_and_later_ones_go_on(series, monkeypatch):
+@pytest.mark.parametrize("what", ["write_head", "write_events"])
+def test_a_full_disk_fails_an_append_soon_leaves_no_files_and_later_ones_go_on(
+    series, tmp_path, monkeypatch, what
+):
     def full(*args):
         raise OSError(28, "No space left on device")
 
     series.append("a", 0.0)
     monkeypatch.setattr(races.time, "sleep", lambda _: None)
-    monkeypatch.setattr(attempts, "write_head", full)
+    monkeypatch.setattr(attempts if what == "write_head" else attempts.files, what, full)
+    before = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
     with pytest.raises(OSError, match="No space left"):
         series.append("a", 1.0)
+    assert sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file()) == before
     monkeypatch.undo()
     assert series.append("a", 2.0).sequence == 1
     assert series.verify() == []

@@ -1,0 +1,119 @@
+"""The process that `test_store_kills` kills: `STORE ACKNOWLEDGED PHASE DIED`.
+
+It appends while another thread merges, checkpoints, cleans, and changes the retained range, and
+kills itself in the given phase of its work, at a random moment of it, noting that in DIED.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from pyspark_tseries import compactor
+from pyspark_tseries.attempts import Batch
+from pyspark_tseries.compactor import merge_runs
+from pyspark_tseries.delta_log import table_of
+from pyspark_tseries.maintenance import clean
+from pyspark_tseries.places import place_of
+from pyspark_tseries.retention import RetainedRange
+from pyspark_tseries.store import Store
+from pyspark_tseries.upkeep import set_retained_range
+
+PHASES = ("append", "merge", "replace", "checkpoint", "clean", "range")
+SERIES = [f"s{i}" for i in range(5)]
+KEPT = 10
+VALUE = pa.field("value", pa.int64())
+
+
+def rows(number: int) -> pa.Table:
+    """An event for every series; what has the value n must get the sequence n."""
+    size = len(SERIES)
+    return pa.table(
+        {
+            "series": pa.array(SERIES),
+            "timestamp": pa.array([number] * size).cast(pa.timestamp("us", "UTC")),
+            "author": pa.nulls(size, pa.string()),
+            "original_sequence": pa.nulls(size, pa.int64()),
+            "value": pa.array([number] * size),
+        }
+    )
+
+
+class Doomed:
+    """Kills this process inside a phase: not in its first passage, which says how long it takes."""
+
+    def __init__(self, phase: str, died: str) -> None:
+        self._phase, self._died = phase, died
+        self._seconds: float | None = None
+
+    @contextlib.contextmanager
+    def passing(self, phase: str) -> Iterator[None]:
+        """A passage of `phase`; if it is over before the kill comes, the next one is meant."""
+        if phase != self._phase:
+            yield
+            return
+        over = threading.Event()
+        if self._seconds is not None:
+            wait = random.uniform(0, self._seconds)
+            threading.Thread(target=self._kill, args=(wait, over), daemon=True).start()
+        begun = time.monotonic()
+        yield
+        over.set()
+        self._seconds = time.monotonic() - begun
+
+    def _kill(self, wait: float, over: threading.Event) -> None:
+        if not over.wait(wait):
+            with open(self._died, "a") as file:
+                file.write(f"{self._phase}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Appends batch after batch while another thread merges, checkpoints and cleans."""
+    location, acknowledged, phase, died = sys.argv[1:]
+    store = Store.open(place_of(location, json.loads(os.environ["STORAGE"])))
+    doomed = Doomed(phase, died)
+    threading.Thread(target=upkeep, args=(store, doomed), daemon=True).start()
+    number = int(store.head()[1].of(SERIES[:1])["last_sequence"][0]) + 1
+    # What was stored and not acknowledged when the last process was killed is stored for all that.
+    with open(acknowledged, "ab", buffering=0) as file:
+        file.write(b"." * (number - os.path.getsize(acknowledged)))
+        while True:
+            with doomed.passing("append"):
+                store.append(Batch(rows(number), "fail", "me", ("writer", number)))
+            file.write(b".")
+            number += 1
+
+
+def upkeep(store: Store, doomed: Doomed) -> None:
+    replace = compactor.replace_files
+
+    def replacing(*given: object) -> bool:
+        with doomed.passing("replace"):
+            return replace(*given)  # type: ignore[arg-type]
+
+    compactor.replace_files = replacing
+    for limit in itertools.cycle((KEPT, KEPT + 2)):
+        with doomed.passing("merge"):
+            merge_runs(store, 2**60, everything=True)
+        with doomed.passing("checkpoint"):
+            table_of(store.place).create_checkpoint()
+        with doomed.passing("clean"):
+            # As if the hour of grace were 20 seconds, far longer than an append takes.
+            clean(store, time.time_ns() // 1000 + 3_580_000_000)
+        with doomed.passing("range"):
+            set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000)
+
+
+if __name__ == "__main__":
+    main()
