@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_timestream.instants import format_instant
+from pyspark_timestream.instants import format_instant, parse_instant
 from pyspark_tseries.heads import Note
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place
@@ -23,6 +23,7 @@ __all__ = [
     "Extent",
     "Snapshot",
     "WrittenFile",
+    "as_stored",
     "by_groups",
     "data_files",
     "extent_of",
@@ -245,3 +246,23 @@ def extent_of(table: pa.Table) -> Extent:
 def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
     values = column.cast(pa.int64()).to_numpy()
     return int(values.min()), int(values.max())
+
+
+def as_stored(file: WrittenFile, commit: int) -> DataFile:
+    """`file` as the log will name it, once `commit` is made."""
+    said = json.loads(file.statistics)
+    least, most = said["minValues"], said["maxValues"]
+    return DataFile(
+        path=file.path,
+        size=file.size,
+        first=least["series"],
+        last=most["series"],
+        kind=file.kind,
+        rows=said["numRecords"],
+        least_sequence=least["sequence"],
+        most_sequence=most["sequence"],
+        least_us=parse_instant(least["timestamp"]),
+        most_us=parse_instant(most["timestamp"]),
+        first_commit=commit,
+        last_commit=commit,
+    )

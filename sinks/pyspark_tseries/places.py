@@ -223,7 +223,7 @@ class Place:
         return pa.OSFile(path, "wb")
 
     def copy(self, path: str, to: str) -> None:
-        """Makes a file, which nobody will change, known by a second path too."""
+        """Makes a file known by a second path too; it must not be written to any more."""
         if not self.local:
             return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]
         os.makedirs(os.path.dirname(to), exist_ok=True)

@@ -27,7 +27,8 @@ from pyspark_tseries.permissions import Guard
 from pyspark_tseries.properties import check_same
 from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
-from pyspark_tseries.store import Store
+from pyspark_tseries.shares import Forecast
+from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.subscriber import Subscriber
 from pyspark_tseries.subscription import Initial
 from pyspark_tseries.upkeep import add_columns
@@ -136,7 +137,13 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         plan = plan_rows(incoming, options, store.values)
     check_same("retainedRange", options.retained_range, store.retained, store.root)
     check_same("subscriptionRange", options.subscription_range, store.subscription, store.root)
-    return Target(store.place, plan, options, author, principal)
+    return Target(store.place, plan, options, author, principal, _forecast(store))
+
+
+def _forecast(store: Store) -> Forecast:
+    """The batch's commit, if it is made soon and nobody else makes one before."""
+    head_id, head = store.head()
+    return Forecast(head_id, head.note.commit + 1, max(now_us(), head.note.commit_us))
 
 
 def _guard(store: Store, principal: str | None) -> Guard:

@@ -1,4 +1,7 @@
-"""The write adapters: tasks stage their rows, the driver commits them as one batch."""
+"""The write adapters: tasks stage their rows, the driver commits them as one batch.
+
+A task with many rows writes them as events right away; see `shares` and `large_batches`.
+"""
 
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +16,13 @@ from pyspark.sql.datasource import (
 )
 
 from pyspark_tseries import staging
-from pyspark_tseries.attempts import Batch
+from pyspark_tseries.attempts import Appended, Batch
 from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.large_batches import LargeBatch
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.places import Place
 from pyspark_tseries.rows import RowPlan, stage_rows
+from pyspark_tseries.shares import LIMITS, Forecast, Share, take_share
 
 __all__ = ["BatchWriter", "StreamWriter", "Target"]
 
@@ -31,6 +36,7 @@ class Target:
     options: WriteOptions
     author: str
     principal: str
+    forecast: Forecast
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +45,26 @@ class StagedTask(WriterCommitMessage):
 
     partition: int
     query_id: str | None
-    staged: staging.Staged
+    share: Share
 
 
 def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
-    name = f"{uuid.uuid4().hex}.arrow"
-    path = target.place.file("_tseries", "staging", name)
     rows = (stage_rows(batch, target.plan) for batch in batches)
+    share = take_share(
+        target.place,
+        rows,
+        target.plan.staged,
+        target.forecast,
+        target.author,
+        uuid.uuid4().hex,
+        LIMITS,
+    )
     return StagedTask(
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
-        staging.stage(target.place, rows, target.plan.staged, path),
+        share,
     )
 
 
@@ -61,12 +74,22 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     from pyspark_tseries.maintenance import after_commit
     from pyspark_tseries.store import Store
 
-    ordered = [task.staged for task in sorted(tasks, key=lambda task: task.partition)]
-    if sum(staged.rows for staged in ordered):
-        rows = staging.read_staged(target.place, ordered)
-        options = target.options
-        batch = Batch(
-            rows,
+    shares = [task.share for task in sorted(tasks, key=lambda task: task.partition)]
+    if sum(share.rows for share in shares):
+        store = Store.open(target.place)
+        store.append(_batch(target, shares, token))
+        if target.options.auto_compact:
+            after_commit(store)
+    _discard(target, tasks)
+
+
+def _batch(target: Target, shares: list[Share], token: tuple[str, int] | None) -> Appended:
+    """What the tasks staged, in the order of the input, as one batch."""
+    options = target.options
+    few = [share.few for share in shares if share.few is not None]
+    if len(few) == len(shares) and sum(share.size for share in shares) <= LIMITS.memory:
+        return Batch(
+            staging.read_staged(target.place, few),
             options.out_of_order,
             target.author,
             token,
@@ -74,15 +97,22 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
             missing=options.missing_original,
             clock=options.clock,
         )
-        store = Store.open(target.place)
-        store.append(batch)
-        if options.auto_compact:
-            after_commit(store)
-    _discard(target, tasks)
+    return LargeBatch(
+        tuple(shares),
+        target.plan.staged,
+        options.out_of_order,
+        target.author,
+        uuid.uuid4().hex,
+        token,
+        principal=target.principal,
+        missing=options.missing_original,
+        clock=options.clock,
+        limits=LIMITS,
+    )
 
 
 def _discard(target: Target, tasks: Iterable[StagedTask]) -> None:
-    target.place.remove(task.staged.path for task in tasks if task.staged.path)
+    target.place.remove(path for task in tasks for path in task.share.paths(target.place))
 
 
 def _present(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:

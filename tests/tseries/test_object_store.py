@@ -32,6 +32,7 @@ from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.scan import answer
+from pyspark_tseries.shares import Limits
 from pyspark_tseries.staging import read_staged, stage
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscription import Initial
@@ -196,7 +197,7 @@ def test_what_spark_calls_writes_reads_and_follows_a_store_by_its_options(place,
     for number in (0, 1, 1):
         writes = unpickled(source.streamWriter(columns, False))
         done = writes.write(iter([rows]))
-        assert done.staged.path is not None
+        assert done.share.few.path is not None
         writes.commit([done], number)
     assert files_of(place, "_tseries", "staging") == []
     reads = source.reader(source.schema())
@@ -210,6 +211,30 @@ def test_what_spark_calls_writes_reads_and_follows_a_store_by_its_options(place,
     tasks = [unpickled(part) for part in follows.partitions(start, end)]
     got = [row for part in tasks for row in unpickled(follows).read(part)]
     assert pa.Table.from_batches(got)["sequence"].to_pylist() == [39_999]
+
+
+def test_files_that_tasks_wrote_are_published_or_merged(place, monkeypatch):
+    monkeypatch.setattr(writer, "TaskContext", Task)
+    monkeypatch.setattr(writer, "LIMITS", Limits(rows=5, size=10**6, memory=500))
+    asked = {f"storageoptions.{name.lower()}": value for name, value in place.options}
+    source = DefaultSource({"path": place.location, "retainedRange": "unlimited", **asked})
+    columns = StructType().add("series", "string").add("timestamp", "timestamp")
+    us = pa.array(range(20), pa.int64()).cast(pa.timestamp("us", "UTC"))
+    for number, names in enumerate(["ab", "cc"]):
+        writes = unpickled(source.streamWriter(columns, False))
+        rows = [pa.record_batch({"series": [name] * 20, "timestamp": us}) for name in names]
+        done = [writes.write(iter([one.slice(0, 12), one.slice(12)])) for one in rows]
+        assert all(share.file is not None for share in (task.share for task in done))
+        writes.commit(done, number)
+        assert files_of(place, "_tseries", "staging") == []
+    assert len(files_of(place, "kind=event")) == 3
+    assert verify(place) == []
+    snapshot, head = Store.open(place).sight()
+    found = answer(snapshot, head, Query("allEdits")).table
+    keys = list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+    assert keys == [
+        (name, n) for name, end in (("a", 20), ("b", 20), ("c", 40)) for n in range(end)
+    ]
 
 
 def test_upkeep_removes_what_nobody_can_need_and_nothing_else(store, place, monkeypatch):

@@ -6,6 +6,7 @@ Spark's types take the way that its tasks and its driver take, but for the JVM.
 import datetime as dt
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -20,8 +21,10 @@ from pyspark_tseries.compactor import compact
 from pyspark_tseries.deliveries import deliver
 from pyspark_tseries.follower import Follower
 from pyspark_tseries.inspection import verify
+from pyspark_tseries.large_batches import LargeBatch
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.rows import stage_rows
+from pyspark_tseries.shares import Limits, take_share
 from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscription import Initial
@@ -151,6 +154,37 @@ def test_values_of_every_type_come_back_by_every_way(tmp_path, name):
         same(plain["value"].to_pylist(), events)
         assert verify(str(path)) == []
         assert compact(str(path)).files_after == 2  # One of originals, one of edits.
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, name):
+    path, (kind, given) = tmp_path / "s", STORED[name]
+    values = pa.array([*given, None], to_arrow_type(kind, timezone="UTC"))
+    schema = columns(kind).add("timestamp", "timestamp")
+    options = {"path": str(path), "retainedRange": "unlimited"}
+    for commit in range(2):  # The first is published, the second merged: its shares have all of a.
+        target = DefaultSource(options).writer(schema, False)._target
+        us = pa.array(np.arange(4) + 4 * commit).cast(pa.timestamp("us", "UTC"))
+        none = pa.nulls(4, pa.int64())
+        batch = pa.record_batch([pa.array(["a"] * 4), none, values, us], names=schema.names)
+        rows, staged = stage_rows(batch, target.plan), target.plan.staged
+        shares = [
+            take_share(
+                target.place,
+                [part],
+                staged,
+                target.forecast,
+                "me",
+                f"task{commit}{n}",
+                Limits(0, 0, 1),
+            )
+            for n, part in enumerate([rows] if commit == 0 else [rows.slice(0, 3), rows.slice(3)])
+        ]
+        assert all(share.file is not None for share in shares)
+        store = Store.open(str(path))
+        store.append(LargeBatch(tuple(shares), staged, "fail", "me", "batch"))
+        same(read(path), values.to_pylist() * (commit + 1))
+    assert verify(str(path)) == []
 
 
 class PointType(T.UserDefinedType):
