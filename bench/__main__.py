@@ -19,6 +19,7 @@ COMPARISONS = (
     "tseries_append.py",
     "tseries_query.py",
     "tseries_commits.py",
+    "tseries_memory.py",
 )
 
 
