@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
+FEW_ROWS: Final = 64
+"""Fewer are not worth compressing."""
 
 
 def head_path(place: Place, head_id: int) -> str:
@@ -35,7 +37,8 @@ def head_path(place: Place, head_id: int) -> str:
 def write_head(place: Place, head_id: int, table: pa.Table) -> str:
     """Writes a head file; returns its path."""
     path = head_path(place, head_id)
-    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=_LZ4) as writer:
+    options = _LZ4 if table.num_rows >= FEW_ROWS else None
+    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table)
     return path
 
