@@ -160,7 +160,8 @@ class _Attempting:
     def _true_forecast(self, now_us: int) -> Forecast | None:
         given = (share.forecast for share in self._batch.shares if share.forecast is not None)
         forecast = next(given, None)
-        if forecast is None or forecast.head_id != self._head_id:
+        next_commit = self._head_id, self._head.note.commit + 1
+        if forecast is None or (forecast.head_id, forecast.commit) != next_commit:
             return None
         late = now_us - forecast.commit_us > MOST_DELAY_US
         return None if late or forecast.commit_us < self._head.note.commit_us else forecast

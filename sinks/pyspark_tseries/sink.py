@@ -142,8 +142,8 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
 
 def _forecast(store: Store) -> Forecast:
     """The batch's commit, if it is made soon and nobody else makes one before."""
-    head_id, head = store.head()
-    return Forecast(head_id, head.note.commit + 1, max(now_us(), head.note.commit_us))
+    note = store.note()
+    return Forecast(store.head_id(), note.commit + 1, max(now_us(), note.commit_us))
 
 
 def _guard(store: Store, principal: str | None) -> Guard:

@@ -126,7 +126,7 @@ class Store:
     def retained(self) -> RetainedRange:
         """The retained range."""
         with self._lock:
-            return properties.retained_of(self.log.properties(), self._note())
+            return properties.retained_of(self.log.properties(), self.note())
 
     @property
     def id(self) -> str:
@@ -141,9 +141,10 @@ class Store:
     def policy(self) -> Policy | None:
         """The policy of the log as it was last refreshed; None where there is none."""
         with self._lock:
-            return properties.policy_of(self.log.properties(), self._note())
+            return properties.policy_of(self.log.properties(), self.note())
 
-    def _note(self) -> Note:
+    def note(self) -> Note:
+        """What the head says besides its rows, which need not be read."""
         head_id = self.head_id()
         if head_id is None:
             return EMPTY_NOTE

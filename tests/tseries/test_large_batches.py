@@ -235,7 +235,8 @@ def test_only_what_has_a_series_in_common_is_written_anew(place):
 
 
 @pytest.mark.parametrize(
-    ("forecast", "now"), [(Forecast(5, 0, NOW), NOW), (FIRST, NOW + 60_000_001)]
+    ("forecast", "now"),
+    [(Forecast(5, 0, NOW), NOW), (Forecast(None, 1, NOW), NOW), (FIRST, NOW + 60_000_001)],
 )
 def test_a_false_forecast_has_all_written_anew_under_number_and_time_of_the_commit(
     place, forecast, now
