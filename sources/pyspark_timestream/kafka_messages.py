@@ -5,7 +5,7 @@
 
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +17,15 @@ from pyspark_timestream.kafka_columns import METADATA
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 
-__all__ = ["BLOCK_RECORDS", "ColumnConsumer", "MessageConsumer", "Problem", "Taken"]
+__all__ = [
+    "BLOCK_RECORDS",
+    "ColumnConsumer",
+    "MessageConsumer",
+    "Problem",
+    "Taken",
+    "block_of_messages",
+    "inside",
+]
 
 BLOCK_RECORDS: Final = 20_000
 _COMMIT_TIMEOUT_S: Final = 10.0
@@ -97,7 +105,7 @@ class MessageConsumer:
         for other in others:
             if _is_end(other) and (other.topic, other.partition) == span.partition:
                 reached = max(reached, other.offset)
-        block = _inside(_block(records, needs), span.end_exclusive) if records else None
+        block = inside(block_of_messages(records, needs), span.end_exclusive) if records else None
         return Taken(block, reached, tuple(other for other in others if not _is_end(other)))
 
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
@@ -119,7 +127,7 @@ class MessageConsumer:
             return said(error)
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
         while not self._answers and time.monotonic() < deadline:
-            self._consumer.poll(0.01)
+            self._consumer.poll(0.001)
         return self._answers[0] if self._answers else f"no answer in {_COMMIT_TIMEOUT_S:.0f} s"
 
     def close(self) -> None:
@@ -145,15 +153,15 @@ def _is_end(problem: Problem) -> bool:
     return bool(problem.error.code() == KafkaError._PARTITION_EOF)
 
 
-def _inside(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
+def inside(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
     """The part of `block` before `end_exclusive`: a range's last records may be missing."""
-    inside = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
-    if inside == len(block.offsets):
+    count = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
+    if count == len(block.offsets):
         return block
-    return RecordBlock(*(c if c is None else c.slice(0, inside) for c in block)) if inside else None
+    return RecordBlock(*(c if c is None else c.slice(0, count) for c in block)) if count else None
 
 
-def _block(records: list[Message], needs: Needs) -> RecordBlock:
+def block_of_messages(records: Sequence[Message], needs: Needs) -> RecordBlock:
     """The needed fields of confluent-kafka's messages as columns."""
     stamps = types = None
     if needs.timestamps:

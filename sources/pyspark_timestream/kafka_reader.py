@@ -24,6 +24,7 @@ from pyspark_timestream.kafka_ends import end_instants, ending_positions
 from pyspark_timestream.kafka_fetch import borrowed_reader
 from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset, group_name, left_behind
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka_small import with_small_ranges
 from pyspark_timestream.kafka_starts import start_instants, starting_positions
 from pyspark_timestream.kafka_task import TaskPlan, run_task
 from pyspark_timestream.kafka_uses import (
@@ -34,6 +35,7 @@ from pyspark_timestream.kafka_uses import (
     useless_in_batch,
 )
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Partition
 
 __all__ = ["KafkaTransport"]
@@ -188,8 +190,11 @@ def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask
 ) -> Iterator[pa.RecordBatch]:
     ended: dict[Partition, PartitionState] = {}
+    spans = [share.span for share in task.plan.shares if share.lead is None]
+    needs = needs_of(options, projection)
     with borrowed_reader(options, task.group) as reader:
-        yield from run_task(options, projection, task.plan, reader.read, ended.__setitem__)
+        read = with_small_ranges(options, task.group, spans, needs, reader.read)
+        yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         left = _ends_of(options, task.plan, task.offset, ended) if task.offset else {}
         if left:
             reader.leave(left)

@@ -21,6 +21,7 @@ CLIENT = {
     "kafka_messages",
     "kafka_native",
     "kafka_fetch",
+    "kafka_small",
     "kafka_driver",
     "producer",
     "producer_transaction",

@@ -1,0 +1,134 @@
+"""What is read ahead is a range whole, or not at all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from confluent_kafka import KafkaError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_timestream.kafka_small import Arrivals, small_ranges
+from pyspark_timestream.ranges import Partition, Range
+
+
+@dataclass
+class Said:
+    """As much of a confluent-kafka message as is looked at."""
+
+    place: tuple[str | None, int | None]
+    at: int
+    code: int | None = None
+    size: int = 5
+
+    def topic(self) -> str | None:
+        return self.place[0]
+
+    def partition(self) -> int | None:
+        return self.place[1]
+
+    def offset(self) -> int:
+        return self.at
+
+    def error(self) -> object:
+        return None if self.code is None else SimpleNamespace(code=lambda: self.code)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def part(number: int) -> Partition:
+    return Partition("t", number)
+
+
+def end(number: int, at: int) -> Said:
+    return Said(part(number), at, KafkaError._PARTITION_EOF)
+
+
+def offsets(records: Sequence[Said], span: Range) -> list[int]:
+    return [record.at for record in records if record.at < span.end_exclusive]
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[Range], dict[Partition, list[Said]]]:
+    """Ranges, and what a consumer gives from each one's start on: gaps, an end or more records."""
+    spans, given_by = [], {}
+    for number in range(draw(st.integers(1, 4))):
+        start, size = draw(st.integers(0, 5)), draw(st.integers(1, 6))
+        there = sorted(draw(st.sets(st.integers(start, start + size + 3))))
+        stops_at = draw(st.integers(start + size, start + size + 4))
+        records = [Said(part(number), at) for at in there if at < stops_at]
+        spans.append(Range(part(number), start, start + size))
+        given_by[part(number)] = [*records, end(number, stops_at)]
+    return spans, given_by
+
+
+@given(logs(), st.data())
+@settings(max_examples=150)
+def test_a_range_is_whole_when_all_below_its_end_has_come(
+    world: tuple[list[Range], dict[Partition, list[Said]]], data: st.DataObject
+) -> None:
+    spans, given_by = world
+    arrivals = Arrivals(spans)
+    left = {place: list(messages) for place, messages in given_by.items()}
+    come: dict[Partition, list[Said]] = {place: [] for place in left}
+    while any(left.values()):
+        polled = []
+        for _ in range(data.draw(st.integers(1, 5))):
+            waiting = [place for place, messages in left.items() if messages]
+            if waiting:
+                message = left[data.draw(st.sampled_from(waiting))].pop(0)
+                come[Partition(*message.place)].append(message)
+                polled.append(message)
+        arrivals.take(polled)
+        whole = dict(arrivals.whole())
+        for span in spans:
+            so_far = come[span.partition]
+            is_whole = any(
+                m.at >= span.end_exclusive - (m.code is None) for m in so_far
+            )  # a record tells of its own offset, an end of all before it
+            assert (span in whole) == is_whole
+            if is_whole:
+                expected = [m.at for m in given_by[span.partition] if m.code is None]
+                assert offsets(whole[span], span) == [
+                    at for at in expected if at < span.end_exclusive
+                ]
+    assert arrivals.missing == 0
+    assert not arrivals.troubled
+
+
+def test_an_error_ends_the_waiting_and_keeps_what_was_whole() -> None:
+    done, not_done = Range(part(0), 0, 2), Range(part(1), 0, 2)
+    for place in (part(1), (None, None)):
+        arrivals = Arrivals([done, not_done])
+        arrivals.take([Said(part(0), 0), Said(part(0), 1), Said(part(1), 0)])
+        assert arrivals.missing == 1
+        arrivals.take([Said(place, -1, KafkaError._AUTO_OFFSET_RESET)])
+        assert arrivals.troubled
+        assert arrivals.missing == 0
+        assert [span for span, _ in arrivals.whole()] == [done]
+
+
+def test_the_end_of_a_log_that_became_shorter_makes_nothing_whole() -> None:
+    arrivals = Arrivals([Range(part(0), 3, 9)])
+    arrivals.take([Said(part(0), 3), end(0, 4)])
+    assert arrivals.whole() == []
+    assert arrivals.missing == 5
+
+
+def test_large_records_end_the_reading_ahead() -> None:
+    arrivals = Arrivals([Range(part(0), 0, 2), Range(part(1), 0, 2)])
+    arrivals.take([Said(part(0), 0, size=2**30)])
+    assert arrivals.missing == 0
+    assert arrivals.whole() == []
+
+
+def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> None:
+    large, small, tiny = Range(part(0), 0, 19_990), Range(part(1), 0, 30), Range(part(2), 5, 7)
+    assert small_ranges([large, small, tiny, Range(part(3), 4, 4)]) == [tiny, small]
+    assert small_ranges([large, small]) == []
+    assert small_ranges([Range(part(0), 0, 10)]) == []
+
+
+def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
+    assert small_ranges([Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]) == []
