@@ -37,6 +37,7 @@ from pyspark_timestream.kafka_uses import (
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Partition
+from pyspark_timestream.worker_memory import settle
 
 __all__ = ["KafkaTransport"]
 
@@ -198,6 +199,7 @@ def _read_task(
         left = _ends_of(options, task.plan, task.offset, ended) if task.offset else {}
         if left:
             reader.leave(left)
+    settle()
 
 
 def _ends_of(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka_client import consumer_config, made
 from pyspark_timestream.kafka_messages import block_of_messages, inside
@@ -79,23 +79,28 @@ class SmallRanges:
 
     def read(self, spans: Sequence[Range], needs: Needs) -> dict[Range, list[RecordBlock]]:
         """The records of those of `spans` that came whole; no block where a range has none."""
-        if self._consumer is None:
-            self._consumer = made(self._options, lambda: Consumer(self._config))
         arrivals = Arrivals(spans)
-        self._consumer.assign(
-            [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
-        )
-        heard_s = time.monotonic()
-        while arrivals.missing and time.monotonic() - heard_s < _PATIENCE_S:
-            polled = self._consumer.consume(arrivals.missing, timeout=_WAIT_S)
-            if arrivals.take(polled):
-                heard_s = time.monotonic()
-        if arrivals.troubled or arrivals.missing:
+        try:
+            self._collect(spans, arrivals)
+        except KafkaException:
+            arrivals.troubled = True
+        if arrivals.troubled or arrivals.missing or self._consumer is None:
             # What it knows of the cluster may be out of date.
             self.close()
         else:
             self._consumer.unassign()
         return {span: _blocks(span, records, needs) for span, records in arrivals.whole()}
+
+    def _collect(self, spans: Sequence[Range], arrivals: "Arrivals") -> None:
+        if self._consumer is None:
+            self._consumer = made(self._options, lambda: Consumer(self._config))
+        self._consumer.assign(
+            [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
+        )
+        heard_s = time.monotonic()
+        while arrivals.missing and time.monotonic() - heard_s < _PATIENCE_S:
+            if arrivals.take(self._consumer.consume(arrivals.missing, timeout=_WAIT_S)):
+                heard_s = time.monotonic()
 
     def close(self) -> None:
         """Release the consumer."""
