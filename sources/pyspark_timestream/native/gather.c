@@ -136,7 +136,7 @@ static inline int push_start(buffer *starts, int64_t start) {
 static inline int push_valid(buffer *valid, int64_t row, int is_valid) {
   uint8_t none = 0;
   if (row % 8 == 0 && push(valid, &none, 1) != DONE) return NO_MEMORY;
-  if (is_valid) valid->at[row / 8] |= (uint8_t)(1 << row % 8);
+  if (is_valid) valid->at[row / 8] |= (uint8_t)(1u << (unsigned)(row % 8));
   return DONE;
 }
 

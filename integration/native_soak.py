@@ -1,0 +1,176 @@
+"""Random topics and ranges through the native gather, each against confluent-kafka's messages.
+
+`native_soak.py SECONDS SEED [BOOTSTRAP]`: without a broker's address it starts one, and kills it
+now and then. `sanitized_environment` says what to run it with for the address sanitizer.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from broker import Broker, broker, unique_name
+
+from pyspark_timestream import kafka_fetch, native_gather
+from pyspark_timestream.kafka_fetch import RangeReader
+from pyspark_timestream.kafka_options import read_kafka_options
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs, RecordBlock
+
+SANITIZE = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
+KILL_EVERY_S = 60.0
+
+
+def sanitized_environment(place: Path, build: Any) -> dict[str, str] | str:
+    """Environment variables under which Python loads a sanitized gather; why not, as text."""
+    library = place / "gather.so"
+    trouble = build.compiled(library, [*SANITIZE, "-fno-sanitize-recover=all"])
+    if trouble:
+        return str(trouble)
+    asked = ["cc", "-print-file-name=libasan.so"]
+    runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    return {
+        "LD_PRELOAD": runtime,
+        # Python itself leaves memory behind; the library counts its buffers instead.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1",
+        "ARROW_DEFAULT_MEMORY_POOL": "system",
+        "TIMESTREAM_NATIVE": "1",
+        "SOAK_LIBRARY": str(library),
+    }
+
+
+def fill(kafka: Broker, topic: str, dice: random.Random) -> int:
+    """Records of every kind, some in transactions that are aborted; where the partition ends."""
+    codec = dice.choice(["none", "gzip", "lz4", "zstd", "snappy"])
+    settings: dict[str, Any] = {"compression_type": codec, "linger_ms": 50}
+    for _ in range(dice.randint(1, 4)):
+        in_transaction = dice.random() < 0.5
+        extra = {"transactional_id": unique_name("soak")} if in_transaction else {}
+        producer = kafka.producer(**settings, **extra)
+        if in_transaction:
+            producer.init_transactions()
+            producer.begin_transaction()
+        for _ in range(dice.choice([1, 30, 3_000])):
+            producer.produce(
+                topic, some(dice, 1_000), some(dice, 20), 0,
+                timestamp=dice.randint(1, 1_700_000_000_000),
+                headers=[
+                    (dice.choice(["", "h", "größe"]), some(dice, 30))
+                    for _ in range(dice.choice([0, 0, 1, 5]))
+                ],
+            )  # fmt: skip
+            producer.poll(0)
+        if dice.random() < 0.2:
+            producer.produce(topic, dice.randbytes(900_000), partition=0)
+        producer.flush(60)
+        if in_transaction:
+            dice.choice([producer.commit_transaction, producer.abort_transaction])()
+    kafka.wait_for_markers(topic)
+    return kafka.end_offsets(topic)[0]
+
+
+def some(dice: random.Random, most: int) -> bytes | None:
+    return None if dice.random() < 0.1 else dice.randbytes(dice.randint(0, most))
+
+
+@contextmanager
+def reader(kafka: Broker, gather: Any, **more: str) -> Iterator[RangeReader]:
+    """A reader over `gather`, or over messages where it is None."""
+    kafka_fetch.native_gather = lambda: gather  # type: ignore[attr-defined]
+    fixed = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "x"}
+    made = RangeReader(read_kafka_options({**fixed, **more}), unique_name("soak"))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def rows(blocks: list[RecordBlock]) -> list[list[Any]]:
+    """Every column's values; the arrays are checked as well."""
+    columns: list[list[Any]] = [[] for _ in RecordBlock._fields]
+    for block in blocks:
+        for values, column in zip(columns, block, strict=True):
+            if column is not None:
+                column.validate(full=True)
+                values += column.to_pylist()
+    return columns
+
+
+def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
+    """One topic, some ranges; how many records were compared."""
+    topic = kafka.create_topic()
+    count, end = 0, fill(kafka, topic, dice)
+    level = {"kafka.isolation.level": dice.choice(["read_committed", "read_uncommitted"])}
+    if dice.random() < 0.3:
+        kafka.delete_records(topic, {0: dice.randint(0, end)})
+        level["failOnDataLoss"] = "false"
+    with reader(kafka, gather, **level) as ours, reader(kafka, None, **level) as theirs:
+        for _ in range(4):
+            start = dice.randint(0, end - 1)
+            span = Range(Partition(topic, 0), start, dice.randint(start + 1, end))
+            needs = Needs(*(dice.random() < 0.7 for _ in range(4)))
+            found = rows(list(ours.read(span, needs)))
+            assert found == rows(list(theirs.read(span, needs))), (topic, span, needs)
+            count += len(found[0])
+            # One that is given up in the middle must not disturb the next.
+            next(ours.read(Range(span.partition, 0, end), needs), None)
+    assert gather.live_buffers() == 0, f"{gather.live_buffers()} buffers are left"
+    return count
+
+
+def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None:
+    """The broker dies while a range is read, and comes back."""
+    topic = kafka.create_topic()
+    end = fill(kafka, topic, dice)
+    small = {"kafka.queued.max.messages.kbytes": "64", "kafka.fetch.message.max.bytes": "20000"}
+    with reader(kafka, gather, **small) as ours:
+        blocks = ours.read(Range(Partition(topic, 0), 0, end), Needs(values=True))
+        found = [block for block in [next(blocks, None)] if block is not None]
+        kafka.stop()
+        revival = threading.Thread(target=kafka.start)
+        revival.start()
+        found += blocks
+        revival.join()
+    with reader(kafka, None) as theirs:
+        span = Range(Partition(topic, 0), 0, end)
+        assert rows(found) == rows(list(theirs.read(span, Needs(values=True))))
+
+
+def soak(kafka: Broker, seconds: float, seed: int) -> None:
+    """Compare until the time is over."""
+    dice = random.Random(seed)
+    library = Path(os.environ.get("SOAK_LIBRARY") or native_gather.LIBRARY)
+    gather = native_gather.native_gather(library)
+    assert gather is not None
+    ends, next_kill = time.monotonic() + seconds, time.monotonic() + KILL_EVERY_S / 2
+    topics = records = kills = 0
+    while time.monotonic() < ends or not topics:
+        records += compare(kafka, gather, dice)
+        topics += 1
+        if kafka.can_stop and time.monotonic() > next_kill:
+            read_through_a_kill(kafka, gather, dice)
+            kills, next_kill = kills + 1, time.monotonic() + KILL_EVERY_S
+    print(f"soaked: {topics} topics, {records} records, {kills} kills, seed {seed}", flush=True)
+
+
+def main(seconds: str, seed: str, bootstrap: str = "") -> None:
+    """See the module."""
+    # A sanitizer is for this process alone, not for the broker that it starts.
+    os.environ.pop("LD_PRELOAD", None)
+    if bootstrap:
+        soak(Broker(bootstrap, "given"), float(seconds), int(seed))
+        return
+    with broker() as kafka:
+        soak(kafka, float(seconds), int(seed))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

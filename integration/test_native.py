@@ -1,0 +1,359 @@
+"""The native gather and confluent-kafka's messages on a real broker: the same columns and errors.
+
+Each test reads a topic through both, with a reader of its own, as the tasks of a batch would.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from broker import Broker, Record, unique_name
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from native_soak import SANITIZE, sanitized_environment
+
+from pyspark_timestream import kafka_fetch
+from pyspark_timestream.kafka_fetch import RangeReader
+from pyspark_timestream.kafka_native import NativeConsumer
+from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
+from pyspark_timestream.native_gather import LIBRARY, Gather, native_gather
+from pyspark_timestream.option_fields import OptionError
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs, RecordBlock
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not LIBRARY.exists(), reason="the native gather is not built here"),
+]
+
+EVERYTHING = Needs(True, True, True, True)
+PATHS = ("messages", "native")
+BUILD = LIBRARY.with_name("build.py")
+DEFAULT_SECONDS = "30"
+SOAK_SECONDS = os.environ.get("SOAK_SECONDS", DEFAULT_SECONDS)
+"""`make soak-native` sets half an hour, with a broker of its own that is killed."""
+
+FUZZ_SECONDS = str(max(5, int(SOAK_SECONDS) // 10))
+
+
+@pytest.fixture(scope="module")
+def gather() -> Iterator[Gather]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIMESTREAM_NATIVE", "1")
+        native_gather.cache_clear()
+        made = native_gather()
+    native_gather.cache_clear()
+    assert made is not None
+    yield made
+    assert made.live_buffers() == 0
+
+
+class Paths:
+    """Readers of both paths with the same options."""
+
+    def __init__(self, broker: Broker, gather: Gather) -> None:
+        self.broker, self.gather = broker, gather
+
+    def options(self, **more: str) -> KafkaOptions:
+        given = {name.replace("__", "."): value for name, value in more.items()}
+        fixed = {"kafka.bootstrap.servers": self.broker.bootstrap, "subscribe": "x"}
+        return read_kafka_options({**fixed, **given})
+
+    @contextmanager
+    def reader(self, path: str, **options: str) -> Iterator[RangeReader]:
+        with pytest.MonkeyPatch.context() as patch:
+            chosen = self.gather if path == "native" else None
+            patch.setattr(kafka_fetch, "native_gather", lambda: chosen)
+            reader = RangeReader(self.options(**options), unique_name("native"))
+            assert isinstance(reader._consumer, NativeConsumer) == (path == "native")
+            try:
+                yield reader
+            finally:
+                reader.close()
+
+    def columns(self, span: Range, needs: Needs = EVERYTHING, **options: str) -> list[Any]:
+        """Each path's columns of `span`, or its error."""
+        found: list[Any] = []
+        for path in PATHS:
+            with self.reader(path, **options) as reader:
+                try:
+                    found.append(joined(list(reader.read(span, needs))))
+                except Exception as error:
+                    found.append((type(error).__name__, str(error)))
+        return found
+
+    def same(self, topic: str, end: int, start: int = 0, **options: str) -> dict[str, list[Any]]:
+        """What both paths find in partition 0 of `topic`."""
+        one, other = self.columns(Range(Partition(topic, 0), start, end), **options)
+        assert one == other
+        assert isinstance(one, dict), one
+        return one
+
+
+def joined(blocks: list[RecordBlock]) -> dict[str, list[Any]]:
+    """Column -> values; every array is checked to be well formed."""
+    found: dict[str, list[Any]] = {}
+    for block in blocks:
+        for name, column in block._asdict().items():
+            if column is not None:
+                column.validate(full=True)
+                found.setdefault(name, []).extend(column.to_pylist())
+    return found
+
+
+@pytest.fixture
+def paths(broker: Broker, gather: Gather) -> Paths:
+    return Paths(broker, gather)
+
+
+Topic = Callable[..., str]
+
+
+def test_records_of_every_kind_are_the_same(paths: Paths, topic: Topic) -> None:
+    name, stamped = topic(), topic(message_timestamp_type="LogAppendTime")
+    sizes = [0, 1, 7, 8, 9, 1000, 900_000]
+    records = [
+        Record(None, None, 0, 1),
+        Record(b"", b"", 0, 2, [("", b""), ("", None)]),
+        Record(None, b"k", 0, 3, [("größe", b"\xff\x00"), ("cti", b"1"), ("cti", None)]),
+        *(Record(b"\x00" * size, b"x" * (size % 11), 0, 4 + size) for size in sizes),
+        *(
+            Record(b"v%d" % n, None if n % 3 else b"k", 0, 1 + n, [("n", b"%d" % n)])
+            for n in range(50)
+        ),
+    ]
+    for each in (name, stamped):
+        paths.broker.produce(each, records)
+    found = paths.same(name, len(records))
+    assert found["offsets"] == list(range(len(records)))
+    assert found["values"] == [record.value for record in records]
+    assert found["keys"] == [record.key for record in records]
+    assert found["timestamps_ms"] == [record.timestamp_ms for record in records]
+    assert set(found["timestamp_types"]) == {0}
+    assert found["headers"][0] is None
+    assert [(h["key"], h["value"]) for h in found["headers"][2]] == records[2].headers
+    assert set(paths.same(stamped, len(records))["timestamp_types"]) == {1}
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd"])
+def test_ranges_may_begin_and_end_inside_a_batch(paths: Paths, topic: Topic, codec: str) -> None:
+    name = topic()
+    producer = paths.broker.producer(compression_type=codec, linger_ms=100)
+    for number in range(3_000):
+        producer.produce(name, b"%d" % number, partition=0)
+    producer.flush()
+    for start, end in [(0, 1), (17, 2_983), (2_999, 3_000)]:
+        found = paths.same(name, end, start)
+        assert found["values"] == [b"%d" % number for number in range(start, end)]
+
+
+def test_only_the_needed_columns_are_read(paths: Paths, topic: Topic) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"v", b"k", 0, 5, [("h", b"1")])])
+    for needs in (Needs(), Needs(values=True), Needs(timestamps=True), Needs(headers=True)):
+        one, other = paths.columns(Range(Partition(name, 0), 0, 1), needs)
+        assert one == other
+        assert len(one) == 1 + needs.timestamps + sum(needs)
+
+
+def test_aborted_records_are_passed_over_and_a_range_may_end_in_a_gap(
+    paths: Paths, topic: Topic
+) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"before")])
+    producer = paths.broker.producer(transactional_id=name)
+    producer.init_transactions()
+    for text in (b"aborted", b"committed", b"aborted"):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.produce(name, text + b"%d" % number, partition=0)
+        producer.flush()
+        (producer.commit_transaction if text == b"committed" else producer.abort_transaction)()
+    paths.broker.wait_for_markers(name)
+    # One record, then three records and a marker for each of three transactions.
+    found = paths.same(name, 13)
+    assert found["offsets"] == [0, 5, 6, 7]
+    assert paths.same(name, 13, 9) == {}
+    loud = paths.same(name, 13, kafka__isolation__level="read_uncommitted")
+    assert loud["offsets"] == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]
+
+
+def test_deleted_records_are_an_error_or_passed_over(paths: Paths, topic: Topic) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"%d" % n) for n in range(6)])
+    paths.broker.delete_records(name, {0: 4})
+    one, other = paths.columns(Range(Partition(name, 0), 0, 6))
+    assert one == other
+    assert one[0] == "DataLost"
+    assert "offset 0 can no longer be read" in one[1]
+    assert "offsets 4 to 6 exist" in one[1]
+    assert paths.same(name, 6, failOnDataLoss="false")["offsets"] == [4, 5]
+
+
+def test_a_range_that_the_broker_does_not_have_is_an_error(paths: Paths, topic: Topic) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"0")])
+    beyond = Range(Partition(name, 0), 0, 5)
+    one, other = paths.columns(beyond, **{"kafkaConsumer.pollTimeoutMs": "2000"})
+    assert one == other
+    assert one[0] == "BrokerUnreachable"
+    assert "no progress at offset 1 (of 5) for 2000 ms" in one[1]
+
+
+def test_missing_rights_are_an_error_by_name(paths: Paths, topic: Topic) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"0")])
+    admin = AdminClient({"bootstrap.servers": paths.broker.bootstrap})
+    place = (ResourceType.TOPIC, name, ResourcePatternType.LITERAL, "User:*", "*")
+    deny = (AclOperation.READ, AclPermissionType.DENY)
+    rule = AclBinding(*place, *deny)
+    admin.create_acls([rule])[rule].result(30)
+    try:
+        span = Range(Partition(name, 0), 0, 1)
+        one, other = paths.columns(span, **{"kafkaConsumer.pollTimeoutMs": "3000"})
+    finally:
+        same = AclBindingFilter(*place, *deny)
+        admin.delete_acls([same])[same].result(30)
+    assert one == other
+    assert one[0] == "BrokerUnreachable"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_left_in_the_group_is_found_there(paths: Paths, topic: Topic, path: str) -> None:
+    name = topic(2)
+    with paths.reader(path, kafka__group__id=name) as reader:
+        reader.leave({Partition(name, 0): (7, '{"größe": 1}'), Partition(name, 1): (9, "")})
+    consumer = paths.broker.consumer(group_id=name)
+    found = consumer.committed([TopicPartition(name, n) for n in range(2)], timeout=30)
+    consumer.close()
+    assert [(part.offset, part.metadata or "") for part in found] == [(7, '{"größe": 1}'), (9, "")]
+
+
+def test_a_refused_configuration_is_told_without_its_secrets(paths: Paths) -> None:
+    for wrong in ({"kafka__nonsense": "hush"}, {"kafka__fetch__wait__max__ms": "hush"}):
+        for path in PATHS:
+            with (
+                pytest.raises(OptionError, match=next(iter(wrong))[7:].replace("__", ".")) as told,
+                paths.reader(path, kafka__sasl__password="hush", **wrong),
+            ):
+                pass
+            assert "hush" not in str(told.value)
+
+
+def test_one_reader_reads_many_ranges_and_forgets_the_one_before(
+    paths: Paths, topic: Topic
+) -> None:
+    name = topic(3)
+    paths.broker.produce(name, [Record(b"%d" % n, None, n % 3) for n in range(30_000)])
+    with paths.reader("native") as reader:
+        for part, start, end in [(0, 0, 10), (2, 9_000, 10_000), (0, 5, 9_999), (1, 0, 10_000)]:
+            found = joined(list(reader.read(Range(Partition(name, part), start, end), EVERYTHING)))
+            assert found["values"] == [b"%d" % (3 * n + part) for n in range(start, end)]
+        # A reader may be dropped in the middle of a range.
+        next(reader.read(Range(Partition(name, 0), 0, 10_000), EVERYTHING))
+
+
+def test_a_killed_broker_costs_time_and_no_record(
+    stoppable_broker: Broker, paths: Paths, topic: Topic
+) -> None:
+    name, count = topic(), 40_000
+    stoppable_broker.produce(name, (Record(b"%d" % n * 20) for n in range(count)))
+    small = {
+        "kafka.queued.max.messages.kbytes": "256",
+        "kafka.fetch.message.max.bytes": "100000",
+        "kafka.fetch.max.bytes": "1000000",
+        "kafka.message.max.bytes": "1000000",
+    }
+    with paths.reader("native", **small) as reader:
+        blocks = reader.read(Range(Partition(name, 0), 0, count), EVERYTHING)
+        found = [next(blocks)]
+        stoppable_broker.stop()
+        revival = threading.Thread(target=stoppable_broker.start)
+        revival.start()
+        try:
+            found.extend(blocks)
+        finally:
+            revival.join()
+    assert len(found[0].offsets) < count
+    assert joined(found)["values"] == [b"%d" % n * 20 for n in range(count)]
+
+
+def test_a_block_of_large_records_is_bounded(paths: Paths, topic: Topic) -> None:
+    name = topic(max_message_bytes="9000000")
+    producer = paths.broker.producer(message_max_bytes=9_000_000)
+    for number in range(14):
+        producer.produce(name, bytes([number]) * 8_000_000, partition=0)
+        producer.flush()
+    with paths.reader("native") as reader:
+        sizes = []
+        for block in reader.read(Range(Partition(name, 0), 0, 14), Needs(values=True)):
+            assert block.values is not None
+            firsts = [value[0] for value in block.values.to_pylist()]
+            assert firsts == list(range(sum(sizes), sum(sizes) + len(firsts)))
+            sizes.append(len(firsts))
+    assert sum(sizes) == 14
+    # 64 MiB and the record that passes it.
+    assert max(sizes) <= 9
+
+
+def test_memory_is_given_back(paths: Paths, topic: Topic) -> None:
+    name = topic()
+    paths.broker.produce(name, [Record(b"x" * 1000) for _ in range(100)])
+    with paths.reader("native") as reader:
+        kept = list(reader.read(Range(Partition(name, 0), 0, 100), Needs(values=True)))
+    assert paths.gather.live_buffers() > 0
+    taken = pa.chunked_array([block.values for block in kept]).take([99])
+    del kept
+    assert paths.gather.live_buffers() == 0
+    assert taken.to_pylist() == [b"x" * 1000]
+
+
+def test_the_gather_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
+    """`gather.c` over made up messages: address, leak and undefined behaviour."""
+    fuzz = Path(__file__).parent.parent / "tests" / "native" / "fuzz.c"
+    command = ["cc", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O1", *SANITIZE]
+    command += ["-fno-sanitize-recover=all", "-o", str(tmp_path / "fuzz"), str(fuzz)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no sanitizers here: {made.stderr[-500:]}")
+    fuzzing = [str(tmp_path / "fuzz"), str(os.getpid()), FUZZ_SECONDS]
+    ran = subprocess.run(fuzzing, capture_output=True, text=True, check=False)
+    if "LeakSanitizer does not work under ptrace" in ran.stderr:
+        pytest.skip("something traces this process, as the leak sanitizer wants to")
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+
+
+@pytest.mark.timeout(2400)
+def test_random_topics_are_read_the_same_under_the_address_sanitizer(
+    broker: Broker, tmp_path: Path
+) -> None:
+    script = Path(__file__).with_name("native_soak.py")
+    settings = sanitized_environment(tmp_path, SimpleNamespace(**runpy.run_path(str(BUILD))))
+    if isinstance(settings, str):
+        pytest.skip(f"no sanitizers here: {settings}")
+    place = [] if SOAK_SECONDS != DEFAULT_SECONDS else [broker.bootstrap]
+    ran = subprocess.run(
+        [sys.executable, str(script), SOAK_SECONDS, str(os.getpid()), *place],
+        env={**os.environ, **settings}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
+    assert "soaked: " in ran.stdout
