@@ -11,7 +11,7 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `shares`, `large_batches`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`, `inspection`,
 `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`,
 `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without Spark),
-`writer`, `reader`, `subscriber`, `sink` (Spark).
+`writer`, `reader`, `pushed_filters`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

@@ -18,6 +18,7 @@ from pyspark_tseries.columns import EVENT, one_value
 from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
+from pyspark_tseries.files import reading
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, os_user, parse_write
@@ -315,7 +316,8 @@ class TimeSeries:
             )
         snapshot, head = self._store.sight()
         Guard(snapshot.policy, self._author).need_query(query)
-        found = answer(snapshot, head, query, [series])
+        with reading(snapshot.place):
+            found = answer(snapshot, head, query, [series])
         return QueryResult(found.table, found.selected)
 
 

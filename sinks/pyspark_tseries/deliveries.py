@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.columns import layout, query_schema
+from pyspark_tseries.files import reading
 from pyspark_tseries.head_files import load_head
 from pyspark_tseries.heads import NEVER_US, Head, Longs
 from pyspark_tseries.places import Place
@@ -79,7 +80,8 @@ def _next(key: tuple[str, int]) -> tuple[str, int]:
 
 def deliver(task: Delivery) -> Iterator[pa.RecordBatch]:
     """The task's events by (series, sequence), as the columns of a query."""
-    chosen = _initial(task) if task.start.initial else _live(task)
+    with reading(task.place):
+        chosen = _initial(task) if task.start.initial else _live(task)
     if not chosen.num_rows:
         return
     _, codes = by_name(chosen["series"])

@@ -4,8 +4,10 @@ Everything is written under a new name and is part of the store only when a comm
 crash leaves at most files that nobody reads.
 """
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_timestream.instants import format_instant, parse_instant
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.heads import Note
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place
@@ -28,6 +31,7 @@ __all__ = [
     "data_files",
     "extent_of",
     "parquet_options",
+    "reading",
     "run_path",
     "write_events",
 ]
@@ -37,6 +41,24 @@ ROWS_PER_GROUP: Final = 10_000
 
 FEW_ROWS: Final = 64
 """Fewer are larger when compressed, and take half a millisecond longer."""
+
+
+@contextlib.contextmanager
+def reading(place: Place) -> Iterator[None]:
+    """While events are read: says of a file that is missing or broken what to do about it.
+
+    Raises:
+        UnusableStore: it is so.
+    """
+    try:
+        yield
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        raise UnusableStore(
+            f"a file of the store '{place.location}' cannot be read: {place.hides(str(error))}; "
+            "accepted: a store whose files are all there, and a query that was planned within the "
+            "hour; next step: start the query again, or see what is broken with: "
+            f"python -m pyspark_tseries verify {place.location}"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

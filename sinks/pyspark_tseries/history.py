@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.instants import format_instant
 from pyspark_tseries.columns import layout
-from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.errors import InvalidQuery, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot
 from pyspark_tseries.head_files import rewrite_head
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, snapshot_of, with_note
@@ -31,6 +31,7 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
 
     Raises:
         InvalidQuery: some of what was visible then may be gone; names the oldest possible time.
+        UnusableStore: the reader may not write to the store.
     """
     snapshot, head = store.sight()
     if us >= head.note.commit_us:
@@ -50,7 +51,14 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
     head_id = None if commit < 0 else (1 << 62) + commit
     if head_id is not None:
         own_id = secrets.randbits(62)
-        rewrite_head(snapshot.place, head_id, snapshot_of(before), own_id)
+        try:
+            rewrite_head(snapshot.place, head_id, snapshot_of(before), own_id)
+        except OSError as error:
+            raise UnusableStore(
+                f"asOf keeps what it found in '{store.root}' for its tasks, which cannot be "
+                f"written: {store.place.hides(str(error))}; accepted: a store that the reader may "
+                "write; next step: correct the rights, or leave asOf out"
+            ) from None
     past = dataclasses.replace(
         snapshot, files=data, head_id=head_id, note=before.note, as_of=commit
     )

@@ -70,6 +70,11 @@ class RangeReader(DataSourceReader):
         self._target = to_arrow_schema(schema, timezone="UTC")
         check_schema(self._target, query_schema(snapshot.values))
 
+    def narrow(self, series: Sequence[str]) -> None:
+        """Leaves out all series but these."""
+        asked = set(series) if self._series is None else set(series) & set(self._series)
+        self._series = sorted(asked)
+
     def partitions(self) -> Sequence[FileGroup | SeriesGroup]:
         """Groups of series; of files where every original stands for itself."""
         head = _head(self._snapshot)
@@ -84,11 +89,15 @@ class RangeReader(DataSourceReader):
         """The events of whole series, each in the query's order, or of files in their order."""
         head = _head(self._snapshot)
         if isinstance(partition, FileGroup):
-            yield from self._read_files(partition.paths, head)
+            with files.reading(self._snapshot.place):
+                yield from self._read_files(partition.paths, head)
             return
         assert isinstance(partition, SeriesGroup)
         names = self._target.names
-        found = answer(self._snapshot, head, self._query, self._series, partition.part, names).table
+        with files.reading(self._snapshot.place):
+            found = answer(
+                self._snapshot, head, self._query, self._series, partition.part, names
+            ).table
         yield from found.cast(self._target).to_batches(ROWS_PER_BATCH)
 
     def _read_files(self, paths: list[str], head: Head) -> Iterator[pa.RecordBatch]:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.chart import page
 from pyspark_tseries.columns import EVENT, ORIGINAL
+from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.standing import longs
 
 __all__ = ["Event", "EventMetadata", "QueryResult"]
@@ -88,7 +89,19 @@ class QueryResult:
 
         An event of `other` replaces one of the same sequence; of an original and its edits the
         highest sequence stays, in the original's place. The result is complete.
+
+        Raises:
+            InvalidQuery: the results are of different series.
         """
+        names = {
+            name for result in (self, other) for name in result.table["series"].unique().to_pylist()
+        }
+        if len(names) > 1:
+            shown = ", ".join(sorted(f"'{name}'" for name in names))
+            raise InvalidQuery(
+                f"the results are of different series, {shown}; accepted: results of one series; "
+                "next step: merge those of each series by themselves"
+            )
         both = pa.concat_tables([other.table, self.table], promote_options="default")
         sequence = longs(both["sequence"])
         _, first = np.unique(sequence, return_index=True)

@@ -25,6 +25,7 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.permissions import Guard
 from pyspark_tseries.properties import check_same
+from pyspark_tseries.pushed_filters import FilteredReader, pushes_filters
 from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.shares import Forecast
@@ -72,6 +73,8 @@ class DefaultSource(DataSource):
         if options.as_of is not None:
             guard.need("query_obsolete", "set asOf, which shows overridden values")
             snapshot, _ = sight_as_of(store, options.as_of)
+        if pushes_filters():
+            return FilteredReader(snapshot, options.asked(), options.series, schema)
         return RangeReader(snapshot, options.asked(), options.series, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tseries.builders import VALUE, stored
+from tseries.builders import VALUE, batch, stored
 
 from pyspark_tseries import (
     IncompatibleValue,
@@ -16,12 +16,17 @@ from pyspark_tseries import (
     TimeSeries,
     UpdateFailed,
     attempts,
+    history,
     races,
 )
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
+from pyspark_tseries.deliveries import deliver
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.follower import Follower
+from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
+from pyspark_tseries.subscription import Initial, parse_initial
 from pyspark_tseries.upkeep import add_columns
 
 VALUES = {"value": pa.float64()}
@@ -222,3 +227,44 @@ def test_an_open_client_follows_the_columns_that_others_add(series, tmp_path):
     with pytest.raises(IncompatibleValue, match="'nobody'"):
         series.append("a", {"nobody": 1})
     assert series.verify() == []
+
+
+def test_results_of_different_series_are_not_merged(series):
+    series.append("a", 1.0)
+    series.append("b", 2.0)
+    one, other = (series.range_query().select_from(name) for name in "ab")
+    with pytest.raises(InvalidQuery, match="different series, 'a', 'b'"):
+        one.merge(other)
+    assert len(one.merge(series.range_query().select_from("nobody"))) == 1
+
+
+def test_as_of_in_a_store_that_cannot_be_written_says_what_it_needs(series, monkeypatch):
+    def denied(*args):
+        raise OSError(30, "Read-only file system")
+
+    store = Store.open(series.describe()["path"])
+    store.append(batch(("a", 1)), clock=lambda: 5)
+    series.append("a", 2.0)
+    monkeypatch.setattr(history, "rewrite_head", denied)
+    with pytest.raises(UnusableStore, match=r"asOf keeps .* Read-only file system.* write"):
+        history.sight_as_of(store, 6)
+
+
+@pytest.mark.parametrize("broken", ["missing", "cut short"])
+def test_a_broken_file_of_events_says_what_to_do(series, tmp_path, broken):
+    for n in range(3):
+        series.append("a", float(n))
+    victim = sorted((tmp_path / "s" / "kind=event").iterdir())[1]
+    victim.unlink() if broken == "missing" else victim.write_bytes(b"PAR1")
+    said = rf"cannot be read.*python -m pyspark_tseries verify {tmp_path / 's'}"
+    with pytest.raises(UnusableStore, match=said):
+        series.range_query().select_from("a")
+    source = DefaultSource({"path": str(tmp_path / "s")})
+    reader = source.reader(source.schema())
+    with pytest.raises(UnusableStore, match=said):
+        [list(reader.read(part)) for part in reader.partitions()]
+    follower = Follower(str(tmp_path / "s"), Initial(parse_initial("unlimited"), {}))
+    start = follower.begin()
+    with pytest.raises(UnusableStore, match=said):
+        [list(deliver(task)) for task in follower.tasks(start, follower.end(start, None))]
+    assert series.verify() != []
