@@ -14,6 +14,7 @@ from side_by_side import heading, versions
 HERE = Path(__file__).parent
 COMPARISONS = (
     "kafka_source.py",
+    "latency.py",
     "cti_cost.py",
     "time_source.py",
     "tseries_append.py",

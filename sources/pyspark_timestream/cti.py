@@ -86,7 +86,7 @@ def step(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
 ) -> tuple[PartitionState, Judgement]:
     """Judge `events`, hear `marks`, and advance the clock."""
-    times, well_formed, malformed = judged_times(rules.shape, events)
+    times, well_formed, malformed = judged_times(events)
     counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
     writer_rules = WriterRules(rules.writers, rules.writer_timeout_us, rules.time_window)
     noted = note(writer_rules, state, marks, events.record_us, len(times))
@@ -133,7 +133,7 @@ def _driving_times(
     if rules.max_future_us is None or events.record_us is None:
         return driving
     record_us = events.record_us[counted]
-    capped = np.minimum(driving, np.where(record_us == NEVER, 0, record_us) + rules.max_future_us)
+    capped = np.minimum(driving, record_us + rules.max_future_us)
     return np.where(record_us == NEVER, driving, capped)
 
 

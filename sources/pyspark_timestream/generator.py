@@ -6,7 +6,7 @@ segment is computed as columns.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ __all__ = ["Frequency", "Paced", "pace"]
 
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+
+
+_FEW_TRIGGERS: Final = 50
+"""A search costs as much as so many steps of a search for all events at once."""
 
 
 class Frequency(NamedTuple):
@@ -73,8 +77,14 @@ def pace(
     cti_us = NEVER if state.cti_us is None else state.cti_us
     count, base_us = state.count, state.base_us
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
+    hopeful = _hopeful(cti_us, proposals)
+    if frequency.events is None and frequency.span_us is None:
+        # Nothing comes between them, so each takes effect.
+        effective[hopeful] = True
+        count = 0 if len(hopeful) else count
+        return Paced(proposals.cuts[hopeful] - 1, proposals.us[hopeful], count, base_us, effective)
     indices, ctis, begin = [], [], 0
-    for which in _hopeful(cti_us, proposals):
+    for which in hopeful.tolist():
         cut, proposed_us = int(proposals.cuts[which]), int(proposals.us[which])
         end = int(np.searchsorted(places, cut))
         part = slice(begin, end)
@@ -100,11 +110,10 @@ def pace(
     )
 
 
-def _hopeful(cti_us: int, proposals: Proposals) -> list[int]:
+def _hopeful(cti_us: int, proposals: Proposals) -> Instants:
     """The proposals above all before them: no other can take effect."""
     highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
-    found: list[int] = np.flatnonzero(highest[1:] > highest[:-1]).tolist()
-    return found
+    return np.flatnonzero(highest[1:] > highest[:-1])
 
 
 def _segment(
@@ -138,14 +147,24 @@ def _triggers(
     return np.empty(0, dtype=np.int64), count, base_us
 
 
+def _few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
+    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    while at < len(highest):
+        chain.append(at)
+        at = int(np.searchsorted(highest, int(highest[at]) + span_us))
+    return np.array(chain, dtype=np.int64)
+
+
 def _span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
     """Each trigger is the first event at least `span_us` after the one before it.
 
     The first event that reaches a bound is also the first at which the running maximum does, so
     every event's successor is found by one binary search over all; what is left is to follow the
-    chain, one step a CTI.
+    chain, one step a CTI. Where few can trigger, only the chain's own successors are searched.
     """
     highest = np.maximum.accumulate(times)
+    if (int(highest[-1]) - base_us) // span_us < len(times) // _FEW_TRIGGERS:
+        return _few_triggers(highest, base_us, span_us)
     successor = np.searchsorted(highest, highest + span_us).tolist()
     at, chain = int(np.searchsorted(highest, base_us + span_us)), []
     while at < len(times):

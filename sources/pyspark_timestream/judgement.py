@@ -96,10 +96,10 @@ class Judgement:
     window: Window | None = None
 
 
-def judged_times(shape: str, events: Events) -> tuple[Instants, Mask, Mask]:
+def judged_times(events: Events) -> tuple[Instants, Mask, Mask]:
     """The time each event is judged by; which records are well-formed events; malformed ones."""
     times, well_formed = events.start_us, events.readable
-    if shape != "point" and events.end_us is not None:
+    if events.end_us is not None:
         lasting = events.end_us > events.start_us
         if events.is_end is None:
             well_formed = well_formed & lasting

@@ -128,10 +128,8 @@ def next_offset(
         previous,
         partitions=_shares(positions, ends, starts, run, sight, idle),
         cti_us=cti_us,
-        opening_us=None,
         number=previous.number + 1,
         starts=previous.starts + run.new_start,
-        closing=False,
         topic_ids={**previous.topic_ids, **sight.topic_ids},
         imported=sight.imported,
     )

@@ -2,8 +2,8 @@
 
 The partition's in-band CTI is the minimum of its live writers' greatest marks. `note` folds the
 punctuations of a block into *proposals*: each says what that minimum is from some place on, and
-the clock (`generator.pace`) decides whether it takes effect. There is a loop over punctuations and
-forgotten writers, none over records.
+the clock (`generator.pace`) decides whether it takes effect. There is a loop over writers, closed
+and forgotten ones; marks between those are columns (`mark_columns`).
 
 A record at hand first moves the clock of record timestamps, and writers that have been silent for
 more than `writerTimeout` are forgotten; then comes its event; then its mark; then its close.
@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pyspark_timestream.mark_columns import NEVER, Run, heard, unbroken
 from pyspark_timestream.partition_state import PartitionState, Writer
 
 __all__ = ["NEVER", "Marks", "Noted", "Proposals", "Window", "WriterRules", "note"]
@@ -22,8 +23,10 @@ __all__ = ["NEVER", "Marks", "Noted", "Proposals", "Window", "WriterRules", "not
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-NEVER: Final = np.iinfo(np.int64).min
-"""Stands for no instant where a column needs one."""
+_SHORTEST: Final = 16
+"""A shorter run of marks is heard one by one, which then costs less than columns."""
+
+_LONGEST: Final = 32_768
 
 
 class Marks(NamedTuple):
@@ -74,6 +77,9 @@ class Proposals(NamedTuple):
     is_mark: Mask
 
 
+_NO_PROPOSALS: Final = ([np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)])
+
+
 class Window(NamedTuple):
     """The bounds of time at each of n records' positions; NEVER where there is none."""
 
@@ -118,16 +124,22 @@ def note(
     live = dict(state.writers) | {name: Writer() for name in rules.listed if begins}
     fold = _Fold(rules, clock, int(known[0]) if known is not None and len(known) else None)
     fold.begin(live, state.noted_us)
-    columns = (marks.places, marks.us, marks.marked & marks.readable, marks.closes)
-    lists = (column.tolist() for column in columns)
-    for (place, us, notes, closes), name in zip(
-        zip(*lists, strict=True), marks.writers, strict=True
-    ):
-        fold.forget(place + 1)
-        if notes:
-            fold.mark(place, name, us)
-        if closes and name:
-            fold.close(place, name)
+    if len({len(column) for column in marks}) > 1:
+        raise ValueError("the columns of punctuations differ in length")
+    numbers: dict[str, int] = {}
+    codes = np.array(
+        [numbers.setdefault(name, len(numbers)) for name in marks.writers], dtype=np.int64
+    )
+    told, names = marks.marked & marks.readable, list(numbers)
+    closes = np.flatnonzero(marks.closes & (codes != numbers.get("", -1))).tolist()
+    begin = 0
+    for stop in [*closes, None]:
+        run = np.flatnonzero(told[begin : None if stop is None else stop + 1]) + begin
+        fold.hear(marks.places[run], marks.us[run], codes[run], names)
+        if stop is not None:
+            place, begin = int(marks.places[stop]), stop + 1
+            fold.forget(place + 1)
+            fold.close(place, marks.writers[stop])
     fold.forget(rows)
     return Noted(
         writers=tuple(sorted(fold.live.items())),
@@ -164,8 +176,8 @@ class _Fold:
     first_us: int | None
     live: dict[str, Writer] = field(default_factory=dict)
     noted_us: int | None = None
-    made: list[tuple[int, int, bool]] = field(default_factory=list)
-    bounds: list[tuple[int, int, int]] = field(default_factory=list)
+    made: list[Proposals] = field(default_factory=list)
+    bounds: list[tuple[Instants, Instants, Instants]] = field(default_factory=list)
 
     def begin(self, live: dict[str, Writer], noted_us: int | None) -> None:
         """Writers that could not be clocked yet are clocked by the first known timestamp."""
@@ -194,10 +206,47 @@ class _Fold:
             }
             self._propose(place, is_mark=False)
 
+    def hear(self, places: Instants, us: Instants, codes: Instants, names: list[str]) -> None:
+        """The records at `places` carry marks `us` of the writers `names[codes]`."""
+        begin, size = 0, _LONGEST
+        while begin < len(places):
+            part = slice(begin, begin + size)
+            run = Run(us[part], codes[part], names, self._clocked(places[part]))
+            count = self._unbroken(run, places[part])
+            if count >= _SHORTEST:
+                self._hear_run(places[begin : begin + count], run.first(count))
+                size = min(2 * count, _LONGEST)
+                begin += count
+                continue
+            size, until = 4 * _SHORTEST, min(begin + _SHORTEST, len(places))
+            for at in range(begin, until):
+                self.forget(int(places[at]) + 1)
+                self.mark(int(places[at]), names[codes[at]], int(us[at]))
+            begin = until
+
+    def _unbroken(self, run: Run, places: Instants) -> int:
+        """How many marks come before a writer falls silent."""
+        if len(places) < _SHORTEST or run.now_us is None:
+            return len(places)
+        assert self.clock is not None
+        assert self.rules.timeout_us is not None
+        silent = unbroken(run, places, self.live, self.clock, self.rules.timeout_us)
+        return len(places) if silent is None else int(np.searchsorted(places, silent))
+
+    def _hear_run(self, places: Instants, run: Run) -> None:
+        said = heard(run, self.live, self.noted_us)
+        self.live = said.live
+        self.noted_us = None if said.upper_us[-1] == NEVER else int(said.upper_us[-1])
+        cuts = places + 1
+        self.made.append(Proposals(cuts, said.least_us, np.ones(len(cuts), dtype=np.bool_)))
+        upper_us = np.where(said.lower_us == NEVER, NEVER, said.upper_us)
+        self.bounds.append((cuts, said.lower_us, upper_us))
+
     def mark(self, place: int, name: str, us: int) -> None:
         """The record at `place` carries a mark; a lower one than the writer's last says nothing."""
         before = self.live.get(name, Writer()).mark_us
-        heard_us = None if self.clock is None else self._now(place)
+        now_us = self._clocked(np.array([place]))
+        heard_us = None if now_us is None else int(now_us[0])
         self.live[name] = Writer(us if before is None else max(before, us), heard_us)
         if name:
             self.noted_us = us if self.noted_us is None else max(self.noted_us, us)
@@ -210,33 +259,32 @@ class _Fold:
 
     def proposals(self) -> Proposals:
         """What was proposed, as columns."""
-        cuts, us, is_mark = zip(*self.made, strict=True) if self.made else ((), (), ())
-        return Proposals(
-            np.array(cuts, dtype=np.int64),
-            np.array(us, dtype=np.int64),
-            np.array(is_mark, dtype=np.bool_),
-        )
+        columns = zip(*self.made, strict=True) if self.made else _NO_PROPOSALS
+        return Proposals(*map(np.concatenate, columns))
 
     def window(self, rows: int) -> Window:
         """The bounds at each record: those that held before its own mark."""
-        cuts, lower, upper = np.array(self.bounds, dtype=np.int64).T
+        cuts, lower, upper = map(np.concatenate, zip(*self.bounds, strict=True))
         which = np.searchsorted(cuts, np.arange(rows), side="right") - 1
         return Window(lower[which], upper[which])
 
-    def _now(self, place: int) -> int | None:
-        assert self.clock is not None
-        now = int(self.clock[place])
-        return self.first_us if now == NEVER else now
+    def _clocked(self, places: Instants) -> Instants | None:
+        """The clock at `places`, for a record before the first timestamp what that says."""
+        if self.clock is None or self.first_us is None:
+            return None
+        now_us = self.clock[places]
+        return np.where(now_us == NEVER, self.first_us, now_us)
 
     def _propose(self, cut: int, *, is_mark: bool) -> None:
         marks = [writer.mark_us for writer in self.live.values()]
         known = [mark_us for mark_us in marks if mark_us is not None]
         least = min(known) if known and len(known) == len(marks) else NEVER
-        self.made.append((cut, least, is_mark))
+        self.made.append(Proposals(np.array([cut]), np.array([least]), np.array([is_mark])))
         self._bound(cut)
 
     def _bound(self, cut: int) -> None:
         if self.rules.windows:
             named = [w.mark_us for name, w in self.live.items() if name and w.mark_us is not None]
             upper = self.noted_us if named and self.noted_us is not None else NEVER
-            self.bounds.append((cut, min(named, default=NEVER), upper))
+            lower = min(named, default=NEVER)
+            self.bounds.append((np.array([cut]), np.array([lower]), np.array([upper])))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.oracle import Event, Failed, run
 
+from pyspark_timestream import generator
 from pyspark_timestream.cti import VIOLATIONS, Events, Marks, PartitionState, TimeRules, step
 from pyspark_timestream.instants import FINAL_US, MIN_US
 from pyspark_timestream.judgement import judge
@@ -330,3 +331,27 @@ def test_a_judgement_has_no_ctis_before_the_clock_has_run():
     said = judge("point", "drop", Events(times, ~none), times, none, none, np.full(2, NEVER))
     for column in (said.cti_index, said.cti_us):
         assert (column.dtype, column.tolist()) == (np.int64, [])
+
+
+@given(
+    st.lists(st.integers(-50, 3000), min_size=1, max_size=200),
+    st.integers(-10, 50),
+    st.integers(1, 400),
+)
+@settings(max_examples=150, deadline=None)
+def test_few_triggers_of_a_span_are_found_where_a_walk_finds_them(times, base_us, span_us):
+    expected, base = [], base_us
+    for place, at_us in enumerate(times):
+        if at_us - base >= span_us:
+            expected.append(place)
+            base = at_us
+    found = [with_few_triggers(few, np.array(times), base_us, span_us) for few in (1, 50, 10**6)]
+    assert found == [expected] * 3
+
+
+def with_few_triggers(few, *arguments):
+    was, generator._FEW_TRIGGERS = generator._FEW_TRIGGERS, few
+    try:
+        return generator._span_triggers(*arguments).tolist()
+    finally:
+        generator._FEW_TRIGGERS = was

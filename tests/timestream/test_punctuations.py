@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
+from pyspark_timestream import punctuations
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.punctuations import NEVER, WriterRules, note
@@ -359,7 +360,7 @@ def test_a_time_window_comes_from_named_writers_only_and_does_not_see_the_record
 def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
     two = marks([mark(5, "a"), mark(6, "b")])
     two = two._replace(**{name: getattr(two, name)[:1] for name in short})
-    with pytest.raises(ValueError, match=r"zip\(\)"):
+    with pytest.raises(ValueError, match="differ in length"):
         note(WriterRules(), PartitionState(), two, None, 2)
 
 
@@ -367,3 +368,63 @@ def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
     proposals = note(WriterRules(), PartitionState(), marks([]), None, 2).proposals
     assert [(column.dtype, len(column)) for column in proposals] == [
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
+
+
+def heard_by(shortest, *arguments):
+    """What `note` says when runs of marks from so many on are heard as columns."""
+    was, punctuations._SHORTEST = punctuations._SHORTEST, shortest
+    try:
+        return note(*arguments)
+    finally:
+        punctuations._SHORTEST = was
+
+
+@given(topics(max_size=30))
+@settings(max_examples=100, deadline=None)
+def test_the_contracts_loop_says_the_same_of_marks_in_columns(topic):
+    was, punctuations._SHORTEST = punctuations._SHORTEST, 1
+    try:
+        test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(topic)
+    finally:
+        punctuations._SHORTEST = was
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["", "a", "b", "c", "d"]),
+            st.integers(0, 60),
+            st.integers(0, 4),
+            st.sampled_from([True, True, True, True, True, True, True, False]),
+            st.integers(0, 40),
+        ),
+        max_size=150,
+    ),
+    st.sampled_from([None, 2, 7, 30]),
+    st.sets(st.sampled_from(["a", "d", "e"])),
+    st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_long_run_of_marks_is_heard_as_one_by_one(records, timeout_us, listed, windows):
+    names, us, steps, told, closes = zip(*records, strict=True) if records else ((),) * 5
+    record_us = np.cumsum(np.array(steps, dtype=np.int64))
+    record_us[record_us % 5 == 1] = NEVER
+    many = Marks(
+        np.arange(len(records)),
+        np.array(us, dtype=np.int64),
+        np.ones(len(records), dtype=np.bool_),
+        np.array(told, dtype=np.bool_),
+        list(names),
+        np.array(closes, dtype=np.int64) == 1,
+    )
+    rules = WriterRules(tuple(sorted(listed)), timeout_us, windows)
+    state, rows = PartitionState(), len(records)
+    singly, *others = (
+        heard_by(shortest, rules, state, many, record_us, rows) for shortest in (10**6, 1, 4)
+    )
+    for said in others:
+        assert said[:4] == singly[:4]
+        columns = [*said.proposals, *(said.window or ())]
+        expected = [*singly.proposals, *(singly.window or ())]
+        assert [c.tolist() for c in columns] == [c.tolist() for c in expected]
+        assert [c.dtype for c in columns] == [c.dtype for c in expected]

@@ -1,0 +1,153 @@
+"""Trigger latency: from a record's produce to the commit of the batch that has it, noop sink.
+
+One partition, 100 records a second; Spark's own Kafka source and ours, in a session with Spark's
+defaults and in one with the README's low-latency settings. When a batch was committed Spark's
+commit log says, and which records it has its offset log, for both sources alike.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from peers import kafka_jars
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from side_by_side import Comparison, Done, compare, report
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
+from broker import Broker, broker
+from kafka_source import spark_source, timestream
+from spark_home import use_installed_pyspark
+from spark_session import local_spark
+
+PER_SECOND = 100
+WARM_UP = 200
+RECORDS = int(os.environ.get("BENCH_RECORDS", "600"))
+LOW = "low-latency settings"
+MODES = ("defaults", LOW)
+SOURCES: Mapping[str, Callable[[SparkSession, Broker, str], DataFrame]] = {
+    "spark": spark_source,
+    "timestream": timestream,
+}
+Seconds = npt.NDArray[np.float64]
+
+
+def latencies(frame: DataFrame, kafka: Broker, topic: str) -> tuple[Seconds, dict[str, float]]:
+    """The latency of each record after the first ones, and where a batch spent its time (ms)."""
+    # In memory: how busy the disk of a shared machine is has nothing to do with the sources.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as place:
+        checkpoint = Path(place)
+        writer = frame.writeStream.format("noop").option("checkpointLocation", place)
+        query = writer.start()
+        try:
+            _wait_for(lambda: query.lastProgress is not None, query)
+            produced_s = trickle(kafka, topic)
+            _wait_for(lambda: committed(checkpoint)[0][-1] >= len(produced_s), query)
+        finally:
+            query.stop()
+        ends, when_s = committed(checkpoint)
+        batch = np.searchsorted(ends, np.arange(len(produced_s)), side="right")
+        return (when_s[batch] - produced_s)[WARM_UP:], _durations(query)
+
+
+def trickle(kafka: Broker, topic: str) -> Seconds:
+    """Produce to partition 0; when each record was produced."""
+    producer = kafka.producer(linger_ms=0, acks=1)
+    produced_s: list[float] = []
+    pace, began_s = threading.Event(), time.monotonic()
+    while len(produced_s) < WARM_UP + RECORDS:
+        pace.wait(began_s + len(produced_s) / PER_SECOND - time.monotonic())
+        produced_s.append(time.time())
+        producer.produce(topic, b"x" * 85, partition=0)
+        producer.poll(0)
+    producer.flush(30)
+    return np.array(produced_s)
+
+
+def committed(checkpoint: Path) -> tuple[npt.NDArray[np.int64], Seconds]:
+    """Each committed batch's offset after its last record, and when it was committed."""
+    found = []
+    for path in (checkpoint / "commits").glob("[0-9]*"):
+        offset = (checkpoint / "offsets" / path.name).read_text().splitlines()[-1]
+        found.append((_end_of(json.loads(offset)), path.stat().st_mtime))
+    ends, when_s = zip(*sorted(found), strict=True)
+    return np.array(ends), np.array(when_s)
+
+
+def _end_of(offset: Mapping[str, Any]) -> int:
+    """Where partition 0 ends, in Spark's offset or in ours."""
+    (topic,) = offset.get("partitions", offset).values()
+    return int(topic["0"]["to"] if isinstance(topic["0"], dict) else topic["0"])
+
+
+def _wait_for(condition: Callable[[], bool], query: StreamingQuery) -> None:
+    deadline_s = time.monotonic() + 90
+    while not condition():
+        problem = query.exception()
+        if problem is not None:
+            raise problem
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"the query stands still: {query.lastProgress}")
+        time.sleep(0.02)
+
+
+def _durations(query: StreamingQuery) -> dict[str, float]:
+    full = [batch.durationMs for batch in query.recentProgress if batch.numInputRows]
+    return {name: median(each.get(name, 0) for each in full[5:]) for name in sorted(full[-1])}
+
+
+def measure(mode: str) -> list[Comparison]:
+    """The median and the 95th percentile of one mode, of the same runs."""
+    uds = "true" if mode == LOW else "false"
+    if mode == LOW:
+        use_installed_pyspark()
+    settings = {"spark.python.unix.domain.socket.enabled": uds}
+    settings["spark.sql.streaming.minBatchesToRetain"] = "100000"
+    given = {name.replace(".", "_"): value for name, value in settings.items()}
+    spark = local_spark("bench", spark_jars=kafka_jars(), **given)
+    seen: dict[str, list[Seconds]] = {name: [] for name in SOURCES}
+    with broker(say=lambda _: None) as kafka:
+
+        def run(name: str) -> Done:
+            topic = kafka.create_topic()
+            found, spent = latencies(SOURCES[name](spark, kafka, topic), kafka, topic)
+            seen[name].append(found)
+            print(mode, name, spent, file=sys.stderr, flush=True)
+            return Done(float(np.percentile(found, 50)) * 1000, {"records": len(found)})
+
+        contenders = {name: (lambda n=name: run(n)) for name in SOURCES}
+        p50 = compare(f"trigger latency p50, {mode}", contenders, RECORDS, "ms")
+    spark.stop()
+    p95 = {
+        name: [float(np.percentile(each, 95)) * 1000 for each in rounds[1:]]
+        for name, rounds in seen.items()
+    }
+    return [p50, dataclasses.replace(p50, job=f"trigger latency p95, {mode}", took=p95)]
+
+
+def main() -> None:
+    """Each mode in a process of its own: its settings are those of the session."""
+    if len(sys.argv) > 1:
+        print(json.dumps([each.to_json() for each in measure(sys.argv[1])]))
+        return
+    found: list[Comparison] = []
+    for mode in MODES:
+        command = [sys.executable, __file__, mode]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        found += map(Comparison.from_json, json.loads(done.stdout.splitlines()[-1]))
+    report(__file__, found)
+
+
+if __name__ == "__main__":
+    main()
