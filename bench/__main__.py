@@ -16,6 +16,7 @@ COMPARISONS = (
     "kafka_source.py",
     "latency.py",
     "cti_cost.py",
+    "rules.py",
     "time_source.py",
     "tseries_append.py",
     "tseries_query.py",

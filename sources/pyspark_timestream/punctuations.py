@@ -208,17 +208,18 @@ class _Fold:
 
     def hear(self, places: Instants, us: Instants, codes: Instants, names: list[str]) -> None:
         """The records at `places` carry marks `us` of the writers `names[codes]`."""
-        begin, size = 0, _LONGEST
+        begin, size, singly = 0, _LONGEST, _SHORTEST
         while begin < len(places):
             part = slice(begin, begin + size)
             run = Run(us[part], codes[part], names, self._clocked(places[part]))
             count = self._unbroken(run, places[part])
             if count >= _SHORTEST:
                 self._hear_run(places[begin : begin + count], run.first(count))
-                size = min(2 * count, _LONGEST)
+                size, singly = min(2 * count, _LONGEST), _SHORTEST
                 begin += count
                 continue
-            size, until = 4 * _SHORTEST, min(begin + _SHORTEST, len(places))
+            # The more often writers fall silent, the more seldom it is worth looking for a run.
+            size, singly, until = 4 * _SHORTEST, 2 * singly, min(begin + singly, len(places))
             for at in range(begin, until):
                 self.forget(int(places[at]) + 1)
                 self.mark(int(places[at]), names[codes[at]], int(us[at]))
