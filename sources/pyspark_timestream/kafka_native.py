@@ -206,14 +206,17 @@ class _Offsets:
 
 
 def _copied(text: bytes) -> tuple[int, int]:
-    """A copy that librdkafka may free with the list that it is in."""
+    """A copy that librdkafka may free with the list that it is in, and its size.
+
+    confluent-kafka reads what is committed up to a zero, which nobody adds: it is committed too.
+    """
     allocate = ctypes.CDLL(None).malloc
     allocate.restype, allocate.argtypes = c_void_p, [c_size_t]
     place = allocate(len(text) + 1)
     if not place:
         raise MemoryError("no memory for the metadata of an offset")
     ctypes.memmove(place, text + b"\0", len(text) + 1)
-    return place, len(text)
+    return place, len(text) + 1
 
 
 def _client(kafka: Any, config: Mapping[str, Any]) -> int:
