@@ -10,8 +10,8 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `properties` (rules), `files`, `head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`,
 `shares`, `large_batches`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`, `inspection`,
 `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`,
-`deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `client` (without Spark),
-`writer`, `reader`, `pushed_filters`, `subscriber`, `sink` (Spark).
+`deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`, `client`
+(without Spark), `writer`, `reader`, `pushed_filters`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

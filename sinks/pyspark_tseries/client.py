@@ -8,28 +8,37 @@ series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 import os
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from numbers import Integral
 from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tseries.arguments import (
+    author_of,
+    refuse_metadata,
+    rows_of,
+    schema_of,
+    sequence_of,
+    series_of,
+    stamp_of,
+    values_of,
+)
 from pyspark_tseries.attempts import Attempt, Batch
 from pyspark_tseries.columns import EVENT, one_value
 from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
-from pyspark_tseries.errors import IncompatibleValue, InvalidQuery, UnusableStore
+from pyspark_tseries.errors import IncompatibleValue, UnusableStore
 from pyspark_tseries.files import reading
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
-from pyspark_tseries.options import WriteOptions, os_user, parse_write
+from pyspark_tseries.options import WriteOptions, parse_write
 from pyspark_tseries.permissions import Guard, parse_policy
 from pyspark_tseries.places import place_of
 from pyspark_tseries.range_query import RangeQuery
-from pyspark_tseries.ranges import Query, instant_us
+from pyspark_tseries.ranges import Query
 from pyspark_tseries.receipts import RECEIPT, receipt
 from pyspark_tseries.results import EventMetadata, QueryResult
-from pyspark_tseries.retention import parse_range
-from pyspark_tseries.rows import RowPlan, plan_rows, stage_rows, staged_schema
+from pyspark_tseries.retention import DEFAULT, parse_range
+from pyspark_tseries.rows import plan_rows, stage_rows, staged_schema
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.subscription import parse_initial
@@ -93,31 +102,27 @@ class TimeSeries:
         place = place_of(path, storage_options)
         if min_retention_age is not None and min_retention_age < timedelta(0):
             raise ValueError(f"min_retention_age {min_retention_age} is below 0")
-        if schema is None:
-            raise IncompatibleValue(
-                "None names no value columns; accepted: a pyarrow.Schema, or a mapping of names "
-                "to types, {} for events without a value; next step: name the columns"
-            )
         retained = None if retained_range is None else parse_range(retained_range)
         plan = plan_rows(
-            pa.schema([EVENT[0], *pa.schema(schema)]), WriteOptions(path=place.location), None
+            pa.schema([EVENT[0], *schema_of(schema)]), WriteOptions(path=place.location), None
         )
-        _refuse_metadata(plan)
-        who = _who(author)
+        refuse_metadata(plan)
+        who = author_of(author)
         allowed = None if policy is None else parse_policy(policy)
         if Store.find(place) is not None:
-            raise UnusableStore(
-                f"there is a store at '{path}' already; accepted: a path where nothing is; next "
-                "step: TimeSeries.open it, or choose another path"
-            )
+            raise _taken(path)
+        values = [field for _, field in plan.values]
         store = Store.create(
             place,
-            [field for _, field in plan.values],
+            values,
             retained,
             None if min_retention_age is None else min_retention_age // timedelta(microseconds=1),
             None if subscription_range is None else parse_initial(subscription_range),
             policy=allowed,
         )
+        # Another creator may have been there a moment before.
+        if store.values != values or store.retained != (retained or DEFAULT):
+            raise _taken(path)
         return TimeSeries(store, who, auto_compact)
 
     @staticmethod
@@ -138,7 +143,7 @@ class TimeSeries:
             UnusableStore: it is of a newer version, or no store.
             ValueError: no path, or no such storage option.
         """
-        who = _who(author)
+        who = author_of(author)
         return TimeSeries(Store.open(place_of(path, storage_options)), who, auto_compact)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
@@ -155,12 +160,7 @@ class TimeSeries:
             PermissionDenied: the author may not append.
             StoreBusy: other writers won every attempt.
         """
-        if timestamp is not None and not isinstance(timestamp, datetime):
-            raise IncompatibleValue(
-                f"{timestamp!r} is no timestamp; accepted: an aware datetime; next step: convert it"
-            )
-        stamp = None if timestamp is None else instant_us(timestamp)
-        return self._add(series, value, stamp, None)
+        return self._add(series, value, stamp_of(timestamp), None)
 
     def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
         """Adds an event that overrides the value of an original, which stays in the store.
@@ -170,12 +170,7 @@ class TimeSeries:
             IncompatibleValue: `value` does not fit the store's columns.
             StoreBusy: other writers won every attempt.
         """
-        if isinstance(original_sequence, bool) or not isinstance(original_sequence, Integral):
-            raise IncompatibleValue(
-                f"{original_sequence!r} is no sequence; accepted: the int that append returned; "
-                "next step: correct it"
-            )
-        return self._add(series, value, None, int(original_sequence))
+        return self._add(series, value, None, sequence_of(original_sequence))
 
     def append_many(
         self,
@@ -202,20 +197,9 @@ class TimeSeries:
             IncompatibleValue: a column of a wrong type or name.
             StoreBusy: other writers won every attempt.
         """
-        if isinstance(table, pa.RecordBatch):
-            table = pa.Table.from_batches([table])
-        if not isinstance(table, pa.Table):
-            raise IncompatibleValue(
-                f"{type(table).__name__} is no table of rows; accepted: a pyarrow.Table; next "
-                "step: convert it, with pa.Table.from_pandas(frame, preserve_index=False) or "
-                "pa.table(columns)"
-            )
+        table = rows_of(table)
         self._store.refresh()
-        choices = {
-            "outOfOrder": out_of_order,
-            "missingOriginal": missing_original,
-            "clock": clock,
-        }
+        choices = {"outOfOrder": out_of_order, "missingOriginal": missing_original, "clock": clock}
         options = parse_write({"path": self._store.root, **choices})
         plan = plan_rows(table.schema, options, self._store.values)
         if not table.num_rows:
@@ -296,41 +280,18 @@ class TimeSeries:
         if isinstance(value, Mapping) and not set(value) <= set(self._staged.names[4:]):
             self._store.refresh()  # Somebody may have added a column.
             self._staged = staged_schema(self._store.values)
-        names = self._staged.names[4:]
-        named = isinstance(value, Mapping) and set(value) <= set(names)
-        if self._only is not None and not (named and value):
-            value = {self._only: value}
-        elif not named:
-            shown = ", ".join(f"'{name}'" for name in names)
-            raise IncompatibleValue(
-                f"{value!r} does not fit the store's value columns; accepted: a mapping with keys "
-                f"among {shown}; next step: name the columns"
-            )
-        return [value.get(name) for name in names]
+        return values_of(self._staged.names[4:], self._only, value)
 
     def _answer(self, query: Query, series: str) -> QueryResult:
-        if not isinstance(series, str):
-            raise InvalidQuery(
-                f"{series!r} names no series; accepted: a text; next step: ask for one series at "
-                "a time"
-            )
         snapshot, head = self._store.sight()
         Guard(snapshot.policy, self._author).need_query(query)
         with reading(snapshot.place):
-            found = answer(snapshot, head, query, [series])
+            found = answer(snapshot, head, query, [series_of(series)])
         return QueryResult(found.table, found.selected)
 
 
-def _who(author: str | None) -> str:
-    if author is not None and not isinstance(author, str):
-        raise ValueError(f"author {author!r} is no text")
-    return os_user() if author is None else author
-
-
-def _refuse_metadata(plan: RowPlan) -> None:
-    for name in (plan.timestamp, plan.author, plan.edit_of):
-        if name is not None:
-            raise IncompatibleValue(
-                f"value column '{name}' is named like what an event has anyway; accepted: any "
-                "other name; next step: rename it, or leave it out"
-            )
+def _taken(path: str | os.PathLike[str]) -> UnusableStore:
+    return UnusableStore(
+        f"there is a store at '{path}' already; accepted: a path where nothing is; next step: "
+        "TimeSeries.open it, or choose another path"
+    )

@@ -38,6 +38,7 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
     Raises:
         StoreBusy: rivals won every attempt.
         NoSuchStore: the store is gone.
+        OSError: the storage failed.
     """
     lost: DeltaError | None = None
     for turn in range(ATTEMPTS):
@@ -52,6 +53,11 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
             except DeltaError as error:
                 # Its file stays: the commit may have been made all the same. Cleaning finds it.
                 lost = error
+            except OSError:
+                # So too where only the checkpoint after it failed.
+                if not (store.refresh() and store.head_id() == new_id):
+                    raise
+                return head
             else:
                 return head
         wait_out(turn)

@@ -63,6 +63,15 @@ def test_a_compaction_loses_nothing_though_the_checkpoint_after_it_fails(series,
     assert series.verify() == []
 
 
+def test_a_change_of_the_range_holds_though_the_checkpoint_after_it_fails(series, tmp_path):
+    for n in range(8):
+        series.append("a", float(n))
+    without_checkpoints(tmp_path / "s")
+    series.set_retained_range("limit 3")
+    assert len(series.range_query().select_from("a")) == 3
+    assert series.verify() == []
+
+
 def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_path, monkeypatch):
     from pyspark_tseries import compactor
 
@@ -119,6 +128,24 @@ def test_a_store_that_cannot_be_made_is_said_so_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UnusableStore, match=r"'.*/file/s' cannot be created.*next step"):
         TimeSeries.create(tmp_path / "file" / "s", VALUES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "retained"), [({"other": pa.int64()}, None), (VALUES, "limit 3")]
+)
+def test_of_two_who_create_at_once_nobody_gets_another_store_than_asked_for(
+    tmp_path, monkeypatch, columns, retained
+):
+    real = Store.create
+
+    def late(place, *given, **named):
+        real(place, [VALUE], None)
+        return real(place, *given, **named)
+
+    monkeypatch.setattr(Store, "create", late)
+    with pytest.raises(UnusableStore, match="there is a store at"):
+        TimeSeries.create(tmp_path / "s", columns, retained)
+    assert TimeSeries.create(tmp_path / "same", VALUES).append("a", 1.0).sequence == 0
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "a\\b", "a\nb", "a%20b", ""])
