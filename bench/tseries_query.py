@@ -1,48 +1,94 @@
-"""Milliseconds a query of `tseries` against DuckDB over the same Parquet files, side by side.
+"""Queries of `tseries` against DuckDB over the same Parquet files, side by side.
 
-One series, and a time slice of all series, before and after compaction. DuckDB is given the live
-files and the filter, and merges no edits: its best case. Both start warm and take turns.
+One series, and a time slice of all series, as they were written and after compaction. The store is
+open and DuckDB's connection too, as one keeps them; all have answered before. DuckDB is given the
+table's live files, sorts its result as ours is, and comes in three ways: `DuckDB`, as it is, with a
+filter on the files, which merges no edits and is its best case; `DuckDB, footers kept`, the same
+with `parquet_metadata_cache`; `DuckDB, current values`, by the README's SQL, which is what a store
+with edits takes. A run asks for SERIES_A_RUN series, spread over the store, or for SLICES_A_RUN
+slices; what is compared is the seconds of a query.
+
+Ours keeps what the log and the footers said, no events. `first query` is that of a new process,
+from opening to result, the imports left out.
 """
 
 import argparse
-import statistics
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable
+from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store
 
+SERIES_A_RUN = 10
+SLICES_A_RUN = 3
 SLICES = 100
 """A time slice is one part in so many."""
 
 COLUMNS = "series, sequence, timestamp, value"
+CURRENT = f"""
+    WITH versions AS (
+        SELECT *, coalesce(original_sequence, sequence) AS place,
+               row_number() OVER (PARTITION BY series, coalesce(original_sequence, sequence)
+                                  ORDER BY sequence DESC) AS age
+        FROM read_parquet(?)
+    )
+    SELECT {COLUMNS} FROM versions WHERE age = 1 AND series = ? ORDER BY series, place"""
+"""The README's SQL, for a store whose retained range is unlimited."""
+
+FIRST = """
+import json, sys, time
+import duckdb, pyspark_tseries.client
+who, path, name, files = json.loads(sys.argv[1])
+began = time.perf_counter()
+if who == "tseries":
+    found = pyspark_tseries.client.TimeSeries.open(path).range_query().select_from(name).to_arrow()
+else:
+    found = duckdb.connect().sql(
+        "SELECT * FROM read_parquet(?) WHERE series = ? ORDER BY sequence", params=[files, name]
+    ).to_arrow_table()
+print(json.dumps([time.perf_counter() - began, found.num_rows]))
+"""
+
+Ask = Callable[[Any], pa.Table]
 
 
 def arguments() -> argparse.Namespace:
-    """The size; the goals of the project are stated for 1,000,000 series and 10,000,000 events."""
+    """The size; the defaults are those that the goals of the project are stated for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=10_000)
-    parser.add_argument("--events", type=int, default=500_000)
+    parser.add_argument("--series", type=int, default=1_000_000)
+    parser.add_argument("--events", type=int, default=10_000_000)
     parser.add_argument("--commits", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
+
+
+def name_of(number: int) -> str:
+    """The name of a series."""
+    return f"series {number:07}"
 
 
 def fill(path: str, series: int, events: int, commits: int) -> None:
     """Every series in turn has an event, a millisecond after the one before it."""
     values = {"value": pa.float64()}
     store = TimeSeries.create(path, values, "unlimited", auto_compact=False)
-    names = pa.array([f"series {i:07}" for i in range(series)])
+    names = pa.array([name_of(number) for number in range(series)])
     for part in np.array_split(np.arange(events), commits):
         columns = {
             "series": names.take(pa.array(part % series)),
@@ -52,71 +98,130 @@ def fill(path: str, series: int, events: int, commits: int) -> None:
         store.append_many(pa.table(columns))
 
 
-def one_series(path: str, name: str) -> tuple[Callable[[], pa.Table], Callable[[], pa.Table]]:
-    """The values of one series: by us, by DuckDB."""
-    store, engine, files = TimeSeries.open(path), duckdb.connect(), live(path)
-    query = store.range_query()
-    sql = f"SELECT {COLUMNS} FROM read_parquet(?) WHERE series = ? ORDER BY sequence"
-    return (
-        lambda: query.select_from(name).to_arrow(),
-        lambda: engine.sql(sql, params=[files, name]).to_arrow_table(),
-    )
-
-
-def time_slice(path: str, events: int) -> tuple[Callable[[], pa.Table], Callable[[], pa.Table]]:
-    """The values of all series in the middle of the time: by us, by DuckDB."""
-    store, engine, files = Store.open(path), duckdb.connect(), live(path)
-    ends = [datetime.fromtimestamp(events * part / 1000, UTC) for part in (0.5, 0.5 + 1 / SLICES)]
-    given = {"path": path, "from": ends[0].isoformat(), "to": ends[1].isoformat()}
-    query = parse_read(given).asked()
-    sql = f"SELECT {COLUMNS} FROM read_parquet(?) WHERE timestamp BETWEEN ? AND ?"
-    sql += " ORDER BY series, sequence"
-    return (
-        lambda: answer(*store.sight(), query).table,
-        lambda: engine.sql(sql, params=[files, *ends]).to_arrow_table(),
-    )
-
-
 def live(path: str) -> list[str]:
     """The Parquet files of the table."""
+    names = DeltaTable(path).get_add_actions()["path"].to_pylist()
+    return [str(Path(path) / name) for name in names]
+
+
+def one_series(path: str) -> dict[str, Ask]:
+    """The values of one series, by each of the contenders."""
+    store, files = TimeSeries.open(path), live(path)
+    query = store.range_query()
+    plain = f"SELECT {COLUMNS} FROM read_parquet(?) WHERE series = ? ORDER BY sequence"
+
+    def duck(sql: str, keep: bool) -> Ask:
+        engine = engine_of(keep)
+        return lambda name: engine.sql(sql, params=[files, name]).to_arrow_table()
+
+    return {
+        "DuckDB": duck(plain, keep=False),
+        "DuckDB, footers kept": duck(plain, keep=True),
+        "DuckDB, current values": duck(CURRENT, keep=False),
+        "tseries": lambda name: query.select_from(name).to_arrow(),
+    }
+
+
+def time_slice(path: str) -> dict[str, Ask]:
+    """The values of all series in a slice of the time, by each of the contenders."""
+    store, files = Store.open(path), live(path)
+    plain = f"SELECT {COLUMNS} FROM read_parquet(?) WHERE timestamp BETWEEN ? AND ?"
+    plain += " ORDER BY series, sequence"
+
+    def duck(keep: bool) -> Ask:
+        engine = engine_of(keep)
+        return lambda ends: engine.sql(plain, params=[files, *ends]).to_arrow_table()
+
+    def ours(ends: tuple[datetime, datetime]) -> pa.Table:
+        first, last = (end.isoformat() for end in ends)
+        query = parse_read({"path": path, "from": first, "to": last}).asked()
+        return answer(*store.sight(), query).table
+
+    return {"DuckDB": duck(False), "DuckDB, footers kept": duck(True), "tseries": ours}
+
+
+def engine_of(keep: bool) -> duckdb.DuckDBPyConnection:
+    """DuckDB as it comes, or with the footers of Parquet files kept between queries."""
+    engine = duckdb.connect()
+    engine.execute(f"SET parquet_metadata_cache = {keep}")
+    return engine
+
+
+def run_of(ask: Ask, wanted: list[Any]) -> Contender:
+    """The seconds of a query, and what all of them together have found."""
+
+    def run() -> Done:
+        began = time.perf_counter()
+        found = [ask(one) for one in wanted]
+        took = (time.perf_counter() - began) / len(wanted)
+        return Done(took, work_of(pa.concat_tables([t.select(COLUMNS.split(", ")) for t in found])))
+
+    return run
+
+
+def work_of(found: pa.Table) -> dict[str, Any]:
+    """Counts and sums of a result, and whether it was in order."""
+    spots = np.arange(1, found.num_rows + 1)
+    return {
+        "rows": found.num_rows,
+        "series": pc.count_distinct(found["series"]).as_py(),
+        "order": int((spots * found["sequence"].to_numpy()).sum()),
+        "times": pc.sum(found["timestamp"].cast(pa.int64())).as_py(),
+        "values": round(pc.sum(found["value"]).as_py(), 6),
+    }
+
+
+def first_query(path: str, name: str) -> dict[str, Contender]:
+    """Opening and one query, in a process of its own."""
+
+    def run(who: str) -> Done:
+        given = json.dumps([who, path, name, live(path)])
+        command = [sys.executable, "-c", FIRST, given]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        took, rows = json.loads(said)
+        return Done(took, {"rows": rows})
+
+    return {who: lambda who=who: run(who) for who in ("DuckDB", "tseries")}
+
+
+def against_each(comparison: Comparison) -> list[Comparison]:
+    """The one run as a row for each peer."""
+    *peers, ours = comparison.took
     return [
-        str(Path(path) / file) for file in DeltaTable(path).get_add_actions()["path"].to_pylist()
+        replace(
+            comparison,
+            job=f"{comparison.job}, {peer}",
+            took={name: comparison.took[name] for name in (peer, ours)},
+        )
+        for peer in peers
     ]
 
 
-def compare(
-    ours: Callable[[], pa.Table], theirs: Callable[[], pa.Table], rounds: int
-) -> list[float]:
-    """The median milliseconds of both, which find the same rows."""
-    took: list[list[float]] = [[], []]
-    sizes = [query().num_rows for query in (ours, theirs)]
-    assert sizes[0] == sizes[1] > 0, sizes
-    for _ in range(rounds):
-        for times, query in zip(took, (ours, theirs), strict=True):
-            began = time.perf_counter()
-            query()
-            times.append((time.perf_counter() - began) * 1000)
-    return [statistics.median(times) for times in took]
-
-
 def main() -> None:
-    """Print the table."""
+    """Print the rows."""
     size = arguments()
-    print(f"{size.series:,} series, {size.events:,} events, {size.commits} commits")
-    print(f"{'':<26} {'tseries':>10} {'DuckDB':>10} {'speed':>6}")
+    spread = np.linspace(1, size.series - 2, SERIES_A_RUN, dtype=int).tolist()
+    names = [name_of(number) for number in spread]
+    part = size.events / SLICES / 1000
+    slices = [
+        tuple(datetime.fromtimestamp(part * (first + i), UTC) for i in (0, 1))
+        for first in np.linspace(3, SLICES - 5, SLICES_A_RUN).tolist()
+    ]
+    found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as place:
         path = f"{place}/store"
         fill(path, size.series, size.events, size.commits)
         for when in ("as written", "compacted"):
-            queries = {
-                "one series": one_series(path, f"series {size.series // 2:07}"),
-                "time slice": time_slice(path, size.events),
-            }
-            for what, both in queries.items():
-                ours, theirs = compare(*both, size.rounds)
-                label = f"{what}, {when}"
-                print(f"{label:<26} {ours:>7.1f} ms {theirs:>7.1f} ms {theirs / ours:>6.2f}")
+            for what, contenders, wanted in (
+                ("one series", one_series(path), names),
+                ("time slice", time_slice(path), slices),
+            ):
+                runs = {who: run_of(ask, wanted) for who, ask in contenders.items()}
+                found += against_each(compare(f"{what} {when}", runs, rounds=size.rounds))
+            first = first_query(path, names[4])
+            found.append(compare(f"first query {when}", first, rounds=size.rounds))
             TimeSeries.open(path).compact()
+    report(__file__, found)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Footer:
         schema = metadata.schema
         self.names = frozenset(schema.to_arrow_schema().names)
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
+        self._constants: dict[str, list[tuple[Any] | None]] = {}
         self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
 
     @property
@@ -57,14 +58,18 @@ class Footer:
         return self._ends[column]
 
     def constant(self, groups: Sequence[int], column: str) -> tuple[Any] | None:
-        """The one value of `column` in all rows of `groups`, None included; None: not known.
+        """The one value of `column` in all rows of some `groups`; None: not known.
 
         Only of texts and whole numbers, and of what is null throughout.
         """
         if column not in self._at or "." in column:  # It may be a field of another column.
             return None
-        values = {self._constant(group, column) for group in groups}
-        return values.pop() if len(values) == 1 else None
+        if column not in self._constants:
+            every = range(self.groups)
+            self._constants[column] = [self._constant(group, column) for group in every]
+        known = self._constants[column]
+        value = known[groups[0]]
+        return value if all(known[group] == value for group in groups) else None
 
     def _constant(self, group: int, column: str) -> tuple[Any] | None:
         chunk = self.metadata.row_group(group).column(self._at[column])

@@ -4,10 +4,11 @@ The columns that tell whether a row is needed are read first; where none is, the
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from itertools import groupby
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ __all__ = ["Piece", "pieces_of", "read", "stream"]
 ROWS_PER_PIECE: Final = 100_000
 """About how many rows are read at once, before what is not needed of them goes."""
 
+CORES: Final = os.cpu_count() or 1
 WAITING: Final = 16
 """How many files of an object store are read at once."""
 
@@ -51,7 +53,7 @@ def read(place: Place, files: Sequence[DataFile], schema: pa.Schema, sieve: Siev
     Raises:
         OSError: a file cannot be read; FileNotFoundError: it is gone.
     """
-    width = os.cpu_count() or 1 if place.local else WAITING
+    width = CORES if place.local else WAITING
     cold = any((place, file) not in footers for file in files)
     known = _each(lambda file: footers.of(place, file), files, width if cold else 1)
     pieces = [
@@ -60,14 +62,18 @@ def read(place: Place, files: Sequence[DataFile], schema: pa.Schema, sieve: Siev
         for piece in pieces_of(file, footer, sieve)
     ]
     alone = len(pieces) == 1
-    tables = _each(lambda piece: _read(place, piece, schema, sieve, alone), pieces, width)
+    found = _each(lambda piece: _read(place, piece, schema, sieve, alone), pieces, width)
+    alike = groupby(filter(None, found), key=lambda part: part.fixed)
+    tables = [_whole(fixed, list(parts), schema) for fixed, parts in alike]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def stream(place: Place, file: DataFile, schema: pa.Schema, sieve: Sieve) -> Iterator[pa.Table]:
     """The same of one file, one piece after the other."""
     for piece in pieces_of(file, footers.of(place, file), sieve):
-        yield _read(place, piece, schema, sieve, alone=True)
+        found = _read(place, piece, schema, sieve, alone=True)
+        if found:
+            yield _whole(found.fixed, [found], schema)
 
 
 def pieces_of(file: DataFile, footer: Footer, sieve: Sieve) -> list[Piece]:
@@ -94,45 +100,71 @@ def _each(function: Callable[[_From], _To], items: Sequence[_From], width: int) 
         return list(pool.map(function, items))
 
 
-def _read(place: Place, piece: Piece, schema: pa.Schema, sieve: Sieve, alone: bool) -> pa.Table:
-    metadata, rows = piece.footer.metadata, sum(map(piece.footer.rows, piece.groups))
+class _Found(NamedTuple):
+    """What is needed of a piece: some columns, and the others, which have one value throughout."""
+
+    fixed: dict[str, Any]
+    columns: pa.Table
+    rows: int
+
+
+def _read(
+    place: Place, piece: Piece, schema: pa.Schema, sieve: Sieve, alone: bool
+) -> _Found | None:
+    footer, groups = piece.footer, piece.groups
     with place.read(place.file(piece.file.path)) as file:
-        source = pq.ParquetFile(file, metadata=metadata, pre_buffer=not place.local)
-        judged = _columns(source, piece, sieve.columns, alone)
+        source = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=not place.local)
+        judged = _columns(source, groups, sieve.columns, alone)
+        rows = sum(map(footer.rows, groups))
         start, needed = sieve.rows(pa.table(judged)) if judged else (0, np.ones(rows, bool))
         if not needed.any():
-            return schema.empty_table()
-        fixed = {
-            field.name: value[0]
-            for field in schema
-            if (value := _constant(piece, field.name)) is not None
-        }
+            return None
+        fixed = _fixed(piece, schema.names)
         rest = [name for name in schema.names if name not in judged and name not in fixed]
-        found = pa.table(judged | _columns(source, piece, rest, alone))
-    if not (len(needed) == rows and needed.all()):
+        found = pa.table(judged | _columns(source, groups, rest, alone))
+    if found.num_columns and (len(needed) < rows or not needed.all()):
         found = found.slice(start, len(needed)).filter(pa.array(needed))
-        rows = found.num_rows
-    columns = [
-        pa.repeat(pa.scalar(fixed[field.name], field.type), rows)
-        if field.name in fixed
-        else _as(found[field.name], field)
-        for field in schema
-    ]
-    return pa.table(columns, schema)
+    return _Found(fixed, _cast(found, schema), int(needed.sum()))
 
 
-def _constant(piece: Piece, name: str) -> tuple[Any] | None:
-    if name not in piece.footer.names:
-        return (None,)
-    return piece.footer.constant(piece.groups, name)
+def _fixed(piece: Piece, names: Iterable[str]) -> dict[str, Any]:
+    """The columns that have one value throughout the piece."""
+    fixed: dict[str, Any] = {}
+    for name in names:
+        if name not in piece.footer.names:
+            fixed[name] = None
+        elif (value := piece.footer.constant(piece.groups, name)) is not None:
+            (fixed[name],) = value
+    return fixed
 
 
-def _columns(source: Any, piece: Piece, names: Sequence[str], alone: bool) -> dict[str, Any]:
+def _columns(
+    source: Any, groups: Sequence[int], names: Sequence[str], alone: bool
+) -> dict[str, Any]:
     if not names:
         return {}
-    found = source.read_row_groups(piece.groups, columns=names, use_threads=alone)
+    found = source.read_row_groups(groups, columns=names, use_threads=alone)
     return {name: found[name] for name in names}
 
 
-def _as(column: pa.Array | pa.ChunkedArray, field: pa.Field) -> pa.Array | pa.ChunkedArray:
-    return column if column.type == field.type else column.cast(field.type)
+def _cast(found: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns that are in `schema`, as it has them; a file has them so as a rule."""
+    names = [name for name in found.column_names if name in schema.names]
+    kinds = [schema.field(name).type for name in names]
+    columns = [
+        found[name] if found[name].type == kind else found[name].cast(kind)
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    return pa.table(columns, names)
+
+
+def _whole(fixed: Mapping[str, Any], parts: Sequence[_Found], schema: pa.Schema) -> pa.Table:
+    found = pa.concat_tables([part.columns for part in parts])
+    rows = sum(part.rows for part in parts)
+    columns = [
+        pa.repeat(pa.scalar(fixed[field.name], field.type), rows)
+        if field.name in fixed
+        else found[field.name]
+        for field in schema
+    ]
+    return pa.table(columns, schema)

@@ -225,3 +225,14 @@ def test_the_metadata_of_originals_needs_no_reading(large, watched):
     )
     read_columns = {name for _, _, names in watched for name in names}
     assert read_columns == {"series", "sequence", "timestamp", "value"}
+
+
+def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
+    snapshot = Store.open(large).snapshot()
+    schema = query_schema(snapshot.values)
+    wanted = pa.schema([schema.field("author"), schema.field("original_author")])
+    for sieve, rows in ((Sieve(), 99_999), (Sieve(["s1"]), 3), (Sieve(last_commit=0), 25_000)):
+        found = read(snapshot.place, snapshot.files, wanted, sieve)
+        assert found.num_rows == rows
+        assert found["original_author"].null_count == rows
+        assert len(found["author"].unique()) == 1
