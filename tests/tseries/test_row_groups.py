@@ -11,6 +11,7 @@ from tseries.test_sieve import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries, row_groups
 from pyspark_tseries.columns import INSTANT, ORIGINAL, query_schema
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import DataFile, write_events
 from pyspark_tseries.footers import Footers
 from pyspark_tseries.places import place_of
@@ -181,7 +182,7 @@ def test_a_file_that_is_gone_is_an_error_and_no_gap(tmp_path):
         store.append("a", value)
     assert len(store.range_query().select_from("a").events) == 3
     (tmp_path / "s" / Store.open(str(tmp_path / "s")).snapshot().files[1].path).unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UnusableStore, match="verify"):
         store.range_query().select_from("a")
 
 
