@@ -118,10 +118,9 @@ class Sorter:
 
 
 def _keys(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+    """Series and timestamps of rows that are one chunk a column."""
     series, given = rows["series"], rows["timestamp"]
-    if isinstance(rows, pa.Table):
-        series, given = series.combine_chunks(), given.combine_chunks()
-    return series, given
+    return (series.chunk(0), given.chunk(0)) if isinstance(rows, pa.Table) else (series, given)
 
 
 def _parts(rows: pa.Table, order: Longs, budget: int) -> Iterator[pa.Table]:

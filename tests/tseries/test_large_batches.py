@@ -127,7 +127,7 @@ TASK = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     tasks=st.lists(TASK, min_size=1, max_size=4),
     limits=st.builds(
