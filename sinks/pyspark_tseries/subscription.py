@@ -54,6 +54,8 @@ INITIAL_DEFAULT: Final = RetainedRange(limit=1)
 
 NO_EVENTS: Final = RetainedRange(limit=0)
 
+_MOST: Final = 2**62
+
 
 def parse_initial(text: str) -> RetainedRange:
     """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`.
@@ -73,7 +75,7 @@ def parse_starts(text: str) -> dict[str, int]:
     """Sequences by series, of a JSON object.
 
     Raises:
-        ValueError: it is no JSON object of whole numbers not below 0.
+        ValueError: it is no JSON object of whole numbers from 0 to below 2**62.
 
     >>> parse_starts('{"a": 7}')
     {'a': 7}
@@ -82,7 +84,8 @@ def parse_starts(text: str) -> dict[str, int]:
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     for name, sequence in found.items():
-        if isinstance(sequence, bool) or not isinstance(sequence, int) or sequence < 0:
+        whole = isinstance(sequence, int) and not isinstance(sequence, bool)
+        if not whole or not 0 <= sequence < _MOST:
             raise ValueError(f"'{name}' has {sequence!r}, which is no sequence")
     return found
 

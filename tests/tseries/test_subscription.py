@@ -228,10 +228,22 @@ def test_a_position_of_another_store_or_a_newer_version_is_refused(tmp_path):
         Position.from_json({"version": 2})
 
 
-@pytest.mark.parametrize("text", ["[1]", '{"a": -1}', '{"a": true}', '{"a": "1"}', "{", "7"])
+@pytest.mark.parametrize(
+    "text",
+    ["[1]", '{"a": -1}', '{"a": true}', '{"a": "1"}', '{"a": 9223372036854775808}', "{", "7"],
+)
 def test_what_is_no_starting_sequence_is_refused(text):
     with pytest.raises(ValueError, match=r"."):
         parse_starts(text)
+
+
+def test_who_starts_beyond_the_end_gets_what_comes_from_there_on(tmp_path):
+    store = make(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    client = Client(tmp_path / "s", NO_EVENTS, parse_starts('{"a": 4611686018427387903}'))
+    assert client.poll() == []
+    store.append(batch(("a", 2)))
+    assert (client.poll(), client.position.missed) == ([("a", 1)], 0)
 
 
 # -- programs ------------------------------------------------------------------------------------
