@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 COMPARISONS = (
     "kafka_source.py",
     "latency.py",
+    "kafka_growth.py",
     "cti_cost.py",
     "rules.py",
     "time_source.py",

@@ -9,11 +9,12 @@ the machine do not change much.
 import os
 import sys
 import time
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from side_by_side import Contender, Done, compare, report
+from side_by_side import Comparison, Contender, Done, compare, report
 from streams import finish
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
@@ -116,11 +117,11 @@ def through_spark(frame: DataFrame) -> Done:
     return Done(batch.durationMs["addBatch"] / 1000)
 
 
-def main() -> None:
-    """Print the rows: off is the peer."""
+def measure() -> Iterator[Comparison]:
+    """Alone and through Spark; off is the peer."""
     given = blocks()
     in_turns = {"off": lambda: in_memory(given, False), "on": lambda: in_memory(given, True)}
-    alone = compare("flights' JSON, CTIs on/off: a task's own work", in_turns, FLIGHTS)
+    yield compare("flights' JSON, CTIs on/off: a task's own work", in_turns, FLIGHTS)
     spark = local_spark("cti_cost")
     with broker(say=lambda _: None) as kafka:
         topic = produce_flights(kafka)
@@ -129,10 +130,9 @@ def main() -> None:
             return lambda: through_spark(read(spark, kafka, topic, on))
 
         through = {"off": run(False), "on": run(True)}
-        whole = compare("flights' JSON, CTIs on/off: topic -> noop", through, DEPARTED)
+        yield compare("flights' JSON, CTIs on/off: topic -> noop", through, DEPARTED)
     spark.stop()
-    report(__file__, [alone, whole])
 
 
 if __name__ == "__main__":
-    main()
+    report(__file__, measure())

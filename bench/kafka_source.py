@@ -114,7 +114,7 @@ CHECKED = {
 }
 
 
-def measure(count: int = RECORDS) -> list[Comparison]:
+def measure(count: int = RECORDS) -> Iterator[Comparison]:
     """Every job, by Spark's source and by ours."""
     spark = local_spark("bench", spark_jars=kafka_jars())
     with broker(say=lambda _: None) as kafka:
@@ -133,9 +133,8 @@ def measure(count: int = RECORDS) -> list[Comparison]:
             runs = {name: run(make) for name, make in JOBS[job].items()}
             return compare(job, runs, count, checks=checks)
 
-        found = [comparison(job) for job in JOBS]
+        yield from map(comparison, JOBS)
     spark.stop()
-    return found
 
 
 if __name__ == "__main__":

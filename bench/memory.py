@@ -19,11 +19,13 @@ class PeakMemory:
 
     `main`: this process; `driver`: the JVM, which in a local session runs the tasks' JVM side too
     and gives no heap back, so it only grows over a run; `worker`: the largest Python worker. A kind
-    that was not seen is missing. Brokers and other children do not count.
+    that was not seen is missing. Brokers and other children do not count. `worker_mb` is the
+    largest worker over time, in MB.
     """
 
     def __init__(self) -> None:
         self.peaks_mb: dict[str, float] = {}
+        self.worker_mb: list[float] = []
         self._kinds: dict[int, str | None] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -40,6 +42,8 @@ class PeakMemory:
         while not self._done.wait(_EVERY_S):
             for kind, size_mb in self._look().items():
                 self.peaks_mb[kind] = max(self.peaks_mb.get(kind, 0.0), size_mb)
+                if kind == "worker":
+                    self.worker_mb.append(size_mb)
 
     def _look(self) -> Mapping[str, float]:
         found: dict[str, float] = {}

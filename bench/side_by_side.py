@@ -30,7 +30,7 @@ import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,14 +162,16 @@ class _Guard:
             )
 
 
-def report(script: str, comparisons: Sequence[Comparison]) -> None:
-    """Print the rows of a benchmark, and keep what was measured in a file of its name."""
+def report(script: str, comparisons: Iterable[Comparison]) -> None:
+    """Print the rows of a benchmark as they come, and keep all in a file of its name."""
     if "BENCH_RESULTS" not in os.environ:
-        print(heading())
+        print(heading(), flush=True)
+    found = []
     for comparison in comparisons:
         print(rows_of(comparison), flush=True)
+        found.append(comparison)
     _PLACE.mkdir(parents=True, exist_ok=True)
-    kept = {"versions": versions(), "jobs": [each.to_json() for each in comparisons]}
+    kept = {"versions": versions(), "jobs": [each.to_json() for each in found]}
     path = _PLACE / f"{Path(script).stem}.json"
     path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
