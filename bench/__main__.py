@@ -14,8 +14,8 @@ from side_by_side import heading, versions
 HERE = Path(__file__).parent
 COMPARISONS = (
     "kafka_source.py",
-    "latency.py",
     "kafka_growth.py",
+    "latency.py",
     "cti_cost.py",
     "rules.py",
     "time_source.py",
@@ -27,13 +27,18 @@ COMPARISONS = (
 
 
 def main() -> None:
-    """Print what is compared where, then the rows as they come."""
+    """Print what is compared where, then the rows as they come, and in the end what failed."""
     print(", ".join(f"{name} {value}" for name, value in versions().items()))
     print(heading(), flush=True)
-    kept = {"BENCH_RESULTS": str(HERE / "results")}
+    kept = {**os.environ, "BENCH_RESULTS": str(HERE / "results")}
+    failures = []
     for name in COMPARISONS:
-        script = [sys.executable, str(HERE / name)]
-        subprocess.run(script, check=True, stderr=subprocess.DEVNULL, env={**os.environ, **kept})
+        command = [sys.executable, str(HERE / name)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, env=kept, check=False)
+        if done.returncode:
+            failures.append(f"{name} failed:\n{done.stderr[-2000:]}")
+    if failures:
+        raise SystemExit("\n".join(failures))
 
 
 if __name__ == "__main__":
