@@ -1,15 +1,18 @@
 """What is read ahead is a range whole, or not at all."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka_small import Arrivals, small_ranges
+from pyspark_timestream.kafka_options import read_kafka_options
+from pyspark_timestream.kafka_small import Arrivals, SmallRanges, small_ranges
 from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs
 
 
 @dataclass
@@ -132,3 +135,29 @@ def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> N
 
 def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
     assert small_ranges([Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]) == []
+
+
+def test_a_broker_that_goes_away_makes_no_range_whole_and_holds_nobody_up() -> None:
+    # librdkafka's own broker for tests: it lives and dies with this producer.
+    server = Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1, "log_level": 0})
+    for at in range(10):
+        for number in range(4):
+            server.produce("t", f"{number}-{at}", partition=number)
+    assert server.flush(60) == 0
+    (where,) = server.list_topics(timeout=60).brokers.values()
+    given = {"kafka.bootstrap.servers": f"{where.host}:{where.port}", "kafka.log_level": "0"}
+    reader = SmallRanges(read_kafka_options({**given, "subscribe": "t"}), "g")
+    spans = [Range(part(number), 2, 5) for number in range(4)]
+    try:
+        deadline_s = time.monotonic() + 60
+        found = reader.read(spans, Needs(values=True))
+        while len(found) < len(spans):  # a first connection may take longer than a reader waits
+            assert time.monotonic() < deadline_s
+            found = reader.read(spans, Needs(values=True))
+        assert {span: [block.values.to_pylist() for block in found[span]] for span in found} == {
+            span: [[f"{span.partition.number}-{at}".encode() for at in (2, 3, 4)]] for span in spans
+        }
+        del server
+        assert reader.read(spans, Needs(values=True)) == {}
+    finally:
+        reader.close()
