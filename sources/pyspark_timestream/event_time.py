@@ -54,8 +54,8 @@ def number_times(numbers: pa.Array, unit: str) -> Times:
     return _checked(np.where(valid, values, 0) * times // over, valid)
 
 
-def text_times(texts: pa.Array, unit: str) -> Times:
-    """Texts: ISO-8601, or digits only as a number in `unit`.
+def text_times(texts: pa.Array, unit: str | None) -> Times:
+    """Texts: ISO-8601, or digits only as a number in `unit`; None: such a text is no time.
 
     The common form, with or without a `Z`, is read by Arrow in one go; what is of another form,
     or out of range, is read one by one.
@@ -65,7 +65,7 @@ def text_times(texts: pa.Array, unit: str) -> Times:
     if readable.all():
         return instants, readable
     numeric = _mask(pc.match_substring_regex(texts, _NUMBER))
-    if numeric.any():
+    if unit is not None and numeric.any():
         found, valid = _number_texts(texts.filter(pa.array(numeric)), unit)
         instants[numeric], readable[numeric] = found, valid
     rest = ~numeric & ~readable & _mask(pc.is_valid(texts))

@@ -7,6 +7,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.json_scalars import (
+    Literal,
+    as_bytes,
+    as_decimal,
+    as_number,
+    as_text,
+    typed,
+    whole,
+)
 from pyspark_timestream.json_types import JsonBlock, JsonFields, finish_times
 
 __all__ = ["parse_rows"]
@@ -25,27 +34,22 @@ def parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
             malformed[row] |= not fits
         for name, found in raw.items():
             found.append(_raw(parsed.get(name)))
-    typed = zip(columns, fields.columns, strict=True)
+    typed_columns = zip(columns, fields.columns, strict=True)
     pieces = {name: _by_type(found) for name, found in raw.items()}
-    return JsonBlock([pa.array(column, field.type) for column, field in typed], pieces, malformed)
+    return JsonBlock(
+        [pa.array(column, field.type) for column, field in typed_columns], pieces, malformed
+    )
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], bool]:
     """The object that `text` is, and whether it is malformed; a null is an object of nulls."""
     try:
-        value = {} if text is None else json.loads(text.decode(), parse_float=_Literal)
+        value = (
+            {} if text is None else json.loads(text.decode(), parse_float=Literal, parse_int=whole)
+        )
     except (ValueError, RecursionError):
         return {}, True
     return (value, False) if isinstance(value, dict) else ({}, True)
-
-
-class _Literal(float):
-    """A float that remembers its digits, which a decimal column wants all of."""
-
-    __slots__ = ("digits",)
-
-    def __init__(self, digits: str) -> None:
-        self.digits = digits
 
 
 def _raw(value: Any) -> str | int | float | None:
@@ -55,7 +59,7 @@ def _raw(value: Any) -> str | int | float | None:
     if isinstance(value, str):
         return value if value.isascii() or _encodes(value) else None
     if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else None
+        return int(value) if -(2**63) <= value < 2**63 else None
     return float(value) if isinstance(value, float) else None
 
 
@@ -72,54 +76,50 @@ def _by_type(values: list[Any]) -> list[pa.Array]:
 
 
 def _field(value: Any, target: pa.DataType) -> tuple[Any, bool]:
-    """`value` as `target` and True, or None and whether None is what it says."""
+    """What is readable of `value` as `target`, and whether that is all of it."""
     try:
-        return _convert(value, target), True
-    except (ValueError, OverflowError, pa.ArrowException):
+        return _convert(value, target)
+    except (ValueError, OverflowError, RecursionError, pa.ArrowException):
         return None, False
 
 
-def _convert(value: Any, target: pa.DataType) -> Any:
+def _convert(value: Any, target: pa.DataType) -> tuple[Any, bool]:
+    """As `_field`; raises where nothing of `value` is readable.
+
+    A struct keeps its other fields, a list or map with an item that is nothing is nothing.
+    """
     if value is None:
-        return None
-    if pa.types.is_string(target):
-        text = (
-            value
-            if isinstance(value, str)
-            else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-        )
-        text.encode()
-        return text
-    if pa.types.is_boolean(target):
-        return _typed(value, bool)
+        return None, True
     if pa.types.is_struct(target):
-        inner = [target.field(i) for i in range(target.num_fields)]
-        return {f.name: _convert(_typed(value, dict).get(f.name), f.type) for f in inner}
+        given, inner = typed(value, dict), [target.field(i) for i in range(target.num_fields)]
+        parts = {field.name: _field(given.get(field.name), field.type) for field in inner}
+        return {name: part for name, (part, _) in parts.items()}, _all_fit(parts.values())
     if pa.types.is_list(target):
-        return [_convert(item, target.value_type) for item in _typed(value, list)]
+        items = [_convert(item, target.value_type) for item in typed(value, list)]
+        return [item for item, _ in items], _all_fit(items)
+    if pa.types.is_map(target):
+        pairs = typed(value, dict).items()
+        entries = [(as_text(key), *_convert(item, target.item_type)) for key, item in pairs]
+        return [(key, item) for key, item, _ in entries], all(fits for _, _, fits in entries)
+    return _scalar(value, target), True
+
+
+def _all_fit(parts: Any) -> bool:
+    return all(fits for _, fits in parts)
+
+
+def _scalar(value: Any, target: pa.DataType) -> Any:
+    if pa.types.is_string(target):
+        return as_text(value)
+    if pa.types.is_binary(target):
+        return as_bytes(value)
+    if pa.types.is_boolean(target):
+        return typed(value, bool)
     if pa.types.is_decimal(target):
-        digits = getattr(value, "digits", value)
-        return pa.scalar(str(_typed(digits, (str, int)))).cast(target).as_py()
+        return as_decimal(value, target)
     if pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        column, bad = finish_times(pa.array([_typed(value, str)]), target)
+        column, bad = finish_times(pa.array([typed(value, (str, int))]), target)
         if bad[0]:
             raise ValueError(f"{value!r} is no {target}")
         return column[0].as_py()
-    return _number(value, target)
-
-
-def _typed(value: Any, kind: type | tuple[type, ...]) -> Any:
-    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        raise ValueError(f"{value!r} is no {kind}")
-    return value
-
-
-def _number(value: Any, target: pa.DataType) -> Any:
-    """A JSON number as `target`; raises where it does not fit."""
-    number = _typed(value, (int, float))
-    if pa.types.is_integer(target):
-        return pa.scalar(_typed(number, int), target).as_py()
-    if pa.types.is_float32(target):
-        # By way of a double it would be rounded twice.
-        return pa.scalar(getattr(number, "digits", None) or str(number)).cast(target).as_py()
-    return float(number)
+    return as_number(value, target)

@@ -1,4 +1,4 @@
-"""JSON values to columns: whole blocks by Arrow's parser, malformed rows isolated by bisection.
+"""JSON values to columns: whole blocks by Arrow's parser, malformed rows isolated.
 
 What a value becomes never depends on its neighbours: a block that Arrow reads whole and the same
 values read one by one give the same columns. Two things make that sound. Values are joined by
@@ -7,11 +7,11 @@ with ``}`` are joined, so that an object can neither end in nor swallow the next
 would read and Python would not (extreme nesting, endless digits) is kept out of the block.
 """
 
-import io
 import itertools
 import json
+import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_timestream.json_rows import parse_rows
-from pyspark_timestream.json_types import JsonBlock, JsonFields, finish, wire_type
+from pyspark_timestream.json_types import JsonBlock, JsonFields, finish, has_map, wire_type
 from pyspark_timestream.records import utf8_or_none
 
 __all__ = ["parse_json"]
@@ -36,12 +36,26 @@ _WHITESPACE: Final = " \t\n\r"
 _LONG: Final = 250
 """No shorter text can hold more brackets or digits than Python's parser takes."""
 
+_ROW: Final = re.compile(r"in row ([0-9]+)")
+"""Where Arrow's message says which row it could not parse."""
+
+_KINDS: Final = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+"""What a raw field is read as, by its Python type in the block's first value."""
+
 _EXACT_IN_DOUBLE: Final = float(2**53)
+
+
+class _Stumbled(NamedTuple):
+    """Arrow does not read a piece: because of that row, the first that it cannot; None: unsaid."""
+
+    row: int | None
 
 
 def parse_json(fields: JsonFields, values: pa.Array) -> JsonBlock:
     """Read n JSON texts (binary, null allowed; null is a row of nulls, not malformed)."""
     texts, joinable = _joinable(values)
+    if any(has_map(field.type) for field in fields.columns):
+        joinable[:] = False
     pieces = [
         piece
         for start, stop, good in _runs(joinable)
@@ -107,81 +121,99 @@ def _bounds(mask: Mask) -> npt.NDArray[np.int64]:
 def _parse_run(
     fields: JsonFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
 ) -> Iterator[JsonBlock]:
-    """Read `values[start:stop]`, in pieces, in order."""
-    if not good or stop - start <= _FEW:
-        yield parse_rows(fields, values.slice(start, stop - start).to_pylist())
-        return
-    block = _parse_joined(fields, texts.slice(start, stop - start))
-    if block is not None:
-        yield block
-        return
-    middle = (start + stop) // 2
-    yield from _parse_run(fields, values, texts, start, middle, good)
-    yield from _parse_run(fields, values, texts, middle, stop, good)
+    """Read `values[start:stop]`, in pieces, in order.
+
+    Arrow mostly says which row it stumbled over; where it does not, the piece is halved.
+    """
+    at, size = start, stop - start
+    while at < stop:
+        end = min(at + size, stop)
+        alone = not good or end - at <= _FEW
+        block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
+        if isinstance(block, JsonBlock):
+            yield block
+            at, size = end, 4 * size
+        elif block is None or end - at <= 2 * _FEW:
+            yield parse_rows(fields, values.slice(at, end - at).to_pylist())
+            at, size = end, 4 * max(size, _FEW)
+        elif block.row is None:
+            size = (end - at) // 2
+        elif block.row > _FEW:
+            size = block.row
+        else:
+            until = at + block.row + 1
+            yield parse_rows(fields, values.slice(at, until - at).to_pylist())
+            at, size = until, max(2 * _FEW, size // 2)
 
 
-def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | None:
-    """All of `texts` by Arrow; None where one of them is not what the fields say."""
-    shared = {name for name in fields.raw if _shares_wire(fields.columns, name)}
-    apart = [name for name in fields.raw if name not in shared]
-    guessed = _raw_types(texts[0].as_py(), apart)
-    taken = {*fields.columns.names}
-    wanted = [*[(f.name, wire_type(f.type)) for f in fields.columns]]
-    together = [(name, kind) for name, kind in guessed.items() if name not in taken]
-    again = [(name, kind) for name, kind in guessed.items() if name in taken]
+def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _Stumbled:
+    """All of `texts` by Arrow, unless one of them is not what the fields say."""
+    first = _object(texts[0].as_py())
+    wires = {field.name: _wire(field.type, first.get(field.name)) for field in fields.columns}
+    shared = [name for name in fields.raw if wires.get(name) in (pa.string(), pa.int64())]
+    guessed = {
+        name: _KINDS.get(type(first.get(name)), pa.string())
+        for name in fields.raw
+        if name not in shared
+    }
+    together = {name: kind for name, kind in guessed.items() if name not in wires}
+    again = {name: kind for name, kind in guessed.items() if name in wires}
     buffer = pc.binary_join(_one_list(texts), "\n")[0].as_buffer()
-    table = _read(buffer, len(texts), pa.schema(wanted + together))
-    second = _read(buffer, len(texts), pa.schema(again)) if again else None
-    if table is None or (again and second is None):
-        return None
-    raw = {name: table.column(name) for name in (*shared, *dict(together))}
-    if second is not None:
-        raw |= {name: second.column(name) for name, _ in again}
+    table = _read(buffer, len(texts), pa.schema(wires | together))
+    if isinstance(table, _Stumbled):
+        return table
+    second = _read(buffer, len(texts), pa.schema(again)) if again else table
+    if isinstance(second, _Stumbled):
+        return second
+    raw = {name: table.column(name) for name in (*shared, *together)}
+    raw |= {name: second.column(name) for name in again}
     if any(map(_loses_digits, raw.values())):
-        return None
+        return _Stumbled(None)
     finished = [finish(table.column(f.name).combine_chunks(), f.type) for f in fields.columns]
     malformed = np.zeros(len(texts), dtype=np.bool_)
-    for _, bad in finished:
-        malformed |= bad
+    for part in finished:
+        malformed |= part.partial
     parts = {name: [column.combine_chunks()] for name, column in raw.items()}
-    return JsonBlock([column for column, _ in finished], parts, malformed)
+    return JsonBlock([part.column for part in finished], parts, malformed)
 
 
 def _one_list(texts: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
 
 
-def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | None:
+def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _Stumbled:
     if not len(schema):
         # Arrow needs a field to count rows by; one that no object has does.
         schema = pa.schema([("\0", pa.string())])
     try:
         table = pyarrow.json.read_json(
-            io.BytesIO(buffer),
+            pa.BufferReader(buffer),
             read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=buffer.size + 1),
             parse_options=pyarrow.json.ParseOptions(
                 explicit_schema=schema, unexpected_field_behavior="ignore"
             ),
         )
-    except pa.ArrowInvalid:
-        return None
-    return table if table.num_rows == rows else None
+    except pa.ArrowInvalid as error:
+        said = _ROW.search(str(error))
+        row = int(said[1]) if said else rows
+        return _Stumbled(row if row < rows else None)
+    return table if table.num_rows == rows else _Stumbled(None)
 
 
-def _shares_wire(columns: pa.Schema, name: str) -> bool:
-    """Whether a raw field can be taken from the column of the same name."""
-    place = columns.get_field_index(name)
-    return place >= 0 and wire_type(columns.field(place).type) in (pa.string(), pa.int64())
-
-
-def _raw_types(text: str, names: list[str]) -> dict[str, pa.DataType]:
-    """The type that each raw field has in the block's first value; usually all have it."""
-    kinds = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+def _object(text: str) -> dict[str, Any]:
+    """A block's first value: usually all have fields of the same types."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = {}
-    return {name: kinds.get(type(value.get(name)), pa.string()) for name in names}
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _wire(target: pa.DataType, first: Any) -> pa.DataType:
+    """What Arrow reads a column as; only the block's first value tells texts from seconds."""
+    if pa.types.is_timestamp(target) and type(first) is int:
+        return pa.int64()
+    return wire_type(target)
 
 
 def _loses_digits(column: pa.ChunkedArray) -> bool:

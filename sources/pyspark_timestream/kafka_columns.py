@@ -152,7 +152,8 @@ def _field(column: pa.Field) -> pa.Field:
         raise _refused(
             column,
             f"contains {bad}, which is not read from JSON",
-            "strings, numbers, booleans, decimals, dates, timestamps, arrays and structs of them",
+            "strings, numbers, booleans, binary, decimals, dates, timestamps, arrays, structs and "
+            "maps with string keys of them",
             "declare it a string and use from_json on it",
         )
     return column

@@ -98,7 +98,7 @@ def test_the_column_of_malformed_values_can_have_another_name():
     [
         ({}, ("price", pa.int64()), "'valueFormat' is 'binary'"),
         ({"valueFormat": "json"}, ("offset", pa.string()), "carries the metadata 'offset'"),
-        ({"valueFormat": "json"}, ("raw", pa.binary()), "binary, which is not read from JSON"),
+        ({"valueFormat": "json"}, ("raw", pa.duration("us")), "which is not read from JSON"),
         ({}, ("cti", INSTANT), "'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'"),
         ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
