@@ -79,7 +79,7 @@ def _whole(blocks: list[Longs]) -> Longs:
 
 
 def _gathered(blocks: list[Longs], rows: Longs) -> Longs:
-    touched = np.unique(rows // BLOCK_ROWS)
+    touched = _touched(rows)
     if len(touched) > FEW_BLOCKS:
         return _whole(blocks)[rows]
     found = np.empty(len(rows), np.int64)
@@ -87,6 +87,10 @@ def _gathered(blocks: list[Longs], rows: Longs) -> Longs:
         mine = rows // BLOCK_ROWS == block
         found[mine] = blocks[block][rows[mine] - block * BLOCK_ROWS]
     return found
+
+
+def _touched(rows: Longs) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.bincount(rows // BLOCK_ROWS))
 
 
 def _grown(blocks: list[Longs], rows: int, absent: int) -> list[Longs]:
@@ -101,7 +105,7 @@ def _grown(blocks: list[Longs], rows: int, absent: int) -> list[Longs]:
 
 
 def _changed(blocks: list[Longs], rows: Longs, values: Longs) -> list[Longs]:
-    touched = np.unique(rows // BLOCK_ROWS)
+    touched = _touched(rows)
     if len(touched) > FEW_BLOCKS:
         whole = _whole(blocks)
         whole[rows] = values
