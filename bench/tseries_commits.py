@@ -1,11 +1,12 @@
-"""Milliseconds a commit of `TimeSeries.append`: the last 1,000 of many commits against the first.
+"""Milliseconds a commit of `TimeSeries.append`: the last 1,000 of many against a store's first.
 
-The store looks after itself meanwhile (`autoCompact`), in a process beside the writer. The ratio's
-spread is over five parts of the thousand, each by its median. Then one event at a time against a
-row at a time of deltalake's `write_deltalake`, in turns, on a fresh table each.
+The store looks after itself meanwhile (`autoCompact`), in a process beside the writer. The last
+commits of the old store and the first of a new one are made in turns, so that both meet the same
+noise. Then one event at a time against a row at a time of deltalake's `write_deltalake`.
 """
 
 import argparse
+import functools
 import statistics
 import tempfile
 import time
@@ -20,7 +21,6 @@ from pyspark_tseries import TimeSeries, describe
 
 SERIES = 100
 COMPARED = 1000
-PARTS = 5
 SMALL = 50
 """Commits a round of the comparison with deltalake."""
 
@@ -43,44 +43,43 @@ def each_ms(commit: Callable[[int], object], commits: int) -> np.ndarray:
     return took
 
 
-def last_against_first(commits: int) -> list[Comparison]:
-    """The medians of the parts of the first commits and of the last, and the same of their tails.
-
-    Raises:
-        SystemExit: an event is missing.
-    """
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        store = TimeSeries.create(f"{place}/store", {"value": pa.int64()}, "limit 1000")
-        took = each_ms(lambda n: store.append(f"series {n % SERIES}", n), commits)
-        facts = describe(f"{place}/store")
-    if facts["events"] != commits:
-        raise SystemExit(f"{facts['events']} events in the store, not {commits}")
-    compared = min(COMPARED, commits // 2)
-    ends = {f"first {compared}": took[:compared], f"last {compared}": took[-compared:]}
-
-    def at(share: int) -> Comparison:
-        parts = {
-            name: [float(np.percentile(part, share)) for part in np.array_split(each, PARTS)]
-            for name, each in ends.items()
-        }
-        job = f"a commit, last {compared:,} of {commits:,}, p{share}"
-        return Comparison(job, parts, unit="ms", work={"files": facts["files"]})
-
-    return [at(50), at(95)]
-
-
-def of_one_event(write: Callable[[int], object], count: Callable[[], int]) -> Contender:
-    """The median of some commits more, and how many events they have added."""
+def in_turn(write: Callable[[int], object], count: Callable[[], int], commits: int) -> Contender:
+    """The median of `commits` more, and how many events they have added."""
     made = 0
 
     def run() -> Done:
         nonlocal made
         before, first = count(), made
-        took = each_ms(lambda n: write(first + n), SMALL)
-        made += SMALL
+        took = each_ms(lambda n: write(first + n), commits)
+        made += commits
         return Done(statistics.median(took), {"events": count() - before})
 
     return run
+
+
+def events(path: str) -> int:
+    """How many there are in a store."""
+    return int(describe(path)["events"])
+
+
+def last_against_first(commits: int, rounds: int) -> Comparison:
+    """The last commits of a store in turns with the first of another."""
+    compared = min(COMPARED, commits // 2)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        paths = {f"first {compared}": f"{place}/new", f"last {compared}": f"{place}/old"}
+        contenders = {}
+        for name, path in paths.items():
+            store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000")
+
+            def write(number: int, store: TimeSeries = store) -> None:
+                store.append(f"series {number % SERIES}", number)
+
+            if path.endswith("old"):
+                each_ms(write, commits - compared)
+            count = functools.partial(events, path)
+            contenders[name] = in_turn(write, count, compared // rounds)
+        job = f"a commit, last {compared:,} of {commits:,}"
+        return compare(job, contenders, unit="ms", rounds=rounds)
 
 
 def against_deltalake(rounds: int) -> Comparison:
@@ -98,10 +97,11 @@ def against_deltalake(rounds: int) -> Comparison:
             return int(DeltaTable(f"{place}/theirs").count())
 
         contenders = {
-            "write_deltalake": of_one_event(plain, rows),
-            "tseries": of_one_event(
+            "write_deltalake": in_turn(plain, rows, SMALL),
+            "tseries": in_turn(
                 lambda n: store.append(f"series {n % SERIES}", n),
-                lambda: int(describe(f"{place}/ours")["events"]),
+                lambda: events(f"{place}/ours"),
+                SMALL,
             ),
         }
         return compare("one event, against deltalake", contenders, unit="ms", rounds=rounds)
@@ -110,7 +110,8 @@ def against_deltalake(rounds: int) -> Comparison:
 def main() -> None:
     """Print the rows."""
     given = arguments()
-    report(__file__, [*last_against_first(given.commits), against_deltalake(given.rounds)])
+    first = last_against_first(given.commits, given.rounds)
+    report(__file__, [first, against_deltalake(given.rounds)])
 
 
 if __name__ == "__main__":
