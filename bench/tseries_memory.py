@@ -72,7 +72,7 @@ def by_client(series: int, batches: int) -> Comparison:
             for number in range(quarter * batches, (quarter + 1) * batches):
                 store.append_many(batch(series, number))
 
-        job = "writer's memory, append_many, last/second quarter"
+        job = "memory, append_many, last/second quarter"
         return quarters("main", job, place, run, 4 * batches * series)
 
 
@@ -92,7 +92,7 @@ def by_spark(series: int, batches: int) -> Comparison:
             writer = writer.option("checkpointLocation", f"{place}/checkpoint")
             writer.trigger(availableNow=True).start(f"{place}/out").awaitTermination()
 
-        job = "writer's memory, Spark's worker, last/second quarter"
+        job = "memory, Spark worker, last/second quarter"
         found = quarters("worker", job, f"{place}/out", run, 4 * batches * series)
     spark.stop()
     return found
