@@ -350,6 +350,7 @@ def test_the_gather_is_clean_under_the_sanitizers(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(2400)
 def test_random_topics_are_read_the_same_under_the_address_sanitizer(
     broker: Broker, tmp_path: Path
