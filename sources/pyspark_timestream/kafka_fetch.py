@@ -76,11 +76,11 @@ class RangeReader:
                 yield taken.block
             reached = taken.reached
             for problem in taken.problems:
-                if _ends_range(problem, span, reached):
+                if not _is_of_lost_records(problem, span):
+                    trouble = self._tolerated(problem, span)
+                elif not 0 <= problem.offset < reached:
                     renewals += 1
                     reached = self._after_loss(span, reached, problem, renewals)
-                else:
-                    trouble = self._tolerated(problem, span)
             if reached > position:
                 position, deadline = reached, time.monotonic() + patience_s
             elif time.monotonic() > deadline:
@@ -182,13 +182,14 @@ def _is_about(problem: Problem, span: Range) -> bool:
     return (problem.topic, problem.partition) == span.partition
 
 
-def _ends_range(problem: Problem, span: Range, position: int) -> bool:
-    """Whether an error says that `position` of this range cannot be read.
+def _is_of_lost_records(problem: Problem, span: Range) -> bool:
+    """Whether an error says that an offset of the range's partition cannot be read.
 
-    A consumer's queue may still hold errors of the range before, or of a position long passed.
+    It counts for nothing where its offset has been passed: a consumer's queue may still hold errors
+    of the range before, and the same one twice.
     """
     lost = problem.error.code() in (KafkaError._AUTO_OFFSET_RESET, *GONE)
-    return lost and _is_about(problem, span) and not 0 <= problem.offset < position
+    return lost and _is_about(problem, span)
 
 
 def _fitting(metadata: str) -> str:
