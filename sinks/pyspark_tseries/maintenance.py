@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pyspark_tseries.compactor import merge_runs
@@ -112,8 +112,12 @@ def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None
     return True
 
 
-def keep_up(place: Place) -> None:
+def keep_up(place: Place, pause: Callable[[float], None] = time.sleep) -> None:
     """The upkeep by a process that holds the lock already: again while many commits are made.
+
+    Args:
+        place: where the store lies.
+        pause: waits so many seconds between two rounds.
 
     Raises:
         TseriesError: there is no such store, or it cannot be opened.
@@ -124,7 +128,7 @@ def keep_up(place: Place) -> None:
     while again:
         begun = store.version()
         _upkeep(store)
-        time.sleep(PAUSE_S)
+        pause(PAUSE_S)
         again = store.refresh() and store.version() - begun >= COMMITS_PER_UPKEEP
 
 

@@ -142,7 +142,7 @@ def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, 
     assert maintain(store.root) is True
 
 
-def test_an_upkeep_goes_on_while_commits_go_on(store, monkeypatch):
+def test_an_upkeep_goes_on_while_commits_go_on(store):
     fill(store, COMMITS_PER_UPKEEP)
     files, rounds = [], [2 * COMMITS_PER_UPKEEP, COMMITS_PER_UPKEEP - 3]
 
@@ -151,8 +151,7 @@ def test_an_upkeep_goes_on_while_commits_go_on(store, monkeypatch):
         if rounds:
             fill(store, rounds.pop(0), first=1000 * len(files))
 
-    monkeypatch.setattr(maintenance.time, "sleep", pause)
-    maintenance.keep_up(store.place)
+    maintenance.keep_up(store.place, pause)
     assert files == [COMMITS_PER_UPKEEP, 1]
 
 
