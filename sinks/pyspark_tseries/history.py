@@ -5,6 +5,7 @@ from the horizon on the rows of any moment are there, and the head is found from
 """
 
 import dataclasses
+import hashlib
 import secrets
 
 import pyarrow as pa
@@ -47,8 +48,7 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
     data = [file for file in snapshot.files if file.first_commit <= commit]
     note = dataclasses.replace(head.note, parent=None, commit=commit, commit_us=us)
     before = _head_of(snapshot.place, data, commit, head, note if commit >= 0 else EMPTY_NOTE)
-    # A name of its own, because tasks load heads by name; cleaning removes it after an hour.
-    head_id = None if commit < 0 else (1 << 62) + commit
+    head_id = None if commit < 0 else _head_id(store.id, commit)
     if head_id is not None:
         own_id = secrets.randbits(62)
         try:
@@ -63,6 +63,15 @@ def sight_as_of(store: Store, us: int) -> tuple[Snapshot, Head]:
         snapshot, files=data, head_id=head_id, note=before.note, as_of=commit
     )
     return past, before
+
+
+def _head_id(store_id: str, commit: int) -> int:
+    """A name of its own, as tasks load and keep heads by name; cleaning removes it in an hour.
+
+    Beyond the names of commits' heads, and unlike that of a store that lay there before.
+    """
+    said = hashlib.sha256(f"{store_id} {commit}".encode()).digest()
+    return (1 << 62) + int.from_bytes(said[:7])
 
 
 def _commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:

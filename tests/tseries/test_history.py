@@ -1,5 +1,8 @@
 """The store as it was: the same answer for ever, until compaction took what was visible then."""
 
+import shutil
+
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,6 +86,23 @@ def test_a_task_finds_the_head_of_that_time_by_its_name(tmp_path):
     reader = source.reader(source.schema())
     rows = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
     assert rows == [[1]]
+
+
+def test_a_worker_does_not_take_an_earlier_store_at_the_same_path_for_this_one(tmp_path):
+    path, rows = tmp_path / "s", []
+    for names in ("aaabbbbbbbb", "aaaaaaaabbb"):
+        shutil.rmtree(path, ignore_errors=True)
+        store = make(path, "limit 3")
+        for n, name in enumerate([*names, "c"]):
+            store.append(batch((name, n)), clock=lambda n=n: n * 1_000_000)
+        source = DefaultSource({"path": str(path), "asOf": "1970-01-01T00:00:10Z"})
+        reader = source.reader(source.schema())
+        parts = [part for p in reader.partitions() for part in reader.read(p)]
+        columns = [pa.Table.from_batches(parts)[name] for name in ("series", "sequence")]
+        rows.append(list(zip(*(column.to_pylist() for column in columns), strict=True)))
+    a, b = ([(name, n) for n in range(3)] for name in "ab")
+    assert sorted(rows[0]) == [*a, ("b", 5), ("b", 6), ("b", 7)]
+    assert sorted(rows[1]) == [("a", 5), ("a", 6), ("a", 7), *b]
 
 
 @settings(max_examples=30)
