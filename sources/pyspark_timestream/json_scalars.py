@@ -80,7 +80,10 @@ def as_number(value: Any, target: pa.DataType) -> Any:
     if pa.types.is_float32(target):
         # By way of a double it would be rounded twice.
         return pa.scalar(getattr(number, "digits", None) or str(number)).cast(target).as_py()
-    return float(number)
+    try:
+        return float(number)
+    except OverflowError:
+        return _INFINITY if number > 0 else -_INFINITY  # As Arrow and Spark read it.
 
 
 def as_decimal(value: Any, target: pa.DataType) -> Decimal:
