@@ -52,8 +52,17 @@ def rewrite_head(place: Place, head_id: int, table: pa.Table, own_id: int) -> No
 
 
 def read_head_note(place: Place, head_id: int) -> Note:
-    """What the head file says besides its rows, without reading these."""
-    return read_note(_read_head_schema(place, head_path(place, head_id)))
+    """What the head file says besides its rows, without reading these.
+
+    Raises:
+        UnusableStore: it is missing or broken.
+        OSError: it cannot be read now, though it may be there.
+    """
+    path = head_path(place, head_id)
+    try:
+        return read_note(_read_head_schema(place, path))
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        raise _unreadable(place, path, error) from error
 
 
 def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
@@ -92,11 +101,15 @@ def _read_head(place: Place, path: str) -> pa.Table:
         with place.read(path) as file:
             return pa.ipc.open_file(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:
-        raise UnusableStore(
-            f"the store's head file '{path}' cannot be read: {error}; accepted: a store copied "
-            "whole, '_tseries' included; next step: copy it again, restore that file, or make it "
-            f"anew with: python -m pyspark_tseries rebuild {place.location}"
-        ) from error
+        raise _unreadable(place, path, error) from error
+
+
+def _unreadable(place: Place, path: str, error: Exception) -> UnusableStore:
+    return UnusableStore(
+        f"the store's head file '{path}' cannot be read: {place.hides(str(error))}; accepted: a "
+        "store copied whole, '_tseries' included; next step: copy it again, restore that file, or "
+        f"make it anew with: python -m pyspark_tseries rebuild {place.location}"
+    )
 
 
 def load_head(place: Place, head_id: int | None, known_id: int | None, known: Head) -> Head:

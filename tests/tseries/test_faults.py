@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql.pandas.types import from_arrow_schema
 from tseries.builders import VALUE, batch, stored
 
 from pyspark_tseries import (
@@ -162,6 +163,24 @@ def test_a_lost_head_says_how_it_is_made_anew(series, tmp_path):
     storage._OPEN.clear()
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries rebuild .*/s"):
         TimeSeries.open(tmp_path / "s").append("a", 1.0)
+
+
+def broken(path):
+    for file in (path / "_tseries" / "head").iterdir():
+        file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [lambda path: shutil.rmtree(path / "_tseries" / "head"), broken])
+@pytest.mark.parametrize("use", ["reader", "writer", "streamReader", "streamWriter"])
+def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
+    series.append("a", 0.0)
+    harm(tmp_path / "s")
+    storage._OPEN.clear()
+    source = DefaultSource({"path": str(tmp_path / "s")})
+    schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
+    given = (schema, False) if use.lower().endswith("writer") else (source.schema(),)
+    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries rebuild .*/s"):
+        getattr(source, use)(*given)
 
 
 # -- what is given -------------------------------------------------------------------------------
