@@ -283,10 +283,11 @@ class TimeSeries:
         return values_of(self._staged.names[4:], self._only, value)
 
     def _answer(self, query: Query, series: str) -> QueryResult:
-        snapshot, head = self._store.sight()
+        names = [series_of(series)]
+        snapshot, head = self._store.glance(names)
         Guard(snapshot.policy, self._author).need_query(query)
         with reading(snapshot.place):
-            found = answer(snapshot, head, query, [series_of(series)])
+            found = answer(snapshot, head, query, names)
         return QueryResult(found.table, found.selected)
 
 

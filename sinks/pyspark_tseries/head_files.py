@@ -5,19 +5,21 @@ A head counts once a commit names it, so a crash leaves at most files that nobod
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.heads import Head, Note, merge, read_note
+from pyspark_tseries.heads import Head, Note, merge, of_series, read_note
 from pyspark_tseries.places import Place
 
 __all__ = [
+    "GLANCES",
     "head_chain",
     "head_path",
     "load_head",
+    "load_series",
     "read_head_note",
     "readable_notes",
     "rewrite_head",
@@ -27,6 +29,12 @@ __all__ = [
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 FEW_ROWS: Final = 64
 """Fewer are not worth compressing."""
+
+FEW_SERIES: Final = 10_000
+"""So many rows, or fewer, are merged in some milliseconds."""
+
+GLANCES: Final = 4
+"""So many queries of a process read where their series stand; the next keeps it of all series."""
 
 
 def head_path(place: Place, head_id: int) -> str:
@@ -121,6 +129,29 @@ def load_head(place: Place, head_id: int | None, known_id: int | None, known: He
         known_id: the id of `known`; None where `known` is the empty head.
         known: a head read before.
     """
+    head, deltas = _chain(place, head_id, known_id, known)
+    for delta in deltas:
+        head = merge(head, delta)
+    return head
+
+
+def load_series(place: Place, head_id: int | None, names: Sequence[str]) -> tuple[Head, bool]:
+    """The head `head_id` as far as `names` are concerned, and whether it is the whole head.
+
+    It is where there are few series. Else every row is read, but only those of `names` get a
+    place among what can be looked up, which takes most of the time and memory of a whole head.
+    """
+    head, deltas = _chain(place, head_id, None, Head())
+    whole = sum(delta.num_rows for delta in deltas) <= FEW_SERIES
+    for delta in deltas:
+        head = merge(head, delta if whole else of_series(delta, names))
+    return head, whole
+
+
+def _chain(
+    place: Place, head_id: int | None, known_id: int | None, known: Head
+) -> tuple[Head, list[pa.Table]]:
+    """A head that is in memory, and the deltas that make the head `head_id` of it, in order."""
     deltas: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
         deltas.append(_read_head(place, head_path(place, head_id)))
@@ -128,7 +159,4 @@ def load_head(place: Place, head_id: int | None, known_id: int | None, known: He
         head_id = note.parent if note.depth else None
         known_id = known_id if note.depth else None
         known = known if note.depth else Head()
-    head = known if head_id == known_id else Head()
-    for delta in reversed(deltas):
-        head = merge(head, delta)
-    return head
+    return known if head_id == known_id else Head(), deltas[::-1]

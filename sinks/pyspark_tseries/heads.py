@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_tseries.block_columns import BlockColumns
 from pyspark_tseries.columns import INSTANT
@@ -32,6 +33,7 @@ __all__ = [
     "floors_of",
     "merge",
     "next_note",
+    "of_series",
     "read_note",
     "snapshot_due",
     "snapshot_of",
@@ -169,6 +171,13 @@ def merge(head: Head, delta: pa.Table) -> Head:
     absent = _absent(head.columns, delta.column_names)
     changes = {name: _longs(delta[name]) for name in absent if name in delta.column_names}
     return Head(head.ids, head.columns.put(rows, changes, absent), read_note(delta.schema))
+
+
+def of_series(delta: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows of the series `names`: merged, such deltas say of these what whole ones say."""
+    # Half a surrogate pair names no series, but may be asked for.
+    texts = pa.array([name.encode(errors="replace") for name in names], pa.string())
+    return delta.filter(pc.is_in(delta["series"], texts))
 
 
 def _absent(*named: Collection[str]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The batch read adapter: whole series a task, or files where no event depends on another."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,7 +14,7 @@ from pyspark.sql.types import StructType
 from pyspark_tseries import files
 from pyspark_tseries.columns import query_schema, type_name
 from pyspark_tseries.errors import IncompatibleValue
-from pyspark_tseries.head_files import load_head
+from pyspark_tseries.head_files import GLANCES, load_head, load_series
 from pyspark_tseries.heads import ABSENT, Head
 from pyspark_tseries.places import Place
 from pyspark_tseries.ranges import Query
@@ -30,6 +31,9 @@ MOST_SAMPLES: Final = 10_000
 
 _heads: dict[Place, tuple[int | None, Head]] = {}
 """The last head of each store that this worker has read."""
+
+_glances: Counter[Place] = Counter()
+"""How often it has read of each store where some series stand, without keeping that."""
 
 
 @dataclass
@@ -77,7 +81,7 @@ class RangeReader(DataSourceReader):
 
     def partitions(self) -> Sequence[FileGroup | SeriesGroup]:
         """Groups of series; of files where every original stands for itself."""
-        head = _head(self._snapshot)
+        head = _head(self._snapshot, self._series)
         scan = Scan(self._snapshot, head, self._query, self._series)
         if self._query == Query(self._query.kind) and not scan.edits:
             return _file_groups(scan.originals)
@@ -87,7 +91,7 @@ class RangeReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The events of whole series, each in the query's order, or of files in their order."""
-        head = _head(self._snapshot)
+        head = _head(self._snapshot, self._series)
         if isinstance(partition, FileGroup):
             with files.reading(self._snapshot.place):
                 yield from self._read_files(partition.paths, head)
@@ -152,8 +156,16 @@ def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
             )
 
 
-def _head(snapshot: files.Snapshot) -> Head:
-    known_id, known = _heads.get(snapshot.place, (None, Head()))
-    head = load_head(snapshot.place, snapshot.head_id, known_id, known)
-    _heads[snapshot.place] = snapshot.head_id, head
+def _head(snapshot: files.Snapshot, series: Sequence[str] | None) -> Head:
+    """The head of `snapshot`, or what it says of `series` at least."""
+    place, head_id = snapshot.place, snapshot.head_id
+    known_id, known = _heads.get(place, (None, Head()))
+    if series is not None and known_id is None and _glances[place] < GLANCES:
+        _glances[place] += 1
+        head, whole = load_series(place, head_id, series)
+        if not whole:
+            return head
+    else:
+        head = load_head(place, head_id, known_id, known)
+    _heads[place] = head_id, head
     return head

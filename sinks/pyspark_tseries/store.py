@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.delta_log import Log, added, create_table, open_table, unreachable
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
-from pyspark_tseries.head_files import load_head, read_head_note
+from pyspark_tseries.head_files import GLANCES, load_head, load_series, read_head_note
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place, place_of
@@ -65,6 +65,7 @@ class Store:
         self._head_id: int | None = None
         self._head = Head()
         self._seen: tuple[DeltaTable, int, Snapshot, Head] | None = None
+        self._glances = 0
 
     @property
     def root(self) -> str:
@@ -197,20 +198,39 @@ class Store:
                 self._seen = table, version, *self._look()
             return self._seen[2:]
 
+    def glance(self, names: Sequence[str]) -> tuple[Snapshot, Head]:
+        """As `sight`, with a head that may know no series but `names`.
+
+        A process that asks once need not wait until all series are in its memory.
+        """
+        with self._lock:
+            if self._head_id is None and self._glances < GLANCES:
+                self._catch_up()
+                head_id = self.log.mark(_HEAD)
+                head, whole = load_series(self.place, head_id, names)
+                if not whole:
+                    self._glances += 1
+                    return self._snapshot(head_id, head.note), head
+                self._head_id, self._head = head_id, head
+            return self.sight()
+
     def _look(self) -> tuple[Snapshot, Head]:
         """As the log said when it was last refreshed."""
         head_id, head = self.head()
+        return self._snapshot(head_id, head.note), head
+
+    def _snapshot(self, head_id: int | None, note: Note) -> Snapshot:
+        """As the log said when it was last refreshed; its head is `head_id`, which has `note`."""
         fixed = self.log.properties()
-        snapshot = Snapshot(
+        return Snapshot(
             self.place,
             self.data_files(),
             head_id,
-            head.note,
-            properties.retained_of(fixed, head.note),
+            note,
+            properties.retained_of(fixed, note),
             self.values,
-            policy=properties.policy_of(fixed, head.note),
+            policy=properties.policy_of(fixed, note),
         )
-        return snapshot, head
 
     def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,46 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
         names = [*expected, "never seen"]
         assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
         assert loaded.note == head.note
+
+
+@given(
+    commits=st.lists(
+        st.tuples(
+            st.dictionaries(st.text("abc", max_size=2), st.integers(0, 50), max_size=5),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    most=st.integers(1, 4),
+    names=st.sets(st.text("abcd", max_size=2) | st.just("\ud800")).map(sorted),
+    few=st.integers(-1, 12),
+)
+def test_what_a_head_of_some_series_says_of_them_is_what_the_whole_head_says(
+    tmp_path_factory, commits, most, names, few
+):
+    place, id_ = place_of(str(tmp_path_factory.mktemp("store"))), None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "MAX_DELTAS", most)
+        patch.setattr(head_files, "FEW_SERIES", few)
+        head = Head()
+        for number, (commit, floored) in enumerate(commits):
+            table = delta(commit, commit.get)
+            if floored:
+                table = table.append_column("floor_sequence", table["last_sequence"])
+                table = table.append_column("floor_us", table["last_sequence"])
+            note = next_note(head, id_, now_us=number, rows=len(commit))
+            head, table = advance(head, table, note)
+            id_ = number + 7
+            head_files.write_head(place, id_, table)
+        some, whole = head_files.load_series(place, id_, names)
+    known = head.ids.names() if whole else names
+    for say in (Head.of, Head.floors):
+        columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, head)]
+        assert columns[0] == columns[1]
+    assert some.note == head.note
+    assert set(some.columns) == set(head.columns)
+    assert whole or set(some.ids.names()) <= set(names) | {"?"}
 
 
 def test_an_older_head_is_not_changed_by_a_newer_one():

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
 
-from pyspark_tseries import describe
+from pyspark_tseries import describe, head_files, reader
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.ranges import Query
@@ -55,6 +55,26 @@ def test_an_unknown_series_is_empty_and_an_empty_store_too(tmp_path):
     assert read(tmp_path / "s", []) == []
     new_store(tmp_path / "empty")
     assert read(tmp_path / "empty") == []
+
+
+def test_a_worker_reads_where_some_series_stand_and_after_some_queries_of_all(
+    tmp_path, monkeypatch
+):
+    store = new_store(tmp_path / "s", {"limit": 2})
+    for n in range(3):
+        store.append(batch(*((name, 10 * n) for name in "abc"), clock="event"))
+    store.append(batch(edits=[("b", 2)]))
+    whole = read(tmp_path / "s")
+    monkeypatch.setattr(head_files, "FEW_SERIES", 1)
+    place = store.place
+    kept, _ = reader._heads.pop(place), reader._glances.pop(place, None)
+    for _ in range(head_files.GLANCES):
+        for names in (["a"], ["b", "nobody"], ["c", "a"], []):
+            assert read(tmp_path / "s", names) == [row for row in whole if row[0] in names]
+    assert reader._heads[place][0] == kept[0]
+    assert len(reader._heads[place][1].ids) == 3
+    reader._heads.clear()
+    assert read(tmp_path / "s") == whole == [("a", 1), ("a", 2), ("b", 3), ("c", 1), ("c", 2)]
 
 
 def test_files_without_a_wanted_series_are_not_opened(tmp_path):

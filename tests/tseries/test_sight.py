@@ -1,5 +1,6 @@
 """What an open store remembers is never older than what other processes have committed."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -73,3 +74,47 @@ def test_a_sight_is_kept_until_the_log_says_more(tmp_path, monkeypatch):
     assert len(store.snapshot().files) == 2
     assert store.sight()[1].note.commit == 1
     assert len(looked) == 2
+
+
+def in_new_process(path, lines):
+    """What code in a process that knows nothing of the store says at its end, as JSON."""
+    code = [
+        "import json, sys",
+        "from pyspark_tseries import TimeSeries, head_files",
+        "head_files.FEW_SERIES = 1",
+        f"store = TimeSeries.open({path!r}, author='me', auto_compact=False)",
+        "held = lambda: len(store._store._head.ids)",
+        "read = lambda name: [e.value for e in store.range_query().select_from(name).events]",
+        *lines,
+        "print(json.dumps(said))",
+    ]
+    command = [sys.executable, "-c", "\n".join(code)]
+    done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout)
+
+
+def test_the_first_queries_of_a_process_answer_as_later_ones_and_keep_no_head(tmp_path):
+    path = str(tmp_path / "s")
+    store = TimeSeries.create(path, VALUE, "limit 3", "me", auto_compact=False)
+    for value in range(5):
+        for name in "abc":
+            store.append(name, value)
+    store.edit("b", 3, 30)
+    store.set_retained_range("limit 2")
+    store.append("c", 5)
+    names = ["b", "nobody", "a", "c", "b", "a", "b"]
+    said = in_new_process(path, [f"said = [[read(name), held()] for name in {names}]"])
+    answers = {"a": [3, 4], "b": [4], "c": [4, 5], "nobody": []}
+    assert [rows for rows, _ in said] == [answers[name] for name in names]
+    assert [held for _, held in said] == [0, 0, 0, 0, 3, 3, 3]
+
+
+def test_who_has_only_glanced_writes_on_top_of_all_series(tmp_path):
+    path = str(tmp_path / "s")
+    store = TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False)
+    for value in range(3):
+        store.append("a", value)
+        store.append("b", value)
+    lines = ["first = read('a')", "at = store.append('b', 9).sequence", "store.edit('a', 0, 7)"]
+    lines += ["said = [first, at, read('a'), read('b'), store.verify()]"]
+    assert in_new_process(path, lines) == [[0, 1, 2], 3, [7, 1, 2], [0, 1, 2, 9], []]
