@@ -64,7 +64,8 @@ class Store:
         self._lock = threading.RLock()
         self._head_id: int | None = None
         self._head = Head()
-        self._seen: tuple[DeltaTable, int, Snapshot, Head] | None = None
+        self._seen: tuple[DeltaTable, int, Snapshot] | None = None
+        self._whole: tuple[Snapshot, Head] | None = None
         self._glances = 0
 
     @property
@@ -186,17 +187,24 @@ class Store:
             return head_id, self._head
 
     def snapshot(self) -> Snapshot:
-        """The store as its log now says; raises NoSuchStore where it is gone."""
-        return self.sight()[0]
+        """The store as its log now says; raises NoSuchStore where it is gone.
+
+        Of the head it needs the note only.
+        """
+        with self._lock:
+            self._catch_up()
+            return self._look()
 
     def sight(self) -> tuple[Snapshot, Head]:
         """The store as its log now says, and its head."""
         with self._lock:
             self._catch_up()
-            table, version = self.log.table, self.version()
-            if self._seen is None or self._seen[0] is not table or self._seen[1] != version:
-                self._seen = table, version, *self._look()
-            return self._seen[2:]
+            if self._seen is None or not self._is_now(*self._seen[:2]):
+                self.head()  # With it the note is there, which the snapshot need not read then.
+            snapshot = self._look()
+            if self._whole is None or self._whole[0] is not snapshot:
+                self._whole = snapshot, self.head()[1]
+            return self._whole
 
     def glance(self, names: Sequence[str]) -> tuple[Snapshot, Head]:
         """As `sight`, with a head that may know no series but `names`.
@@ -210,27 +218,28 @@ class Store:
                 head, whole = load_series(self.place, head_id, names)
                 if not whole:
                     self._glances += 1
-                    return self._snapshot(head_id, head.note), head
+                    return self._look(), head
                 self._head_id, self._head = head_id, head
             return self.sight()
 
-    def _look(self) -> tuple[Snapshot, Head]:
+    def _look(self) -> Snapshot:
         """As the log said when it was last refreshed."""
-        head_id, head = self.head()
-        return self._snapshot(head_id, head.note), head
+        if self._seen is None or not self._is_now(*self._seen[:2]):
+            fixed, note = self.log.properties(), self.note()
+            snapshot = Snapshot(
+                self.place,
+                self.data_files(),
+                self.head_id(),
+                note,
+                properties.retained_of(fixed, note),
+                self.values,
+                policy=properties.policy_of(fixed, note),
+            )
+            self._seen = self.log.table, self.version(), snapshot
+        return self._seen[2]
 
-    def _snapshot(self, head_id: int | None, note: Note) -> Snapshot:
-        """As the log said when it was last refreshed; its head is `head_id`, which has `note`."""
-        fixed = self.log.properties()
-        return Snapshot(
-            self.place,
-            self.data_files(),
-            head_id,
-            note,
-            properties.retained_of(fixed, note),
-            self.values,
-            policy=properties.policy_of(fixed, note),
-        )
+    def _is_now(self, table: DeltaTable, version: int) -> bool:
+        return table is self.log.table and version == self.version()
 
     def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""

@@ -118,3 +118,17 @@ def test_who_has_only_glanced_writes_on_top_of_all_series(tmp_path):
     lines = ["first = read('a')", "at = store.append('b', 9).sequence", "store.edit('a', 0, 7)"]
     lines += ["said = [first, at, read('a'), read('b'), store.verify()]"]
     assert in_new_process(path, lines) == [[0, 1, 2], 3, [7, 1, 2], [0, 1, 2, 9], []]
+
+
+def test_a_snapshot_needs_of_the_head_its_note_only(tmp_path):
+    path = str(tmp_path / "s")
+    store = TimeSeries.create(path, VALUE, "limit 3", "me", auto_compact=False)
+    store.append("a", 1)
+    store.set_retained_range("limit 2")
+    store.set_policy({"me": ["read", "update"]})
+    store.append("b", 2)
+    lines = ["first = store._store.snapshot()", "before = held()", "whole = store._store.sight()"]
+    lines += ["same = first is whole[0] is store._store.snapshot()"]
+    lines += ["said = [before, held(), same, first.retained.limit, len(first.files)]"]
+    lines += ["said += [first.note.commit == whole[1].note.commit == 3, sorted(first.policy)]"]
+    assert in_new_process(path, lines) == [0, 2, True, 2, 2, True, ["me"]]
