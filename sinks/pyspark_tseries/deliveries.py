@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.columns import layout, query_schema
 from pyspark_tseries.files import reading
-from pyspark_tseries.head_files import load_head
+from pyspark_tseries.head_files import load_series
 from pyspark_tseries.heads import NEVER_US, Head, Longs
 from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange, kept
@@ -104,15 +104,16 @@ def _initial(task: Delivery) -> pa.Table:
     keys = [_read(task, list(KEYS), wanted, path) for path in task.paths]
     if not sum(table.num_rows for table in keys):
         return _read(task, query_schema(task.values).names, pc.scalar(False))
-    head = load_head(task.place, task.head_id, None, Head())
-    chosen = initial_rows(pa.concat_tables(keys), task.retained, head, task.initial)
+    found = pa.concat_tables(keys)
+    head, _ = load_series(task.place, task.head_id, found["series"].unique().to_pylist())
+    chosen = initial_rows(found, task.retained, head, task.initial)
     rows, first = [], 0
     for path, table in zip(task.paths, keys, strict=True):
         mine, first = chosen[first : first + table.num_rows], first + table.num_rows
         if mine.any():
             # The same filter on the same file gives the same rows in the same order.
-            found = _read(task, query_schema(task.values).names, wanted, path)
-            rows.append(found.filter(pa.array(mine)))
+            events = _read(task, query_schema(task.values).names, wanted, path)
+            rows.append(events.filter(pa.array(mine)))
     return pa.concat_tables(rows) if rows else keys[0].slice(0, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tseries.builders import VALUE, batch
 from tseries.test_compaction import RANGES, STEPS, Model, run
 
-from pyspark_tseries import deliveries, follower
+from pyspark_tseries import deliveries, follower, head_files
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.deliveries import deliver
@@ -27,6 +27,7 @@ from pyspark_tseries.subscription import (
     parse_initial,
     parse_starts,
 )
+from pyspark_tseries.upkeep import set_retained_range
 
 
 def make(path, retained="unlimited"):
@@ -121,6 +122,21 @@ def test_retention_hides_events_from_the_initial_range_only(tmp_path):
     assert client.poll() == [("a", 7), ("a", 8)]
     store.append(batch(*(("a", 9 + n) for n in range(5))))
     assert client.poll() == [("a", n) for n in range(9, 14)]
+
+
+def test_a_task_needs_of_the_head_only_what_its_series_may_show(tmp_path, monkeypatch):
+    store = make(tmp_path / "s", "limit 2")
+    for number in range(4):
+        store.append(batch(*((name, 10 * number) for name in "abc")))
+    set_retained_range(store, parse_range("limit 3"), 50)
+    store.append(batch(("c", 60)))
+    monkeypatch.setattr(deliveries, "ROWS_PER_BATCH", 2)
+    monkeypatch.setattr(follower, "ROWS_PER_TASK", 4)
+    everything = [*(("a", n) for n in (2, 3)), *(("b", n) for n in (2, 3))]
+    everything += [("c", n) for n in (2, 3, 4)]
+    for few in (head_files.FEW_SERIES, 0):
+        monkeypatch.setattr(head_files, "FEW_SERIES", few)
+        assert sorted(Client(tmp_path / "s", parse_range("unlimited")).drain()) == everything
 
 
 def test_initial_events_are_those_of_the_start_however_many_batches_they_take(tmp_path):
