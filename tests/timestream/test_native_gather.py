@@ -136,13 +136,17 @@ class Reading:
         self.gather.close(self.handle)
 
 
+def build_script() -> Any:
+    spec = importlib.util.spec_from_file_location("build", BUILD)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 @pytest.fixture(scope="module")
 def gather(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gather]:
-    spec = importlib.util.spec_from_file_location("build", BUILD)
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
     library = tmp_path_factory.mktemp("native") / "gather.so"
-    trouble = build.compiled(library, ["-Werror"])
+    trouble = build_script().compiled(library, ["-Werror"])
     if trouble:
         pytest.skip(f"no native gather here: {trouble}")
     with pytest.MonkeyPatch.context() as patch:
@@ -296,3 +300,15 @@ def test_a_missing_library_is_an_error_only_where_it_is_insisted_on(
     monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
     with pytest.raises(RuntimeError, match="TIMESTREAM_NATIVE is 1, but the native gather cannot"):
         native_gather(tmp_path / "nothing.so")
+
+
+@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])
+def test_a_compiler_that_fails_leaves_a_reason_and_no_older_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    older = tmp_path / "gather.so"
+    older.write_bytes(b"older")
+    # An install goes on without it where there is a reason, and packs the library where none is.
+    assert build_script().compiled(older)
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ Wheels and editable installs do it through `hatch_build.py`. Where it fails the 
 without: records then pass through confluent-kafka's Python objects.
 """
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -23,20 +24,23 @@ def compiled(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
     A library that was there before is replaced in one step, or removed: it may be an older one.
     """
     fresh = library.with_suffix(f".{os.getpid()}")
-    command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
     try:
+        command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
+        command += ["-o", str(fresh), str(SOURCE)]
         done = subprocess.run(
-            [*command, "-o", str(fresh), str(SOURCE)], capture_output=True, text=True, check=False
+            command, capture_output=True, text=True, errors="replace", check=False
         )
-    except OSError as error:
-        library.unlink(missing_ok=True)
-        return str(error)
-    if done.returncode:
-        library.unlink(missing_ok=True)
-        fresh.unlink(missing_ok=True)
-        return done.stderr
-    fresh.replace(library)
-    return None
+        if done.returncode == 0:
+            fresh.replace(library)
+            return None
+        # It may fail without a word, and a reason that is empty would count as none.
+        trouble = done.stderr.strip() or f"{command[0]} ended with {done.returncode}"
+    except (OSError, ValueError) as error:
+        trouble = str(error)
+    for old in (library, fresh):
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return trouble
 
 
 if __name__ == "__main__":
