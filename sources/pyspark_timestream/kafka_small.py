@@ -74,7 +74,8 @@ class SmallRanges:
 
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self._options = options
-        self._config: dict[str, Any] = {**consumer_config(options, group), **_FETCH}
+        fetch = {name: value for name, value in _FETCH.items() if name not in options.client}
+        self._config: dict[str, Any] = {**consumer_config(options, group), **fetch}
         self._consumer: Consumer | None = None
 
     def read(self, spans: Sequence[Range], needs: Needs) -> dict[Range, list[RecordBlock]]:

@@ -137,6 +137,17 @@ def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
     assert small_ranges([Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]) == []
 
 
+def test_what_the_user_says_of_fetching_holds() -> None:
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
+    named = {"kafka.queued.max.messages.kbytes": "1024", "kafka.fetch.message.max.bytes": "1000"}
+    ours, theirs = (
+        SmallRanges(read_kafka_options(options), "g")._config for options in (given, given | named)
+    )
+    for name, value in named.items():
+        assert theirs[name.removeprefix("kafka.")] == value
+        assert ours[name.removeprefix("kafka.")] == 64 * 1024
+
+
 def test_a_broker_that_goes_away_makes_no_range_whole_and_holds_nobody_up() -> None:
     # librdkafka's own broker for tests: it lives and dies with this producer.
     server = Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1, "log_level": 0})
