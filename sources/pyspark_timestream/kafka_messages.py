@@ -23,12 +23,15 @@ __all__ = [
     "MessageConsumer",
     "Problem",
     "Taken",
+    "at_rest",
     "block_of_messages",
     "inside",
 ]
 
 BLOCK_RECORDS: Final = 20_000
 _COMMIT_TIMEOUT_S: Final = 10.0
+_SWEPT: Final = 1_000
+"""Above the number of errors that may be in the queue; what is out of date does not count."""
 
 
 class Problem(NamedTuple):
@@ -61,7 +64,7 @@ class ColumnConsumer(Protocol):
         """Fetch this partition from `offset`, and forget what was fetched before."""
 
     def rest(self) -> None:
-        """Stop fetching."""
+        """Stop fetching, and free what was fetched."""
 
     def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
         """Records of `span`, aimed at, from `position` on; waits at most `wait_s`."""
@@ -93,7 +96,7 @@ class MessageConsumer:
 
     def rest(self) -> None:
         """See `ColumnConsumer`."""
-        self._consumer.unassign()
+        at_rest(self._consumer)
 
     def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
         """See `ColumnConsumer`."""
@@ -137,6 +140,16 @@ class MessageConsumer:
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
         self._answers.append(refused[0].str() if refused else None)
+
+
+def at_rest(consumer: Consumer) -> None:
+    """Assign nothing to `consumer`, and free what it has fetched.
+
+    An assignment's end makes that out of date, but librdkafka keeps it until somebody takes from
+    the queue: up to `queued.max.messages.kbytes`, for as long as the consumer rests.
+    """
+    consumer.unassign()
+    consumer.consume(_SWEPT, timeout=0)
 
 
 def _problem(message: Message) -> Problem:

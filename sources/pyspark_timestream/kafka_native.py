@@ -121,6 +121,10 @@ class NativeConsumer:
         """See `ColumnConsumer`."""
         self._demand(self._kafka.rd_kafka_assign(self._client, None))
         self._gather.aim(self._records, b"", -1)
+        # librdkafka keeps what is out of date until somebody takes from the queue.
+        block = Block()
+        self._gather.read(self._records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
+        block_of(self._gather, block, Needs())
 
     def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
         """See `ColumnConsumer`; it brings at most one problem, and the next call what follows."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka_client import consumer_config, made
-from pyspark_timestream.kafka_messages import block_of_messages, inside
+from pyspark_timestream.kafka_messages import at_rest, block_of_messages, inside
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_task import ReadRange
 from pyspark_timestream.ranges import Partition, Range
@@ -80,16 +80,18 @@ class SmallRanges:
 
     def read(self, spans: Sequence[Range], needs: Needs) -> dict[Range, list[RecordBlock]]:
         """The records of those of `spans` that came whole; no block where a range has none."""
-        arrivals = Arrivals(spans)
+        arrivals, is_new = Arrivals(spans), self._consumer is None
         try:
             self._collect(spans, arrivals)
         except KafkaException:
             arrivals.troubled = True
-        if arrivals.troubled or arrivals.missing or self._consumer is None:
-            # What it knows of the cluster may be out of date.
+        is_late = arrivals.missing and not is_new
+        if arrivals.troubled or is_late or self._consumer is None:
+            # What it knows of the cluster may be out of date; a new one may be slow to connect, and
+            # another would be no faster.
             self.close()
         else:
-            self._consumer.unassign()
+            at_rest(self._consumer)
         return {span: _blocks(span, records, needs) for span, records in arrivals.whole()}
 
     def _collect(self, spans: Sequence[Range], arrivals: "Arrivals") -> None:

@@ -9,6 +9,8 @@ from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_timestream import kafka_messages, kafka_small
+from pyspark_timestream.kafka_messages import MessageConsumer
 from pyspark_timestream.kafka_options import read_kafka_options
 from pyspark_timestream.kafka_small import Arrivals, SmallRanges, small_ranges
 from pyspark_timestream.ranges import Partition, Range
@@ -135,6 +137,71 @@ def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> N
 
 def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
     assert small_ranges([Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]) == []
+
+
+class Fetcher:
+    """A consumer that gives what a test puts in its queue; a look at it takes 20 ms."""
+
+    def __init__(self, config: object) -> None:
+        self.queue: list[Said] = []
+        self.now_s = 0.0
+        self.state = "new"
+
+    def assign(self, partitions: object) -> None:
+        self.state = "assigned"
+
+    def unassign(self) -> None:
+        self.state = "at rest"
+
+    def close(self) -> None:
+        self.state = "closed"
+
+    def consume(self, most: int, timeout: float) -> list[Said]:
+        self.now_s += 0.02
+        # An assignment that has ended is out of date, but in the queue until somebody looks.
+        found = self.queue[:most] if self.state == "assigned" else []
+        self.queue = self.queue[most:] if self.state == "assigned" else []
+        return found
+
+
+def test_what_was_fetched_past_a_range_is_no_longer_held_at_rest(monkeypatch) -> None:
+    monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
+    consumer = MessageConsumer({})
+    consumer.aim(part(0), 0)
+    fetcher = consumer._consumer
+    fetcher.queue = [Said(part(0), at) for at in range(9)]
+    assert consumer.take(Range(part(0), 0, 2), 0, Needs(), 1).reached == 2
+    consumer.rest()
+    assert (fetcher.state, fetcher.queue) == ("at rest", [])
+
+
+def test_a_slow_first_connection_serves_the_next_batch(monkeypatch) -> None:
+    made: list[Fetcher] = []
+    monkeypatch.setattr(
+        kafka_small, "Consumer", lambda config: made.append(Fetcher(config)) or made[-1]
+    )
+    monkeypatch.setattr(
+        kafka_small, "time", SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)
+    )
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
+    reader = SmallRanges(read_kafka_options(given), "g")
+    spans = [Range(part(number), 0, 2) for number in range(2)]
+    assert reader.read(spans, Needs()) == {}
+    (fetcher,) = made
+    assert (fetcher.state, fetcher.now_s > 0.9) == ("at rest", True)
+    fetcher.queue = [Said(part(number), at) for at in range(9) for number in range(2)]
+    assert reader.read(spans, Needs()).keys() == set(spans)
+    assert (fetcher.state, fetcher.queue) == ("at rest", [])
+    # What was of use once knows a cluster that may have changed since.
+    assert reader.read(spans, Needs()) == {}
+    assert fetcher.state == "closed"
+    fetchers = len(made)
+    # What has met an error is closed at once.
+    reader.read(spans, Needs())
+    assert len(made) == fetchers + 1
+    made[-1].queue = [Said(part(0), -1, KafkaError._AUTO_OFFSET_RESET)]
+    assert reader.read(spans, Needs()) == {}
+    assert made[-1].state == "closed"
 
 
 def test_what_the_user_says_of_fetching_holds() -> None:
