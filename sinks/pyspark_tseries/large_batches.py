@@ -41,7 +41,7 @@ class LargeBatch:
     Attributes:
         shares: of the tasks, in the order of the input; their files stay until the caller, who
             knows what became of the batch, removes them.
-        schema: the columns of `RowPlan.staged`.
+        schema: the columns of `RowPlan.staged`, as the tasks knew them.
         own: a name unlike any other.
         limits: how much is sorted in memory at once.
     """

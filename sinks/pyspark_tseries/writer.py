@@ -41,11 +41,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class StagedTask(WriterCommitMessage):
-    """A task's rows, with its place in the input and the query it worked for."""
+    """A task's rows, with its place in the input and the query it worked for.
+
+    `schema` is that of the rows; the store may have got columns since.
+    """
 
     partition: int
     query_id: str | None
     share: Share
+    schema: pa.Schema
 
 
 def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
@@ -65,6 +69,7 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
         share,
+        target.plan.staged,
     )
 
 
@@ -77,14 +82,16 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     shares = [task.share for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(share.rows for share in shares):
         store = Store.open(target.place)
-        store.append(_batch(target, shares, token))
+        store.append(_batch(target, shares, tasks[0].schema, token))
         if target.options.auto_compact:
             after_commit(store)
     _discard(target, tasks)
 
 
-def _batch(target: Target, shares: list[Share], token: tuple[str, int] | None) -> Appended:
-    """What the tasks staged, in the order of the input, as one batch."""
+def _batch(
+    target: Target, shares: list[Share], schema: pa.Schema, token: tuple[str, int] | None
+) -> Appended:
+    """What the tasks staged, rows of `schema` in the order of the input, as one batch."""
     options = target.options
     few = [share.few for share in shares if share.few is not None]
     if len(few) == len(shares) and sum(share.size for share in shares) <= LIMITS.memory:
@@ -99,7 +106,7 @@ def _batch(target: Target, shares: list[Share], token: tuple[str, int] | None) -
         )
     return LargeBatch(
         tuple(shares),
-        target.plan.staged,
+        schema,
         options.out_of_order,
         target.author,
         uuid.uuid4().hex,

@@ -29,6 +29,7 @@ from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.shares import Forecast, Limits, take_share
 from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
+from pyspark_tseries.upkeep import add_columns
 
 SCHEMA = staged(("a", 1)).schema
 NOW = 100
@@ -433,6 +434,30 @@ def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
         ("d", 0, 1),
     ]
     assert left(store.place) == []
+    assert verify(str(tmp_path / "s")) == []
+
+
+@pytest.mark.parametrize("memory", [1, 10**6])
+@pytest.mark.parametrize("rival", [False, True])
+def test_a_column_added_between_the_tasks_and_the_commit_is_null_in_the_batch(
+    tmp_path, monkeypatch, rival, memory
+):
+    monkeypatch.setattr(writer, "LIMITS", Limits(rows=2, size=10**6, memory=memory))
+    tasks = [[at(name, us) for us in range(3)] for name in "abb"] + [[at("d", 1)], []]
+    _, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
+    store = Store.open(str(tmp_path / "s"))
+    add_columns(store, [pa.field("more", pa.int64())])
+    if rival:
+        store.append(batch(("z", 1)))
+    # As Spark does it: the commit is that of a writer made anew, by the store as it is then.
+    DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False).commit(messages, 0)
+    found = stored(tmp_path / "s", "series", "sequence", "more")
+    assert found == [
+        *(("a", n, None) for n in range(3)),
+        *(("b", n, None) for n in range(6)),
+        ("d", 0, None),
+        *([("z", 0, None)] if rival else []),
+    ]
     assert verify(str(tmp_path / "s")) == []
 
 
