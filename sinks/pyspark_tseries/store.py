@@ -339,8 +339,14 @@ class Store:
         head_id, _ = self.head()
         while head_id is not None and head_id != attempt.head_id:
             note = read_head_note(self.place, head_id)
-            head_id = note.parent if note.commit > attempt.head.note.commit else None
-        return head_id is not None
+            if note.commit <= attempt.head.note.commit:
+                return False
+            head_id = note.parent
+        if head_id is not None:
+            return True
+        # A head that was made anew follows none.
+        live = {file.path for file in self.data_files()}
+        return any(file.path in live for file in attempt.written)
 
     def _publish(self, attempt: Attempt, token: tuple[str, int] | None) -> None:
         note = attempt.head.note

@@ -18,6 +18,7 @@ from pyspark_tseries import (
     UpdateFailed,
     attempts,
     history,
+    host_locks,
     races,
 )
 from pyspark_tseries import store as storage
@@ -25,6 +26,7 @@ from pyspark_tseries.compactor import compact
 from pyspark_tseries.deliveries import deliver
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.follower import Follower
+from pyspark_tseries.inspection import rebuild
 from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscription import Initial, parse_initial
@@ -51,6 +53,28 @@ def test_an_append_is_stored_once_though_the_checkpoint_after_it_fails(series, t
     for n in range(12):
         assert series.append("a", float(n)).sequence == n
     assert [row[1] for row in stored(tmp_path / "s")] == list(range(12))
+    assert series.verify() == []
+
+
+def test_a_commit_that_seemed_to_fail_is_found_by_its_files_where_the_head_is_made_anew(
+    series, tmp_path, monkeypatch
+):
+    real = Store._publish
+
+    def publish(self, attempt, token):
+        monkeypatch.setattr(Store, "_publish", real)
+        real(self, attempt, token)
+        self._head_id = None
+        rebuild(self.root)
+        raise OSError("the checkpoint after it")
+
+    series.append("a", 0.0)
+    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
+    monkeypatch.setattr(Store, "_publish", publish)
+    assert series.append("a", 1.0).sequence == 1
+    assert [row[1] for row in stored(tmp_path / "s")] == [0, 1]
+    assert series.append("a", 2.0).sequence == 2
     assert series.verify() == []
 
 
