@@ -3,6 +3,7 @@
 A task with many rows writes them as events right away; see `shares` and `large_batches`.
 """
 
+import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,9 @@ def _batch(
 
 
 def _discard(target: Target, tasks: Iterable[StagedTask]) -> None:
-    target.place.remove(path for task in tasks for path in task.share.paths(target.place))
+    # The batch is stored, or given up, all the same; the upkeep removes what stays after a day.
+    with contextlib.suppress(OSError):
+        target.place.remove(path for task in tasks for path in task.share.paths(target.place))
 
 
 def _present(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:

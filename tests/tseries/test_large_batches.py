@@ -24,7 +24,7 @@ from pyspark_tseries.heads import Head
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.large_batches import LargeBatch
 from pyspark_tseries.maintenance import clean
-from pyspark_tseries.places import place_of
+from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.shares import Forecast, Limits, take_share
 from pyspark_tseries.sink import DefaultSource
@@ -469,6 +469,28 @@ def test_an_aborted_batch_leaves_nothing(tmp_path, monkeypatch, stream):
     made.abort([*messages, None], *([0] if stream else []))
     assert left(Store.open(str(tmp_path / "s")).place) == []
     assert stored(tmp_path / "s") == []
+
+
+@pytest.mark.usefixtures("many_are_three")
+def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_removed(
+    tmp_path, monkeypatch
+):
+    tasks = [[at("a", us) for us in range(3)]]
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    append = Store.append
+
+    def then_denied(store, batch):
+        append(store, batch)
+        monkeypatch.setattr(Place, "remove", denied)
+
+    monkeypatch.setattr(Store, "append", then_denied)
+    made.commit(messages)
+    made.abort([*messages, None])
+    assert stored(tmp_path / "s") == [("a", us, us) for us in range(3)]
 
 
 def test_many_shares_of_few_rows_are_no_small_batch(tmp_path, monkeypatch):
