@@ -278,8 +278,9 @@ def _together(shares: Sequence[Share], series: Sequence[pa.Array]) -> list[list[
 
 def _shared(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
     """Pairs of lists, enough to join all that have a name in common; each list's are distinct."""
-    whole = pa.chunked_array(list(series), pa.string()).combine_chunks().dictionary_encode()
-    codes = whole.indices.to_numpy()
+    # Encoded part by part, with one dictionary: all names in one array may be too large for it.
+    parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
+    codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])
     owner = np.repeat(np.arange(len(series)), [len(names) for names in series])
     order = np.lexsort((owner, codes))
     same = np.flatnonzero(np.diff(codes[order]) == 0)

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, staged, stored
 
-from pyspark_tseries import merges, runs, shares, writer
+from pyspark_tseries import large_batches, merges, runs, shares, writer
 from pyspark_tseries.attempts import Batch, Sight
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
@@ -491,6 +491,12 @@ def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_r
     made.commit(messages)
     made.abort([*messages, None])
     assert stored(tmp_path / "s") == [("a", us, us) for us in range(3)]
+
+
+def test_the_names_of_many_tasks_may_be_more_than_an_array_of_text_holds():
+    long = pa.array(["a" * 1_000_000])
+    pairs = large_batches._shared([long] * 2200)
+    assert pairs == [(at, at + 1) for at in range(2199)]
 
 
 def test_many_shares_of_few_rows_are_no_small_batch(tmp_path, monkeypatch):
