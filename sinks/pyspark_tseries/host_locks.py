@@ -33,7 +33,12 @@ def in_turn(place: Place) -> Iterator[None]:
         patience = time.monotonic() + QUEUE_SECONDS
         while not try_lock(file.fileno()) and time.monotonic() < patience:
             time.sleep(random.uniform(0.001, 0.005))
-        yield
+        try:
+            yield
+        finally:
+            # Closing would not do where a fork of this process has the file open as well.
+            with contextlib.suppress(OSError):
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Any number of writers share a store: nothing is lost, doubled or numbered twice."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -92,6 +93,21 @@ def test_creators_at_once_make_one_store(tmp_path):
     creators = [subprocess.Popen(command) for _ in range(3)]
     assert [creator.wait(timeout=60) for creator in creators] == [0] * 3
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
+
+
+def test_a_fork_of_a_writer_does_not_keep_its_turn(tmp_path, monkeypatch):
+    store, copies, try_lock = new_store(tmp_path / "s"), [], host_locks.try_lock
+
+    def forked(descriptor):
+        copies.append(os.dup(descriptor))  # As a child has it that is forked during the commit.
+        return try_lock(descriptor)
+
+    monkeypatch.setattr(host_locks, "try_lock", forked)
+    store.append(batch(("a", 1)))
+    assert len(copies) == 1
+    with open(store.place.lock_path("commit.lock"), "ab") as other:
+        assert try_lock(other.fileno())
+    os.close(copies[0])
 
 
 def test_a_writer_that_hangs_on_the_queue_holds_nobody_up_for_ever(tmp_path, monkeypatch):
