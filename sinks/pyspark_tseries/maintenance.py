@@ -73,7 +73,24 @@ def after_commit(store: Store) -> None:
             threading.Thread(target=_run_apart, args=(store.place,), daemon=True).start()
 
 
+_started: Final[dict[tuple[int, Place], object]] = {}
+"""Where an upkeep that this process started is at work: a file system may have no locks.
+
+By process, because a fork has what its parent had, but none of its threads.
+"""
+
+
 def _run_apart(place: Place) -> None:
+    mine, key = object(), (os.getpid(), place)
+    if _started.setdefault(key, mine) is not mine:
+        return
+    try:
+        _run(place)
+    finally:
+        del _started[key]
+
+
+def _run(place: Place) -> None:
     # Spark's workers have the package from wherever the driver has it.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # A command line can be read by everybody on the machine, an environment cannot.

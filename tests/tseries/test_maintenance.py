@@ -12,7 +12,7 @@ import pytest
 from tseries.builders import VALUE, batch, stored
 
 from pyspark_timestream.option_fields import OptionError
-from pyspark_tseries import TimeSeries, describe, maintenance
+from pyspark_tseries import TimeSeries, describe, host_locks, maintenance
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.delta_log import table_of
@@ -117,7 +117,7 @@ def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, 
 
     def start(count):
         threads = [
-            threading.Thread(target=maintenance._run_apart, args=[store.place])
+            threading.Thread(target=maintenance._run, args=[store.place])  # As of processes.
             for _ in range(count)
         ]
         for thread in threads:
@@ -140,6 +140,28 @@ def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, 
     patient[1].kill()
     wait_for(lambda: not at_work(second))
     assert maintain(store.root) is True
+
+
+def test_a_writer_starts_one_upkeep_at_a_time_where_the_file_system_has_no_locks(
+    store, patient, monkeypatch
+):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(host_locks.fcntl, "flock", no_locks)
+    fill(store, 1)
+    first = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    first.start()
+    wait_for(lambda: len(patient) == 1)
+    maintenance._run_apart(store.place)
+    assert len(patient) == 1
+    patient[0].kill()
+    first.join()
+    again = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    again.start()
+    wait_for(lambda: len(patient) == 2)
+    patient[1].kill()
+    again.join()
 
 
 def test_an_upkeep_goes_on_while_commits_go_on(store):
