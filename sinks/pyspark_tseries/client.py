@@ -33,11 +33,12 @@ from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, parse_write
 from pyspark_tseries.permissions import Guard, parse_policy
 from pyspark_tseries.places import place_of
+from pyspark_tseries.properties import new_properties, own
 from pyspark_tseries.range_query import RangeQuery
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.receipts import RECEIPT, receipt
 from pyspark_tseries.results import EventMetadata, QueryResult
-from pyspark_tseries.retention import DEFAULT, parse_range
+from pyspark_tseries.retention import parse_range
 from pyspark_tseries.rows import plan_rows, stage_rows, staged_schema
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
@@ -112,16 +113,15 @@ class TimeSeries:
         if Store.find(place) is not None:
             raise _taken(path)
         values = [field for _, field in plan.values]
-        store = Store.create(
-            place,
-            values,
+        asked = (
             retained,
             None if min_retention_age is None else min_retention_age // timedelta(microseconds=1),
             None if subscription_range is None else parse_initial(subscription_range),
-            policy=allowed,
         )
+        store = Store.create(place, values, *asked, policy=allowed)
         # Another creator may have been there a moment before.
-        if store.values != values or store.retained != (retained or DEFAULT):
+        fixed = new_properties(*asked, allowed)
+        if store.values != values or own(store.log.properties()) != own(fixed):
             raise _taken(path)
         return TimeSeries(store, who, auto_compact)
 

@@ -17,6 +17,7 @@ __all__ = [
     "check_version",
     "min_retention_us",
     "new_properties",
+    "own",
     "policy_of",
     "retained_of",
     "subscription_of",
@@ -54,6 +55,11 @@ def new_properties(
     if policy is not None:
         properties[_POLICY] = format_policy(policy)
     return properties
+
+
+def own(properties: Properties) -> dict[str, str]:
+    """Those that say what store it is; the others say how Delta keeps it."""
+    return {name: said for name, said in properties.items() if name.startswith("tseries.")}
 
 
 def check_version(properties: Properties, location: str) -> None:

@@ -156,10 +156,17 @@ def test_a_store_that_cannot_be_made_is_said_so_in_one_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("columns", "retained"), [({"other": pa.int64()}, None), (VALUES, "limit 3")]
+    ("columns", "asked"),
+    [
+        ({"other": pa.int64()}, {}),
+        (VALUES, {"retained_range": "limit 3"}),
+        (VALUES, {"subscription_range": "none"}),
+        (VALUES, {"min_retention_age": timedelta(days=9)}),
+        (VALUES, {"author": "me", "policy": {"me": ["update"]}}),
+    ],
 )
 def test_of_two_who_create_at_once_nobody_gets_another_store_than_asked_for(
-    tmp_path, monkeypatch, columns, retained
+    tmp_path, monkeypatch, columns, asked
 ):
     real = Store.create
 
@@ -169,7 +176,7 @@ def test_of_two_who_create_at_once_nobody_gets_another_store_than_asked_for(
 
     monkeypatch.setattr(Store, "create", late)
     with pytest.raises(UnusableStore, match="there is a store at"):
-        TimeSeries.create(tmp_path / "s", columns, retained)
+        TimeSeries.create(tmp_path / "s", columns, **asked)
     assert TimeSeries.create(tmp_path / "same", VALUES).append("a", 1.0).sequence == 0
 
 
