@@ -41,6 +41,10 @@ _ENVIRONMENT: Final = ("AWS_REGION", "AWS_ENDPOINT_URL")
 STORAGE_OPTIONS: Final = (*_SECRET, "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
 """What there is to say about an object store; what is not said comes from the environment."""
 
+MOST_COPIED: Final = 2 * 1024**3
+"""So many bytes an object store copies by itself in one request: Amazon's limit is 5 GB, ours is
+what it copies in a minute."""
+
 
 def local_path(location: str) -> str:
     """The local path that `location`, a path or a `file:` URI, names.
@@ -225,7 +229,10 @@ class Place:
     def copy(self, path: str, to: str) -> None:
         """Makes a file known by a second path too; it must not be written to any more."""
         if not self.local:
-            return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]
+            if self.size(path) <= MOST_COPIED:
+                return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]
+            with self.read(path) as source, self.write(to) as sink:
+                return shutil.copyfileobj(source, sink, 16 * 1024 * 1024)
         os.makedirs(os.path.dirname(to), exist_ok=True)
         try:
             os.link(path, to)

@@ -17,7 +17,15 @@ from pyspark.sql.types import DoubleType, StringType, StructType
 from tseries.builders import VALUE, batch
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
-from pyspark_tseries import DefaultSource, NoSuchStore, TimeSeries, describe, maintenance, writer
+from pyspark_tseries import (
+    DefaultSource,
+    NoSuchStore,
+    TimeSeries,
+    describe,
+    maintenance,
+    places,
+    writer,
+)
 from pyspark_tseries import store as storage
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.deliveries import deliver
@@ -235,6 +243,18 @@ def test_files_that_tasks_wrote_are_published_or_merged(place, monkeypatch):
     assert keys == [
         (name, n) for name, end in (("a", 20), ("b", 20), ("c", 40)) for n in range(end)
     ]
+
+
+def test_an_object_of_any_size_is_copied(place, monkeypatch):
+    with place.write(place.file("from")) as file:
+        file.write(bytes(range(100)) * 1000)
+    for to, most in (("by the store", 100_000), ("by us", 99_999)):
+        monkeypatch.setattr(places, "MOST_COPIED", most)
+        place.copy(place.file("from"), place.file(to))
+        with place.read(place.file(to)) as file:
+            assert file.read() == bytes(range(100)) * 1000
+    with pytest.raises(FileNotFoundError):
+        place.copy(place.file("nothing"), place.file("to"))
 
 
 def test_upkeep_removes_what_nobody_can_need_and_nothing_else(store, place, monkeypatch):
