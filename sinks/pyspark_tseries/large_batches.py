@@ -281,8 +281,11 @@ def _shared(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
     # Encoded part by part, with one dictionary: all names in one array may be too large for it.
     parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
     codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])
-    owner = np.repeat(np.arange(len(series)), [len(names) for names in series])
-    order = np.lexsort((owner, codes))
-    same = np.flatnonzero(np.diff(codes[order]) == 0)
-    pairs = np.unique(np.stack([owner[order[same]], owner[order[same + 1]]], axis=1), axis=0)
-    return [(one, other) for one, other in pairs.tolist()]
+    last = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.
+    pairs: list[tuple[int, int]] = []
+    ends = np.cumsum([len(names) for names in series])
+    for other, mine in enumerate(np.split(codes, ends[:-1])):
+        before = np.flatnonzero(np.bincount(last[mine] + 1)[1:])
+        pairs += [(one, other) for one in before.tolist()]
+        last[mine] = other
+    return pairs

@@ -493,6 +493,21 @@ def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_r
     assert stored(tmp_path / "s") == [("a", us, us) for us in range(3)]
 
 
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=4), max_size=6))
+def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
+    def joined(pairs):
+        groups = [{at} for at in range(len(lists))]
+        for one, other in pairs:
+            whole = groups[one] | groups[other]
+            for at in whole:
+                groups[at] = whole
+        return groups
+
+    pairs = large_batches._shared([pa.array(names, pa.string()) for names in lists])
+    every = itertools.combinations(range(len(lists)), 2)
+    assert joined(pairs) == joined((a, b) for a, b in every if set(lists[a]) & set(lists[b]))
+
+
 def test_the_names_of_many_tasks_may_be_more_than_an_array_of_text_holds():
     long = pa.array(["a" * 1_000_000])
     pairs = large_batches._shared([long] * 2200)
