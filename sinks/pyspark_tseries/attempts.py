@@ -35,6 +35,10 @@ class Appended(Protocol):
     def has_edits(self) -> bool:
         """Whether `prepare` needs a sight."""
 
+    @property
+    def takes_long(self) -> bool:
+        """Whether `prepare` may take longer than other writers of the host wait in silence."""
+
     def prepare(
         self,
         place: Place,
@@ -76,6 +80,11 @@ class Batch:
         """Whether a row is an edit."""
         column = self.rows[EDIT_OF.name]
         return bool(column.null_count < len(column))
+
+    @property
+    def takes_long(self) -> bool:
+        """Never: its rows are few."""
+        return False
 
     def prepare(
         self,

@@ -5,17 +5,24 @@ They only save work. What keeps a store correct on any number of hosts is the lo
 
 import contextlib
 import fcntl
+import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from typing import Final
 
 from pyspark_tseries.places import Place
 
-__all__ = ["alone", "in_turn", "try_lock"]
+__all__ = ["alone", "at_work", "in_turn", "try_lock"]
+
+_COMMIT_LOCK: Final = "commit.lock"
 
 QUEUE_SECONDS: Final = 10.0
-"""How long a writer waits for those of its host before it just races them."""
+"""How long a writer waits for one of its host that shows no sign of life before it races it."""
+
+MOST_SIGNS: Final = 360
+"""So many signs of life, four in `QUEUE_SECONDS`, a writer gives: a large batch takes minutes."""
 
 
 @contextlib.contextmanager
@@ -25,13 +32,18 @@ def in_turn(place: Place) -> Iterator[None]:
         yield  # Its writers are seldom of one host: they race.
         return
     try:
-        file = open(place.lock_path("commit.lock"), "ab")  # noqa: SIM115 closed below
+        file = open(place.lock_path(_COMMIT_LOCK), "ab")  # noqa: SIM115 closed below
     except FileNotFoundError:
         yield  # The store is gone, which whoever queues finds out next.
         return
     with file:
-        patience = time.monotonic() + QUEUE_SECONDS
-        while not try_lock(file.fileno()) and time.monotonic() < patience:
+        seen, patience = None, 0.0
+        while not try_lock(file.fileno()):
+            # Who raced a large batch, which is written anew then, would win each of its attempts.
+            if seen != (seen := os.fstat(file.fileno()).st_mtime_ns):
+                patience = time.monotonic() + QUEUE_SECONDS
+            if time.monotonic() >= patience:
+                break
             time.sleep(random.uniform(0.001, 0.005))
         try:
             yield
@@ -39,6 +51,28 @@ def in_turn(place: Place) -> Iterator[None]:
             # Closing would not do where a fork of this process has the file open as well.
             with contextlib.suppress(OSError):
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
+@contextlib.contextmanager
+def at_work(place: Place) -> Iterator[None]:
+    """Shows life, within a turn, to the writers that wait for theirs."""
+    over = threading.Event()
+    if place.local:
+        path = place.lock_path(_COMMIT_LOCK)
+        with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
+            threading.Thread(target=_show_life, args=(path, over), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _show_life(path: str, over: threading.Event) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(MOST_SIGNS):
+            if over.wait(QUEUE_SECONDS / 4):
+                return
+            os.utime(path)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,11 @@ class LargeBatch:
         """Whether a row is an edit."""
         return any(share.has_edits for share in self.shares)
 
+    @property
+    def takes_long(self) -> bool:
+        """Always: it may have to be written anew."""
+        return True
+
     def prepare(
         self,
         place: Place,

@@ -309,7 +309,9 @@ class Store:
         new_id = secrets.randbits(62)
         sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
         policy = properties.policy_of(self.log.properties(), head.note)
-        attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
+        working = host_locks.at_work(self.place) if batch.takes_long else contextlib.nullcontext()
+        with working:
+            attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
         tried.append(attempt)
         self._publish(attempt, batch.token)
         return attempt

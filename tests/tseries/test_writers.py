@@ -1,9 +1,11 @@
 """Any number of writers share a store: nothing is lost, doubled or numbered twice."""
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,47 @@ def test_creators_at_once_make_one_store(tmp_path):
     creators = [subprocess.Popen(command) for _ in range(3)]
     assert [creator.wait(timeout=60) for creator in creators] == [0] * 3
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
+
+
+def test_a_writer_at_work_on_a_large_batch_is_waited_for_and_one_that_hangs_is_not(
+    tmp_path, monkeypatch
+):
+    store = new_store(tmp_path / "s")
+    path, seconds = store.place.lock_path("commit.lock"), itertools.count()
+
+    class Clock:
+        """A second goes by with every pause; for the first minute the other writer is at work."""
+
+        now = 0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, _):
+            self.now = next(seconds)
+            if self.now <= 60:
+                os.utime(path, (self.now, self.now))
+
+    clock = Clock()
+    monkeypatch.setattr(host_locks, "time", clock)
+    with open(path, "ab") as other:
+        assert host_locks.try_lock(other.fileno())
+        store.append(batch(("a", 1)))
+    assert clock.now == 60 + host_locks.QUEUE_SECONDS
+    assert len(stored(tmp_path / "s")) == 1
+
+
+def test_a_writer_at_work_shows_that_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.04)
+    store = new_store(tmp_path / "s")
+    with host_locks.in_turn(store.place), host_locks.at_work(store.place):
+        path = store.place.lock_path("commit.lock")
+        for _ in range(3):
+            os.utime(path, ns=(0, 0))
+            end = time.monotonic() + 60
+            while not os.stat(path).st_mtime_ns:
+                assert time.monotonic() < end
+                time.sleep(0.01)
 
 
 def test_a_fork_of_a_writer_does_not_keep_its_turn(tmp_path, monkeypatch):
