@@ -24,6 +24,9 @@ from kafka_process import CACHE, KAFKA_VERSION, LOG4J_FILE, kafka_jars, locked
 # What a broker needs of the JDK; the whole runtime is copied where there is no jlink.
 _MODULES = "java.se,jdk.management,jdk.unsupported,jdk.crypto.ec,jdk.zipfs"
 
+# The jars' own native libraries (zstd, lz4) link to these, which stand beside libc.
+_BESIDE_LIBC = ("libpthread.so.0", "libdl.so.2", "librt.so.1")
+
 _RUN = """#!/bin/sh
 # KAFKA_* variables become properties; the storage is formatted once and outlives a kill.
 set -e
@@ -98,11 +101,15 @@ def _runtime(into: Path) -> Path:
 
 
 def _libraries(runtime: Path) -> Iterator[Path]:
-    """The shared libraries outside the runtime that `ldd` names for it."""
+    """The shared libraries outside the runtime that it and the jars' native parts link to."""
     binaries = [runtime / "bin" / "java", *(runtime / "lib").rglob("*.so")]
     done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=False)
     places = set(re.findall(r"^\s+(?:\S+ => )?(/\S+)", done.stdout, re.MULTILINE))
-    yield from (Path(place) for place in places if not place.startswith(str(runtime)))
+    outside = [Path(place) for place in places if not place.startswith(str(runtime))]
+    yield from outside
+    for place in outside:
+        if place.name == "libc.so.6":
+            yield from (there for name in _BESIDE_LIBC if (there := place.parent / name).exists())
 
 
 def _add_shell(image: tarfile.TarFile) -> None:
