@@ -31,14 +31,23 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from memory import PeakMemory
 
-__all__ = ["ROUNDS", "Comparison", "Done", "compare", "heading", "report", "rows_of"]
+__all__ = [
+    "ROUNDS",
+    "Comparison",
+    "Done",
+    "against_each",
+    "compare",
+    "heading",
+    "report",
+    "rows_of",
+]
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "5"))
 _PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
@@ -143,6 +152,19 @@ def compare(
                 for kind, peak in memory.peaks_mb.items():
                     peaks[name][kind] = max(peak, peaks[name].get(kind, 0.0))
     return Comparison(job, took, rows, unit, guard.work, peaks)
+
+
+def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
+    """The one run as a row for each peer, whose name follows the job's after `by`."""
+    *peers, ours = comparison.took
+    return [
+        replace(
+            comparison,
+            job=f"{comparison.job}{by}{peer}",
+            took={name: comparison.took[name] for name in (peer, ours)},
+        )
+        for peer in peers
+    ]
 
 
 class _Guard:

@@ -12,7 +12,6 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
-from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
+from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from spark_session import local_spark
@@ -104,19 +103,6 @@ def written(path: str) -> dict[str, Any]:
     }
 
 
-def against_each(comparison: Comparison) -> list[Comparison]:
-    """The one run as a row for each peer."""
-    *peers, ours = comparison.took
-    return [
-        replace(
-            comparison,
-            job=f"{comparison.job} against {peer}",
-            took={name: comparison.took[name] for name in (peer, ours)},
-        )
-        for peer in peers
-    ]
-
-
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -133,7 +119,9 @@ def main() -> None:
                 return lambda: one_query(spark, source, sink)
 
             contenders = {name: run(sink) for name, sink in SINKS.items()}
-            found += against_each(compare("append", contenders, rows, rounds=given.rounds))
+            found += against_each(
+                compare("append", contenders, rows, rounds=given.rounds), by=" against "
+            )
     report(__file__, found)
 
 

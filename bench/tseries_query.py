@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
+from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.options import parse_read
@@ -182,19 +181,6 @@ def first_query(path: str, name: str) -> dict[str, Contender]:
         return Done(took, {"rows": rows})
 
     return {who: lambda who=who: run(who) for who in ("DuckDB", "tseries")}
-
-
-def against_each(comparison: Comparison) -> list[Comparison]:
-    """The one run as a row for each peer."""
-    *peers, ours = comparison.took
-    return [
-        replace(
-            comparison,
-            job=f"{comparison.job}, {peer}",
-            took={name: comparison.took[name] for name in (peer, ours)},
-        )
-        for peer in peers
-    ]
 
 
 def main() -> None:
