@@ -21,7 +21,7 @@ from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.rows import EDIT_OF, author_column, event_rows
 
-__all__ = ["Appended", "Attempt", "Batch", "Sight", "prepare"]
+__all__ = ["Appended", "Attempt", "Batch", "Sight"]
 
 
 class Appended(Protocol):
@@ -96,8 +96,51 @@ class Batch:
         sight: "Sight | None",
         policy: Policy | None,
     ) -> "Attempt":
-        """As the function `prepare`."""
-        return prepare(place, self, head_id, head, now_us, new_id, sight, policy)
+        """Numbers the rows on top of `head` and writes the files of the commit.
+
+        Args:
+            place: where the store lies.
+            head_id: the id of `head`; None before the first commit.
+            head: the store as it is.
+            now_us: the wall clock; the commit's time where it is not before the last commit's.
+            new_id: the id of the new head, unlike any other.
+            sight: as of `head`; needed where the batch has edits.
+            policy: the store's, None where everything is allowed.
+
+        Raises:
+            UpdateFailed: a row may not be added; nothing has been written.
+            NoSuchEvent: an edit may not; nothing has been written.
+            PermissionDenied: the policy does not allow it; nothing has been written.
+        """
+        guard = Guard(policy, self.author if self.principal is None else self.principal)
+        _check_update(guard, self)
+        now_us = max(now_us, head.note.commit_us)
+        assigned_us = now_us if self.clock == "wall" else NEVER_US
+        rows, edits = self.rows, None
+        if sight is not None and self.has_edits:
+            rows, edits = _parted(self.rows)
+        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+        parts = [_Part("event", rows, number(series, given, head, self.policy, assigned_us))]
+        if edits is not None and sight is not None:
+            parts.append(_edited(place, edits, parts[0], self, head, assigned_us, sight, guard))
+        delta = parts[-1].events.delta
+        note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
+        for part in parts:
+            note = counted(note, part.events)
+        after, table = advance(head, delta, note)
+        paths, written = [head_path(place, new_id)], []
+        try:
+            write_head(place, new_id, table)
+            for part in parts:
+                if len(part.events.order):
+                    path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
+                    paths.append(place.file(path))
+                    table = event_rows(part.rows, part.events, note, self.author, part.originals)
+                    written.append(files.write_events(place, path, table))
+        except OSError:
+            place.remove(paths)  # Of a full disk, say.
+            raise
+        return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,64 +168,6 @@ class Attempt:
     written: list[files.WrittenFile]
     paths: list[str]
     numbered: tuple[Numbered, ...] = ()
-
-
-def prepare(
-    place: Place,
-    batch: Batch,
-    head_id: int | None,
-    head: Head,
-    now_us: int,
-    new_id: int,
-    sight: Sight | None = None,
-    policy: Policy | None = None,
-) -> Attempt:
-    """Numbers `batch` on top of `head` and writes the files of the commit.
-
-    Args:
-        place: where the store lies.
-        batch: what to append.
-        head_id: the id of `head`; None before the first commit.
-        head: the store as it is.
-        now_us: the wall clock; the commit's time where it is not before the last commit's.
-        new_id: the id of the new head, unlike any other.
-        sight: as of `head`; needed where the batch has edits.
-        policy: the store's, None where everything is allowed.
-
-    Raises:
-        UpdateFailed: a row may not be added; nothing has been written.
-        NoSuchEvent: an edit may not; nothing has been written.
-        PermissionDenied: the policy does not allow it; nothing has been written.
-    """
-    guard = Guard(policy, batch.author if batch.principal is None else batch.principal)
-    _check_update(guard, batch)
-    now_us = max(now_us, head.note.commit_us)
-    assigned_us = now_us if batch.clock == "wall" else NEVER_US
-    rows, edits = batch.rows, None
-    if sight is not None and batch.has_edits:
-        rows, edits = _parted(batch.rows)
-    series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-    parts = [_Part("event", rows, number(series, given, head, batch.policy, assigned_us))]
-    if edits is not None and sight is not None:
-        parts.append(_edited(place, edits, parts[0], batch, head, assigned_us, sight, guard))
-    delta = parts[-1].events.delta
-    note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
-    for part in parts:
-        note = counted(note, part.events)
-    after, table = advance(head, delta, note)
-    paths, written = [head_path(place, new_id)], []
-    try:
-        write_head(place, new_id, table)
-        for part in parts:
-            if len(part.events.order):
-                path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
-                paths.append(place.file(path))
-                table = event_rows(part.rows, part.events, note, batch.author, part.originals)
-                written.append(files.write_events(place, path, table))
-    except OSError:
-        place.remove(paths)  # Of a full disk, say.
-        raise
-    return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
 
 
 def _check_update(guard: Guard, batch: Batch) -> None:

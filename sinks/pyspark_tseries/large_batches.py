@@ -77,7 +77,7 @@ class LargeBatch:
         sight: Sight | None = None,
         policy: Policy | None = None,
     ) -> Attempt:
-        """As `attempts.prepare`, with its errors; whatever was written is removed then."""
+        """As `attempts.Batch.prepare`, with its errors; whatever was written is removed then."""
         names = Names(place, f"{self.own}-{new_id:016x}")
         attempt = _Attempting(self, place, names, head_id, head, now_us, new_id)
         try:
