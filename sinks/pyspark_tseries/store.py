@@ -288,7 +288,7 @@ class Store:
                     landed = next((attempt for attempt in tried if self._landed(attempt)), None)
                     if landed or self.log.has(batch.token):
                         return landed or (tried[-1] if tried else None)
-                    faults = 0 if self._beaten(tried) else faults
+                    faults = 0 if tried and self._beaten(tried) else faults
                     if faults == FAILURES_ALONE or turn == ATTEMPTS:
                         break
                     return self._try(batch, clock, tried)
