@@ -7,6 +7,8 @@ READY  := $(VENV)/.ready
 OLDEST := 4.2.1
 VENV42 := .venv-4.2
 READY42 := $(VENV42)/.ready-$(OLDEST)
+# An install compiles it; a library of an older source is refused.
+COMPILED := sources/pyspark_timestream/native/gather.c
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
@@ -24,7 +26,7 @@ java:
 	@command -v java >/dev/null 2>&1 && java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
 	  { echo "timestream needs Java 17 or newer on PATH for Spark: install one (Debian: apt-get install openjdk-17-jre-headless)."; exit 1; }
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
@@ -32,7 +34,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install -q --group test --group lint -e .
 	touch $@
 
-$(READY42): pyproject.toml
+$(READY42): pyproject.toml $(COMPILED)
 	$(PYTHON) -m venv $(VENV42)
 	$(VENV42)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	$(VENV42)/bin/python -m pip install -q --group test pyspark==$(OLDEST) -e .

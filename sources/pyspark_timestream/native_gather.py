@@ -6,6 +6,8 @@ objects then do the same work.
 
 import ctypes
 import functools
+import hashlib
+import logging
 import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char, c_char_p, c_int, c_int32, c_int64, c_uint32, c_void_p
@@ -19,7 +21,10 @@ from pyspark_timestream.records import Needs, RecordBlock
 
 __all__ = ["GATHERED", "Block", "Gather", "block_of", "native_gather", "need_bits"]
 
+_LOG: Final = logging.getLogger(__name__)
+
 LIBRARY: Final = Path(__file__).parent / "native" / "gather.so"
+_SOURCE: Final = LIBRARY.with_suffix(".c")
 
 GATHERED: Final = (
     "rd_kafka_consume_batch_queue",
@@ -90,9 +95,15 @@ def native_gather(library: Path = LIBRARY) -> Gather | None:
     Environment variable `TIMESTREAM_NATIVE`: `0` does without it, `1` insists on it.
 
     Raises:
-        RuntimeError: `TIMESTREAM_NATIVE` is `1`, and it cannot be had.
+        RuntimeError: `TIMESTREAM_NATIVE` is `1`, and it cannot be had, or is something else.
     """
-    wish = os.environ.get("TIMESTREAM_NATIVE", "0")
+    wish = os.environ.get("TIMESTREAM_NATIVE") or ""
+    if wish not in ("", "0", "1"):
+        raise RuntimeError(
+            f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice; accepted: 0 (do "
+            "without the native gather), 1 (insist on it), or nothing; next step: set it to 0 or "
+            "1, or unset it, on the driver and the executors"
+        )
     if wish == "0":
         return None
     try:
@@ -101,16 +112,20 @@ def native_gather(library: Path = LIBRARY) -> Gather | None:
         if wish == "1":
             raise RuntimeError(
                 f"TIMESTREAM_NATIVE is 1, but the native gather cannot be used: {error}; install "
-                "timestream where a C compiler is, or set TIMESTREAM_NATIVE to 0"
+                "timestream again where a C compiler is, or set TIMESTREAM_NATIVE to 0"
             ) from error
+        if library.exists():
+            _LOG.warning("going on without the native gather, which is slower: %s", error)
         return None
 
 
 def _loaded(library: Path) -> Gather:
     found = ctypes.CDLL(str(library))
+    digest = _declared(found.gather_source_digest, c_char_p)()
     size = _declared(found.gather_block_size, c_int64)()
-    if size != ctypes.sizeof(Block):
-        raise ValueError(f"{library} was built from another version")
+    built, wanted = digest.decode(), hashlib.sha256(_SOURCE.read_bytes()).hexdigest()
+    if built != wanted or size != ctypes.sizeof(Block):
+        raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
     return Gather(
         open=_declared(found.gather_open, c_void_p, c_void_p, c_void_p),

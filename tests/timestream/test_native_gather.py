@@ -302,6 +302,46 @@ def test_a_missing_library_is_an_error_only_where_it_is_insisted_on(
         native_gather(tmp_path / "nothing.so")
 
 
+def test_a_library_of_another_source_is_refused_aloud(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    gather: Gather,
+) -> None:
+    older, script = tmp_path / "gather.c", build_script()
+    now = script.SOURCE.read_text()
+    older.write_text(now.replace("columnar format.", "columnar format, as it was."))
+    assert older.read_text() != now
+    script.SOURCE = older
+    assert script.compiled(tmp_path / "gather.so") is None
+    monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
+    with pytest.raises(RuntimeError, match=r"was built from another version of gather\.c; install"):
+        native_gather(tmp_path / "gather.so")
+    monkeypatch.delenv("TIMESTREAM_NATIVE")
+    assert native_gather(tmp_path / "gather.so") is None
+    assert "was built from another version" in caplog.text
+
+
+@pytest.mark.parametrize("wish", ["true", "yes", "2", " 1"])
+def test_a_wish_that_is_none_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: str
+) -> None:
+    monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
+    with pytest.raises(RuntimeError, match=f"'TIMESTREAM_NATIVE': '{wish}' .* accepted: 0 .* 1 "):
+        native_gather(tmp_path / "any.so")
+
+
+@pytest.mark.parametrize(("wish", "is_taken"), [("", True), ("0", False), ("1", True)])
+def test_the_wish_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gather: Gather, wish: str, is_taken: bool
+) -> None:
+    # A library is kept from call to call by its path.
+    library = tmp_path / "gather.so"
+    assert build_script().compiled(library) is None
+    monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
+    assert (native_gather(library) is not None) == is_taken
+
+
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])
 def test_a_compiler_that_fails_leaves_a_reason_and_no_older_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str

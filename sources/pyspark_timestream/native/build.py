@@ -5,6 +5,7 @@ without: records then pass through confluent-kafka's Python objects.
 """
 
 import contextlib
+import hashlib
 import os
 import shlex
 import subprocess
@@ -26,7 +27,9 @@ def compiled(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
     fresh = library.with_suffix(f".{os.getpid()}")
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
-        command += ["-o", str(fresh), str(SOURCE)]
+        # By it `native_gather` tells a library of this source from an older one.
+        digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
+        command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(SOURCE)]
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", check=False
         )
