@@ -56,9 +56,13 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "isolation.level": "read_committed",
     # A dead broker is asked again four times a second, not twenty.
     "reconnect.backoff.ms": 250,
+    # Fetched memory that is used again while it is in the caches is worth 10 to 20 % of a read's
+    # speed; and the first records come as soon as the first, smaller, answer.
     "queued.min.messages": 1_000_000,
-    "queued.max.messages.kbytes": 256 * 1024,
-    "fetch.message.max.bytes": 16 * 1024 * 1024,
+    "queued.max.messages.kbytes": 16 * 1024,
+    "fetch.message.max.bytes": 2 * 1024 * 1024,
+    # librdkafka's default leaves a queue that was full for a moment without fetches for a second.
+    "fetch.queue.backoff.ms": 5,
     # What is fetched past a range's end finds nothing, and the next range waits for its answer:
     # all ranges are of records that are there, so nobody has to wait for new ones.
     "fetch.wait.max.ms": 5,

@@ -92,7 +92,8 @@ class Gather(NamedTuple):
 def native_gather(library: Path = LIBRARY) -> Gather | None:
     """The library; None where it was not built, was built from another source, or is not wanted.
 
-    Environment variable `TIMESTREAM_NATIVE`: `0` does without it, `1` insists on it.
+    Environment variable `TIMESTREAM_NATIVE`: `0` does without it, `1` insists on it; unset or empty
+    takes it where it is to be had.
 
     Raises:
         RuntimeError: `TIMESTREAM_NATIVE` is `1`, and it cannot be had, or is something else.
