@@ -101,15 +101,16 @@ class Broker:
         found = self._offsets(specs, none_is=_NOWHERE)
         return {part: None if at == _NOWHERE else at for part, at in found.items()}
 
-    def in_transaction(self, partitions: Iterable[Partition]) -> set[Partition]:
+    def in_transaction(self, ends: Mapping[Partition, int]) -> set[Partition]:
         """The partitions with an open transaction: their logs go on after the last stable offset.
 
-        The stable ends are asked for first, so that what is written in between counts as open.
+        What goes on after `ends`, which were seen before, counts as open as well: a transaction
+        that ends between two questions must not pass for none.
         """
-        asked = dict.fromkeys(partitions, OffsetSpec.latest())
+        asked = dict.fromkeys(ends, OffsetSpec.latest())
         stable = self._offsets(asked, IsolationLevel.READ_COMMITTED)
         written = self._offsets(asked, IsolationLevel.READ_UNCOMMITTED)
-        return {part for part, end in written.items() if end > stable.get(part, end)}
+        return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """The ids of topics; without those whose id cannot be learnt, for whatever reason."""

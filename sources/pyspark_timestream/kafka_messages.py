@@ -102,9 +102,8 @@ class MessageConsumer:
         """See `ColumnConsumer`."""
         wanted = min(BLOCK_RECORDS, span.end_exclusive - position)
         polled = self._consumer.consume(wanted, timeout=wait_s)
-        records = [message for message in polled if message.error() is None]
+        records, others = _sorted_out(polled)
         reached = records[-1].offset() + 1 if records else position
-        others = [_problem(message) for message in polled if message.error() is not None]
         for other in others:
             if _is_end(other) and (other.topic, other.partition) == span.partition:
                 reached = max(reached, other.offset)
@@ -152,6 +151,20 @@ def at_rest(consumer: Consumer) -> None:
     consumer.consume(_SWEPT, timeout=0)
 
 
+def _sorted_out(polled: list[Message]) -> tuple[list[Message], list[Problem]]:
+    """The records and the errors among what a consumer gave."""
+    errors = _each(polled, "error")
+    if errors.count(None) == len(errors):
+        return polled, []
+    records = [message for message, error in zip(polled, errors, strict=True) if error is None]
+    return records, [_problem(message) for message in polled if message.error() is not None]
+
+
+def _each(messages: Sequence[Message], field: str) -> list[Any]:
+    """A field of every message; one lookup for all of them is a fifth of a read's speed."""
+    return list(map(getattr(type(messages[0]), field), messages)) if messages else []
+
+
 def _problem(message: Message) -> Problem:
     partition, offset = message.partition(), message.offset()
     return Problem(
@@ -175,21 +188,27 @@ def inside(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
 
 
 def block_of_messages(records: Sequence[Message], needs: Needs) -> RecordBlock:
-    """The needed fields of confluent-kafka's messages as columns."""
+    """The needed fields of confluent-kafka's messages, of one partition, as columns."""
     stamps = types = None
     if needs.timestamps:
-        flat = itertools.chain.from_iterable([message.timestamp() for message in records])
+        flat = itertools.chain.from_iterable(_each(records, "timestamp"))
         pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
         # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
         types = pa.array((pairs[:, 0] - 1).astype(np.int32))
         stamps = pa.array(np.where(pairs[:, 0] > 0, pairs[:, 1], -1))
     return RecordBlock(
-        offsets=pa.array([message.offset() for message in records], pa.int64()),
+        offsets=_offsets(records),
         timestamps_ms=stamps,
         timestamp_types=types,
-        keys=pa.array([m.key() for m in records], pa.binary()) if needs.keys else None,
-        values=pa.array([m.value() for m in records], pa.binary()) if needs.values else None,
-        headers=pa.array([m.headers() for m in records], METADATA["headers"])
-        if needs.headers
-        else None,
+        keys=pa.array(_each(records, "key"), pa.binary()) if needs.keys else None,
+        values=pa.array(_each(records, "value"), pa.binary()) if needs.values else None,
+        headers=pa.array(_each(records, "headers"), METADATA["headers"]) if needs.headers else None,
     )
+
+
+def _offsets(records: Sequence[Message]) -> pa.Array:
+    """They only grow: where there are as many as from the first to the last, there is no gap."""
+    first, last = (records[end].offset() for end in (0, -1))
+    if last - first + 1 == len(records):
+        return pa.array(np.arange(first, last + 1))
+    return pa.array(_each(records, "offset"), pa.int64())

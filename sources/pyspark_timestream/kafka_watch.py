@@ -4,7 +4,7 @@ The rules are in `idleness`; this keeps what the last look saw, and asks the bro
 transactions only where it matters: before a partition becomes idle, and once a second after.
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from typing import Final, Protocol
 
 from pyspark_timestream.idleness import due, looked
@@ -23,8 +23,8 @@ class Watched(Protocol):
     troubles: int
     """How many requests failed or took long so far."""
 
-    def in_transaction(self, partitions: Collection[Partition]) -> set[Partition]:
-        """Those with an open transaction."""
+    def in_transaction(self, ends: Mapping[Partition, int]) -> set[Partition]:
+        """Those with an open transaction, or whose logs have gone on after `ends`."""
 
 
 class Watch:
@@ -65,7 +65,7 @@ class Watch:
         if self._timeout_us is not None and now_us - self._asked_us >= _AGAIN_US:
             asked |= idle & since_us.keys()
             self._asked_us = now_us
-        busy = broker.in_transaction(sorted(asked)) if asked else set()
+        busy = broker.in_transaction({part: ends[part] for part in asked}) if asked else set()
         if broker.troubles != self._troubles:
             since_us = looked({}, resting, now_us, troubled=True)
         self._since_us = {part: us for part, us in since_us.items() if part not in busy}

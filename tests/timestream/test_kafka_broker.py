@@ -4,11 +4,12 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka_broker import Broker
+from pyspark_timestream.ranges import Partition
 
 DEAD = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.log_level": "0"}
 
@@ -112,3 +113,26 @@ def test_no_answer_is_no_offset(ask):
 def test_only_a_timestamp_may_have_no_offset():
     with pytest.raises(BrokerUnreachable):
         broker(StandIn(offsets={0: -1}), **{"fetchOffset.numRetries": "0"}).ends([at(0)])
+
+
+@pytest.mark.parametrize(
+    ("seen", "stable", "written", "is_busy"),
+    [
+        (5, 5, 5, False),
+        (5, 5, 7, True),
+        # Committed, or begun and committed, since the ends were seen: there is something to read.
+        (5, 7, 7, True),
+    ],
+)
+def test_a_transaction_that_ends_between_two_questions_does_not_pass_for_none(
+    seen, stable, written, is_busy
+):
+    stand_in = StandIn()
+
+    def list_offsets(asked, isolation_level, **_):
+        end = stable if isolation_level == IsolationLevel.READ_COMMITTED else written
+        return {part: done(end) for part in asked}
+
+    stand_in.list_offsets = list_offsets
+    busy = broker(stand_in).in_transaction({Partition("t", 0): seen})
+    assert busy == ({Partition("t", 0)} if is_busy else set())
