@@ -44,7 +44,7 @@ def marks(every: int, writers: int, closed: bool = False) -> Marks:
     names = [f"w{i % writers}" if writers else "" for i in range(count)]
     closes = np.arange(count) % 100 == 99 if closed else np.zeros(count, np.bool_)
     all_ = np.ones(count, np.bool_)
-    return Marks(places, TIMES[places] - 60_000, all_, all_, names, closes)
+    return Marks(places, TIMES[places] - 60_000, all_, all_, pa.array(names), closes)
 
 
 def cases() -> Iterator[Case]:

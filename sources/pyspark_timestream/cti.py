@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_timestream.generator import Frequency, pace
 from pyspark_timestream.judgement import (
@@ -50,7 +51,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NOTHING = np.empty(0, dtype=np.int64)
 _NOBODY = np.empty(0, dtype=np.bool_)
-NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, [], _NOBODY)
+NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, pa.array([], pa.string()), _NOBODY)
 """The punctuations of a block that has none."""
 
 

@@ -128,7 +128,7 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     # A name that is no UTF-8 is not the same as none.
     nameless = pc.is_valid(header_values(headers, f"{name}-writer"))
     garbled = np.array(pc.and_(nameless, pc.is_null(writers)).to_numpy(zero_copy_only=False))
-    names = pc.fill_null(writers, "").to_pylist()
+    names = pc.fill_null(writers, "")
     return Marks(places, us, has_header(headers, name), readable & ~garbled, names, closed[places])
 
 

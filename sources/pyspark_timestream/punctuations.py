@@ -2,20 +2,28 @@
 
 The partition's in-band CTI is the minimum of its live writers' greatest marks. `note` folds the
 punctuations of a block into *proposals*: each says what that minimum is from some place on, and
-the clock (`generator.pace`) decides whether it takes effect. There is a loop over writers, closed
-and forgotten ones; marks between those are columns (`mark_columns`).
+the clock (`generator.pace`) decides whether it takes effect. All is columns, whatever the number
+of writers and of closes.
 
 A record at hand first moves the clock of record timestamps, and writers that have been silent for
-more than `writerTimeout` are forgotten; then comes its event; then its mark; then its close.
+more than `writerTimeout` are forgotten; then comes its event; then its mark; then its close. So a
+*key* says when something befell a writer: 3p is a silence that record p shows, 3p + 1 a mark of
+record p, 3p + 2 its close; -1 is before the block, and thrice its records is after it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from pyspark_timestream.mark_columns import NEVER, Run, heard, unbroken
+from pyspark_timestream.mark_columns import (
+    NEVER,
+    greatest_of_lives,
+    least_of_spans,
+    order_by_writer,
+)
 from pyspark_timestream.partition_state import PartitionState, Writer
 
 __all__ = ["NEVER", "Marks", "Noted", "Proposals", "Window", "WriterRules", "note"]
@@ -23,10 +31,8 @@ __all__ = ["NEVER", "Marks", "Noted", "Proposals", "Window", "WriterRules", "not
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_SHORTEST: Final = 16
-"""A shorter run of marks is heard one by one, which then costs less than columns."""
-
-_LONGEST: Final = 32_768
+_BEFORE: Final = -1
+_NOTHING: Final = np.empty(0, np.int64)
 
 
 class Marks(NamedTuple):
@@ -37,7 +43,7 @@ class Marks(NamedTuple):
         us: k instants: the marks; anything where there is none that can be read.
         marked: k booleans: it carries a mark, readable or not.
         readable: k booleans: the mark (and the writer's name) can be read.
-        writers: k names; "" is the partition itself.
+        writers: k texts; "" is the partition itself.
         closes: k booleans: it removes the writer.
     """
 
@@ -45,7 +51,7 @@ class Marks(NamedTuple):
     us: Instants
     marked: Mask
     readable: Mask
-    writers: list[str]
+    writers: pa.Array
     closes: Mask
 
 
@@ -75,9 +81,6 @@ class Proposals(NamedTuple):
     cuts: Instants
     us: Instants
     is_mark: Mask
-
-
-_NO_PROPOSALS: Final = ([np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0, np.bool_)])
 
 
 class Window(NamedTuple):
@@ -118,37 +121,27 @@ def note(
         record_us: the records' timestamps, NEVER where one has none; only with a timeout.
         rows: how many records the block has.
     """
-    clock = _record_clock(rules, state, record_us)
-    known = None if clock is None else clock[clock > NEVER]
-    begins = bool(rows and rules.listed and not state.begun)
-    live = dict(state.writers) | {name: Writer() for name in rules.listed if begins}
-    fold = _Fold(rules, clock, int(known[0]) if known is not None and len(known) else None)
-    fold.begin(live, state.noted_us)
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
-    numbers: dict[str, int] = {}
-    codes = np.array(
-        [numbers.setdefault(name, len(numbers)) for name in marks.writers], dtype=np.int64
-    )
-    told, names = marks.marked & marks.readable, list(numbers)
-    closes = np.flatnonzero(marks.closes & (codes != numbers.get("", -1))).tolist()
-    begin = 0
-    for stop in [*closes, None]:
-        run = np.flatnonzero(told[begin : None if stop is None else stop + 1]) + begin
-        fold.hear(marks.places[run], marks.us[run], codes[run], names)
-        if stop is not None:
-            place, begin = int(marks.places[stop]), stop + 1
-            fold.forget(place + 1)
-            fold.close(place, marks.writers[stop])
-    fold.forget(rows)
+    clock = _record_clock(rules, state, record_us)
+    known = _NOTHING if clock is None else clock[clock > NEVER]
+    begins = bool(rows and rules.listed and not state.begun)
+    live = dict(state.writers) | {name: Writer() for name in rules.listed if begins}
+    deeds = _deeds(live, marks, clock, int(known[0]) if len(known) else None)
+    # Where nothing can happen in the block, there is no need to look at its records.
+    is_quiet = clock is None and not len(marks.places) and not rules.windows
+    ends = _ends(deeds, clock, rules.timeout_us, 0 if is_quiet else rows)
+    spans = _spans(deeds, ends, 0 if is_quiet else rows)
+    noted = deeds.us[deeds.is_mark & deeds.named & (deeds.keys != _BEFORE)]
+    before_us = NEVER if state.noted_us is None else state.noted_us
     return Noted(
-        writers=tuple(sorted(fold.live.items())),
-        noted_us=fold.noted_us,
-        record_us=int(known[-1]) if known is not None and len(known) else state.record_us,
+        writers=spans.live,
+        noted_us=_or_none(max(before_us, int(noted.max(initial=NEVER)))),
+        record_us=int(known[-1]) if len(known) else state.record_us,
         begun=state.begun or begins,
-        proposals=fold.proposals(),
+        proposals=_proposals(spans),
         unreadable=marks.places[marks.marked & ~marks.readable],
-        window=fold.window(rows) if rules.windows else None,
+        window=_window(deeds, spans, before_us) if rules.windows else None,
     )
 
 
@@ -162,130 +155,143 @@ def _record_clock(
     return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
 
 
-@dataclass
-class _Fold:
-    """The writers of one partition while a block is folded.
+class _Deeds(NamedTuple):
+    """What d marks and closes say, by writer, and of each writer in time.
+
+    A writer that is live before the block begins with its greatest mark so far.
 
     Attributes:
-        clock: the greatest record timestamp so far, at each record; None without a timeout.
-        first_us: the first known value of `clock`.
+        keys: d keys.
+        codes: d numbers of writers.
+        us: d instants: the marks; NEVER for a close, and for a writer that has yet to mark.
+        heard_us: d instants: the clock of record timestamps; NEVER where it is not known.
+        is_mark: d booleans: it is no close.
+        named: d booleans: it is of a named writer, not of the partition itself.
+        names: the writers by their numbers.
     """
 
-    rules: WriterRules
-    clock: Instants | None
-    first_us: int | None
-    live: dict[str, Writer] = field(default_factory=dict)
-    noted_us: int | None = None
-    made: list[Proposals] = field(default_factory=list)
-    bounds: list[tuple[Instants, Instants, Instants]] = field(default_factory=list)
+    keys: Instants
+    codes: Instants
+    us: Instants
+    heard_us: Instants
+    is_mark: Mask
+    named: Mask
+    names: list[str]
 
-    def begin(self, live: dict[str, Writer], noted_us: int | None) -> None:
-        """Writers that could not be clocked yet are clocked by the first known timestamp."""
-        self.live = {
-            name: writer._replace(heard_us=self.first_us) if writer.heard_us is None else writer
-            for name, writer in live.items()
-        }
-        self.noted_us = noted_us
-        self._bound(0)
 
-    def forget(self, until_exclusive: int) -> None:
-        """Forget the writers that fall silent at one of the records before `until_exclusive`."""
-        while self.clock is not None and self.rules.timeout_us is not None:
-            heard = [w.heard_us for w in self.live.values() if w.heard_us is not None]
-            if not heard:
-                return
-            last_us = min(heard) + self.rules.timeout_us
-            place = int(np.searchsorted(self.clock, last_us, side="right"))
-            if place >= until_exclusive:
-                return
-            bound_us = int(self.clock[place]) - self.rules.timeout_us
-            self.live = {
-                name: writer
-                for name, writer in self.live.items()
-                if writer.heard_us is None or writer.heard_us >= bound_us
-            }
-            self._propose(place, is_mark=False)
+class _Spans(NamedTuple):
+    """How long m marks hold, on s steps: the moments at which anything changes.
 
-    def hear(self, places: Instants, us: Instants, codes: Instants, names: list[str]) -> None:
-        """The records at `places` carry marks `us` of the writers `names[codes]`."""
-        begin, size, singly = 0, _LONGEST, _SHORTEST
-        while begin < len(places):
-            part = slice(begin, begin + size)
-            run = Run(us[part], codes[part], names, self._clocked(places[part]))
-            count = self._unbroken(run, places[part])
-            if count >= _SHORTEST:
-                self._hear_run(places[begin : begin + count], run.first(count))
-                size, singly = min(2 * count, _LONGEST), _SHORTEST
-                begin += count
-                continue
-            # The more often writers fall silent, the more seldom it is worth looking for a run.
-            size, singly, until = 4 * _SHORTEST, 2 * singly, min(begin + singly, len(places))
-            for at in range(begin, until):
-                self.forget(int(places[at]) + 1)
-                self.mark(int(places[at]), names[codes[at]], int(us[at]))
-            begin = until
+    Attributes:
+        begins, ends: m steps: the mark holds from the one to before the other.
+        us: m instants: the writer's greatest mark so far; NEVER where it has yet to mark.
+        named: m booleans: the writer is named.
+        live: the writers after the block, in the order of their names.
+        keys: s keys, increasing; the first step is before the block.
+        steps: the last step up to each key, from -1 on.
+    """
 
-    def _unbroken(self, run: Run, places: Instants) -> int:
-        """How many marks come before a writer falls silent."""
-        if len(places) < _SHORTEST or run.now_us is None:
-            return len(places)
-        assert self.clock is not None
-        assert self.rules.timeout_us is not None
-        silent = unbroken(run, places, self.live, self.clock, self.rules.timeout_us)
-        return len(places) if silent is None else int(np.searchsorted(places, silent))
+    begins: Instants
+    ends: Instants
+    us: Instants
+    named: Mask
+    live: tuple[tuple[str, Writer], ...]
+    keys: Instants
+    steps: Instants
 
-    def _hear_run(self, places: Instants, run: Run) -> None:
-        said = heard(run, self.live, self.noted_us)
-        self.live = said.live
-        self.noted_us = None if said.upper_us[-1] == NEVER else int(said.upper_us[-1])
-        cuts = places + 1
-        self.made.append(Proposals(cuts, said.least_us, np.ones(len(cuts), dtype=np.bool_)))
-        upper_us = np.where(said.lower_us == NEVER, NEVER, said.upper_us)
-        self.bounds.append((cuts, said.lower_us, upper_us))
 
-    def mark(self, place: int, name: str, us: int) -> None:
-        """The record at `place` carries a mark; a lower one than the writer's last says nothing."""
-        before = self.live.get(name, Writer()).mark_us
-        now_us = self._clocked(np.array([place]))
-        heard_us = None if now_us is None else int(now_us[0])
-        self.live[name] = Writer(us if before is None else max(before, us), heard_us)
-        if name:
-            self.noted_us = us if self.noted_us is None else max(self.noted_us, us)
-        self._propose(place + 1, is_mark=True)
+def _deeds(
+    live: Mapping[str, Writer], marks: Marks, clock: Instants | None, first_us: int | None
+) -> _Deeds:
+    """Writers that could not be clocked yet are clocked by the first known timestamp."""
+    encoded = marks.writers.dictionary_encode()
+    numbers = {name: number for number, name in enumerate(live)}
+    among = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
+    told_by = np.array(among, dtype=np.int64)[encoded.indices.to_numpy()]
+    own = numbers.get("", -1)
+    marked = np.flatnonzero(marks.marked & marks.readable)
+    closed = np.flatnonzero(marks.closes & (told_by != own))
+    now_us = np.full(len(marked), NEVER)
+    if clock is not None and first_us is not None:
+        now_us = np.maximum(clock[marks.places[marked]], first_us)
+    begun_us = [_instant(w.mark_us) for w in live.values()]
+    since_us = [_instant(first_us if w.heard_us is None else w.heard_us) for w in live.values()]
+    never = np.full(len(closed), NEVER)
+    key_parts = [3 * marks.places[marked] + 1, 3 * marks.places[closed] + 2]
+    keys = np.concatenate([np.full(len(live), _BEFORE), *key_parts])
+    codes = np.concatenate([np.arange(len(live)), told_by[marked], told_by[closed]])
+    is_mark = np.arange(len(codes)) < len(codes) - len(closed)
+    us = np.concatenate([np.array(begun_us, np.int64), marks.us[marked], never])
+    heard_us = np.concatenate([np.array(since_us, np.int64), now_us, never])
+    by = order_by_writer(keys, codes)
+    return _Deeds(
+        keys[by], codes[by], us[by], heard_us[by], is_mark[by], codes[by] != own, list(numbers)
+    )
 
-    def close(self, place: int, name: str) -> None:
-        """The record at `place` removes the writer."""
-        if self.live.pop(name, None) is not None:
-            self._propose(place + 1, is_mark=False)
 
-    def proposals(self) -> Proposals:
-        """What was proposed, as columns."""
-        columns = zip(*self.made, strict=True) if self.made else _NO_PROPOSALS
-        return Proposals(*map(np.concatenate, columns))
+def _ends(deeds: _Deeds, clock: Instants | None, timeout_us: int | None, rows: int) -> Instants:
+    """When each deed is over: at the writer's next one, or when it falls silent, if at all."""
+    ends = np.full(len(deeds.keys), 3 * rows)
+    same = deeds.codes[1:] == deeds.codes[:-1]
+    ends[:-1][same] = deeds.keys[1:][same]
+    if clock is None or timeout_us is None:
+        return ends
+    silent = np.searchsorted(clock, deeds.heard_us + timeout_us, side="right")
+    silent[deeds.heard_us == NEVER] = rows
+    earlier: Instants = np.minimum(ends, 3 * silent)
+    return earlier
 
-    def window(self, rows: int) -> Window:
-        """The bounds at each record: those that held before its own mark."""
-        cuts, lower, upper = map(np.concatenate, zip(*self.bounds, strict=True))
-        which = np.searchsorted(cuts, np.arange(rows), side="right") - 1
-        return Window(lower[which], upper[which])
 
-    def _clocked(self, places: Instants) -> Instants | None:
-        """The clock at `places`, for a record before the first timestamp what that says."""
-        if self.clock is None or self.first_us is None:
-            return None
-        now_us = self.clock[places]
-        return np.where(now_us == NEVER, self.first_us, now_us)
+def _spans(deeds: _Deeds, ends: Instants, rows: int) -> _Spans:
+    fresh = np.ones(len(ends), dtype=np.bool_)
+    fresh[1:] = (
+        (deeds.codes[1:] != deeds.codes[:-1]) | ~deeds.is_mark[:-1] | (ends[:-1] < deeds.keys[1:])
+    )
+    greatest = greatest_of_lives(deeds.us, fresh)
+    is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
+    is_step[[0, -1]] = True
+    is_step[deeds.keys + 1] = True
+    mine = np.flatnonzero(deeds.is_mark)
+    is_step[ends[mine] + 1] = True
+    steps = np.cumsum(is_step) - 1
+    lasting = mine[ends[mine] == 3 * rows]
+    told = zip(deeds.codes[lasting], greatest[lasting], deeds.heard_us[lasting], strict=True)
+    live = {deeds.names[c]: Writer(_or_none(us), _or_none(heard)) for c, us, heard in told}
+    return _Spans(
+        begins=steps[deeds.keys[mine] + 1],
+        ends=steps[ends[mine] + 1],
+        us=greatest[mine],
+        named=deeds.named[mine],
+        live=tuple(sorted(live.items())),
+        keys=np.flatnonzero(is_step)[:-1] - 1,
+        steps=steps,
+    )
 
-    def _propose(self, cut: int, *, is_mark: bool) -> None:
-        marks = [writer.mark_us for writer in self.live.values()]
-        known = [mark_us for mark_us in marks if mark_us is not None]
-        least = min(known) if known and len(known) == len(marks) else NEVER
-        self.made.append(Proposals(np.array([cut]), np.array([least]), np.array([is_mark])))
-        self._bound(cut)
 
-    def _bound(self, cut: int) -> None:
-        if self.rules.windows:
-            named = [w.mark_us for name, w in self.live.items() if name and w.mark_us is not None]
-            upper = self.noted_us if named and self.noted_us is not None else NEVER
-            lower = min(named, default=NEVER)
-            self.bounds.append((np.array([cut]), np.array([lower]), np.array([upper])))
+def _proposals(spans: _Spans) -> Proposals:
+    least_us = least_of_spans(spans.begins, spans.ends, spans.us, len(spans.keys))
+    # A record comes after what it shows of silence, and before its own mark and close.
+    keys = spans.keys[1:]
+    return Proposals((keys + 2) // 3, least_us[1:], keys % 3 == 1)
+
+
+def _window(deeds: _Deeds, spans: _Spans, noted_us: int) -> Window:
+    """The bounds at each record: those that hold after its silences and before its own mark."""
+    count = len(spans.keys)
+    heard = spans.named & (spans.us != NEVER)
+    lower_us = least_of_spans(spans.begins[heard], spans.ends[heard], spans.us[heard], count)
+    upper_us = np.full(count, NEVER)
+    said = deeds.is_mark & deeds.named & (deeds.keys != _BEFORE)
+    upper_us[spans.steps[deeds.keys[said] + 1]] = deeds.us[said]
+    upper_us[0] = noted_us
+    upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))
+    at_records = spans.steps[1:-1:3]
+    return Window(lower_us[at_records], upper_us[at_records])
+
+
+def _instant(us: int | None) -> int:
+    return NEVER if us is None else us
+
+
+def _or_none(us: int) -> int | None:
+    return None if us == NEVER else int(us)

@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from timestream.builders import options
 
-from pyspark_timestream.cti import Events, Judgement, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.cti import (
+    NO_MARKS,
+    Events,
+    Judgement,
+    Marks,
+    PartitionState,
+    TimeRules,
+    step,
+)
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.frontier import merge, stream_cti
 from pyspark_timestream.idleness import due, looked
@@ -59,13 +68,12 @@ class Writers:
         """One punctuation; the CTI after it."""
         yes, no = column([1], np.bool_), column([0], np.bool_)
         marks = Marks(column([0]), column([mark or 0]), yes if mark is not None else no, yes,
-                      [writer], yes if close else no)  # fmt: skip
+                      pa.array([writer]), yes if close else no)  # fmt: skip
         return self._record(marks, at)
 
     def see(self, at: int):
         """A record without a punctuation, with this timestamp; the CTI after it."""
-        none, nobody = column([]), column([], np.bool_)
-        return self._record(Marks(none, none, nobody, nobody, [], nobody), at)
+        return self._record(NO_MARKS, at)
 
     def _record(self, marks: Marks, at: int) -> int | None:
         no = np.zeros(1, dtype=np.bool_)
@@ -93,8 +101,8 @@ def test_trill_17_a_point_that_another_key_made_late_cannot_be_adjusted() -> Non
 
 
 def test_trill_22_an_event_below_an_explicit_mark_is_dropped() -> None:
-    mark = Marks(column([2]), column([100]), column([1], np.bool_), column([1], np.bool_), [""],
-                 column([0], np.bool_))  # fmt: skip
+    yes, no = column([1], np.bool_), column([0], np.bool_)
+    mark = Marks(column([2]), column([100]), yes, yes, pa.array([""]), no)
     here = column([1, 1, 0, 1], np.bool_)
     events = Events(column([1, 101, 0, 99]), here, present=here)
     _, judged = step(TimeRules(), FRESH, events, mark)
@@ -312,7 +320,7 @@ def test_kafka_streams_64_missed_ticks_collapse_to_one() -> None:
 @pytest.mark.parametrize("cti", [None, 7])
 def test_an_unreadable_mark_under_fail_is_no_malformed_event(cti: int | None) -> None:
     yes, no = column([1], np.bool_), column([0], np.bool_)
-    marks = Marks(column([0]), column([0]), yes, no, [""], no)
+    marks = Marks(column([0]), column([0]), yes, no, pa.array([""]), no)
     events = Events(column([0]), no, present=no)
     _, judged = step(TimeRules(policy="fail"), PartitionState(cti_us=cti), events, marks)
     failure = judged.failure

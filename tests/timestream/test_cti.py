@@ -5,6 +5,7 @@ import json
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -319,7 +320,7 @@ def test_the_state_knows_when_the_last_well_formed_event_was():
 def test_unreadable_marks_are_told_by_their_places():
     nothing = np.zeros(3, dtype=np.bool_)
     marks = Marks(np.array([0, 2]), np.array([7, 0]), np.array([True, True]),
-                  np.array([True, False]), ["", ""], nothing[:2])  # fmt: skip
+                  np.array([True, False]), pa.array(["", ""]), nothing[:2])  # fmt: skip
     events = Events(np.zeros(3, dtype=np.int64), nothing, present=nothing)
     state, judgement = step(TimeRules(), PartitionState(), events, marks)
     assert judgement.unreadable.tolist() == [2]

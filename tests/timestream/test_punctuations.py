@@ -5,14 +5,15 @@ import json
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
-from pyspark_timestream import punctuations
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.mark_columns import greatest_of_lives, least_of_spans
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.punctuations import NEVER, WriterRules, note
 
@@ -56,7 +57,7 @@ def marks(some):
         np.array(values, dtype=np.int64),
         np.array([r.mark is not None for _, r in punctuations], dtype=np.bool_),
         np.array([isinstance(r.mark, int) for _, r in punctuations], dtype=np.bool_),
-        [r.writer for _, r in punctuations],
+        pa.array([r.writer for _, r in punctuations], pa.string()),
         np.array([r.close for _, r in punctuations], dtype=np.bool_),
     )
 
@@ -370,61 +371,53 @@ def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
 
 
-def heard_by(shortest, *arguments):
-    """What `note` says when runs of marks from so many on are heard as columns."""
-    was, punctuations._SHORTEST = punctuations._SHORTEST, shortest
-    try:
-        return note(*arguments)
-    finally:
-        punctuations._SHORTEST = was
-
-
-@given(topics(max_size=30))
-@settings(max_examples=100, deadline=None)
-def test_the_contracts_loop_says_the_same_of_marks_in_columns(topic):
-    was, punctuations._SHORTEST = punctuations._SHORTEST, 1
-    try:
-        test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(topic)
-    finally:
-        punctuations._SHORTEST = was
-
-
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["", "a", "b", "c", "d"]),
-            st.integers(0, 60),
+            st.sampled_from(["", *"abcdefghijklmnopqrst"]),
+            st.sampled_from([None, "?", *range(0, 60, 4)]),
             st.integers(0, 4),
-            st.sampled_from([True, True, True, True, True, True, True, False]),
-            st.integers(0, 40),
+            st.sampled_from([False, False, False, False, False, True]),
         ),
+        min_size=20,
         max_size=150,
     ),
     st.sampled_from([None, 2, 7, 30]),
-    st.sets(st.sampled_from(["a", "d", "e"])),
-    st.booleans(),
+    st.sets(st.sampled_from(["a", "d", "missing"])),
+    st.sampled_from([{}, {}, {"every": 2}, {"span": 9}]),
 )
-@settings(max_examples=150, deadline=None)
-def test_a_long_run_of_marks_is_heard_as_one_by_one(records, timeout_us, listed, windows):
-    names, us, steps, told, closes = zip(*records, strict=True) if records else ((),) * 5
-    record_us = np.cumsum(np.array(steps, dtype=np.int64))
-    record_us[record_us % 5 == 1] = NEVER
-    many = Marks(
-        np.arange(len(records)),
-        np.array(us, dtype=np.int64),
-        np.ones(len(records), dtype=np.bool_),
-        np.array(told, dtype=np.bool_),
-        list(names),
-        np.array(closes, dtype=np.int64) == 1,
+@settings(max_examples=100, deadline=None)
+def test_many_marks_of_many_writers_say_what_the_contracts_loop_does(told, timeout, listed, how):
+    some, stamp = [], 0
+    for writer, time, passed, close in told:
+        stamp += passed
+        event = Event("point", stamp) if passed % 2 else None
+        some.append(Record(event, time, writer, close, None if passed == 3 else stamp))
+    how = {**how, "delay": 3, "timeout": timeout, "writers": tuple(sorted(listed))}
+    test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(
+        ("point", "flag", how, some)
     )
-    rules = WriterRules(tuple(sorted(listed)), timeout_us, windows)
-    state, rows = PartitionState(), len(records)
-    singly, *others = (
-        heard_by(shortest, rules, state, many, record_us, rows) for shortest in (10**6, 1, 4)
-    )
-    for said in others:
-        assert said[:4] == singly[:4]
-        columns = [*said.proposals, *(said.window or ())]
-        expected = [*singly.proposals, *(singly.window or ())]
-        assert [c.tolist() for c in columns] == [c.tolist() for c in expected]
-        assert [c.dtype for c in columns] == [c.dtype for c in expected]
+
+
+anything = st.sampled_from([NEVER, -(2**62), 2**62]) | st.integers(-9, 9)
+
+
+@given(st.lists(st.tuples(anything, st.booleans()), min_size=1, max_size=30))
+def test_the_greatest_of_a_life_is_of_that_life_alone(told):
+    us, fresh = (np.array(column) for column in zip(*told, strict=True))
+    expected: list[int] = []
+    for instant, begins in told:
+        before = NEVER if begins or not expected else expected[-1]
+        expected.append(max(before, instant))
+    assert greatest_of_lives(us.astype(np.int64), fresh).tolist() == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), anything), max_size=20),
+    st.integers(80, 90),
+)
+def test_the_least_of_spans_is_of_those_that_cover_a_step(spans, steps):
+    begins, lengths, us = (np.array([s[i] for s in spans], dtype=np.int64) for i in range(3))
+    covering = [[v for b, n, v in spans if b <= at < b + n] for at in range(steps)]
+    expected = [min(values, default=NEVER) for values in covering]
+    assert least_of_spans(begins, begins + lengths, us, steps).tolist() == expected
