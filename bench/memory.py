@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PeakMemory"]
+__all__ = ["PeakMemory", "workers_with"]
 
 _EVERY_S: Final = 0.1
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -17,13 +17,14 @@ _WORKERS: Final = ("pyspark.daemon", "pyspark.worker")
 class PeakMemory:
     """Peaks in MB by kind of process, while it is entered.
 
-    `main`: this process; `driver`: the JVM, which in a local session runs the tasks' JVM side too
-    and gives no heap back, so it only grows over a run; `worker`: the largest Python worker. A kind
-    that was not seen is missing. Brokers and other children do not count. `worker_mb` is the
-    largest worker over time, in MB.
+    `main`: the process `root`, else this one, whose descendants the others are; `driver`: the JVM,
+    which in a local session runs the tasks' JVM side too and gives no heap back, so it only grows
+    over a run; `worker`: the largest Python worker. A kind that was not seen is missing. Brokers
+    and other children do not count. `worker_mb` is the largest worker over time, in MB.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, root: int | None = None) -> None:
+        self._root = root or os.getpid()
         self.peaks_mb: dict[str, float] = {}
         self.worker_mb: list[float] = []
         self._kinds: dict[int, str | None] = {}
@@ -47,7 +48,7 @@ class PeakMemory:
 
     def _look(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
-        for pid in _family(os.getpid()):
+        for pid in _family(self._root):
             kind = self._kind(pid)
             if kind:
                 found[kind] = max(found.get(kind, 0.0), _resident_mb(pid))
@@ -56,8 +57,14 @@ class PeakMemory:
     def _kind(self, pid: int) -> str | None:
         # A process that has forked but not yet become another program is asked again.
         if self._kinds.get(pid) is None:
-            self._kinds[pid] = "main" if pid == os.getpid() else _kind(_command(pid))
+            self._kinds[pid] = "main" if pid == self._root else _kind(_command(pid))
         return self._kinds[pid]
+
+
+def workers_with(root: int, library: str) -> bool:
+    """Whether a Python worker among the descendants of `root` has loaded a library."""
+    workers = (pid for pid in _family(root) if _kind(_command(pid)) == "worker")
+    return any(library in _text(pid, "maps") for pid in workers)
 
 
 def _kind(command: str) -> str | None:
@@ -86,6 +93,13 @@ def _family(root: int) -> list[int]:
 def _command(pid: int) -> str:
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
+    except OSError:
+        return ""
+
+
+def _text(pid: int, name: str) -> str:
+    try:
+        return (_PROC / str(pid) / name).read_text()
     except OSError:
         return ""
 

@@ -11,14 +11,16 @@
 
 A contender is a function that does the job once and says what it took and what it did. The first
 contender is the peer, the last is ours. The contenders take turns, every second round in the
-opposite order, after one round that warms up; a ratio is made of two neighbours of one round, so
-noise that lasts longer than a round meets both. Every run of every contender must have done the
-same work, as `Done.work` says it (row counts, checksums; what it costs to find out belongs into
-`checks`, which run once and are not measured): otherwise there is no result.
+opposite order, after rounds that warm up (`warm_up`, one unless said otherwise); a ratio is made of
+two runs of one round, so noise that lasts longer than a round meets both. Every run of every
+contender must have done the same work, as `Done.work` says it (row counts, checksums; what it costs
+to find out belongs into `checks`, which run once and are not measured): otherwise there is no
+result.
 
 `unit` says what `Done.took` is: seconds, from which rows a second and a ratio of speeds are made
 (above 1: ours is faster), or "ms" or "MB", where the ratio is of those (below 1: ours is less).
-A peer may be ourselves with something switched off.
+A peer may be ourselves with something switched off. The memory is that of this process and its
+descendants, or of the process that a contender's `pid` names (`sessions.Apart`).
 
 `report` prints a row a job and writes `BENCH_RESULTS/<benchmark>.json` (default `.work/bench`;
 `make bench` keeps them in `bench/results`). BENCH_ROUNDS (default 5) says how many rounds.
@@ -44,6 +46,7 @@ __all__ = [
     "Done",
     "against_each",
     "compare",
+    "each_against_peer",
     "heading",
     "report",
     "rows_of",
@@ -121,6 +124,7 @@ def compare(
     rows: int = 0,
     unit: str = "s",
     rounds: int = ROUNDS,
+    warm_up: int = 1,
     checks: Mapping[str, Callable[[], Mapping[str, Any]]] | None = None,
 ) -> Comparison:
     """The contenders in turns.
@@ -130,7 +134,8 @@ def compare(
         contenders: name -> one run; at least two, the peer first, ours last.
         rows: how many rows a run is about.
         unit: of `Done.took`.
-        rounds: how many rounds are measured, after one that is not.
+        rounds: how many rounds are measured.
+        warm_up: how many rounds are not, before those.
         checks: name -> what the contender's result is, where finding out would cost.
 
     Raises:
@@ -141,13 +146,13 @@ def compare(
         guard.same("check", name, check())
     took: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, dict[str, float]] = {name: {} for name in contenders}
-    for turn in range(rounds + 1):
+    for turn in range(warm_up + rounds):
         order = list(contenders) if turn % 2 else list(contenders)[::-1]
         for name in order:
-            with PeakMemory() as memory:
+            with PeakMemory(getattr(contenders[name], "pid", None)) as memory:
                 done = contenders[name]()
             guard.same("run", name, done.work)
-            if turn:
+            if turn >= warm_up:
                 took[name].append(done.took)
                 for kind, peak in memory.peaks_mb.items():
                     peaks[name][kind] = max(peak, peaks[name].get(kind, 0.0))
@@ -157,14 +162,25 @@ def compare(
 def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
     """The one run as a row for each peer, whose name follows the job's after `by`."""
     *peers, ours = comparison.took
-    return [
-        replace(
-            comparison,
-            job=f"{comparison.job}{by}{peer}",
-            took={name: comparison.took[name] for name in (peer, ours)},
-        )
-        for peer in peers
-    ]
+    return [_pair(comparison, peer, ours, f"{by}{peer}") for peer in peers]
+
+
+def each_against_peer(comparison: Comparison, by: str = ", ") -> list[Comparison]:
+    """The one run as a row for each way of ours, whose name follows the job's after `by`."""
+    peer, *ways = comparison.took
+    return [_pair(comparison, peer, way, f"{by}{way}") for way in ways]
+
+
+def _pair(comparison: Comparison, peer: str, ours: str, suffix: str) -> Comparison:
+    def both(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: given[name] for name in (peer, ours) if name in given}
+
+    return replace(
+        comparison,
+        job=f"{comparison.job}{suffix}",
+        took=both(comparison.took),
+        memory_mb=both(comparison.memory_mb),
+    )
 
 
 class _Guard:
@@ -225,7 +241,11 @@ def rows_of(comparison: Comparison) -> str:
 def _shown(comparison: Comparison, took: float) -> str:
     if comparison.unit == "s" and comparison.rows:
         return f"{comparison.rows / took:,.0f}/s"
-    return f"{took:,.3f} s" if comparison.unit == "s" else f"{took:,.1f} {comparison.unit}"
+    return (
+        f"{took:,.3f} s"
+        if comparison.unit == "s"
+        else f"{took:,.{1 if took >= 10 else 3}f} {comparison.unit}"
+    )
 
 
 def _peak(peaks: Mapping[str, float], kinds: Sequence[str]) -> str:
