@@ -77,6 +77,8 @@ def cases() -> Iterator[Case]:
     yield "the same of 4, writerTimeout", patient, stamped, marks(1, 4)
     counted = TimeRules(every_events=1, delay_us=delay)
     yield "a mark in 10, a CTI an event", counted, points, marks(10, 4)
+    promising = marks(10, 4)._replace(us=np.sort(TIMES[::10]) + 60_000)
+    yield "the same, all marks ahead", counted, points, promising
 
 
 def spent(work: Callable[[], Any], records: Callable[[Any], int]) -> Contender:

@@ -83,23 +83,28 @@ def pace(
         effective[hopeful] = True
         count = 0 if len(hopeful) else count
         return Paced(proposals.cuts[hopeful] - 1, proposals.us[hopeful], count, base_us, effective)
-    indices, ctis, begin = [], [], 0
-    for which in hopeful.tolist():
-        cut, proposed_us = int(proposals.cuts[which]), int(proposals.us[which])
-        end = int(np.searchsorted(places, cut))
-        part = slice(begin, end)
-        index, us, count, base_us = _segment(
-            frequency, cti_us, count, base_us, places[part], times[part]
+    indices, ctis, begin, at, ahead = [], [], 0, 0, 1
+    ends = np.searchsorted(places, proposals.cuts[hopeful]).tolist()
+    while at < len(hopeful):
+        some = hopeful[at : at + ahead]
+        end = ends[at + len(some) - 1]
+        index, us, more, later_us = _segment(
+            frequency, cti_us, count, base_us, places[begin:end], times[begin:end]
         )
-        begin, cti_us = end, int(us[-1]) if len(us) else cti_us
-        indices.append(index)
-        ctis.append(us)
-        if proposed_us > cti_us:
-            cti_us, count = proposed_us, 0
-            base_us = base_us if frequency.span_us is None else proposed_us
-            effective[which] = True
-            indices.append(np.array([cut - 1], dtype=np.int64))
-            ctis.append(np.array([proposed_us], dtype=np.int64))
+        first, generated = _first_effective(cti_us, index, us, proposals, some)
+        indices.append(index[:generated])
+        ctis.append(us[:generated])
+        if first is None:
+            # Where proposals come to nothing, ever more of them are looked at together.
+            begin, at, ahead = end, at + len(some), 2 * ahead
+            cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
+            continue
+        cti_us, count = int(proposals.us[some[first]]), 0
+        base_us = base_us if frequency.span_us is None else cti_us
+        effective[some[first]] = True
+        indices.append(proposals.cuts[some[first : first + 1]] - 1)
+        ctis.append(proposals.us[some[first : first + 1]])
+        begin, at, ahead = ends[at + first], at + first + 1, first + 1
     index, us, count, base_us = _segment(
         frequency, cti_us, count, base_us, places[begin:], times[begin:]
     )
@@ -108,6 +113,22 @@ def pace(
     return Paced(
         np.concatenate([*indices, index]), np.concatenate([*ctis, us]), count, base_us, effective
     )
+
+
+def _first_effective(
+    cti_us: int, index: Instants, us: Instants, proposals: Proposals, some: Instants
+) -> tuple[int | None, int]:
+    """The first of `some` proposals that takes effect, and how many CTIs come before it.
+
+    The CTIs `us` are generated as if none took effect; with None for the first all of them stand.
+    """
+    if len(some) == 1:
+        in_force_us = us[-1] if len(us) else cti_us
+        return 0 if proposals.us[some[0]] > in_force_us else None, len(us)
+    before = np.searchsorted(index, proposals.cuts[some])
+    in_force = np.concatenate(([cti_us], us))[before]
+    found = np.flatnonzero(proposals.us[some] > in_force)
+    return (int(found[0]), int(before[found[0]])) if len(found) else (None, len(us))
 
 
 def _hopeful(cti_us: int, proposals: Proposals) -> Instants:

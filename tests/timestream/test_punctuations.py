@@ -399,6 +399,24 @@ def test_many_marks_of_many_writers_say_what_the_contracts_loop_does(told, timeo
     )
 
 
+@given(
+    st.lists(st.integers(-3, 1) | st.none() | st.none(), min_size=20, max_size=120),
+    st.sampled_from([{"every": 1}, {"every": 3}, {"span": 1}, {"span": 2}]),
+    st.integers(0, 2),
+)
+@settings(max_examples=150, deadline=None)
+def test_marks_that_keep_pace_with_generated_ctis_take_effect_where_they_are_ahead(
+    leads, how, delay
+):
+    some = [
+        Record(Event("point", i), None if lead is None else i - delay + lead)
+        for i, lead in enumerate(leads)
+    ]
+    test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(
+        ("point", "flag", {**how, "delay": delay}, some)
+    )
+
+
 anything = st.sampled_from([NEVER, -(2**62), 2**62]) | st.integers(-9, 9)
 
 
