@@ -13,6 +13,7 @@ from pyspark.sql.types import (
 )
 
 from pyspark_timestream.option_fields import OptionError
+from pyspark_timestream.worker_memory import settle
 from pyspark_tseries.columns import query_schema, unstorable, value_type
 from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.options import (
@@ -140,6 +141,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         plan = plan_rows(incoming, options, store.values)
     check_same("retainedRange", options.retained_range, store.retained, store.root)
     check_same("subscriptionRange", options.subscription_range, store.subscription, store.root)
+    settle()
     return Target(store.place, plan, options, author, principal, _forecast(store))
 
 

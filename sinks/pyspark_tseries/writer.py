@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_timestream.worker_memory import settle
 from pyspark_tseries import staging
 from pyspark_tseries.attempts import Appended, Batch
 from pyspark_tseries.errors import UpdateFailed
@@ -66,6 +67,7 @@ def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
         uuid.uuid4().hex,
         LIMITS,
     )
+    settle()
     return StagedTask(
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
@@ -87,6 +89,7 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
         if target.options.auto_compact:
             after_commit(store)
     _discard(target, tasks)
+    settle()
 
 
 def _batch(

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, staged, stored
 
-from pyspark_tseries import large_batches, merges, runs, shares, writer
+from pyspark_tseries import large_batches, merges, runs, shares, sink, writer
 from pyspark_tseries.attempts import Batch, Sight
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
@@ -435,6 +435,17 @@ def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
     ]
     assert left(store.place) == []
     assert verify(str(tmp_path / "s")) == []
+
+
+def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path, monkeypatch):
+    # Spark's worker collects garbage after each; unsettled that takes longer than the work.
+    done = []
+    monkeypatch.setattr(sink, "settle", lambda: done.append("planned"))
+    monkeypatch.setattr(writer, "settle", lambda: done.append("worked"))
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", [[at("a", 1)]])
+    assert done == ["planned", "worked"]
+    made.commit(messages, 0)
+    assert done == ["planned", "worked", "worked"]
 
 
 @pytest.mark.parametrize("memory", [1, 10**6])
