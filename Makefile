@@ -63,7 +63,7 @@ soak-store: java $(READY) ## four writers on one store for ten minutes, then 50 
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 soak-native: export SOAK_SECONDS := 1800
-soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; not part of CI
+soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; two minutes of it are part of CI
 	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
 
 # mutmut wants the package under src and its settings in the working directory.

@@ -1,7 +1,8 @@
 """Random topics and ranges through the native gather, each against confluent-kafka's messages.
 
 `native_soak.py SECONDS SEED [BOOTSTRAP]`: without a broker's address it starts one, and kills it
-now and then. `sanitized_environment` says what to run it with for the address sanitizer.
+now and then. Some of what brokers answer is spoilt on the way. `sanitized_environment` says what to
+run it with for the address sanitizer.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from broker import Broker, broker, unique_name
+from spoiling_proxy import garbled, sometimes, spoiling_proxy, with_wrong_checksums
 
 from pyspark_timestream import kafka_fetch, native_gather
+from pyspark_timestream.errors import BrokerUnreachable, DataLost
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_options import read_kafka_options
 from pyspark_timestream.ranges import Partition, Range
@@ -27,6 +32,7 @@ from pyspark_timestream.records import Needs, RecordBlock
 
 SANITIZE = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
 KILL_EVERY_S = 60.0
+EVERYTHING = Needs(True, True, True, True)
 
 
 def sanitized_environment(place: Path, build: Any) -> dict[str, str] | str:
@@ -82,10 +88,10 @@ def some(dice: random.Random, most: int) -> bytes | None:
 
 
 @contextmanager
-def reader(kafka: Broker, gather: Any, **more: str) -> Iterator[RangeReader]:
+def reader(bootstrap: str, gather: Any, **more: str) -> Iterator[RangeReader]:
     """A reader over `gather`, or over messages where it is None."""
     kafka_fetch.native_gather = lambda: gather  # type: ignore[attr-defined]
-    fixed = {"kafka.bootstrap.servers": kafka.bootstrap, "subscribe": "x"}
+    fixed = {"kafka.bootstrap.servers": bootstrap, "subscribe": "x"}
     made = RangeReader(read_kafka_options({**fixed, **more}), unique_name("soak"))
     try:
         yield made
@@ -112,7 +118,8 @@ def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
     if dice.random() < 0.3:
         kafka.delete_records(topic, {0: dice.randint(0, end)})
         level["failOnDataLoss"] = "false"
-    with reader(kafka, gather, **level) as ours, reader(kafka, None, **level) as theirs:
+    place = kafka.bootstrap
+    with reader(place, gather, **level) as ours, reader(place, None, **level) as theirs:
         for _ in range(4):
             start = dice.randint(0, end - 1)
             span = Range(Partition(topic, 0), start, dice.randint(start + 1, end))
@@ -131,7 +138,7 @@ def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None
     topic = kafka.create_topic()
     end = fill(kafka, topic, dice)
     small = {"kafka.queued.max.messages.kbytes": "64", "kafka.fetch.message.max.bytes": "20000"}
-    with reader(kafka, gather, **small) as ours:
+    with reader(kafka.bootstrap, gather, **small) as ours:
         blocks = ours.read(Range(Partition(topic, 0), 0, end), Needs(values=True))
         found = [block for block in [next(blocks, None)] if block is not None]
         kafka.stop()
@@ -139,9 +146,50 @@ def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None
         revival.start()
         found += blocks
         revival.join()
-    with reader(kafka, None) as theirs:
+    with reader(kafka.bootstrap, None) as theirs:
         span = Range(Partition(topic, 0), 0, end)
         assert rows(found) == rows(list(theirs.read(span, Needs(values=True))))
+
+
+def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
+    """Right records, or an error behind some of them, where checksums are checked; else no crash.
+
+    How many answers were spoilt.
+    """
+    topic = kafka.create_topic()
+    span = Range(Partition(topic, 0), 0, fill(kafka, topic, dice))
+    with reader(kafka.bootstrap, None) as theirs:
+        expected = rows(list(theirs.read(span, EVERYTHING)))
+    count = 0
+    for is_checked, how in ((True, with_wrong_checksums), (False, garbled)):
+        more = {"kafka.check.crcs": str(is_checked).lower(), "kafkaConsumer.pollTimeoutMs": "3000"}
+        spoil = sometimes(random.Random(dice.random()), partial(how, dice))
+        with (
+            spoiling_proxy(kafka.bootstrap, spoil) as proxy,
+            reader(proxy.bootstrap, gather, **more) as ours,
+        ):
+            blocks, is_whole = until_error(ours.read(span, EVERYTHING))
+            count += proxy.spoilt
+        found = rows(blocks)
+        offsets = [span.start_inclusive - 1, *found[0], span.end_exclusive]
+        assert all(one < next_one for one, next_one in pairwise(offsets)), (topic, offsets)
+        if is_checked:
+            size = None if is_whole else len(found[0])
+            assert found == [column[:size] for column in expected], (topic, is_whole)
+        del blocks
+        assert gather.live_buffers() == 0, f"{gather.live_buffers()} buffers are left"
+    return count
+
+
+def until_error(blocks: Iterator[RecordBlock]) -> tuple[list[RecordBlock], bool]:
+    """The blocks before an error, and whether there was none."""
+    found = []
+    try:
+        for block in blocks:
+            found.append(block)  # noqa: PERF402
+    except (BrokerUnreachable, DataLost):
+        return found, False
+    return found, True
 
 
 def soak(kafka: Broker, seconds: float, seed: int) -> None:
@@ -151,14 +199,17 @@ def soak(kafka: Broker, seconds: float, seed: int) -> None:
     gather = native_gather.native_gather(library)
     assert gather is not None
     ends, next_kill = time.monotonic() + seconds, time.monotonic() + KILL_EVERY_S / 2
-    topics = records = kills = 0
+    topics = records = kills = spoilt = 0
     while time.monotonic() < ends or not topics:
         records += compare(kafka, gather, dice)
         topics += 1
+        spoilt += read_what_is_spoilt(kafka, gather, dice)
         if kafka.can_stop and time.monotonic() > next_kill:
             read_through_a_kill(kafka, gather, dice)
             kills, next_kill = kills + 1, time.monotonic() + KILL_EVERY_S
-    print(f"soaked: {topics} topics, {records} records, {kills} kills, seed {seed}", flush=True)
+    done = f"{topics} topics, {records} records, {kills} kills, {spoilt} answers spoilt"
+    print(f"soaked: {done}, seed {seed}", flush=True)
+    assert spoilt or topics < 10
 
 
 def main(seconds: str, seed: str, bootstrap: str = "") -> None:

@@ -125,6 +125,7 @@ class Arrivals:
         self._reached = {part: span.start_inclusive for part, span in self._spans.items()}
         self._records: dict[Partition, list[Message]] = {part: [] for part in self._spans}
         self._bytes = 0
+        self._broken: set[Partition] = set()
         self.troubled = False
 
     @property
@@ -157,6 +158,10 @@ class Arrivals:
                 self._reached[part] = max(self._reached[part], message.offset())
             else:
                 self.troubled = True
+                if self._reached[part] < end:
+                    # What comes behind an error need not follow what came before it: librdkafka
+                    # passes over a batch that it cannot read.
+                    self._broken.add(part)
         return self._reached[part] > before
 
     def whole(self) -> list[tuple[Range, list[Message]]]:
@@ -164,7 +169,7 @@ class Arrivals:
         return [
             (span, self._records[part])
             for part, span in self._spans.items()
-            if self._reached[part] >= span.end_exclusive
+            if self._reached[part] >= span.end_exclusive and part not in self._broken
         ]
 
 

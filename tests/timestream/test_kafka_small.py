@@ -114,6 +114,16 @@ def test_an_error_ends_the_waiting_and_keeps_what_was_whole() -> None:
         assert [span for span, _ in arrivals.whole()] == [done]
 
 
+def test_what_comes_behind_an_error_makes_nothing_whole() -> None:
+    spans = [Range(part(0), 0, 3), Range(part(1), 0, 2)]
+    wrong = [Said(part(number), 1, KafkaError._BAD_MSG) for number in range(2)]
+    arrivals = Arrivals(spans)
+    arrivals.take([Said(part(0), 0), wrong[0], Said(part(0), 2)])
+    # Behind the range's end an error is not about it.
+    arrivals.take([Said(part(1), 0), Said(part(1), 1), wrong[1]])
+    assert [span for span, _ in arrivals.whole()] == [spans[1]]
+
+
 def test_the_end_of_a_log_that_became_shorter_makes_nothing_whole() -> None:
     arrivals = Arrivals([Range(part(0), 3, 9)])
     arrivals.take([Said(part(0), 3), end(0, 4)])
