@@ -68,6 +68,8 @@ def broker_properties(listen: str, advertise: str, controller: str, voter: str) 
         # After a SIGKILL the old registration blocks the new one until it times out.
         "broker.session.timeout.ms": "2000",
         "broker.heartbeat.interval.ms": "500",
+        # A compacted topic is compacted within a second or two, not within fifteen.
+        "log.cleaner.backoff.ms": "1000",
         # Transactions that a test abandons are aborted soon after their timeout.
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     }

@@ -163,7 +163,9 @@ def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
     count = 0
     for is_checked, how in ((True, with_wrong_checksums), (False, garbled)):
         more = {"kafka.check.crcs": str(is_checked).lower(), "kafkaConsumer.pollTimeoutMs": "3000"}
-        spoil = sometimes(random.Random(dice.random()), partial(how, dice))
+        # The proxy's threads would disturb the order of ours.
+        theirs_alone = random.Random(dice.random())
+        spoil = sometimes(theirs_alone, partial(how, theirs_alone))
         with (
             spoiling_proxy(kafka.bootstrap, spoil) as proxy,
             reader(proxy.bootstrap, gather, **more) as ours,

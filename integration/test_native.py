@@ -10,6 +10,7 @@ import runpy
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,6 +197,26 @@ def test_aborted_records_are_passed_over_and_a_range_may_end_in_a_gap(
     assert paths.same(name, 13, 9) == {}
     loud = paths.same(name, 13, kafka__isolation__level="read_uncommitted")
     assert loud["offsets"] == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]
+
+
+def test_compacted_records_are_passed_over_and_a_range_may_end_where_one_was(
+    paths: Paths, topic: Topic
+) -> None:
+    settings = {"segment_ms": 1_000, "min_cleanable_dirty_ratio": 0.01}
+    name = topic(cleanup_policy="compact", **settings)
+    # A batch that is thinned out, one that is emptied, then segments of their own: the latest one
+    # is never compacted, and the one before keeps the last of each key.
+    for hour, keys in enumerate([b"axaya", b"a", b"a", b"a"]):
+        stamp = 1_700_000_000_000 + 3_600_000 * max(0, hour - 1)
+        records = [Record(b"%d" % hour, keys[n : n + 1], 0, stamp) for n in range(len(keys))]
+        paths.broker.produce(name, records)
+    deadline = time.monotonic() + 90
+    while (found := paths.same(name, 8)["offsets"]) != [1, 3, 6, 7]:
+        assert time.monotonic() < deadline, f"offsets {found} are left"
+        time.sleep(0.2)
+    assert paths.same(name, 6)["offsets"] == [1, 3]
+    assert paths.same(name, 6, 2)["values"] == [b"0"]
+    assert paths.same(name, 6, 4) == {}
 
 
 def test_deleted_records_are_an_error_or_passed_over(paths: Paths, topic: Topic) -> None:
