@@ -154,7 +154,8 @@ def at_rest(consumer: Consumer) -> None:
 def _sorted_out(polled: list[Message]) -> tuple[list[Message], list[Problem]]:
     """The records and the errors among what a consumer gave."""
     errors = _each(polled, "error")
-    if errors.count(None) == len(errors):
+    # Compared with None, an error would leave a TypeError behind for whatever is called next.
+    if not any(errors):
         return polled, []
     records = [message for message, error in zip(polled, errors, strict=True) if error is None]
     return records, [_problem(message) for message in polled if message.error() is not None]

@@ -36,7 +36,7 @@ class Said:
         return self.at
 
     def error(self) -> object:
-        return None if self.code is None else SimpleNamespace(code=lambda: self.code)
+        return None if self.code is None else KafkaError(self.code)
 
     def __len__(self) -> int:
         return self.size
@@ -183,6 +183,17 @@ def test_what_was_fetched_past_a_range_is_no_longer_held_at_rest(monkeypatch) ->
     assert consumer.take(Range(part(0), 0, 2), 0, Needs(), 1).reached == 2
     consumer.rest()
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
+
+
+def test_errors_among_records_are_told_apart(monkeypatch) -> None:
+    monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
+    consumer = MessageConsumer({})
+    consumer.aim(part(0), 0)
+    wrong = Said(part(0), 1, KafkaError._BAD_MSG)
+    consumer._consumer.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
+    taken = consumer.take(Range(part(0), 0, 5), 0, Needs(), 1)
+    assert (taken.block.offsets.to_pylist(), taken.reached) == ([0, 2], 5)
+    assert [(p.error.code(), p.offset) for p in taken.problems] == [(KafkaError._BAD_MSG, 1)]
 
 
 def test_a_slow_first_connection_serves_the_next_batch(monkeypatch) -> None:
