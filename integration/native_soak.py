@@ -212,6 +212,7 @@ def soak(kafka: Broker, seconds: float, seed: int) -> None:
     done = f"{topics} topics, {records} records, {kills} kills, {spoilt} answers spoilt"
     print(f"soaked: {done}, seed {seed}", flush=True)
     assert spoilt or topics < 10
+    assert kills or not kafka.can_stop or seconds < KILL_EVERY_S
 
 
 def main(seconds: str, seed: str, bootstrap: str = "") -> None:
