@@ -122,10 +122,11 @@ def native_gather(library: Path = LIBRARY) -> Gather | None:
 
 def _loaded(library: Path) -> Gather:
     found = ctypes.CDLL(str(library))
-    digest = _declared(found.gather_source_digest, c_char_p)()
+    wanted = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
+    # The oldest libraries have no digest.
+    digest = getattr(found, "gather_source_digest", None)
     size = _declared(found.gather_block_size, c_int64)()
-    built, wanted = digest.decode(), hashlib.sha256(_SOURCE.read_bytes()).hexdigest()
-    if built != wanted or size != ctypes.sizeof(Block):
+    if digest is None or _declared(digest, c_char_p)() != wanted or size != ctypes.sizeof(Block):
         raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
     return Gather(

@@ -302,15 +302,17 @@ def test_a_missing_library_is_an_error_only_where_it_is_insisted_on(
         native_gather(tmp_path / "nothing.so")
 
 
+@pytest.mark.parametrize("part", ["columnar format", "gather_source_digest"])
 def test_a_library_of_another_source_is_refused_aloud(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     gather: Gather,
+    part: str,
 ) -> None:
     older, script = tmp_path / "gather.c", build_script()
     now = script.SOURCE.read_text()
-    older.write_text(now.replace("columnar format.", "columnar format, as it was."))
+    older.write_text(now.replace(part, "as_it_was"))
     assert older.read_text() != now
     script.SOURCE = older
     assert script.compiled(tmp_path / "gather.so") is None
