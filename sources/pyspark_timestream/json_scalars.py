@@ -6,13 +6,23 @@ Every function raises ValueError where the value is not of the type.
 import base64
 import json
 import re
+from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Literal", "as_bytes", "as_decimal", "as_number", "as_text", "typed", "whole"]
+__all__ = [
+    "Literal",
+    "as_bytes",
+    "as_decimal",
+    "as_floating",
+    "as_integer",
+    "as_text",
+    "typed",
+    "whole",
+]
 
 _BLANK: Final = "".join(map(chr, range(33)))
 """What may stand around base64."""
@@ -68,10 +78,21 @@ def as_text(value: Any) -> str:
     return text
 
 
-def as_number(value: Any, target: pa.DataType) -> Any:
-    """A JSON number as the integer or floating-point type `target`."""
-    if pa.types.is_integer(target):
-        return pa.scalar(typed(value, int), target).as_py()
+def as_integer(target: pa.DataType) -> Callable[[Any], int]:
+    """Reads a JSON number as the signed integer type `target`."""
+    bound = 1 << (target.bit_width - 1)
+
+    def read(value: Any) -> int:
+        number = int(typed(value, int))
+        if not -bound <= number < bound:
+            raise ValueError(f"{number} does not fit {target}")
+        return number
+
+    return read
+
+
+def as_floating(value: Any, target: pa.DataType) -> float:
+    """A JSON number as the floating-point type `target`."""
     if isinstance(value, str):
         if value not in _NOT_FINITE:
             raise ValueError(f"{value!r} is no number")
@@ -79,7 +100,8 @@ def as_number(value: Any, target: pa.DataType) -> Any:
     number = -0.0 if value is _MINUS_ZERO else typed(value, (int, float))
     if pa.types.is_float32(target):
         # By way of a double it would be rounded twice.
-        return pa.scalar(getattr(number, "digits", None) or str(number)).cast(target).as_py()
+        text = getattr(number, "digits", None) or str(number)
+        return float(pa.scalar(text).cast(target).as_py())
     try:
         return float(number)
     except OverflowError:

@@ -123,27 +123,33 @@ def _parse_run(
 ) -> Iterator[JsonBlock]:
     """Read `values[start:stop]`, in pieces, in order.
 
-    Arrow mostly says which row it stumbled over; where it does not, the piece is halved.
+    Arrow mostly says which row it stumbled over; where it does not, the piece is halved. The closer
+    together it stumbles, the more values are read one by one before it is asked again: so a block
+    costs at most what its values cost one by one, and a little.
     """
-    at, size = start, stop - start
+    at, size, singly, stumbled = start, stop - start, _FEW, -1
     while at < stop:
-        end = min(at + size, stop)
+        end = min(at + (1 if at == stumbled else size), stop)
         alone = not good or end - at <= _FEW
         block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
         if isinstance(block, JsonBlock):
             yield block
-            at, size = end, 4 * size
-        elif block is None or end - at <= 2 * _FEW:
-            yield parse_rows(fields, values.slice(at, end - at).to_pylist())
-            at, size = end, 4 * max(size, _FEW)
-        elif block.row is None:
+            at, size, singly = end, 4 * size, _FEW
+            continue
+        row = None if block is None else block.row
+        if block is None:
+            size = 4 * max(size, _FEW)
+        elif row is None and end - at > 2 * _FEW:
             size = (end - at) // 2
-        elif block.row > _FEW:
-            size = block.row
+            continue
+        elif row is not None and row > _FEW:
+            size, stumbled = row, at + row
+            continue
         else:
-            until = at + block.row + 1
-            yield parse_rows(fields, values.slice(at, until - at).to_pylist())
-            at, size = until, max(2 * _FEW, size // 2)
+            end = min(at + max(singly, (row or 0) + 1), stop)
+            size, singly = max(2 * _FEW, size // 2), 2 * singly
+        yield parse_rows(fields, values.slice(at, end - at).to_pylist())
+        at = end
 
 
 def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _Stumbled:

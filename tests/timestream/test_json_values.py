@@ -206,6 +206,25 @@ def test_a_long_block_of_good_values_is_not_disturbed_by_a_bad_one(bad, place):
     assert found[place : place + len(bad)] == [row for value in bad for row in rows([value])]
 
 
+@pytest.mark.parametrize(("every", "most_calls"), [(1, 12), (7, 40), (100, 400), (1_000, 120)])
+@pytest.mark.parametrize("bad", [{"i": "x"}, {"d": [1]}])
+def test_many_bad_values_do_not_make_arrow_start_over_for_each(every, most_calls, bad, monkeypatch):
+    calls, parse_joined = [], json_values._parse_joined
+    monkeypatch.setattr(
+        json_values, "_parse_joined", lambda *given: calls.append(1) or parse_joined(*given)
+    )
+    fields = JsonFields(pa.schema([("i", pa.int64()), ("d", pa.float64())]))
+    good = [{"i": i, "d": i / 8} for i in range(20_000)]
+    values = [json.dumps(g | bad if g["i"] % every == 0 else g).encode() for g in good]
+    block = parse_json(fields, pa.array(values, pa.binary()))
+    assert block.malformed.tolist() == [i % every == 0 for i in range(len(good))]
+    expected = [None if name in bad and i % every == 0 else g[name] for i, g in enumerate(good)
+                for name in ("i", "d")]  # fmt: skip
+    found = zip(*(column.to_pylist() for column in block.columns), strict=True)
+    assert [value for row in found for value in row] == expected
+    assert len(calls) <= most_calls
+
+
 @given(
     st.lists(
         st.sampled_from(
