@@ -172,6 +172,24 @@ def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
     assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
 
 
+def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
+    monkeypatch.setattr("pyspark_timestream.kafka_driver._DISCOVERY_S", 3_600.0)
+    broker = FakeBroker(p0=(0, 2))
+    listed, list_all = [], broker.partitions
+    broker.partitions = lambda: listed.append(1) or list_all()
+    driver, offset = StreamDriver(options(startingOffsets="earliest"), broker.connect), SENTINEL
+    driver._read_again = lambda offset, span: offset.partitions[span.partition].state
+    for end in range(3, 9):
+        broker.log[at(0)] = (0, end)
+        offset = driver.plan(offset, None)
+    assert StreamOffset.from_json(offset).partitions[at(0)].end_exclusive == 8
+    assert len(listed) == 1
+    driver._looked_at = float("-inf")
+    broker.log[at(1)] = (0, 5)
+    assert at(1) in StreamOffset.from_json(driver.plan(offset, None)).partitions
+    assert len(listed) == 2
+
+
 def test_a_stream_that_falls_quiet_runs_one_empty_batch_and_no_more():
     run = Driven(FakeBroker(p0=(0, 100)))
     run.plan()

@@ -12,6 +12,7 @@ from pyspark_timestream.kafka_messages import Problem, Taken
 from pyspark_timestream.kafka_options import read_kafka_options
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs
+from pyspark_timestream.stock import Stock
 
 SPAN = Range(Partition("t", 0), 10, 20)
 
@@ -85,3 +86,26 @@ def test_missing_rights_are_an_error(monkeypatch) -> None:
     denied = Problem(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "t", 0, -1)
     with pytest.raises(BrokerUnreachable, match=r"topic .t. partition 0: .*authorization failed"):
         read(monkeypatch, [Taken(None, 10, (denied,))], fail=True)
+
+
+def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkeypatch) -> None:
+    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    stock: Stock[RangeReader] = Stock(most=4, idle_s=300)
+    monkeypatch.setattr(kafka_fetch, "_STOCK", stock)
+    made: list[Scripted] = []
+
+    def new_consumer(reader: RangeReader) -> Scripted:
+        made.append(Scripted(iter([Taken(None, 20, ()), Taken(None, 30, ()), Taken(None, 20, ())])))
+        return made[-1]
+
+    monkeypatch.setattr(RangeReader, "_new_consumer", new_consumer)
+    later = Range(SPAN.partition, 20, 30)
+    for span in (SPAN, later, SPAN):
+        with kafka_fetch.borrowed_reader(options, "g") as reader:
+            assert list(reader.read(span, Needs())) == []
+    assert [consumer.aims for consumer in made] == [[10, 20, 10]]
+    with pytest.raises(ZeroDivisionError), kafka_fetch.borrowed_reader(options, "g"):
+        raise ZeroDivisionError
+    with kafka_fetch.borrowed_reader(options, "g") as reader:
+        assert list(reader.read(SPAN, Needs())) == []
+    assert [consumer.aims for consumer in made] == [[10, 20, 10], [10]]
