@@ -18,7 +18,8 @@ from pyspark_timestream.punctuations import NEVER
 from pyspark_timestream.records import (
     Needs,
     RecordBlock,
-    has_header,
+    as_texts,
+    header_places,
     header_texts,
     header_values,
 )
@@ -117,19 +118,22 @@ def _record_us(options: KafkaOptions, block: RecordBlock) -> npt.NDArray[np.int6
 
 def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
     """The punctuations of `block`: the records with a mark or a close."""
-    all_headers: pa.Array = block.headers
-    closed = has_header(all_headers, f"{name}-close")
-    places = np.flatnonzero(has_header(all_headers, name) | closed)
+    headers: pa.Array = block.headers
+    marked, closed = header_places(headers, name), header_places(headers, f"{name}-close")
+    places = np.flatnonzero((marked >= 0) | (closed >= 0))
     if not len(places):
         return NO_MARKS
-    headers = all_headers.take(pa.array(places))
-    us, readable = text_times(header_texts(headers, name), options.time_unit)
-    writers = header_texts(headers, f"{name}-writer")
+    times = as_texts(header_values(headers, marked[places]))
+    us, readable = text_times(times, options.time_unit)
+    named = header_values(headers, header_places(headers, f"{name}-writer")[places])
+    writers = as_texts(named)
     # A name that is no UTF-8 is not the same as none.
-    nameless = pc.is_valid(header_values(headers, f"{name}-writer"))
-    garbled = np.array(pc.and_(nameless, pc.is_null(writers)).to_numpy(zero_copy_only=False))
+    garbled = np.array(
+        pc.and_not(pc.is_null(writers), pc.is_null(named)).to_numpy(zero_copy_only=False)
+    )
     names = pc.fill_null(writers, "")
-    return Marks(places, us, has_header(headers, name), readable & ~garbled, names, closed[places])
+    is_close = closed[places] >= 0
+    return Marks(places, us, marked[places] >= 0, readable & ~garbled, names, is_close)
 
 
 def _sources(options: KafkaOptions) -> list[TimeFrom]:

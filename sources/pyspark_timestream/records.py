@@ -7,7 +7,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Needs", "RecordBlock", "has_header", "header_texts", "header_values", "utf8_or_none"]
+__all__ = [
+    "Needs",
+    "RecordBlock",
+    "as_texts",
+    "header_places",
+    "header_texts",
+    "header_values",
+    "utf8_or_none",
+]
 
 
 class Needs(NamedTuple):
@@ -41,34 +49,33 @@ class RecordBlock(NamedTuple):
 
 def header_texts(headers: pa.Array, name: str) -> pa.Array:
     """The header `name` of each of n records as text; null where it is absent or no UTF-8."""
-    values = header_values(headers, name)
+    return as_texts(header_values(headers, header_places(headers, name)))
+
+
+def as_texts(values: pa.Array) -> pa.Array:
+    """Binary values as texts; null where one is null or no UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         return pa.array([utf8_or_none(value.as_py()) for value in values], pa.string())
 
 
-def header_values(headers: pa.Array, name: str) -> pa.Array:
-    """The header `name` of each of n records as it is; null where it is absent.
-
-    Of repeated headers the last wins (contract section 3.4).
-    """
-    places = _places(headers, name)
+def header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
+    """The values at `places` among all headers of some records; null where it is -1."""
     return headers.flatten().field("value").take(pa.array(places, mask=places < 0))
 
 
-def has_header(headers: pa.Array, name: str) -> npt.NDArray[np.bool_]:
-    """Which of n records have the header `name`, with a value or without."""
-    return _places(headers, name) >= 0
+def header_places(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    """Where each of n records' header `name` is among all headers; -1: nowhere.
 
-
-def _places(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """Where each record's last header `name` is among all headers; -1: nowhere."""
-    rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+    Of repeated headers the last wins (contract section 3.4).
+    """
     named = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
     places = np.full(len(headers), -1, dtype=np.int64)
-    # A later assignment to the same row overwrites an earlier one: the last header wins.
-    places[rows[named]] = np.flatnonzero(named)
+    if named.any():
+        rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
+        # A later assignment to the same row overwrites an earlier one: the last header wins.
+        places[rows[named]] = np.flatnonzero(named)
     return places
 
 
