@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyspark_timestream.instants import format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.heads import Note
+from pyspark_tseries.parquet_layout import ROWS_PER_GROUP, by_groups, compression, parquet_options
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place
 from pyspark_tseries.retention import RetainedRange
@@ -27,17 +28,12 @@ __all__ = [
     "Snapshot",
     "WrittenFile",
     "as_stored",
-    "by_groups",
     "data_files",
     "extent_of",
-    "parquet_options",
     "reading",
     "run_path",
     "write_events",
 ]
-
-ROWS_PER_GROUP: Final = 10_000
-"""Small row groups let a reader of one series skip most of a file that holds them all."""
 
 FEW_ROWS: Final = 64
 """Fewer are larger when compressed, and take half a millisecond longer."""
@@ -190,46 +186,10 @@ def write_events(
     if place.local:
         os.makedirs(os.path.dirname(full), exist_ok=True)
     options = parquet_options(table.schema)
-    if table.num_rows < FEW_ROWS:
-        options["compression"] = "none"
+    options["compression"] = "none" if table.num_rows < FEW_ROWS else compression(table)
     rows = by_groups(table, group_rows)
     pq.write_table(rows, full, row_group_size=group_rows, filesystem=place.filesystem, **options)
     return WrittenFile(path, place.size(full), extent_of(table).statistics())
-
-
-def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
-    """`events`, sorted by series, with the names of each row group in a dictionary of its own.
-
-    Parquet writes a dictionary whole into every group, so one for all would be there many times.
-    A table whose `series` is no dictionary stays as it is.
-    """
-    if not pa.types.is_dictionary(events.schema.field("series").type):
-        return events
-    events = events.unify_dictionaries().combine_chunks()
-    series = events["series"].chunk(0)
-    names, codes = series.dictionary, series.indices.to_numpy()
-    groups = []
-    for start in range(0, len(codes), group_rows):
-        mine = codes[start : start + group_rows]
-        own = names.slice(mine[0], mine[-1] - mine[0] + 1)
-        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
-    return events.set_column(0, "series", pa.chunked_array(groups))
-
-
-def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """How events of these columns are written; `series` as `series_column` has made it."""
-    deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
-    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
-    encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
-    if not pa.types.is_dictionary(schema.field("series").type):
-        encoding["series"] = "PLAIN"
-    return {
-        "compression": "zstd",
-        "use_dictionary": [name for name in schema.names if name not in encoding],
-        "column_encoding": encoding,
-        # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
-        "store_schema": False,
-    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,14 @@ import pyarrow.parquet as pq
 from pyspark_tseries.columns import layout
 from pyspark_tseries.edits import standing
 from pyspark_tseries.files import (
-    ROWS_PER_GROUP,
     Extent,
     WrittenFile,
     extent_of,
-    parquet_options,
     write_events,
 )
 from pyspark_tseries.heads import Head, Longs, Note, delta_of
 from pyspark_tseries.numbering import Numbered, number
+from pyspark_tseries.parquet_layout import ROWS_PER_GROUP, parquet_options
 from pyspark_tseries.places import Place
 from pyspark_tseries.rows import event_rows
 from pyspark_tseries.runs import rows_per

@@ -96,7 +96,9 @@ def number(series: pa.Array, given: pa.Array, head: Standing, policy: str, now_u
     late = _judge(us < before["original_us"][codes], names, codes, us, before, policy)
     if late.dropped:
         order, codes, us = order[late.on_time], codes[late.on_time], us[late.on_time]
-    timed = np.where(us == UNTIMED, NEVER_US, np.maximum(us, before["original_us"][codes]))
+    if late.adjusted:
+        us = np.maximum(us, before["original_us"][codes])
+    timed = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
     return _numbered(names, codes, order, timed, before, now_us, late)
 
 
@@ -185,9 +187,11 @@ def _numbered(
     first = before["last_sequence"] + 1
     sequence = np.arange(len(codes)) - np.repeat(starts - first, sizes)
     newest_us = _largest(timed_us, starts, before["newest_us"])
-    us = np.where(timed_us == NEVER_US, np.maximum(newest_us, now_us)[codes], timed_us)
-    if (us == NEVER_US).any():
-        raise _timeless(names[int(present[codes[np.argmin(us)]])].as_py())
+    untimed, us = timed_us == NEVER_US, timed_us
+    if untimed.any():
+        us = np.where(untimed, np.maximum(newest_us, now_us)[codes], timed_us)
+        if (us == NEVER_US).any():
+            raise _timeless(names[int(present[codes[np.argmin(us)]])].as_py())
     last = starts + sizes - 1
     names = names.take(pa.array(present))
     after = {

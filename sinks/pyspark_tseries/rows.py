@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -36,6 +35,9 @@ __all__ = [
 
 EDIT_OF: Final = ORIGINAL[0]
 """The column of a batch that names the edited originals; null in appends."""
+
+REPEATED: Final = 10_000
+"""So many rows of a column that has one value are in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +244,26 @@ def event_rows(
     stamp = pa.array(events.timestamp_us).cast(INSTANT)
     authors = author_column(rows["author"], events, author)
     head = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
-    overridden = originals or [pa.nulls(size, field.type) for field in ORIGINAL]
-    commit = [pa.repeat(note.commit, size), pa.repeat(note.commit_us, size).cast(INSTANT)]
+    nothing = (pa.scalar(None, field.type) for field in ORIGINAL)
+    overridden = originals or [_throughout(null, size) for null in nothing]
+    made_at = pa.scalar(note.commit_us).cast(INSTANT)
+    commit = [_throughout(pa.scalar(note.commit), size), _throughout(made_at, size)]
     names = [field.name for field in layout(taken.schema)][:-1]
     return pa.table([*head, *taken.columns, *overridden, *commit], names=names)
 
 
-def author_column(given: pa.ChunkedArray, events: Numbered, author: str) -> pa.Array:
+def author_column(
+    given: pa.ChunkedArray, events: Numbered, author: str
+) -> pa.Array | pa.ChunkedArray:
     """The author of each of `events`: as `given` by its row, else `author`."""
     if given.null_count < len(given):
         return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
-    nobody = np.zeros(len(events.order), np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(nobody), pa.array([author]))
+    name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
+    return _throughout(name[0], len(events.order))
+
+
+def _throughout(value: pa.Scalar, size: int) -> pa.ChunkedArray:
+    """A column of `value`, in memory only once however many rows it has."""
+    part = pa.repeat(value, min(size, REPEATED))
+    parts = [part] * (size // REPEATED)
+    return pa.chunked_array([*parts, part.slice(0, size % REPEATED)])

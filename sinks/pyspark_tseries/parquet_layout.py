@@ -1,0 +1,72 @@
+"""How events are laid out in Parquet: encodings, compression, row groups."""
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["ROWS_PER_GROUP", "by_groups", "compression", "parquet_options"]
+
+ROWS_PER_GROUP: Final = 10_000
+"""Small row groups let a reader of one series skip most of a file that holds them all."""
+
+_SAME: Final = (
+    *("author", "original_sequence", "original_timestamp", "original_author"),
+    *("commit", "commit_time"),
+)
+"""Columns that as a rule have one value throughout a commit's file."""
+
+
+def compression(events: pa.Table) -> str | dict[str, str]:
+    """Of each column: one value needs none, and what prepares it takes longer than writing it.
+
+    Nested columns would go by the names of their leaves; with these all are compressed.
+    """
+    if any(pa.types.is_nested(field.type) for field in events.schema):
+        return "zstd"
+    alike = {name for name in _SAME if _has_one_value(events[name])}
+    return {name: "none" if name in alike else "zstd" for name in events.column_names}
+
+
+def _has_one_value(column: pa.ChunkedArray) -> bool:
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    if pa.types.is_dictionary(column.type):
+        return all(len(chunk.dictionary) == 1 for chunk in column.chunks)
+    ends = pc.min_max(column)
+    return bool(ends["min"] == ends["max"])
+
+
+def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
+    """`events`, sorted by series, with the names of each row group in a dictionary of its own.
+
+    Parquet writes a dictionary whole into every group, so one for all would be there many times.
+    A table whose `series` is no dictionary stays as it is.
+    """
+    if not pa.types.is_dictionary(events.schema.field("series").type):
+        return events
+    series = events["series"].unify_dictionaries().combine_chunks()
+    names, codes = series.dictionary, series.indices.to_numpy()
+    groups = []
+    for start in range(0, len(codes), group_rows):
+        mine = codes[start : start + group_rows]
+        own = names.slice(mine[0], mine[-1] - mine[0] + 1)
+        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
+    return events.set_column(0, "series", pa.chunked_array(groups))
+
+
+def parquet_options(schema: pa.Schema) -> dict[str, Any]:
+    """How events of these columns are written; `series` as `series_column` has made it."""
+    deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    if not pa.types.is_dictionary(schema.field("series").type):
+        encoding["series"] = "PLAIN"
+    return {
+        "compression": "zstd",
+        "write_batch_size": ROWS_PER_GROUP,
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
+        # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
+        "store_schema": False,
+    }
