@@ -49,6 +49,7 @@ def test_a_token_is_asked_for_where_the_options_say(
         pytest.skip("the native gather is not built here, or not wanted")
     if not native:
         monkeypatch.setattr(kafka_fetch, "native_gather", lambda: None)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
     url, asked = endpoint
     oidc = {
         "method": "oidc",
