@@ -11,7 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from kafka_source import START_MS, spark_source, timestream
+from kafka_records import filled
+from kafka_source import spark_source, timestream
 from memory import PeakMemory
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +20,7 @@ from side_by_side import ROUNDS, Comparison, Done, compare, report
 from streams import finish, one_batch
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, Record, broker
+from broker import Broker, broker
 from spark_session import local_spark
 
 PARTITIONS = 4
@@ -35,21 +36,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
-
-
-def records(count: int, partitions: int) -> Iterator[Record]:
-    """Records of about 85 bytes, a millisecond apart, over the partitions in turn."""
-    values = [f'{{"device":{i:03},"reading":{i / 7:.9f},"site":"north-hall"}}' for i in range(977)]
-    for number in range(count):
-        value = values[number % len(values)]
-        yield Record(value, f"{number % 100:02}", number % partitions, START_MS + number)
-
-
-def filled(kafka: Broker, count: int, partitions: int) -> str:
-    """A topic with `count` records."""
-    topic = kafka.create_topic(partitions=partitions)
-    kafka.produce(topic, records(count, partitions))
-    return topic
 
 
 def batch_of(frame: Callable[[], DataFrame], count: int, per: int) -> Done:

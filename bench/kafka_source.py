@@ -1,37 +1,36 @@
 """Kafka -> noop and Kafka -> JSON -> one-minute windows, against Spark's own Kafka source.
 
-Both read the same topic in one batch, in turns. Before that both deliver the same records, which
-is checked by their number, offsets and values, or by the fields and times that were parsed.
+Ours comes twice: with the native gather, and without it (`TIMESTREAM_NATIVE`); which of the two the
+workers have used is looked up in what they have loaded. All read the same topic in one batch, in
+turns, each in a session of its own. Before that all deliver the same records, which is checked by
+their number, offsets and values, or by the fields and times that were parsed.
 """
 
-import json
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
+from kafka_records import filled
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from side_by_side import Comparison, Contender, compare, report
+from sessions import Apart, path_taken
+from side_by_side import Comparison, Done, compare, each_against_peer, report
 from streams import one_batch, summary
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, Record, broker
+from broker import Broker, broker
 from spark_session import local_spark
 
 PARTITIONS = 4
 RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))
-START_MS = 1_700_000_000_000
+WARM_UP = 3
+"""Rounds until both have met the JVM's last compiler."""
+
 JSON = "device long, reading double"
-
-
-def records(count: int) -> Iterator[Record]:
-    """Records of about 85 bytes, a millisecond of event time apart, over four partitions."""
-    for number in range(count):
-        at = START_MS + number
-        value = {"device": number % 100, "ts": at, "reading": number % 977 / 7, "unit": "celsius"}
-        text = json.dumps(value | {"site": "north-hall"}).encode()
-        yield Record(text, str(number % 100).encode(), number % PARTITIONS, at)
 
 
 def spark_source(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
@@ -105,36 +104,61 @@ JOBS: Mapping[str, Mapping[str, Make]] = {
     "Kafka -> noop": {"spark": spark_source, "timestream": timestream},
     "Kafka -> JSON -> window": {"spark": spark_windows, "timestream": timestream_windows},
 }
-CHECKED = {
+CHECKED: Mapping[str, tuple[Mapping[str, Make], Mapping[str, str]]] = {
     "Kafka -> noop": ({"spark": spark_source, "timestream": timestream}, RECORD_SUMS),
     "Kafka -> JSON -> window": (
         {"spark": spark_parsed, "timestream": timestream_parsed},
         FIELD_SUMS,
     ),
 }
+WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "spark": ("spark", {}),
+    "without native": ("timestream", {"TIMESTREAM_NATIVE": "0"}),
+    "native": ("timestream", {"TIMESTREAM_NATIVE": "1"}),
+}
+"""Contender -> the source, and the environment of its session."""
+
+
+@functools.cache
+def here(bootstrap: str) -> tuple[SparkSession, Broker]:
+    """The session of this process, and the broker that another has started."""
+    return local_spark("bench", spark_jars=kafka_jars()), Broker(bootstrap, "given")
+
+
+def run(way: str, job: str, bootstrap: str, topic: str, count: int) -> Done:
+    """One run of a contender, in its process.
+
+    Raises:
+        SystemExit: the workers did not read by the path that was asked for.
+    """
+    source, _ = WAYS[way]
+    done = one_batch(JOBS[job][source](*here(bootstrap), topic), count, extra=0.01)
+    if source == "timestream" and path_taken() != ("native" if way == "native" else "python"):
+        raise SystemExit(f"{job}, {way}: the workers have used the path '{path_taken()}'")
+    return done
+
+
+def check(way: str, job: str, bootstrap: str, topic: str) -> dict[str, Any]:
+    """What a contender's records sum up to."""
+    sources, sums = CHECKED[job]
+    return summary(data_rows(sources[WAYS[way][0]](*here(bootstrap), topic)), sums)
 
 
 def measure(count: int = RECORDS) -> Iterator[Comparison]:
-    """Every job, by Spark's source and by ours."""
-    spark = local_spark("bench", spark_jars=kafka_jars())
-    with broker(say=lambda _: None) as kafka:
-        topic = kafka.create_topic(partitions=PARTITIONS)
-        kafka.produce(topic, records(count))
-
-        def run(make: Make) -> Contender:
-            return lambda: one_batch(make(spark, kafka, topic), count, extra=0.01)
-
-        def comparison(job: str) -> Comparison:
-            sources, sums = CHECKED[job]
+    """Every job, by Spark's source and by both ways of ours."""
+    kafka_jars()
+    with ExitStack() as open_:
+        kafka = open_.enter_context(broker(say=lambda _: None))
+        topic = filled(kafka, count, PARTITIONS)
+        apart = {way: open_.enter_context(Apart(**settings)) for way, (_, settings) in WAYS.items()}
+        for job in JOBS:
+            given = (job, kafka.bootstrap, topic)
             checks = {
-                name: lambda m=make: summary(data_rows(m(spark, kafka, topic)), sums)
-                for name, make in sources.items()
+                way: functools.partial(each.call, check, way, *given) for way, each in apart.items()
             }
-            runs = {name: run(make) for name, make in JOBS[job].items()}
-            return compare(job, runs, count, checks=checks)
-
-        yield from map(comparison, JOBS)
-    spark.stop()
+            runs = {way: each.contender(run, way, *given, count) for way, each in apart.items()}
+            found = compare(job, runs, count, warm_up=WARM_UP, checks=checks)
+            yield from each_against_peer(found)
 
 
 if __name__ == "__main__":

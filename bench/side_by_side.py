@@ -271,5 +271,12 @@ def _librdkafka() -> str:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    """What is checked out; `-dirty` where files differ, other than results of this very run."""
+    commit = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)bench/results")
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

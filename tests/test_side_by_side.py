@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import side_by_side
 from memory import PeakMemory
-from side_by_side import Comparison, Done, compare, report
+from sessions import Apart
+from side_by_side import Comparison, Done, compare, each_against_peer, report
 
 
 def contender(name: str, log: list[str], took: Iterable[float], rows: int) -> Callable[[], Done]:
@@ -31,6 +32,37 @@ def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
     assert log == ["ours", "peer", "peer", "ours", "ours", "peer", "peer", "ours"]
     assert found.took == {"peer": [2, 3, 8], "ours": [4, 3, 2]}
     assert found.spread() == (0.5, 1.0, 4.0)
+
+
+def test_as_many_rounds_warm_up_as_are_asked_for() -> None:
+    runs = {
+        "peer": contender("peer", [], [9, 9, 9, 2], 7),
+        "ours": contender("ours", [], [5, 5, 5, 1], 7),
+    }
+    assert compare("a job", runs, rounds=1, warm_up=3).took == {"peer": [2], "ours": [1]}
+
+
+def test_each_way_of_ours_is_a_row_against_the_one_peer() -> None:
+    took = {"peer": [4.0], "slow": [8.0], "fast": [1.0]}
+    memory = {name: {"worker": size} for name, size in (("slow", 2.0), ("fast", 1.0))}
+    slow, fast = each_against_peer(Comparison("a job", took, memory_mb=memory))
+    assert (slow.job, slow.ratios, slow.memory_mb["slow"]) == ("a job, slow", [0.5], memory["slow"])
+    assert (fast.job, fast.ratios, list(fast.memory_mb)) == ("a job, fast", [4.0], ["fast"])
+
+
+def test_a_contender_apart_has_its_own_environment_and_memory() -> None:
+    with Apart(BENCH_APART="yes") as apart:
+        assert apart.call(os.getenv, "BENCH_APART") == "yes"
+        assert apart.pid != os.getpid()
+        with PeakMemory(apart.pid) as memory:
+            while memory.peaks_mb.get("main", 0) == 0:
+                pass
+        alone = memory.peaks_mb["main"]
+    assert os.getenv("BENCH_APART") is None
+    with PeakMemory() as memory:
+        while memory.peaks_mb.get("main", 0) == 0:
+            pass
+    assert alone < memory.peaks_mb["main"]
 
 
 def test_the_ratio_of_milliseconds_is_ours_over_the_peers() -> None:

@@ -1,0 +1,80 @@
+"""Contenders in processes of their own, so that each has its session, workers and environment.
+
+    with Apart(TIMESTREAM_NATIVE="0") as apart:
+        compare("a job", {"peer": theirs, "timestream": apart.contender(run, "a job")})
+
+What warms up in one JVM, or stays in its heap, is then no other contender's. The processes are
+there all the time and take turns. A job is a function of the script, its arguments can be pickled.
+"""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from memory import workers_with
+from side_by_side import Done
+
+__all__ = ["Apart", "path_taken"]
+
+
+class Apart:
+    """A process with an environment; it ends with the `with` block."""
+
+    def __init__(self, **environment: str) -> None:
+        self._pool = ProcessPoolExecutor(
+            max_workers=1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(environment,),
+        )
+        self.pid = self.call(os.getpid)
+
+    def __enter__(self) -> "Apart":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:
+            # What it does now is wanted no more, and may take for ever.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._pool.shutdown(cancel_futures=True)
+
+    def call(self, job: Callable[..., Any], *given: Any) -> Any:
+        """What `job` returns there; what it raises is raised here."""
+        return self._pool.submit(job, *given).result()
+
+    def contender(self, job: Callable[..., Done], *given: Any) -> "There":
+        """`job` as `compare` wants it."""
+        return There(self, job, given)
+
+
+def _begin(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+
+
+@dataclass(frozen=True)
+class There:
+    """A contender that runs in another process, whose memory is looked at."""
+
+    apart: Apart
+    job: Callable[..., Done]
+    given: tuple[Any, ...]
+
+    def __call__(self) -> Done:
+        done: Done = self.apart.call(self.job, *self.given)
+        return done
+
+    @property
+    def pid(self) -> int:
+        """Of that process."""
+        return self.apart.pid
+
+
+def path_taken() -> str:
+    """How the Python workers of this process have read Kafka: by the code they have loaded."""
+    return "native" if workers_with(os.getpid(), "/gather.so") else "python"
