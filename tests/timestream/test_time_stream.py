@@ -14,6 +14,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, udf
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
 from pyspark_timestream import DefaultSource
 from pyspark_timestream.errors import CheckpointMismatch
@@ -133,7 +134,9 @@ def test_rows_have_exactly_the_types_that_spark_checks():
     stream = reader(rate="max", maxCount="1")
     batch = next(stream.read(stream.partitions(SENTINEL, stream.latestOffset(SENTINEL, ALL))[0]))
     utc = pa.timestamp("us", tz="UTC")
-    assert batch.schema == pa.schema([("timestamp", utc), ("value", pa.int64())])
+    types = {"timestamp": utc, "value": pa.int64()}
+    expected = [pa.field(name, each, nullable=False) for name, each in types.items()]
+    assert batch.schema.equals(pa.schema(expected))
 
 
 def test_skips_are_warned_of_once_a_batch_recorded_and_survive_a_restart(caplog):
@@ -248,6 +251,19 @@ def test_another_user_schema_is_refused_and_a_batch_read_too():
         transport.stream_reader(type(TIME_SCHEMA)().add("value", "string"))
     with pytest.raises(OptionError, match=r"'time' cannot be read with spark\.read;"):
         transport.reader(TIME_SCHEMA)
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+def test_columns_are_never_null_but_a_user_may_declare_them_so(nullable):
+    names = ("timestamp", "value")
+    types = (TimestampType(), LongType())
+    fields = [StructField(*each, nullable) for each in zip(names, types, strict=True)]
+    schema = StructType(fields)
+    stream = TimeTransport({"rate": "max", "maxCount": "3"}).stream_reader(schema)
+    [part] = stream.partitions(SENTINEL, stream.latestOffset(SENTINEL, ALL))
+    [batch] = stream.read(part)
+    assert [field.nullable for field in batch.schema] == [nullable, nullable]
+    assert batch["value"].to_pylist() == [0, 1, 2]
 
 
 # ---- real queries ----
