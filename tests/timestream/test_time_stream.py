@@ -440,6 +440,21 @@ def test_a_batch_read_is_refused_with_the_way_out(spark):
 
 
 @pytest.mark.spark
+def test_state_kept_while_columns_could_be_null_is_read_on(spark, tmp_path):
+    def distinct(reader):
+        return reader.format("timestream").option("period", "0.01").load().dropDuplicates()
+
+    # As every checkpoint was made before the columns were declared never null.
+    nullable = spark.readStream.schema("timestamp timestamp, value long")
+    available_now(distinct(nullable), tmp_path)
+    query = available_now(distinct(spark.readStream), tmp_path)
+    kept = [k for _, k in written(spark, tmp_path)]
+    assert kept == list(range(len(kept)))
+    assert len(kept) > 1
+    assert query.lastProgress.stateOperators[0].numRowsTotal == len(kept)
+
+
+@pytest.mark.spark
 def test_a_user_schema_must_be_the_sources_own(spark, tmp_path):
     own = spark.readStream.format("timestream").schema("timestamp timestamp, value long")
     available_now(own.load(), tmp_path / "own")
