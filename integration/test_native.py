@@ -256,7 +256,7 @@ def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(
         return content[:at] + b"\0" * 4 + content[at + 4 :] if at else content
 
     with spoiling_proxy(paths.broker.bootstrap, spoil) as proxy:
-        spoilt = {"kafka__bootstrap__servers": proxy.bootstrap, "kafka__check__crcs": "true"}
+        spoilt = {"kafka__bootstrap__servers": proxy.bootstrap}
         one, other = paths.columns(spans[0], **spoilt)
         assert one[0] == other[0] == "BrokerUnreachable"
         assert "MessageSet at offset 1 " in one[1]
