@@ -3,94 +3,113 @@
 Three answers: the rows a second of a batch of many records against one of few (1.0: each row costs
 the same); what a task of the large batch holds in the last quarter of its run against the second
 quarter (1.0: memory does not grow with what was read); and a batch over many partitions with a
-few records in each against Spark's own source.
+few records in each against Spark's own source, in seconds: the project's goal is 3. Each contender
+has a session of its own, so that the memory that is kept of each is its own as well.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 from kafka_records import filled
-from kafka_source import spark_source, timestream
+from kafka_source import here, spark_source, timestream
 from memory import PeakMemory
 from peers import kafka_jars
-from pyspark.sql import DataFrame, SparkSession
+from sessions import Apart, path_taken
 from side_by_side import ROUNDS, Comparison, Done, compare, report
 from streams import finish, one_batch
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
-from spark_session import local_spark
 
 PARTITIONS = 4
 IN_EACH = 5
 """Records in each of the many partitions."""
+
+GOAL_S = 3
 
 
 def arguments() -> argparse.Namespace:
     """The sizes; the goals of the project are stated for 1 to 40 million records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", type=int, default=1_000_000)
-    parser.add_argument("--large", type=int, default=4_000_000)
+    parser.add_argument("--large", type=int, default=10_000_000)
     parser.add_argument("--partitions", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
 
 
-def batch_of(frame: Callable[[], DataFrame], count: int, per: int) -> Done:
+def batch_of(bootstrap: str, topic: str, count: int, per: int) -> Done:
     """What a batch of `count` records takes for each `per` of them."""
-    done = one_batch(frame(), count, extra=0.01)
-    return Done(done.took * per / count, {"every record": True})
+    done = one_batch(timestream(*here(bootstrap), topic), count, extra=0.01)
+    return Done(done.took * per / count, {"every record": True, "path": path_taken()})
 
 
-def quarters(frame: DataFrame) -> tuple[float, float]:
+def quarters(bootstrap: str, topic: str) -> tuple[float, float]:
     """The MB of the largest worker at its peak in the second and in the last quarter of a run."""
     with PeakMemory() as memory:
-        finish(frame)
+        finish(timestream(*here(bootstrap), topic))
     quarter = len(memory.worker_mb) // 4
     if not quarter:
         raise SystemExit("the run was too short for its memory to be looked at")
     return max(memory.worker_mb[quarter : 2 * quarter]), max(memory.worker_mb[-quarter:])
 
 
-def growth(spark: SparkSession, kafka: Broker, size: argparse.Namespace) -> Iterator[Comparison]:
-    """Rows a second and memory, with the number of records."""
-    few, many = (filled(kafka, count, PARTITIONS) for count in (size.small, size.large))
-    contenders = {
-        f"{count:,}": lambda t=topic, n=count: batch_of(
-            lambda: timestream(spark, kafka, t), n, size.small
-        )
-        for topic, count in ((few, size.small), (many, size.large))
-    }
-    job = f"Kafka -> noop, a batch of {size.large:,}"
-    yield compare(job, contenders, size.small, rounds=size.rounds)
-    pairs = [quarters(timestream(spark, kafka, many)) for _ in range(min(size.rounds, 3))]
+def speed(kafka: Broker, topics: dict[int, str], rounds: int) -> Comparison:
+    """Rows a second, with the number of records."""
+    small, large = topics
+    with ExitStack() as open_:
+        contenders = {
+            f"{count:,}": open_.enter_context(Apart()).contender(
+                batch_of, kafka.bootstrap, topic, count, small
+            )
+            for count, topic in topics.items()
+        }
+        job = f"Kafka -> noop, a batch of {large:,}"
+        return compare(job, contenders, small, rounds=rounds, warm_up=2)
+
+
+def memory(kafka: Broker, topic: str, count: int, rounds: int) -> Comparison:
+    """What a task holds, each time in workers that have read nothing before."""
+    pairs = []
+    for _ in range(rounds):
+        with Apart() as apart:
+            pairs.append(apart.call(quarters, kafka.bootstrap, topic))
     took = dict(zip(("second quarter", "last quarter"), zip(*pairs, strict=True), strict=True))
-    yield Comparison("  memory of a task, last/second quarter", took, size.large, "MB")
+    return Comparison("  memory of a task, last/second quarter", took, count, "MB")
 
 
-def breadth(spark: SparkSession, kafka: Broker, size: argparse.Namespace) -> Comparison:
+def trigger(source: str, bootstrap: str, topic: str, count: int) -> Done:
+    """What the whole trigger takes, by one source."""
+    frame = {"spark": spark_source, "timestream": timestream}[source](*here(bootstrap), topic)
+    return one_batch(frame, count, extra=1.0, phase="triggerExecution")
+
+
+def breadth(kafka: Broker, partitions: int, rounds: int) -> Comparison:
     """A batch over many partitions with little in each."""
-    count = size.partitions * IN_EACH
-    topic = filled(kafka, count, size.partitions)
-    contenders = {
-        name: lambda make=make: one_batch(
-            make(spark, kafka, topic), count, extra=1.0, phase="triggerExecution"
-        )
-        for name, make in (("spark", spark_source), ("timestream", timestream))
-    }
-    job = f"Kafka -> noop, {size.partitions:,} partitions of {IN_EACH}"
-    return compare(job, contenders, rounds=size.rounds)
+    count = partitions * IN_EACH
+    topic = filled(kafka, count, partitions)
+    with ExitStack() as open_:
+        contenders = {
+            source: open_.enter_context(Apart()).contender(
+                trigger, source, kafka.bootstrap, topic, count
+            )
+            for source in ("spark", "timestream")
+        }
+        job = f"{partitions:,} partitions of {IN_EACH} (goal: {GOAL_S} s)"
+        return compare(job, contenders, rounds=rounds)
 
 
 def answers(size: argparse.Namespace) -> Iterator[Comparison]:
     """All of them, as they come."""
-    spark = local_spark("kafka_growth", spark_jars=kafka_jars())
+    kafka_jars()
     with broker(say=lambda _: None) as kafka:
-        yield breadth(spark, kafka, size)
-        yield from growth(spark, kafka, size)
-    spark.stop()
+        yield breadth(kafka, size.partitions, size.rounds)
+        topics = {count: filled(kafka, count, PARTITIONS) for count in (size.small, size.large)}
+        yield speed(kafka, topics, size.rounds)
+        yield memory(kafka, topics[size.large], size.large, min(size.rounds, 3))
 
 
 if __name__ == "__main__":
