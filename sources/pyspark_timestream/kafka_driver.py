@@ -14,6 +14,7 @@ from pyspark_timestream.kafka_batch import joined
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_import import Importer, imported_options
+from pyspark_timestream.kafka_listing import Listing
 from pyspark_timestream.kafka_losses import made_anew, reconcile
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
@@ -33,9 +34,6 @@ from pyspark_timestream.ranges import Partition, Range
 __all__ = ["StreamDriver"]
 
 _LOG: Final = logging.getLogger(__name__)
-
-_DISCOVERY_S: Final = 1.0
-"""How often a running query looks for new partitions."""
 
 _GONE_S: Final = 5.0
 """For how long a partition must be missing from metadata to count as deleted."""
@@ -70,12 +68,11 @@ class StreamDriver:
         self._now_us = now_us or steady_clock()
         self._watch = Watch(options.idle_timeout_us)
         self._topic_ids: dict[str, str] = {}
-        self._ids_looked_at = float("-inf")
+        self._ids_asked_at = float("-inf")
         self._make = connect
         self._connected: Broker | None = None
         self._bounds: dict[Partition, int] | None = None
-        self._partitions: list[Partition] = []
-        self._looked_at = float("-inf")
+        self._listing = Listing(lambda: self._broker.partitions())
         self._started = False
         self._filled_us: int | None = None
         self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
@@ -206,10 +203,10 @@ class StreamDriver:
 
     def _ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """The ids of the topics, asked for when something has changed or partitions were listed."""
-        if fresh or self._ids_looked_at != self._looked_at:
+        if fresh or self._ids_asked_at != self._listing.asked_at:
             topics = {part.topic for part in partitions}
             self._topic_ids = self._broker.topic_ids(topics)
-            self._ids_looked_at = self._looked_at
+            self._ids_asked_at = self._listing.asked_at
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
 
@@ -238,10 +235,7 @@ class StreamDriver:
 
     def _ends(self, fresh: bool = False) -> dict[Partition, int]:
         """How far each partition may be read now."""
-        now_s = time.monotonic()
-        if fresh or now_s - self._looked_at > _DISCOVERY_S:
-            self._partitions, self._looked_at = self._broker.partitions(), now_s
-        self._log_ends = self._broker.ends(self._partitions)
+        self._log_ends = self._broker.ends(self._listing.known(fresh))
         if self._bounds is None:
             return self._log_ends
         # A topic that was truncated since the run began has less than was bounded.

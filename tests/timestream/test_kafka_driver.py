@@ -67,7 +67,7 @@ class Driven:
 
     def plan(self, cap: int | None = None) -> dict[int, tuple[int, int]] | None:
         """The next batch's ranges; None where there is none."""
-        self.driver._looked_at = float("-inf")
+        self.driver._listing.asked_at = float("-inf")
         planned = self.driver.plan(self.offset, cap)
         if planned == self.offset:
             return None
@@ -173,7 +173,8 @@ def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
 
 
 def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka_driver._DISCOVERY_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka_listing._AGAIN_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka_listing._STALE_S", 3_600.0)
     broker = FakeBroker(p0=(0, 2))
     listed, list_all = [], broker.partitions
     broker.partitions = lambda: listed.append(1) or list_all()
@@ -184,7 +185,7 @@ def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
         offset = driver.plan(offset, None)
     assert StreamOffset.from_json(offset).partitions[at(0)].end_exclusive == 8
     assert len(listed) == 1
-    driver._looked_at = float("-inf")
+    driver._listing.asked_at = float("-inf")
     broker.log[at(1)] = (0, 5)
     assert at(1) in StreamOffset.from_json(driver.plan(offset, None)).partitions
     assert len(listed) == 2
