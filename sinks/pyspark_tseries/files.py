@@ -185,7 +185,7 @@ def write_events(
     full = place.file(path)
     if place.local:
         os.makedirs(os.path.dirname(full), exist_ok=True)
-    options = parquet_options(table.schema)
+    options = parquet_options(table)
     options["compression"] = "none" if table.num_rows < FEW_ROWS else compression(table)
     rows = by_groups(table, group_rows)
     pq.write_table(rows, full, row_group_size=group_rows, filesystem=place.filesystem, **options)

@@ -22,10 +22,9 @@ from pyspark_tseries.files import (
 )
 from pyspark_tseries.heads import Head, Longs, Note, delta_of
 from pyspark_tseries.numbering import Numbered, number
-from pyspark_tseries.parquet_layout import ROWS_PER_GROUP, parquet_options
+from pyspark_tseries.parquet_layout import ROWS_PER_GROUP, parquet_options, rows_per
 from pyspark_tseries.places import Place
 from pyspark_tseries.rows import event_rows
-from pyspark_tseries.runs import rows_per
 
 __all__ = ["Merged", "Rules", "at_once", "merge", "summed"]
 
@@ -159,7 +158,7 @@ class _EventFile:
     def add(self, events: pa.Table) -> None:
         """Takes the next events, at least one."""
         if self._extent is None:
-            self._options = parquet_options(events.schema)
+            self._options = parquet_options(events)
         extent = extent_of(events)
         self._extent = self._extent.followed(extent) if self._extent else extent
         schema = pa.schema([f.with_nullable(True) for f in layout(_values(events))][:-1])

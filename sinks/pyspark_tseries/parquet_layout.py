@@ -5,10 +5,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ROWS_PER_GROUP", "by_groups", "compression", "parquet_options"]
+__all__ = ["ROWS_PER_GROUP", "by_groups", "compression", "parquet_options", "rows_per"]
 
 ROWS_PER_GROUP: Final = 10_000
 """Small row groups let a reader of one series skip most of a file that holds them all."""
+
+_ENCODED_BYTES: Final = 4 * 1024 * 1024
+"""About so much is encoded at once: only then Arrow asks whether a dictionary is too large."""
 
 _SAME: Final = (
     *("author", "original_sequence", "original_timestamp", "original_author"),
@@ -55,8 +58,14 @@ def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
     return events.set_column(0, "series", pa.chunked_array(groups))
 
 
-def parquet_options(schema: pa.Schema) -> dict[str, Any]:
-    """How events of these columns are written; `series` as `series_column` has made it."""
+def rows_per(rows: pa.Table, size: int, most: int) -> int:
+    """How many rows like these are about `size` bytes; at least 1, not more than `most`."""
+    return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
+
+
+def parquet_options(events: pa.Table) -> dict[str, Any]:
+    """How events like these are written; `series` as `series_column` has made it."""
+    schema = events.schema
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
     encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
@@ -64,7 +73,7 @@ def parquet_options(schema: pa.Schema) -> dict[str, Any]:
         encoding["series"] = "PLAIN"
     return {
         "compression": "zstd",
-        "write_batch_size": ROWS_PER_GROUP,
+        "write_batch_size": rows_per(events, _ENCODED_BYTES, ROWS_PER_GROUP),
         "use_dictionary": [name for name in schema.names if name not in encoding],
         "column_encoding": encoding,
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.

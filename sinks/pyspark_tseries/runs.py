@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.heads import Longs
 from pyspark_tseries.numbering import UNTIMED, Standing, ordered
+from pyspark_tseries.parquet_layout import rows_per
 from pyspark_tseries.places import Place
 from pyspark_tseries.rows import EDIT_OF
 
-__all__ = ["Names", "Sorter", "fewer", "read_run", "rising", "rows_per"]
+__all__ = ["Names", "Sorter", "fewer", "read_run", "rising"]
 
 BATCH_ROWS: Final = 10_000
 """A run is read so many rows at a time, or fewer where they are large."""
@@ -48,11 +49,6 @@ class Names:
         """Removes the files of all paths, as far as there are any, `but` for some full paths."""
         full = {self._place.file(path) for path in self._given}
         self._place.remove(full.difference(but))
-
-
-def rows_per(rows: pa.Table, size: int, most: int) -> int:
-    """How many rows like these are about `size` bytes; at least 1, not more than `most`."""
-    return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
 @dataclass(frozen=True, slots=True)
