@@ -186,9 +186,9 @@ def _numbered(
     codes = np.repeat(np.arange(len(present)), sizes)
     first = before["last_sequence"] + 1
     sequence = np.arange(len(codes)) - np.repeat(starts - first, sizes)
-    newest_us = _largest(timed_us, starts, before["newest_us"])
     untimed, us = timed_us == NEVER_US, timed_us
     if untimed.any():
+        newest_us = np.maximum(np.maximum.reduceat(timed_us, starts), before["newest_us"])
         us = np.where(untimed, np.maximum(newest_us, now_us)[codes], timed_us)
         if (us == NEVER_US).any():
             raise _timeless(names[int(present[codes[np.argmin(us)]])].as_py())
@@ -211,13 +211,6 @@ def _timeless(series: str) -> UpdateFailed:
         "none to take over; accepted: a timestamp in the first event of a series; next step: give "
         "one, or set clock to 'wall'. Nothing of the batch is stored"
     )
-
-
-def _largest(timed_us: Longs, starts: Longs, before_us: Longs) -> Longs:
-    """Per series the newest of its timed rows and of what was there before."""
-    if not len(starts):
-        return before_us
-    return np.maximum(np.maximum.reduceat(timed_us, starts), before_us)
 
 
 class _Late(NamedTuple):
