@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from broker import Broker
 
-__all__ = ["START_MS", "filled", "mean_bytes"]
+__all__ = ["filled"]
 
 START_MS: Final = 1_700_000_000_000
 _BLOCK: Final = 20_000
@@ -23,11 +23,6 @@ def values(first: int, end: int) -> Iterator[bytes]:
     """JSON of about 83 bytes, a millisecond of event time apart; a key has 2 more."""
     for number in range(first, end):
         yield _VALUE % (number % 100, START_MS + number, _READINGS[number % 977])
-
-
-def mean_bytes(count: int = 100_000) -> float:
-    """Of key and value, over the first records."""
-    return sum(map(len, values(0, count))) / count + 2
 
 
 def filled(kafka: Broker, count: int, partitions: int) -> str:

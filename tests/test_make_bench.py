@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -60,5 +61,14 @@ time.sleep(600)
 """
     why = make_bench.failure(script(tmp_path, text), dict(os.environ), 10)
     assert why == "some_job.py took longer than 10 s:\n  so far"
+    deadline = time.monotonic() + 60
+    while runs(int(pid.read_text())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not runs(int(pid.read_text()))
+
+
+def runs(pid: int) -> bool:
+    # Nobody may be there to take notice of the end of an orphan: then it stays, as a zombie.
     with suppress(psutil.NoSuchProcess):
-        psutil.Process(int(pid.read_text())).wait(60)
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
