@@ -204,14 +204,15 @@ def report(script: str, comparisons: Iterable[Comparison]) -> None:
     """Print the rows of a benchmark as they come, and keep all in a file of its name."""
     if "BENCH_RESULTS" not in os.environ:
         print(heading(), flush=True)
-    found = []
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    path = _PLACE / f"{Path(script).stem}.json"
+    jobs: list[dict[str, Any]] = []
+    kept = {"versions": versions(), "jobs": jobs}
     for comparison in comparisons:
         print(rows_of(comparison), flush=True)
-        found.append(comparison)
-    _PLACE.mkdir(parents=True, exist_ok=True)
-    kept = {"versions": versions(), "jobs": [each.to_json() for each in found]}
-    path = _PLACE / f"{Path(script).stem}.json"
-    path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        jobs.append(comparison.to_json())
+        # Each time, since what comes next may fail or be ended.
+        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
 
 def heading() -> str:

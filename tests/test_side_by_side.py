@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -92,6 +92,20 @@ def test_a_report_is_kept_with_its_versions_and_reads_back(
     assert {"python", "pyspark", "pyarrow", "librdkafka", "deltalake"} <= kept["versions"].keys()
     assert {"cores", "date", "commit"} <= kept["versions"].keys()
     assert "0.50   1.25  2.00" in capsys.readouterr().out
+
+
+def test_what_was_measured_before_a_failure_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def jobs() -> Iterator[Comparison]:
+        yield Comparison("a job", {"peer": [4.0], "ours": [2.0]})
+        raise OSError("the broker is gone")
+
+    monkeypatch.setattr(side_by_side, "_PLACE", tmp_path)
+    with pytest.raises(OSError, match="the broker is gone"):
+        report("bench/some_job.py", jobs())
+    (kept,) = json.loads((tmp_path / "some_job.json").read_text())["jobs"]
+    assert kept["job"] == "a job"
 
 
 def test_a_peak_is_seen_of_memory_that_is_gone_by_the_end() -> None:
