@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 FETCH = 1
-CRC_AT, COUNTED_FROM, LEAST = 17, 21, 61
+OFFSET_SIZE, CRC_AT, COUNTED_FROM, LEAST = 8, 17, 21, 61
 """In a batch of records: where its checksum is, what it begins to count at, and its least size."""
 
 Spoil = Callable[[bytes], bytes]
@@ -139,16 +139,18 @@ def garbled(dice: random.Random, content: bytes) -> bytes:
     """Something in the records or their batch's description is nonsense, or the last part missing.
 
     What is around the batches stays as it was: librdkafka 2.16 releases a partition twice where an
-    answer ends in the fields behind its records, which no broker's log can bring about.
+    answer ends in the fields behind its records, which no broker's log can bring about. So does a
+    batch's first offset, which no checksum covers.
     """
     found = batches(content)
     if not found:
         return content
     start, end = dice.choice(found)
+    start += OFFSET_SIZE
     which = dice.randrange(4)
     if which == 0:
         # Sizes, codec and counts; then the first record's own sizes.
-        return _overwritten(dice, content, start + 8, min(start + LEAST + 20, end))
+        return _overwritten(dice, content, start, min(start + LEAST + 12, end))
     if which == 1:
         at = dice.randrange(start, end)
         return content[:at] + dice.randbytes(end - at) + content[end:]
