@@ -33,11 +33,11 @@ WARM_UP = 3
 JSON = "device long, reading double"
 
 
-def spark_source(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
-    """Spark's own Kafka source."""
+def spark_source(spark: SparkSession, kafka: Broker, topic: str, **more: str) -> DataFrame:
+    """Spark's own Kafka source; with `more` options."""
     reader = spark.readStream.format("kafka").option("subscribe", topic)
     reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap)
-    return reader.option("startingOffsets", "earliest").load()
+    return reader.option("startingOffsets", "earliest").options(**more).load()
 
 
 def timestream(spark: SparkSession, kafka: Broker, topic: str, schema: str = "") -> DataFrame:
