@@ -1,5 +1,7 @@
 """How this package configures librdkafka, and what its errors mean."""
 
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -8,11 +10,23 @@ from confluent_kafka import KafkaError, KafkaException
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import OptionError, without_secrets
 
-__all__ = ["GONE", "REQUEST_TIMEOUT_S", "admin_config", "consumer_config", "made", "passes", "said"]
+__all__ = [
+    "GONE",
+    "REQUEST_TIMEOUT_S",
+    "admin_config",
+    "consumer_config",
+    "let_go",
+    "made",
+    "passes",
+    "said",
+]
 
 T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_S: Final = 30.0
+_CLOSING_S: Final = 5.0
+"""What closing a client takes at most, unless it waits for itself."""
 
 GONE: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -102,6 +116,25 @@ def made(options: KafkaOptions, make: Callable[[], T]) -> T:
             "librdkafka's configuration, each name after 'kafka.'",
             "correct the name or the value",
         ) from None
+
+
+def let_go(close: Callable[[], object], patience_s: float = _CLOSING_S) -> None:
+    """Close a client by `close`, and wait for that no longer than `patience_s`.
+
+    librdkafka 2.16 may wait for itself for ever where it is closed while it is about to tell of an
+    offset that it cannot read (`rd_kafka_offset_reset_op_cb`): its threads and connections are
+    then left behind, rather than the task that closes it.
+    """
+    closing = threading.Thread(target=close, name="timestream-closing", daemon=True)
+    try:
+        closing.start()
+    except RuntimeError:
+        # Python ends, and starts no threads any more.
+        close()
+        return
+    closing.join(patience_s)
+    if closing.is_alive():
+        _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", patience_s)
 
 
 def passes(error: KafkaException) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.kafka_client import said
+from pyspark_timestream.kafka_client import let_go, said
 from pyspark_timestream.kafka_columns import METADATA
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
@@ -134,7 +134,7 @@ class MessageConsumer:
 
     def close(self) -> None:
         """See `ColumnConsumer`."""
-        self._consumer.close()
+        let_go(self._consumer.close)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]

@@ -15,6 +15,7 @@ from typing import Any, Final
 import confluent_kafka.cimpl
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.kafka_client import let_go
 from pyspark_timestream.kafka_messages import BLOCK_RECORDS, Problem, Taken
 from pyspark_timestream.native_gather import GATHERED, Block, Gather, block_of, need_bits
 from pyspark_timestream.ranges import Partition, Range
@@ -262,5 +263,9 @@ def _ended(
     gather.close(records)
     for queue in queues:
         kafka.rd_kafka_queue_destroy(queue)
-    kafka.rd_kafka_consumer_close(client)
-    kafka.rd_kafka_destroy(client)
+
+    def close() -> None:
+        kafka.rd_kafka_consumer_close(client)
+        kafka.rd_kafka_destroy(client)
+
+    let_go(close)

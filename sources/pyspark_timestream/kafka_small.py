@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.kafka_client import consumer_config, made
+from pyspark_timestream.kafka_client import consumer_config, let_go, made
 from pyspark_timestream.kafka_messages import at_rest, block_of_messages, inside
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_task import ReadRange
@@ -108,7 +108,7 @@ class SmallRanges:
     def close(self) -> None:
         """Release the consumer."""
         if self._consumer is not None:
-            self._consumer.close()
+            let_go(self._consumer.close)
         self._consumer = None
 
 
