@@ -21,6 +21,8 @@ from sessions import Apart, path_taken
 from side_by_side import Comparison, Done, compare, each_against_peer, report
 from streams import one_batch, summary
 
+from pyspark_timestream.native_gather import LIBRARY
+
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
 from spark_session import local_spark
@@ -116,7 +118,7 @@ WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "without native": ("timestream", {"TIMESTREAM_NATIVE": "0"}),
     "native": ("timestream", {"TIMESTREAM_NATIVE": "1"}),
 }
-"""Contender -> the source, and the environment of its session."""
+"""Contender -> the source, and its session's environment; `native` only where it is compiled."""
 
 
 @functools.cache
@@ -150,7 +152,12 @@ def measure(count: int = RECORDS) -> Iterator[Comparison]:
     with ExitStack() as open_:
         kafka = open_.enter_context(broker(say=lambda _: None))
         topic = filled(kafka, count, PARTITIONS)
-        apart = {way: open_.enter_context(Apart(**settings)) for way, (_, settings) in WAYS.items()}
+        ways = {
+            way: settings
+            for way, (_, settings) in WAYS.items()
+            if way != "native" or LIBRARY.exists()
+        }
+        apart = {way: open_.enter_context(Apart(**settings)) for way, settings in ways.items()}
         for job in JOBS:
             given = (job, kafka.bootstrap, topic)
             checks = {
