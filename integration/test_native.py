@@ -415,5 +415,6 @@ def test_random_topics_are_read_the_same_under_the_address_sanitizer(tmp_path: P
         [sys.executable, str(script), SOAK_SECONDS, str(os.getpid())],
         env={**os.environ, **settings}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
-    assert "soaked: " in ran.stdout
+    said = f"seed {os.getpid()}: {ran.stdout[-2000:]}{ran.stderr[-6000:]}"
+    assert ran.returncode == 0, said
+    assert "soaked: " in ran.stdout, said
