@@ -26,7 +26,6 @@ FLIGHTS, DEPARTED, CANCELLED = 336_776, 328_521, 8_255
 HARMLESS_DELAY = "12 hours"
 
 _UNITS_US = {"second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000}
-_DAY_US = 24 * _UNITS_US["hour"]
 # A flight that was diverted has no air time.
 _UNKNOWN_AIR_TIME_MINUTES = 360
 _FIELDS = ("departure", "scheduled", "origin", "dest", "carrier", "flight", "tailnum")

@@ -36,7 +36,7 @@ from pyspark_tseries.ranges import (
     parse_anchor,
     parse_span,
 )
-from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range, parse_range
+from pyspark_tseries.retention import RetainedRange, parse_range
 from pyspark_tseries.subscription import parse_initial, parse_starts
 
 __all__ = [
@@ -197,10 +197,6 @@ class SubscribeOptions:
     def place(self) -> Place:
         """Where the store lies."""
         return _place(self.path, self.storage)
-
-
-CREATED_WITH: Final = f"'{format_range(DEFAULT)}'"
-"""What a store is created with where `retainedRange` is not given."""
 
 
 def parse_write(raw: Mapping[str, str]) -> WriteOptions:
