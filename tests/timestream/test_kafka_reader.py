@@ -1,0 +1,56 @@
+"""What a task that reads Kafka does beside its rows."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from timestream.builders import at, options
+
+from pyspark_timestream import kafka_reader
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.kafka_columns import default_schema, project
+from pyspark_timestream.kafka_reader import KafkaBatchReader, KafkaStreamReader, KafkaTask
+from pyspark_timestream.kafka_task import Share, TaskPlan
+from pyspark_timestream.ranges import Range
+
+EMPTY = TaskPlan((Share(Range(at(0), 7, 7), PartitionState()),))
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens: a consumer is borrowed and given back, and the process settles."""
+    happened: list[str] = []
+
+    @contextmanager
+    def borrowed(*_: object):
+        happened.append("borrowed")
+        yield SimpleNamespace(read=lambda span, needs: iter(()))
+        happened.append("given back")
+
+    monkeypatch.setattr(kafka_reader, "borrowed_reader", borrowed)
+    monkeypatch.setattr(kafka_reader, "settle", lambda: happened.append("settled"))
+    return happened
+
+
+@pytest.mark.parametrize("kind", [KafkaStreamReader, KafkaBatchReader])
+def test_a_task_settles_when_its_consumer_is_back(kind: type, done: list[str]) -> None:
+    # Spark's worker collects garbage after each task; unsettled that takes longer than a small one.
+    given = options()
+    reader = kind(given, project(given, default_schema(given)))
+    assert list(reader.read(KafkaTask(EMPTY, "group"))) == []
+    assert done == ["borrowed", "given back", "settled"]
+
+
+def test_a_task_that_failed_does_not_settle(
+    done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What an error holds on to would stay for good.
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(kafka_reader, "run_task", fails)
+    given = options()
+    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    with pytest.raises(ZeroDivisionError):
+        list(reader.read(KafkaTask(EMPTY, "group")))
+    assert done == ["borrowed"]
