@@ -1,0 +1,63 @@
+"""An install goes on without a C compiler, and a wheel with the native gather says its platform."""
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NATIVE = Path("sources/pyspark_timestream/native")
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hook as hatchling makes it, over a copy of the sources; `warned` is what it said."""
+    # hatchling is there only while something is built.
+    stand_in = SimpleNamespace(BuildHookInterface=object)
+    parts = ["hatchling", "builders", "hooks", "plugin", "interface"]
+    for count in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:count]), stand_in)
+    (tmp_path / NATIVE).mkdir(parents=True)
+    for name in ("build.py", "gather.c"):
+        shutil.copy(ROOT / NATIVE / name, tmp_path / NATIVE)
+    made = runpy.run_path(str(ROOT / "hatch_build.py"))["GatherHook"]()
+    made.root, made.warned = str(tmp_path), []
+    made.app = SimpleNamespace(display_warning=made.warned.append)
+    return made
+
+
+@pytest.mark.parametrize("version", ["standard", "editable"])
+def test_without_a_compiler_the_package_is_built_without_the_native_gather(
+    hook: Any, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setenv("CC", "/nonexistent/cc")
+    build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
+    hook.initialize(version, build_data)
+    assert build_data == {"force_include": {}, "pure_python": True}
+    (warning,) = hook.warned
+    assert warning.startswith("built without the native gather: ")
+    assert "/nonexistent/cc" in warning
+    assert not (Path(hook.root) / NATIVE / "gather.so").exists()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_a_wheel_with_the_native_gather_is_for_one_platform_and_every_python_3(hook: Any) -> None:
+    build_data: dict[str, Any] = {"force_include": {}, "pure_python": True}
+    hook.initialize("standard", build_data)
+    assert hook.warned == []
+    library = str(Path(hook.root) / NATIVE / "gather.so")
+    assert build_data["force_include"] == {library: "pyspark_timestream/native/gather.so"}
+    assert build_data["tag"].startswith("py3-none-linux_")
+    assert not build_data["pure_python"]
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_an_editable_install_has_the_library_beside_its_source(hook: Any) -> None:
+    build_data: dict[str, Any] = {"force_include": {}}
+    hook.initialize("editable", build_data)
+    assert (Path(hook.root) / NATIVE / "gather.so").exists()
+    assert build_data == {"force_include": {}}
