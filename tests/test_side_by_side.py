@@ -2,12 +2,15 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 import side_by_side
-from memory import PeakMemory
+from memory import PeakMemory, workers_with
 from sessions import Apart
 from side_by_side import Comparison, Done, compare, each_against_peer, report
 
@@ -118,3 +121,44 @@ def test_a_peak_is_seen_of_memory_that_is_gone_by_the_end() -> None:
             pass
         del block
     assert memory.peaks_mb["main"] > before + 200
+
+
+@contextmanager
+def process(command: str, mapped: Path) -> Iterator[None]:
+    """A process with `command` in its command line, and a file in its memory."""
+    code = "import mmap, sys; file = open(sys.argv[2], 'rb')"
+    code += "; kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); print(flush=True); input()"
+    with Popen([sys.executable, "-c", code, command, str(mapped)], stdin=PIPE, stdout=PIPE) as it:
+        assert it.stdout is not None
+        assert it.stdout.readline() == b"\n"
+        try:
+            yield
+        finally:
+            it.kill()
+
+
+def test_the_memory_of_workers_and_driver_is_told_apart_and_a_brokers_is_not_counted(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "some.so").write_bytes(b"x")
+    commands = ("pyspark.daemon", "org.apache.spark.deploy.SparkSubmit", "kafka.Kafka")
+    with ExitStack() as open_:
+        for command in commands:
+            open_.enter_context(process(command, tmp_path / "some.so"))
+        with PeakMemory() as memory:
+            while len(memory.peaks_mb) < 3:
+                pass
+    assert memory.peaks_mb.keys() == {"main", "worker", "driver"}
+    assert min(memory.peaks_mb.values()) > 1
+
+
+def test_which_path_the_workers_have_read_by_is_seen_in_what_they_have_loaded(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "gather.so"
+    library.write_bytes(b"x")
+    with process("pyspark.daemon", library):
+        assert workers_with(os.getpid(), "/gather.so")
+        assert not workers_with(os.getpid(), "/other.so")
+    with process("kafka.Kafka", library):
+        assert not workers_with(os.getpid(), "/gather.so")
