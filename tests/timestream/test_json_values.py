@@ -284,6 +284,26 @@ def test_a_null_value_is_a_row_of_nulls_and_not_malformed(few, count):
     ]
 
 
+@pytest.mark.parametrize("count", [1, 10**6])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b'{"i":5,"p":{"x":1',
+        b'{"i":5,"p":{"x":}}',
+        b'{"i":5,"l":[1',
+        b'{"i":5,"l":[1,}',
+        b'{"i":5,"s":{"a',
+    ],
+)
+def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(few, count, broken):
+    few(count)
+    lost = ([None] * len(SCHEMA), dict.fromkeys(RAW), True)
+    assert rows([broken]) == [lost]
+    good = good_but({})
+    (first,) = rows([good])
+    assert rows([good, broken, good]) == [first, lost, first]
+
+
 @pytest.mark.parametrize(
     "inside",
     [
