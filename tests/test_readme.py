@@ -1,7 +1,10 @@
 """The README's tables say what the code does: options against the dataclasses, policy by policy."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
@@ -92,3 +95,23 @@ def test_every_module_is_in_the_reading_order() -> None:
     packages = [root / "sources/pyspark_timestream", root / "sinks/pyspark_tseries"]
     modules = {path.stem for package in packages for path in package.glob("*.py")}
     assert {name for name in modules if not name.startswith("__")} <= named
+
+
+def test_the_home_for_a_faster_start_has_all_of_spark_but_the_zip(tmp_path: Path) -> None:
+    _, _, section = README.partition("\n## Low latency\n")
+    (block,) = re.findall(r"```console\n(.*?)```", section.partition("\n## ")[0], re.DOTALL)
+    commands = [line.removeprefix("$ ") for line in block.splitlines()]
+    python = str(Path(sys.executable).parent)
+    environment = {"HOME": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
+    # Twice: a reader may paste it into every shell.
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join([*commands, 'echo "$SPARK_HOME $PYSPARK_PYTHON"'])],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    home, interpreter = map(Path, done.stdout.split())
+    assert home.is_relative_to(tmp_path)
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert {path.name for path in home.iterdir()} == {"bin", "jars"}
+    assert interpreter.samefile(sys.executable)
