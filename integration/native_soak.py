@@ -35,12 +35,11 @@ KILL_EVERY_S = 60.0
 EVERYTHING = Needs(True, True, True, True)
 
 
-def sanitized_environment(place: Path, build: Any) -> dict[str, str] | str:
-    """Environment variables under which Python loads a sanitized gather; why not, as text."""
+def sanitized_environment(place: Path, build: Any) -> dict[str, str]:
+    """Environment variables under which Python loads a sanitized gather."""
     library = place / "gather.so"
     trouble = build.compiled(library, [*SANITIZE, "-fno-sanitize-recover=all"])
-    if trouble:
-        return str(trouble)
+    assert trouble is None, trouble
     asked = ["cc", "-print-file-name=libasan.so"]
     runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     return {
