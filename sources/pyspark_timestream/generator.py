@@ -75,14 +75,29 @@ def pace(
         proposals: the in-band CTIs.
     """
     cti_us = NEVER if state.cti_us is None else state.cti_us
+    hopeful = _hopeful(cti_us, proposals)
+    if frequency.events is not None or frequency.span_us is not None:
+        return _in_turns(frequency, state, places, times, proposals, hopeful)
+    # Nothing comes between them, so each takes effect.
+    effective = np.zeros(len(proposals.us), dtype=np.bool_)
+    effective[hopeful] = True
+    count = 0 if len(hopeful) else state.count
+    cuts, us = proposals.cuts[hopeful], proposals.us[hopeful]
+    return Paced(cuts - 1, us, count, state.base_us, effective)
+
+
+def _in_turns(
+    frequency: Frequency,
+    state: PartitionState,
+    places: Instants,
+    times: Instants,
+    proposals: Proposals,
+    hopeful: Instants,
+) -> Paced:
+    """As `pace`, where generated CTIs come between the `hopeful` proposals."""
+    cti_us = NEVER if state.cti_us is None else state.cti_us
     count, base_us = state.count, state.base_us
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
-    hopeful = _hopeful(cti_us, proposals)
-    if frequency.events is None and frequency.span_us is None:
-        # Nothing comes between them, so each takes effect.
-        effective[hopeful] = True
-        count = 0 if len(hopeful) else count
-        return Paced(proposals.cuts[hopeful] - 1, proposals.us[hopeful], count, base_us, effective)
     indices, ctis, begin, at, ahead = [], [], 0, 0, 1
     ends = np.searchsorted(places, proposals.cuts[hopeful]).tolist()
     while at < len(hopeful):
@@ -108,11 +123,9 @@ def pace(
     index, us, count, base_us = _segment(
         frequency, cti_us, count, base_us, places[begin:], times[begin:]
     )
-    if not indices:
-        return Paced(index, us, count, base_us, effective)
-    return Paced(
-        np.concatenate([*indices, index]), np.concatenate([*ctis, us]), count, base_us, effective
-    )
+    indices.append(index)
+    ctis.append(us)
+    return Paced(np.concatenate(indices), np.concatenate(ctis), count, base_us, effective)
 
 
 def _first_effective(
