@@ -10,8 +10,8 @@ the time at which they are processed. Transport `time` makes such time: a simula
 Everything that is decided is a function of the options and of the offset in Spark's checkpoint;
 clocks and brokers are asked only by the adapters, and what they said is kept in the offset.
 
-Reading order: `instants`, `option_fields`, `errors`, `offsets` (the vocabulary); `clock`,
-`descriptor`, `time_options` (the rules of transport `time`); `time_reader`, `source` (Spark).
+Reading order: the README's last section, from the vocabulary (`instants`, `option_fields`,
+`errors`, `offsets`, `records`) to Spark's adapters.
 """
 
 from importlib import import_module
