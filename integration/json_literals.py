@@ -1,7 +1,7 @@
 """JSON for the comparison with `from_json`: literals and documents, and where the two differ.
 
-`DIFFERENCES` is the README's list: what of it a literal is about when it is read as a type. A pair
-of literal and type that is in none must come out the same.
+`IN_FIELDS` and `OF_DOCUMENTS` are the README's list: what of it a literal is about when it is read
+as a type, and which documents. A pair of literal and type that is in none must come out the same.
 """
 
 from __future__ import annotations
