@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import itertools
+import shutil
 from collections.abc import Iterator
 from ctypes import CFUNCTYPE, POINTER, c_int, c_int32, c_int64, c_size_t, c_void_p
 from pathlib import Path
@@ -342,6 +343,15 @@ def test_the_wish_decides(
     assert build_script().compiled(library) is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
     assert (native_gather(library) is not None) == is_taken
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+def test_where_a_compiler_is_an_install_has_the_native_gather_and_takes_it_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Else every test of it would be skipped, and all others would pass by the slower path.
+    monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
+    assert native_gather.__wrapped__() is not None, "run make, which installs it anew"
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])
