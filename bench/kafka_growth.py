@@ -114,7 +114,7 @@ def answers(size: argparse.Namespace) -> Iterator[Comparison]:
         yield breadth(kafka, size.partitions, size.rounds)
         topics = {count: filled(kafka, count, PARTITIONS) for count in (size.small, size.large)}
         yield speed(kafka, topics, size.rounds)
-        yield memory(kafka, topics[size.large], size.large, min(size.rounds, 3))
+        yield memory(kafka, topics[size.large], size.large, size.rounds)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from side_by_side import Comparison, Done, compare, report
+from side_by_side import ROUNDS, Comparison, Done, compare, report
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
@@ -130,7 +130,7 @@ def measure(mode: str) -> list[Comparison]:
         p50 = compare(f"trigger latency p50, {mode}", contenders, RECORDS, "ms")
     spark.stop()
     p95 = {
-        name: [float(np.percentile(each, 95)) * 1000 for each in rounds[1:]]
+        name: [float(np.percentile(each, 95)) * 1000 for each in rounds[-ROUNDS:]]
         for name, rounds in seen.items()
     }
     return [p50, dataclasses.replace(p50, job=f"trigger latency p95, {mode}", took=p95)]
