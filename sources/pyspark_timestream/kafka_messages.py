@@ -87,7 +87,7 @@ class MessageConsumer:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._answers: list[str | None] = []
+        self._answers: dict[frozenset[tuple[Partition, int]], str | None] = {}
         self._consumer = Consumer({**config, "on_commit": self._on_commit})
 
     def aim(self, partition: Partition, offset: int) -> None:
@@ -128,9 +128,11 @@ class MessageConsumer:
         except KafkaException as error:
             return said(error)
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
-        while not self._answers and time.monotonic() < deadline:
+        # An answer that came too late must not pass for that of the next commit.
+        key = frozenset((part, offset) for part, (offset, _) in offsets.items())
+        while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
-        return self._answers[0] if self._answers else f"no answer in {_COMMIT_TIMEOUT_S:.0f} s"
+        return self._answers.get(key, f"no answer in {_COMMIT_TIMEOUT_S:.0f} s")
 
     def close(self) -> None:
         """See `ColumnConsumer`."""
@@ -138,7 +140,8 @@ class MessageConsumer:
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
-        self._answers.append(refused[0].str() if refused else None)
+        key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
+        self._answers[key] = refused[0].str() if refused else None
 
 
 def at_rest(consumer: Consumer) -> None:

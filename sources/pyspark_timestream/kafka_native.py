@@ -106,10 +106,9 @@ class NativeConsumer:
         self._kafka, self._gather = _librdkafka(), gather
         self._client = _client(self._kafka, config)
         self._queue = self._kafka.rd_kafka_queue_get_consumer(self._client)
-        self._commits = self._kafka.rd_kafka_queue_new(self._client)
         self._records = _opened(self._kafka, gather, self._queue)
         # Also where nobody closes it: librdkafka's threads must not outlive what they use.
-        handles = (self._records, (self._queue, self._commits), self._client)
+        handles = (self._records, self._queue, self._client)
         self._end = weakref.finalize(self, _ended, os.getpid(), self._kafka, gather, *handles)
 
     def aim(self, partition: Partition, offset: int) -> None:
@@ -153,13 +152,19 @@ class NativeConsumer:
 
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         """See `ColumnConsumer`."""
-        with _Offsets(self._kafka, offsets) as wanted:
-            code = self._kafka.rd_kafka_commit_queue(
-                self._client, wanted, self._commits, None, None
-            )
-        if code:
-            return self._text_of(code)
-        event = self._kafka.rd_kafka_queue_poll(self._commits, _COMMIT_TIMEOUT_MS)
+        # Its own queue: an answer that came too late would pass for that of the next commit.
+        answers = self._kafka.rd_kafka_queue_new(self._client)
+        try:
+            with _Offsets(self._kafka, offsets) as wanted:
+                commit = self._kafka.rd_kafka_commit_queue
+                code = commit(self._client, wanted, answers, None, None)
+            return self._text_of(code) if code else self._answer(answers)
+        finally:
+            self._kafka.rd_kafka_queue_destroy(answers)
+
+    def _answer(self, queue: int) -> str | None:
+        """What a commit's answer says; None: it was taken."""
+        event = self._kafka.rd_kafka_queue_poll(queue, _COMMIT_TIMEOUT_MS)
         if not event:
             return f"no answer in {_COMMIT_TIMEOUT_MS // 1000} s"
         try:
@@ -254,15 +259,12 @@ def _opened(kafka: Any, gather: Gather, queue: int) -> int:
     return records
 
 
-def _ended(
-    owner: int, kafka: Any, gather: Gather, records: int, queues: tuple[int, ...], client: int
-) -> None:
+def _ended(owner: int, kafka: Any, gather: Gather, records: int, queue: int, client: int) -> None:
     """Give all back; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
         return
     gather.close(records)
-    for queue in queues:
-        kafka.rd_kafka_queue_destroy(queue)
+    kafka.rd_kafka_queue_destroy(queue)
 
     def close() -> None:
         kafka.rd_kafka_consumer_close(client)

@@ -1,0 +1,58 @@
+"""What a commit of offsets answers, on either path, on the broker that librdkafka has for tests."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+
+from pyspark_timestream import kafka_messages, kafka_native
+from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer
+from pyspark_timestream.kafka_native import NativeConsumer
+from pyspark_timestream.native_gather import native_gather
+from pyspark_timestream.ranges import Partition
+
+THERE, NOT_THERE = Partition("t", 0), Partition("t", 99)
+
+
+@pytest.fixture
+def slow_broker() -> Iterator[str]:
+    """The address of a broker whose answers take a fifth of a second; it ends with its producer."""
+    made_up = {"test.mock.num.brokers": 1, "test.mock.broker.rtt": 200, "log_level": 0}
+    server = Producer({"bootstrap.servers": "none:1", **made_up})
+    server.produce("t", b"0", partition=0)
+    assert server.flush(60) == 0
+    (where,) = server.list_topics(timeout=60).brokers.values()
+    yield f"{where.host}:{where.port}"
+    del server
+
+
+def made(path: str, where: str) -> ColumnConsumer:
+    config = {"bootstrap.servers": where, "group.id": "g", "log_level": 0}
+    if path == "messages":
+        return MessageConsumer(config)
+    gather = native_gather()
+    if gather is None:
+        pytest.skip("the native gather is not built here, or not wanted")
+    return NativeConsumer(config, gather)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("path", ["messages", "native"])
+def test_an_answer_that_comes_too_late_is_not_that_of_the_next_commit(
+    path: str, slow_broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def patience(seconds: float) -> None:
+        monkeypatch.setattr(kafka_messages, "_COMMIT_TIMEOUT_S", seconds)
+        monkeypatch.setattr(kafka_native, "_COMMIT_TIMEOUT_MS", round(seconds * 1000))
+
+    consumer = made(path, slow_broker)
+    try:
+        patience(60)
+        assert consumer.commit_offsets({THERE: (1, "")}) is None
+        patience(0)
+        consumer.commit_offsets({THERE: (2, "")})
+        patience(60)
+        assert "Unknown topic or partition" in (consumer.commit_offsets({NOT_THERE: (3, "")}) or "")
+        assert consumer.commit_offsets({THERE: (4, "")}) is None
+    finally:
+        consumer.close()
