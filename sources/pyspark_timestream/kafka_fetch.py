@@ -123,8 +123,9 @@ class RangeReader:
         earliest, end = self._existing(span)
         if earliest <= position <= end and renewals <= _MOST_RENEWALS:
             # The refusal is older than this range, or than the topic that bears its name now.
-            self._consumer.close()
-            self._consumer = self._new_consumer()
+            # The new one first: where it cannot be had, the old one is not closed a second time.
+            old, self._consumer = self._consumer, self._new_consumer()
+            old.close()
             self._consumer.aim(span.partition, position)
             return position
         what = (

@@ -1,5 +1,6 @@
 """What becomes of the errors that a consumer reports among the records of a range."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark_timestream.errors import BrokerUnreachable, DataLost
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_messages import Problem, Taken
 from pyspark_timestream.kafka_options import read_kafka_options
+from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs
 from pyspark_timestream.stock import Stock
@@ -23,6 +25,7 @@ class Scripted:
     def __init__(self, script: Iterator[Taken]) -> None:
         self._script = script
         self.aims: list[int] = []
+        self.closed = 0
 
     def aim(self, partition: Partition, offset: int) -> None:
         self.aims.append(offset)
@@ -40,7 +43,7 @@ class Scripted:
         return None
 
     def close(self) -> None:
-        pass
+        self.closed += 1
 
 
 def lost(offset: int, partition: int = 0) -> Problem:
@@ -109,3 +112,25 @@ def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkey
     with kafka_fetch.borrowed_reader(options, "g") as reader:
         assert list(reader.read(SPAN, Needs())) == []
     assert [consumer.aims for consumer in made] == [[10, 20, 10], [10]]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_consumer_that_is_replaced_is_closed_once(monkeypatch, is_refused: bool) -> None:
+    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    stock: Stock[RangeReader] = Stock(most=4, idle_s=300)
+    monkeypatch.setattr(kafka_fetch, "_STOCK", stock)
+    # A refusal of offset 18, which exists, is out of date.
+    made: list[Scripted] = []
+    scripts = [[Taken(None, 18, (lost(18),))], [Taken(None, 20, ())]]
+
+    def new_consumer(reader: RangeReader) -> Scripted:
+        if made and is_refused:
+            raise OptionError("kafka.*", "no", "librdkafka's", "correct it")
+        made.append(Scripted(iter(scripts[len(made)])))
+        return made[-1]
+
+    monkeypatch.setattr(RangeReader, "_new_consumer", new_consumer)
+    refused = pytest.raises(OptionError) if is_refused else contextlib.nullcontext()
+    with refused, kafka_fetch.borrowed_reader(options, "g") as reader:
+        assert list(reader.read(SPAN, Needs())) == []
+    assert [consumer.closed for consumer in made] == ([1] if is_refused else [1, 0])
