@@ -104,60 +104,70 @@ class NativeConsumer:
 
     def __init__(self, config: Mapping[str, Any], gather: Gather) -> None:
         self._kafka, self._gather = _librdkafka(), gather
-        self._client = _client(self._kafka, config)
-        self._queue = self._kafka.rd_kafka_queue_get_consumer(self._client)
-        self._records = _opened(self._kafka, gather, self._queue)
+        client = _client(self._kafka, config)
+        queue = self._kafka.rd_kafka_queue_get_consumer(client)
+        self._handles = (_opened(self._kafka, gather, queue), client)
         # Also where nobody closes it: librdkafka's threads must not outlive what they use.
-        handles = (self._records, self._queue, self._client)
-        self._end = weakref.finalize(self, _ended, os.getpid(), self._kafka, gather, *handles)
+        ending = (os.getpid(), self._kafka, gather, queue, *self._handles)
+        self._end = weakref.finalize(self, _ended, *ending)
+
+    @property
+    def _open(self) -> tuple[int, int]:
+        """The gather's handle and librdkafka's; what is closed has none."""
+        if not self._end.alive:
+            raise RuntimeError("Consumer closed")
+        return self._handles
 
     def aim(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
+        records, client = self._open
         with _Offsets(self._kafka, {partition: (offset, "")}) as offsets:
-            self._demand(self._kafka.rd_kafka_assign(self._client, offsets))
-        self._gather.aim(self._records, partition.topic.encode(), partition.number)
+            self._demand(self._kafka.rd_kafka_assign(client, offsets))
+        self._gather.aim(records, partition.topic.encode(), partition.number)
 
     def rest(self) -> None:
         """See `ColumnConsumer`."""
-        self._demand(self._kafka.rd_kafka_assign(self._client, None))
-        self._gather.aim(self._records, b"", -1)
+        records, client = self._open
+        self._demand(self._kafka.rd_kafka_assign(client, None))
+        self._gather.aim(records, b"", -1)
         # librdkafka keeps what is out of date until somebody takes from the queue.
         block = Block()
-        self._gather.read(self._records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
+        self._gather.read(records, 0, 1, 1, 1, 0, 0, ctypes.byref(block))
         block_of(self._gather, block, Needs())
 
     def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
         """See `ColumnConsumer`; it brings at most one problem, and the next call what follows."""
-        block = Block()
+        (records, _), block = self._open, Block()
         limits = (position, span.end_exclusive, BLOCK_RECORDS, _BLOCK_BYTES)
         wait_ms, bits = max(1, round(wait_s * 1000)), need_bits(needs)
-        said = self._gather.read(self._records, *limits, wait_ms, bits, ctypes.byref(block))
+        said = self._gather.read(records, *limits, wait_ms, bits, ctypes.byref(block))
         if said == -1:
             raise MemoryError(f"{span.partition}: no memory for the records at offset {position}")
         if said:
             raise OverflowError(
                 f"{span.partition}: the records after offset {position} exceed 2 GiB in a column"
             )
-        records = block_of(self._gather, block, needs)
-        return Taken(records, block.reached, self._problems(block))
+        rows = block_of(self._gather, block, needs)
+        return Taken(rows, block.reached, self._problems(block))
 
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
-        low, high = c_int64(), c_int64()
+        (_, client), low, high = self._open, c_int64(), c_int64()
         ends = (ctypes.byref(low), ctypes.byref(high))
         place = (partition.topic.encode(), partition.number)
         query = self._kafka.rd_kafka_query_watermark_offsets
-        self._demand(query(self._client, *place, *ends, round(timeout_s * 1000)))
+        self._demand(query(client, *place, *ends, round(timeout_s * 1000)))
         return low.value, high.value
 
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         """See `ColumnConsumer`."""
+        _, client = self._open
         # Its own queue: an answer that came too late would pass for that of the next commit.
-        answers = self._kafka.rd_kafka_queue_new(self._client)
+        answers = self._kafka.rd_kafka_queue_new(client)
         try:
             with _Offsets(self._kafka, offsets) as wanted:
                 commit = self._kafka.rd_kafka_commit_queue
-                code = commit(self._client, wanted, answers, None, None)
+                code = commit(client, wanted, answers, None, None)
             return self._text_of(code) if code else self._answer(answers)
         finally:
             self._kafka.rd_kafka_queue_destroy(answers)
@@ -259,7 +269,7 @@ def _opened(kafka: Any, gather: Gather, queue: int) -> int:
     return records
 
 
-def _ended(owner: int, kafka: Any, gather: Gather, records: int, queue: int, client: int) -> None:
+def _ended(owner: int, kafka: Any, gather: Gather, queue: int, records: int, client: int) -> None:
     """Give all back; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
         return

@@ -1,4 +1,4 @@
-"""What a commit of offsets answers, on either path, on the broker that librdkafka has for tests."""
+"""Commits and closing, the same on either path; the broker is the one librdkafka has for tests."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,8 @@ from pyspark_timestream import kafka_messages, kafka_native
 from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.native_gather import native_gather
-from pyspark_timestream.ranges import Partition
+from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.records import Needs
 
 THERE, NOT_THERE = Partition("t", 0), Partition("t", 99)
 
@@ -56,3 +57,19 @@ def test_an_answer_that_comes_too_late_is_not_that_of_the_next_commit(
         assert consumer.commit_offsets({THERE: (4, "")}) is None
     finally:
         consumer.close()
+
+
+@pytest.mark.parametrize("path", ["messages", "native"])
+def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
+    consumer = made(path, "127.0.0.1:1")
+    consumer.close()
+    consumer.close()
+    for use in (
+        lambda: consumer.aim(THERE, 0),
+        consumer.rest,
+        lambda: consumer.take(Range(THERE, 0, 1), 0, Needs(), 0.01),
+        lambda: consumer.existing(THERE, 0.01),
+        lambda: consumer.commit_offsets({THERE: (1, "")}),
+    ):
+        with pytest.raises(RuntimeError, match="Consumer closed"):
+            use()
