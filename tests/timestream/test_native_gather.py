@@ -276,6 +276,16 @@ def test_no_record_outside_the_range_is_delivered(gather: Gather) -> None:
     assert (block.offsets.to_pylist(), raw.reached) == ([5], 9)
 
 
+def test_headers_without_names_and_values_end_a_block_as_well(gather: Gather) -> None:
+    empty = ((b"", None),) * 100
+    with Reading(gather, [Sent(at, headers=empty) for at in range(5)]) as reading:
+        block, raw = reading.read(5, most_bytes=1_500)
+        assert (len(block.offsets), raw.reached) == (2, 2)
+        # Nobody pays for what is not read.
+        block, raw = reading.read(5, 2, most_bytes=1_500, needs=Needs())
+        assert (len(block.offsets), raw.reached) == (3, 5)
+
+
 def test_what_was_taken_for_another_partition_is_dropped(gather: Gather) -> None:
     with Reading(gather, [Sent(0), Sent(1), Sent(2)]) as reading:
         reading.read(3, most=1)

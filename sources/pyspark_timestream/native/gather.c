@@ -226,9 +226,10 @@ static int begin_block(block *it, int64_t position, uint32_t needs) {
   return said;
 }
 
+/* A header costs two starts at least, though its name may be empty and its value a null. */
 static int64_t bytes_of(const block *it) {
   return it->keys.data.used + it->values.data.used + it->header_names.data.used +
-         it->header_values.data.used;
+         it->header_values.data.used + 2 * (int64_t)sizeof(int32_t) * it->header_names.rows;
 }
 
 static const char *topic_of(const gather *g, const message *it) {
