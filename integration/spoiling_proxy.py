@@ -83,11 +83,25 @@ class SpoilingProxy:
 
 
 def _pass_on(source: socket.socket, to: socket.socket, made: Callable[[bytes], bytes]) -> None:
-    """Send what comes in frames, as `made` makes it, until one of both ends; then both do."""
-    with suppress(OSError), source, to, source.makefile("rb") as stream:
-        while len(size := stream.read(4)) == 4:
-            frame = made(stream.read(*struct.unpack(">i", size)))
-            to.sendall(struct.pack(">i", len(frame)) + frame)
+    """Send what comes in frames, as `made` makes it, until one of both ends; then both do.
+
+    A frame that breaks off is dropped: with a size of its own it would pass for a whole one.
+    """
+    try:
+        with suppress(OSError), source.makefile("rb") as stream:
+            while len(size := stream.read(4)) == 4:
+                (announced,) = struct.unpack(">i", size)
+                whole = stream.read(announced)
+                if len(whole) < announced:
+                    break
+                frame = made(whole)
+                to.sendall(struct.pack(">i", len(frame)) + frame)
+    finally:
+        for each in (source, to):
+            # Closed alone it would stay open for the thread that reads from it.
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
 
 
 @contextmanager
