@@ -18,11 +18,9 @@ _ROOM: Final = 2**62
 
 def order_by_writer(keys: Instants, codes: Instants) -> Instants:
     """The order of n deeds by the number of their writer, and of each writer by its keys."""
-    in_time = bool(np.all(keys[1:] >= keys[:-1]))
-    order = np.arange(len(keys)) if in_time else np.argsort(keys, kind="stable")
-    # Numbers of two bytes are sorted in linear time.
+    # Numbers of two bytes are sorted in linear time, and so are keys of a few runs in order.
     narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
-    return order[np.argsort(narrow[order], kind="stable")]
+    return np.lexsort((keys, narrow))
 
 
 def greatest_of_lives(us: Instants, fresh: npt.NDArray[np.bool_]) -> Instants:
@@ -46,7 +44,7 @@ def greatest_of_lives(us: Instants, fresh: npt.NDArray[np.bool_]) -> Instants:
     ground = lives * height
     greatest: Instants = np.maximum.accumulate(lifted + ground) - ground
     if values is not None:
-        return np.array(values[greatest], dtype=np.int64)
+        return values[greatest]
     return np.where(greatest == 0, NEVER, greatest + least_us - 1)
 
 

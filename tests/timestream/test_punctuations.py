@@ -13,7 +13,6 @@ from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.mark_columns import greatest_of_lives, least_of_spans
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.punctuations import NEVER, WriterRules, note
 
@@ -371,6 +370,13 @@ def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
 
 
+def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
+    some = marks([mark(5, "a"), at(6)])
+    window = note(WriterRules(windows=True), PartitionState(), some, None, 2).window
+    assert [column.dtype for column in window] == [np.int64, np.int64]
+    assert [column.tolist() for column in window] == [[NEVER, 5], [NEVER, 5]]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -415,27 +421,3 @@ def test_marks_that_keep_pace_with_generated_ctis_take_effect_where_they_are_ahe
     test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(
         ("point", "flag", {**how, "delay": delay}, some)
     )
-
-
-anything = st.sampled_from([NEVER, -(2**62), 2**62]) | st.integers(-9, 9)
-
-
-@given(st.lists(st.tuples(anything, st.booleans()), min_size=1, max_size=30))
-def test_the_greatest_of_a_life_is_of_that_life_alone(told):
-    us, fresh = (np.array(column) for column in zip(*told, strict=True))
-    expected: list[int] = []
-    for instant, begins in told:
-        before = NEVER if begins or not expected else expected[-1]
-        expected.append(max(before, instant))
-    assert greatest_of_lives(us.astype(np.int64), fresh).tolist() == expected
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 40), anything), max_size=20),
-    st.integers(80, 90),
-)
-def test_the_least_of_spans_is_of_those_that_cover_a_step(spans, steps):
-    begins, lengths, us = (np.array([s[i] for s in spans], dtype=np.int64) for i in range(3))
-    covering = [[v for b, n, v in spans if b <= at < b + n] for at in range(steps)]
-    expected = [min(values, default=NEVER) for values in covering]
-    assert least_of_spans(begins, begins + lengths, us, steps).tolist() == expected
