@@ -13,6 +13,7 @@ from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.punctuations import NEVER, WriterRules, note
 
@@ -324,6 +325,20 @@ def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
     assert (noted.writers, noted.record_us) == (before.writers, 7)
 
 
+def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
+    before = PartitionState(writers=(("a", Writer(3, 0)), ("b", Writer(9, 8))), record_us=8)
+    noted = note(WriterRules(timeout_us=5), before, marks([]), np.array([8, 9]), 2)
+    assert noted.writers == (("b", Writer(9, 8)),)
+    assert [column.tolist() for column in noted.proposals] == [[0], [9], [False]]
+
+
+def test_instants_of_marks_and_records_are_exact_up_to_the_end_of_time():
+    last = FINAL_US - 1
+    rows, state = told(mark(last, "a", stamp=last), at(last, stamp=last), timeout=1)
+    assert rows == [f"¶{last}", last]
+    assert (state.writers, state.record_us) == ((("a", Writer(last, last)),), last)
+
+
 def test_max_future_caps_what_drives_the_clock_and_the_delay_comes_off_after():
     rows, _ = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
     assert rows == [1000, "¶13", 14, ]  # fmt: skip
@@ -360,7 +375,7 @@ def test_a_time_window_comes_from_named_writers_only_and_does_not_see_the_record
 def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
     two = marks([mark(5, "a"), mark(6, "b")])
     two = two._replace(**{name: getattr(two, name)[:1] for name in short})
-    with pytest.raises(ValueError, match="differ in length"):
+    with pytest.raises(ValueError, match=r"^the columns of punctuations differ in length$"):
         note(WriterRules(), PartitionState(), two, None, 2)
 
 
@@ -368,6 +383,11 @@ def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
     proposals = note(WriterRules(), PartitionState(), marks([]), None, 2).proposals
     assert [(column.dtype, len(column)) for column in proposals] == [
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
+
+
+def test_time_windows_are_made_only_where_they_are_wanted():
+    some = marks([mark(5, "a"), at(6)])
+    assert note(WriterRules(), PartitionState(), some, None, 2).window is None
 
 
 def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
