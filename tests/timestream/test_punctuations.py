@@ -13,7 +13,7 @@ from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.instants import FINAL_US, MIN_US
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.punctuations import NEVER, WriterRules, note
 
@@ -334,9 +334,11 @@ def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
 
 def test_instants_of_marks_and_records_are_exact_up_to_the_end_of_time():
     last = FINAL_US - 1
-    rows, state = told(mark(last, "a", stamp=last), at(last, stamp=last), timeout=1)
-    assert rows == [f"¶{last}", last]
-    assert (state.writers, state.record_us) == ((("a", Writer(last, last)),), last)
+    some = [mark(last, "a", stamp=last), at(last, stamp=last)]
+    for before in ([], [mark(1, "a", stamp=1)], [mark(MIN_US, "a", stamp=MIN_US)]):
+        rows, state = told(*before, *some, timeout=1)
+        assert rows[len(before) :] == [f"¶{last}", last]
+        assert (state.writers, state.record_us) == ((("a", Writer(last, last)),), last)
 
 
 def test_max_future_caps_what_drives_the_clock_and_the_delay_comes_off_after():
