@@ -13,9 +13,10 @@ from timestream.oracle import Event, Failed, Record, run
 from timestream.test_cti import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.cti import VIOLATIONS, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.generator import Frequency, pace
 from pyspark_timestream.instants import FINAL_US, MIN_US
 from pyspark_timestream.partition_state import Writer
-from pyspark_timestream.punctuations import NEVER, WriterRules, note
+from pyspark_timestream.punctuations import NEVER, Proposals, WriterRules, note
 
 NAMES = ("", "a", "b", "c")
 instants = st.integers(0, 14)
@@ -192,7 +193,17 @@ def test_the_base_of_a_span_holds_until_the_next_mark():
 
 def test_without_a_span_an_in_band_cti_leaves_no_base():
     assert told(mark(5))[1].base_us is None
+    assert told(mark(5), every=3)[1].base_us is None
     assert told(mark(5), span=3)[1].base_us == 5
+
+
+@pytest.mark.parametrize(("us", "count"), [(5, 0), (4, 3)])
+def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequency(us, count):
+    before = PartitionState(cti_us=4, count=3, base_us=2)
+    nobody = np.empty(0, dtype=np.int64)
+    proposals = Proposals(np.array([1]), np.array([us]), np.array([True]))
+    paced = pace(Frequency(None, None, 0), before, nobody, nobody, proposals)
+    assert (paced.count, paced.base_us) == (count, 2)
 
 
 def test_a_mark_at_the_cti_that_an_event_just_made_is_ignored():
