@@ -217,6 +217,12 @@ def test_an_ignored_mark_restarts_nothing():
     assert told(*some, every=3)[0] == ["¶4", 5, 6, 9, "¶9"]
 
 
+def test_marks_that_generated_ctis_have_overtaken_are_ignored_one_after_another():
+    rows, state = told(at(10), mark(5), mark(7), mark(8), at(9), mark(11), every=1)
+    assert rows == [10, "¶10", "¶11"]
+    assert (state.ctis, state.ignored_ctis) == (2, 3)
+
+
 def test_an_unreadable_mark_is_ignored_and_counted():
     rows, state = told(mark("?"), at(1), mark("?", "a"))
     assert rows == [1]
