@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 FETCH = 1
-OFFSET_SIZE, CRC_AT, COUNTED_FROM, LEAST = 8, 17, 21, 61
-"""In a batch of records: where its checksum is, what it begins to count at, and its least size."""
+OFFSET_SIZE, SIZE_ENDS, CRC_AT, COUNTED_FROM, LEAST = 8, 12, 17, 21, 61
+"""In a batch of records: where its offset and its size end, where its checksum is, what that begins
+to count at, and its least size."""
 
 Spoil = Callable[[bytes], bytes]
 
@@ -153,23 +154,26 @@ def garbled(dice: random.Random, content: bytes) -> bytes:
     """Something in the records or their batch's description is nonsense, or the last part missing.
 
     What is around the batches stays as it was: librdkafka 2.16 releases a partition twice where an
-    answer ends in the fields behind its records, which no broker's log can bring about. So does a
-    batch's first offset, which no checksum covers.
+    answer ends in the fields behind its records, which no broker's log can bring about. So do a
+    batch's first offset and its format, which no checksum covers: where the format is nonsense
+    librdkafka aborts the process (`rd_slice_narrow_copy`).
     """
     found = batches(content)
     if not found:
         return content
     start, end = dice.choice(found)
-    start += OFFSET_SIZE
-    which = dice.randrange(4)
+    which = dice.randrange(5)
     if which == 0:
-        # Sizes, codec and counts; then the first record's own sizes.
-        return _overwritten(dice, content, start, min(start + LEAST + 12, end))
+        return _overwritten(dice, content, start + OFFSET_SIZE, start + SIZE_ENDS)
     if which == 1:
+        return _cut(content, found[0][0], dice.randrange(start + OFFSET_SIZE, end), found[-1][1])
+    start += CRC_AT
+    if which == 2:
+        # Codec and counts; then the first record's own sizes.
+        return _overwritten(dice, content, start, min(start + LEAST, end))
+    if which == 3:
         at = dice.randrange(start, end)
         return content[:at] + dice.randbytes(end - at) + content[end:]
-    if which == 2:
-        return _cut(content, found[0][0], dice.randrange(start, end), found[-1][1])
     return _overwritten(dice, content, start, end)
 
 
