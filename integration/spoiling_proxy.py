@@ -44,11 +44,7 @@ class SpoilingProxy:
 
     def close(self) -> None:
         """End every connection."""
-        for each in (self._listener, *self._open):
-            # A thread that waits for it wakes up by this, and not by its end.
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        _end(self._listener, *self._open)
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -98,11 +94,15 @@ def _pass_on(source: socket.socket, to: socket.socket, made: Callable[[bytes], b
                 frame = made(whole)
                 to.sendall(struct.pack(">i", len(frame)) + frame)
     finally:
-        for each in (source, to):
-            # Closed alone it would stay open for the thread that reads from it.
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        _end(source, to)
+
+
+def _end(*sockets: socket.socket) -> None:
+    for each in sockets:
+        # A thread that waits for it wakes up by this, and not by its close.
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
 
 
 @contextmanager
