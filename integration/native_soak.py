@@ -202,17 +202,14 @@ def soak(kafka: Broker, seconds: float, seed: int) -> None:
     topics = records = kills = spoilt = 0
     while time.monotonic() < ends or not topics:
         records += compare(kafka, gather, dice)
-        # Seldom: now and then librdkafka 2.16 locks itself out when it is closed while it is about
-        # to tell of an offset that it cannot read (rd_kafka_offset_reset_op_cb).
-        if topics % 5 == 0:
-            spoilt += read_what_is_spoilt(kafka, gather, dice)
+        spoilt += read_what_is_spoilt(kafka, gather, dice)
         topics += 1
         if kafka.can_stop and time.monotonic() > next_kill:
             read_through_a_kill(kafka, gather, dice)
             kills, next_kill = kills + 1, time.monotonic() + KILL_EVERY_S
     done = f"{topics} topics, {records} records, {kills} kills, {spoilt} answers spoilt"
     print(f"soaked: {done}, seed {seed}", flush=True)
-    assert spoilt or topics < 30
+    assert spoilt or topics < 10
     assert kills or not kafka.can_stop or seconds < KILL_EVERY_S
 
 
