@@ -9,7 +9,7 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `permissions`, `slices`, `standing`, `sieve`, `invariants`, `compaction`, `subscription`,
 `properties` (rules), `parquet_layout`, `files`, `head_files`, `staging`, `originals`, `attempts`,
 `runs`, `merges`, `shares`, `large_batches`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`,
-`inspection`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
+`inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
 `history`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`,
 `client` (without Spark), `writer`, `reader`, `pushed_filters`, `subscriber`, `sink` (Spark).
 """

@@ -1,4 +1,7 @@
-"""The command line: `python -m pyspark_tseries describe|verify|rebuild|compact|maintain PATH`."""
+"""The command line: `python -m pyspark_tseries COMMAND PATH`.
+
+The commands are `describe`, `verify`, `repair`, `rebuild`, `compact` and `maintain`.
+"""
 
 import argparse
 import dataclasses
@@ -13,6 +16,7 @@ from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.maintenance import LOCK_VARIABLE, OPTIONS_VARIABLE, keep_up, maintain
 from pyspark_tseries.places import STORAGE_OPTIONS, Place, place_of
+from pyspark_tseries.repair import Repaired, repair
 
 __all__ = ["main"]
 
@@ -30,9 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
             action="append",
             help=f"how an object store is reached: {', '.join(STORAGE_OPTIONS)}",
         )
+        if name == "repair":
+            command.add_argument(
+                "--dry-run", action="store_true", help="only say what would be done first"
+            )
     given = parser.parse_args(arguments)
     try:
-        return COMMANDS[given.command][1](place_of(given.path, _options(given.storage_option)))
+        place = place_of(given.path, _options(given.storage_option))
+        return COMMANDS[given.command][1](place, given)
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -52,31 +61,41 @@ def _options(given: list[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _describe(path: Place) -> int:
+def _describe(path: Place, given: argparse.Namespace) -> int:
     for name, value in describe(path).items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         print(f"{name:17} {shown}")
     return 0
 
 
-def _verify(path: Place) -> int:
+def _verify(path: Place, given: argparse.Namespace) -> int:
     broken = verify(path)
     print("\n".join(broken) if broken else "sound")
     return 1 if broken else 0
 
 
-def _rebuild(path: Place) -> int:
+def _repair(path: Place, given: argparse.Namespace) -> int:
+    done = repair(path, dry_run=given.dry_run)
+    if done == Repaired():
+        print("nothing to repair")
+    for heading, sentences in dataclasses.asdict(done).items():
+        for sentence in sentences:
+            print(f"{heading}: {sentence}")
+    return 1 if done.left or (given.dry_run and done.mended) else 0
+
+
+def _rebuild(path: Place, given: argparse.Namespace) -> int:
     print(f"{rebuild(path)} series")
     return 0
 
 
-def _compact(path: Place) -> int:
+def _compact(path: Place, given: argparse.Namespace) -> int:
     for name, value in dataclasses.asdict(compact(path)).items():
         print(f"{name:17} {value}")
     return 0
 
 
-def _maintain(path: Place) -> int:
+def _maintain(path: Place, given: argparse.Namespace) -> int:
     os.nice(10)
     if LOCK_VARIABLE in os.environ:
         keep_up(path)
@@ -84,9 +103,13 @@ def _maintain(path: Place) -> int:
     return 0 if maintain(path) else 2
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Place], int]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[Place, argparse.Namespace], int]]] = {
     "describe": ("what a store holds", _describe),
     "verify": ("checks every invariant; exits 1 with what is broken", _verify),
+    "repair": (
+        "mends what damaged it, and says what is lost; exits 1 if something is left",
+        _repair,
+    ),
     "rebuild": ("makes the head state anew from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes what is out of range", _compact),
     "maintain": ("what writers with autoCompact start now and then", _maintain),
