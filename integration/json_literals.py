@@ -47,7 +47,8 @@ _TIMES = r"""
 "2013-01-01T24:00:00Z" "2013-01-01T05:00:60Z" "2013-01-01t05:00:00z" "2013-01-01T05:00:00.000+00:00"
 "2013-01-01 05:00:00" "2013-01-01 05:00:00 Z" "2013-01-01T05:00:00UTC" "1357017420123"
 "1357017420" "-5" "T05:00:00" "05:00:00" "1969-12-31T23:59:59.999999Z" "9999-12-31T23:59:59Z"
-"9999-12-31T23:59:59.999999Z" "2013-01-01T05:00:00+14:30"
+"9999-12-31T23:59:59.999999Z" "2013-01-01T05:00:00+14:30" "20130101T050000Z" "20130101T0500"
+"2013-01-01T05:00.5" "20130101" "2013-01-01T05:00:00-0530"
 """
 _NESTED = r"""
 {} [] [1] [1,2] [null] [1,"x"] [1,"x",5] [1.5] [1.50,1e10] ["x"] [true] ["2013-01-01"] [[1]]
@@ -71,8 +72,9 @@ LITERALS = (
 _TIMES_ELSEWHERE = {"timestamp", "timestamp_ntz", "date"}
 _SHORT = ["2013-1-1", "2013", "2013-01", "2013-01-01T05", "2013-01-01T5:0:0Z", "T05:00:00",
           "05:00:00", "2013-01-01T05:00:00UTC"]  # fmt: skip
-_OURS = ["2013-01-01T05:00Z", "2013-01-01T05:00:00,5Z", "2013-01-01t05:00:00z"]
-_DAYS = ["5", "+5", "-5", "1357017420"]
+_OURS = ["2013-01-01T05:00Z", "2013-01-01T05:00:00,5Z", "2013-01-01t05:00:00z", "20130101T050000Z",
+         "20130101T0500"]  # fmt: skip
+_DAYS = ["5", "+5", "-5", "1357017420", "20130101"]
 _LATE = ["10000-01-01", "9999-12-31T23:59:59.999999Z"]
 
 
@@ -123,7 +125,9 @@ def _is_short_time(literal: str, kind: str) -> bool:
 
 
 def _is_our_time(literal: str, kind: str) -> bool:
-    return kind == "timestamp" and literal in _quoted(_OURS)
+    has_zone = literal.lower().endswith('z"')
+    kinds = {"timestamp"} if has_zone else {"timestamp", "timestamp_ntz"}
+    return kind in kinds and literal in _quoted(_OURS)
 
 
 def _is_out_of_range(literal: str, kind: str) -> bool:
@@ -143,7 +147,8 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "a name twice in an object, read as a string or map": _has_a_name_twice,
     "base64 with a last character alone, or broken text, as binary": _is_no_base64,
     "short forms such as `2013`, `2013-1-1`, `05:00:00`, as a time; `5` as a day": _is_short_time,
-    "`T05:00Z`, a comma before the fraction, a small `t` and `z`, as a timestamp": _is_our_time,
+    "`T05:00Z`, a comma before the fraction, a small `t` and `z`, basic form such as "
+    "`20130101T050000Z`, as a timestamp": _is_our_time,
     "times before year 1 or after 9999-12-31T23:59:59Z": _is_out_of_range,
 }
 """What the README says -> whether it is about a literal that is read as a type."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.instants import FINAL_US, MIN_US, parse_instant
+from pyspark_timestream.iso_columns import read_iso_column
 
 __all__ = ["TIME_UNITS", "number_times", "record_times", "text_times", "value_times"]
 
@@ -22,9 +23,6 @@ TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": 
 """Unit -> (multiply by, then divide by) to get microseconds."""
 
 _NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
-_PLAIN: Final = (
-    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ]([01][0-9]|2[0-3])(:[0-5][0-9]){2}(\.[0-9]{1,6})?Z?$"
-)
 
 
 def record_times(timestamps_ms: pa.Int64Array) -> Times:
@@ -55,21 +53,18 @@ def number_times(numbers: pa.Array, unit: str) -> Times:
 
 
 def text_times(texts: pa.Array, unit: str | None) -> Times:
-    """Texts: ISO-8601, or digits only as a number in `unit`; None: such a text is no time.
-
-    The common form, with or without a `Z`, is read by Arrow in one go; what is of another form,
-    or out of range, is read one by one.
-    """
-    plain = _mask(pc.match_substring_regex(texts, _PLAIN))
-    instants, readable = _plain_times(texts, plain)
-    if readable.all():
+    """Texts: ISO-8601, or digits only as a number in `unit`; None: such a text is no time."""
+    iso = read_iso_column(texts)
+    instants, readable = _checked(iso.instants, iso.readable)
+    rest = np.flatnonzero(~iso.readable & _mask(texts.is_valid()))
+    if not len(rest):
         return instants, readable
-    numeric = _mask(pc.match_substring_regex(texts, _NUMBER))
+    others = texts.take(pa.array(rest))
+    numeric = _mask(pc.match_substring_regex(others, _NUMBER))
     if unit is not None and numeric.any():
-        found, valid = _number_texts(texts.filter(pa.array(numeric)), unit)
-        instants[numeric], readable[numeric] = found, valid
-    rest = ~numeric & ~readable & _mask(pc.is_valid(texts))
-    for place in np.flatnonzero(rest):
+        found, valid = _number_texts(others.filter(pa.array(numeric)), unit)
+        instants[rest[numeric]], readable[rest[numeric]] = found, valid
+    for place in rest[iso.odd[rest] & ~numeric]:
         instants[place], readable[place] = _one_text(texts[int(place)].as_py())
     return instants, readable
 
@@ -81,21 +76,6 @@ def value_times(values: pa.Array, unit: str) -> Times:
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
         return number_times(values, unit)
     return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
-
-
-def _plain_times(texts: pa.Array, plain: npt.NDArray[np.bool_]) -> Times:
-    instants = np.zeros(len(texts), dtype=np.int64)
-    readable = np.zeros(len(texts), dtype=np.bool_)
-    if not plain.any():
-        return instants, readable
-    stripped = pc.utf8_rtrim(texts.filter(pa.array(plain)), characters="Z")
-    try:
-        parsed = stripped.cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        # One impossible date fails the whole cast; the caller then reads them one by one.
-        return instants, readable
-    instants[plain], readable[plain] = _checked(*_filled(parsed.cast(pa.int64())))
-    return instants, readable
 
 
 def _number_texts(texts: pa.Array, unit: str) -> Times:

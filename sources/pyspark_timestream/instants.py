@@ -17,12 +17,14 @@ __all__ = [
     "clamp_instant",
     "format_duration",
     "format_instant",
+    "match_iso_form",
     "parse_duration",
     "parse_fraction",
     "parse_instant",
 ]
 
 TICK_US: Final = 1
+_TICK: Final = timedelta(microseconds=TICK_US)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 MIN_US: Final = -62_135_596_800_000_000
@@ -49,13 +51,24 @@ _UNITS_US: Final = {
     "day": 86_400_000_000,
     "week": 604_800_000_000,
 }
-_DURATION_PART: Final = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_DURATION_PART: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 
-_INSTANT: Final = re.compile(
-    r"(?P<date>\d{4}-\d{2}-\d{2})"
-    r"(?:[Tt ](?P<clock>(?:[01]\d|2[0-3]):[0-5]\d(?::[0-5]\d)?)(?:[.,](?P<fraction>\d+))?"
-    r"\s*(?P<zone>Z|z|[+-]\d{2}(?::?\d{2})?)?)?"
+_ISO_FORM: Final = re.compile(
+    r"(?P<year>[0-9]{4})(?P<dash>-)?(?P<month>[0-9]{2})(?(dash)-)(?P<day>[0-9]{2})"
+    r"(?:(?:T|t|(?(dash)[ ]))(?P<hour>[0-9]{2})(?(dash):)(?P<minute>[0-9]{2})"
+    r"(?:(?(dash):)(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]+))?)?"
+    r"\s*(?:[Zz]|(?P<sign>[+-])(?P<zone_hour>[0-9]{2})(?::?(?P<zone_minute>[0-9]{2}))?)?)?"
 )
+
+
+def match_iso_form(text: str) -> re.Match[str] | None:
+    """The fields of an ISO-8601 text by name, whatever their values; None: it has another form.
+
+    Extended form (`2013-01-01T05:00:00Z`) or basic form (`20130101T050000Z`), without mixing
+    them, except in the zone. A date alone is in the extended form: digits only are a number.
+    """
+    match = _ISO_FORM.fullmatch(text)
+    return match if match is None or match["dash"] or match["hour"] else None
 
 
 def parse_instant(text: str) -> int:
@@ -66,21 +79,26 @@ def parse_instant(text: str) -> int:
     Raises:
         ValueError: the text is no ISO-8601 instant, or lies outside [MIN_US, FINAL_US].
 
-    >>> parse_instant("1970-01-01T00:00:01.5Z")
-    1500000
+    >>> parse_instant("1970-01-01T00:00:01.5Z"), parse_instant("19700101T000001,5Z")
+    (1500000, 1500000)
     >>> parse_instant("1970-01-01 01:00:00+01:00")
     0
     """
-    match = _INSTANT.fullmatch(text.strip())
+    match = match_iso_form(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no ISO-8601 instant such as 2013-01-01T05:00:00Z")
-    clock = match["clock"] or "00:00"
-    zone = (match["zone"] or "Z").upper()
-    if len(zone) == 5:
-        zone = f"{zone[:3]}:{zone[3:]}"
-    moment = datetime.fromisoformat(f"{match['date']}T{clock}{zone}")
-    whole = (moment - _EPOCH) // timedelta(microseconds=1)
-    return check_instant(whole + int((match["fraction"] or "0")[:6].ljust(6, "0")))
+        raise ValueError(
+            f"{text!r} is no ISO-8601 instant such as 2013-01-01T05:00:00Z or 20130101T050000Z"
+        )
+    fields = match.groupdict(default="0")
+    year, month, day = int(fields["year"]), int(fields["month"]), int(fields["day"])
+    hour, minute, second = int(fields["hour"]), int(fields["minute"]), int(fields["second"])
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    zone_hour, zone_minute = int(fields["zone_hour"]), int(fields["zone_minute"])
+    if zone_hour > 23 or zone_minute > 59:
+        raise ValueError(f"{text!r} has no zone such as Z, +01:00 or -0530")
+    ahead = timedelta(hours=zone_hour, minutes=zone_minute)
+    whole = (moment - _EPOCH + (ahead if fields["sign"] == "-" else -ahead)) // _TICK
+    return check_instant(whole + int(fields["fraction"][:6].ljust(6, "0")))
 
 
 def check_instant(us: int) -> int:
