@@ -11,6 +11,7 @@ SPARK = {
     "source",
     "time_reader",
     "kafka_reader",
+    "evaluation",
     "frames",
     "frame_order",
     "query_explanation",
