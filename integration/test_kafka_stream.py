@@ -60,6 +60,32 @@ def test_records_carry_what_kafka_has(stream) -> None:
     assert seconds(second.timestamp) == 0.001
 
 
+ODD_STAMPS = [-1, -5000, 1, DAY_MS, 253_402_300_799_000, 253_402_300_799_001, 10**15]
+"""Milliseconds; the last two are after the end of time, 9999-12-31T23:59:59Z."""
+
+
+def test_records_are_delivered_whatever_their_timestamps(spark, broker, topic, tmp_path) -> None:
+    name = topic(message_timestamp_after_max_ms=2**63 - 1)
+    broker.produce(name, [Record(b"v", None, 0, stamp) for stamp in ODD_STAMPS])
+    made = Stream(spark, broker, name, tmp_path)
+    # In microseconds, since Python has no year 10000.
+    micros = ["offset", "unix_micros(timestamp) AS timestamp", "unix_micros(start_time) AS start"]
+    # As Spark's own source shows them; what is no event time is none.
+    legal = [0 <= stamp <= 253_402_300_799_000 for stamp in ODD_STAMPS]
+    expected = [
+        (offset, stamp * 1000, stamp * 1000 if fine else None)
+        for offset, (stamp, fine) in enumerate(zip(ODD_STAMPS, legal, strict=True))
+    ]
+    assert sorted(map(tuple, made.load_batch().selectExpr(*micros).collect())) == expected
+    rows = made.run(made.load().selectExpr(*micros))
+    assert [tuple(row)[:3] for row in rows] == expected
+    assert (made.report()["events"], made.report()["malformed"]) == (7, 4)
+    dropping = Stream(spark, broker, name, tmp_path / "dropping", {"ctiHeader": "cti"})
+    rows = dropping.run(dropping.load().selectExpr(*micros))
+    assert [tuple(row)[:3] for row in rows] == [row for row in expected if row[2] is not None]
+    assert (dropping.report()["events"], dropping.report()["malformed"]) == (7, 4)
+
+
 def test_the_schema_is_the_projection(stream) -> None:
     made = stream(
         [event(1, name="a")],

@@ -34,6 +34,7 @@ from native_soak import SANITIZE, sanitized_environment
 from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 
 from pyspark_timestream import kafka_fetch
+from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
@@ -154,6 +155,15 @@ def test_records_of_every_kind_are_the_same(paths: Paths, topic: Topic) -> None:
     assert found["headers"][0] is None
     assert [(h["key"], h["value"]) for h in found["headers"][2]] == records[2].headers
     assert set(paths.same(stamped, len(records))["timestamp_types"]) == {1}
+
+
+def test_timestamps_that_are_no_times_are_the_same(paths: Paths, topic: Topic) -> None:
+    name = topic(message_timestamp_after_max_ms=2**63 - 1)
+    stamps = [-1, -5000, 1, FINAL_US // 1000 + 1, 2**63 - 1, -(2**63)]
+    paths.broker.produce(name, [Record(b"v", None, 0, stamp) for stamp in stamps])
+    found = paths.same(name, len(stamps))
+    assert found["timestamps_ms"] == stamps
+    assert set(found["timestamp_types"]) == {0}
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4", "zstd"])

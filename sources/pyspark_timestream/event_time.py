@@ -15,12 +15,23 @@ import pyarrow.compute as pc
 from pyspark_timestream.instants import FINAL_US, MIN_US, parse_instant
 from pyspark_timestream.iso_columns import read_iso_column
 
-__all__ = ["TIME_UNITS", "number_times", "record_times", "text_times", "value_times"]
+__all__ = [
+    "TIME_UNITS",
+    "number_times",
+    "record_times",
+    "record_timestamps",
+    "text_times",
+    "value_times",
+]
 
 Times = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 
 TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
 """Unit -> (multiply by, then divide by) to get microseconds."""
+
+_MIN_MS: Final = -(2**63) // 1_000 + 1
+_MAX_MS: Final = (2**63 - 1) // 1_000
+"""The milliseconds that 64 bits hold in microseconds, both inclusive."""
 
 _NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
 
@@ -30,6 +41,16 @@ def record_times(timestamps_ms: pa.Int64Array) -> Times:
     values, valid = _filled(timestamps_ms)
     valid &= (values >= 0) & (values <= FINAL_US // 1_000)
     return _checked(np.where(valid, values, 0) * 1_000, valid)
+
+
+def record_timestamps(timestamps_ms: pa.Int64Array) -> Times:
+    """Record timestamps as Spark's own Kafka source shows them: legal event times or not.
+
+    Not readable is only what 64 bits do not hold in microseconds, where that source fails.
+    """
+    values, valid = _filled(timestamps_ms)
+    valid &= (values >= _MIN_MS) & (values <= _MAX_MS)
+    return np.where(valid, values, 0) * 1_000, valid
 
 
 def number_times(numbers: pa.Array, unit: str) -> Times:

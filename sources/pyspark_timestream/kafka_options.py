@@ -160,7 +160,8 @@ class KafkaOptions:
         frequency = self.frequency or Frequency()
         return TimeRules(
             shape=self.shape,
-            policy=self.policy,
+            # A policy is about CTIs: where there are none, nothing is left out.
+            policy=self.policy if self.has_ctis else "flag",
             every_events=frequency.events,
             every_us=frequency.span_us,
             delay_us=self.delay_us,

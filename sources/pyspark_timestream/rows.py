@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.cti import ADJUSTED, VIOLATIONS, Judgement
-from pyspark_timestream.event_time import record_times
+from pyspark_timestream.event_time import record_timestamps
 from pyspark_timestream.kafka_columns import METADATA, Projection
 from pyspark_timestream.payload import Payload
 from pyspark_timestream.punctuations import NEVER
@@ -129,7 +129,7 @@ def _metadata_column(
         case "offset":
             return block.offsets
         case "timestamp":
-            return _instants(*record_times(_given(block.timestamps_ms)))
+            return _instants(*record_timestamps(_given(block.timestamps_ms)))
         case "timestampType":
             return _given(block.timestamp_types)
         case "start_time":

@@ -128,7 +128,9 @@ def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_contracts():
     assert (given.value_format, given.parse_mode) == ("binary", "PERMISSIVE")
     assert (given.start_time, given.time_unit) == (TimeFrom("timestamp"), "ms")
     assert (given.has_ctis, given.final_cti, given.policy) == (False, False, "drop")
-    assert given.rules == TimeRules("point", "drop", None, None, 0)
+    # Without CTIs there is nothing to drop by.
+    assert given.rules == TimeRules("point", "flag", None, None, 0)
+    assert options(ctiFrequency="1").rules == TimeRules("point", "drop", 1, None, 0)
 
 
 def test_every_option_is_read_in_any_case():

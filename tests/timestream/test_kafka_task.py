@@ -10,6 +10,7 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import ViolationFound
+from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state, run_task
 from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Range
@@ -106,6 +107,61 @@ def test_the_parse_mode_does_not_bring_back_what_the_policy_dropped():
         assert table["n"].to_pylist() == [1]
 
 
+FINAL_MS = FINAL_US // 1000
+ODD_STAMPS = [-1, -5000, -(2**40), 0, 7, FINAL_MS, FINAL_MS + 1, 10**15, 2**63 - 1, -(2**63)]
+"""Record timestamps in ms: negative ones are none, and some lie after the end of time."""
+
+SHOWN = [ms * 1000 if abs(ms) < 2**53 else None for ms in ODD_STAMPS]
+"""As Spark's own source shows them; it fails where 64 bits do not hold the microseconds."""
+
+STARTS = [us if us is not None and 0 <= us <= FINAL_US else None for us in SHOWN]
+STAMPED = [("offset", pa.int64()), ("timestamp", INSTANT), ("start_time", INSTANT)]
+
+
+def stamped(raw, *more, sizes=(99,)):
+    """The rows of records with the odd timestamps, and the end state."""
+    records = [None] * len(ODD_STAMPS)
+    columns = [*STAMPED, *more]
+    table, state = delivered(raw, columns, *records, sizes=sizes, timestamps_ms=ODD_STAMPS)
+    read = [table["offset"], *(table[name].cast(pa.int64()) for name, _ in STAMPED[1:])]
+    rows = zip(*(column.to_pylist() for column in [*read, *table.columns[3:]]), strict=True)
+    return list(rows), state
+
+
+@pytest.mark.parametrize("sizes", [(99,), (1, 2, 3), (1,) * 9])
+def test_every_record_is_delivered_whatever_its_timestamp(sizes):
+    rows, state = stamped({}, sizes=sizes)
+    assert rows == list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
+    assert (state.events, state.malformed) == (len(ODD_STAMPS), STARTS.count(None))
+
+
+@pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
+def test_with_ctis_a_record_timestamp_that_is_no_time_meets_the_policy(policy):
+    raw = {"ctiHeader": "cti", "violationPolicy": policy}
+    rows, state = stamped(raw, *([FLAG] if policy == "flag" else []))
+    expected = list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
+    if policy == "flag":
+        expected = [(*row, None if row[-1] is not None else "malformed") for row in expected]
+    else:
+        expected = [row for row in expected if row[-1] is not None]
+    assert rows == expected
+    assert (state.malformed, state.dropped, state.flagged) == (STARTS.count(None), 0, 0)
+
+
+def test_policy_fail_names_the_record_whose_timestamp_is_no_time():
+    with pytest.raises(ViolationFound, match="offset 0: the event is malformed"):
+        stamped({"ctiHeader": "cti", "violationPolicy": "fail"})
+
+
+@pytest.mark.parametrize("raw", [{}, {"startTime": "header:t"}, {"startTime": "t"}])
+def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
+    values = [b"nonsense", None, b'{"t": "never"}', b'{"t": 5}']
+    table, state = delivered({"valueFormat": "json", **raw}, STAMPED, *values)
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    assert (state.events, state.dropped) == (4, 0)
+    assert state.malformed == table["start_time"].null_count
+
+
 FAIL = {"ctiFrequency": "1", "violationPolicy": "fail", "startTime": "t", "valueFormat": "json"}
 
 
@@ -196,7 +252,7 @@ def test_times_come_from_headers_of_which_the_last_wins():
 
     plan = TaskPlan((Share(Range(at(0), 0, 4), PartitionState()),))
     (table,) = run_task(given_options, wanted, plan, read, lambda part, state: None)
-    assert micros(table["start_time"]) == [2_000_000, 3_000_000]
+    assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
 
 
 @given(

@@ -145,7 +145,10 @@ def test_metadata_carries_what_the_record_had():
     none = np.empty(0, dtype=np.int64)
     everything = np.array([True, True])
     table = weave(wanted, at(3), records, payload, said, everything, none, none)
-    assert micros(table["timestamp"]) == micros(table["start_time"]) == [5000, None]
+    assert (micros(table["timestamp"]), micros(table["start_time"])) == (
+        [5000, -1000],
+        [5000, None],
+    )
     assert table.drop_columns(["timestamp", "start_time"]).to_pylist() == [
         {
             "key": None,
