@@ -372,6 +372,23 @@ def test_aborted_records_are_not_delivered_and_ranges_end_by_position(stream) ->
     assert times(made.run(maxOffsetsPerTrigger=2)) == [1, 3, 5]
 
 
+def test_another_isolation_on_a_checkpoint_is_refused_by_name_and_loses_nothing(stream) -> None:
+    made = stream([event(1)], ctiFrequency=1)
+    assert times(made.run()) == [1]
+    made.broker.produce(made.topic, [event(2)])
+    refused = "'kafka.isolation.level' was 'read_committed' .* is 'read_uncommitted' now; .* set it"
+    with pytest.raises(Exception, match=refused):
+        made.run(kafka__isolation__level="read_uncommitted")
+    # An open transaction's records are not waited for, however the level is spelt.
+    producer = made.broker.producer(transactional_id=made.topic)
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(made.topic, b"{}", partition=0, timestamp=DAY_MS + 3000)
+    producer.flush()
+    assert times(made.run(kafka__isolation__level="READ_COMMITTED")) == [1, 2]
+    producer.abort_transaction()
+
+
 # -- progress -------------------------------------------------------------------------------------
 
 

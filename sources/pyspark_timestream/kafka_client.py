@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.kafka_keys import RECORD_KEYS
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import OptionError, without_secrets
 
@@ -67,7 +68,7 @@ _ENGINE: Final[dict[str, Any]] = {
     "auto.offset.reset": "error",
 }
 _DEFAULTS: Final[dict[str, Any]] = {
-    "isolation.level": "read_committed",
+    "isolation.level": RECORD_KEYS["isolation.level"],
     # As Kafka's own client does; it costs nothing that can be measured.
     "check.crcs": True,
     # A dead broker is asked again four times a second, not twenty.

@@ -112,6 +112,8 @@ class StreamDriver:
             if planned is previous:
                 self._planned = planned
                 return dict(start)
+            # A checkpoint from before a setting was kept keeps it from here on.
+            planned = replace(planned, settings=self._options.settings())
         if run.new_start or any(span.size for span in planned.ranges()):
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned

@@ -10,7 +10,7 @@ from typing import Final
 
 from pyspark_timestream.option_fields import OptionError
 
-__all__ = ["ENGINE_OWNED", "JVM_ONLY", "client_settings"]
+__all__ = ["ENGINE_OWNED", "JVM_ONLY", "RECORD_KEYS", "client_settings", "record_settings"]
 
 _OIDC: Final = (
     "kafka.sasl.oauthbearer.method=oidc with kafka.sasl.oauthbearer.token.endpoint.url, "
@@ -91,6 +91,36 @@ ENGINE_OWNED: Final = {
 """Keys that the source sets itself -> what does what the user may have wanted."""
 
 
+RECORD_KEYS: Final = {
+    "isolation.level": "read_committed",
+    # It hides topics from a pattern.
+    "topic.blacklist": "",
+    # An old protocol has no headers, no record timestamps and no isolation.
+    "api.version.request": "true",
+    "broker.version.fallback": "0.10.0",
+}
+"""Keys that decide which records a stream has or what their columns contain, with their defaults.
+
+A checkpoint holds on to them. All others decide how records are brought, or whether at all: where
+brokers are (another cluster's topics have other ids), who asks, sizes, times, and `check.crcs`,
+which makes damaged records an error.
+"""
+
+
+def record_settings(client: Mapping[str, str]) -> dict[str, str]:
+    """The settings of RECORD_KEYS in librdkafka's configuration, as option name -> text.
+
+    Those at their default are left out, except the first: a checkpoint without it is older than
+    these settings.
+    """
+    values = {key: client.get(key, default).strip() for key, default in RECORD_KEYS.items()}
+    return {
+        f"kafka.{key}": value
+        for key, value in values.items()
+        if value != RECORD_KEYS[key] or key == "isolation.level"
+    }
+
+
 def client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
 
@@ -107,6 +137,9 @@ def client_settings(given: Mapping[str, str]) -> dict[str, str]:
                 "librdkafka's configuration, each name after 'kafka.'",
                 f"use {instead}",
             )
+    if "isolation.level" in client:
+        # librdkafka takes it in any case.
+        client["isolation.level"] = client["isolation.level"].strip().lower()
     if "group.id" in client and not client["group.id"].strip():
         raise OptionError(
             "kafka.group.id", "it is empty", "a group's name", "set it, or leave it out"

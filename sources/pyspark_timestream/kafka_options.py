@@ -8,7 +8,7 @@ from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.event_time import TIME_UNITS
 from pyspark_timestream.import_source import CTI_IMPORT, ImportSource
 from pyspark_timestream.instants import TICK_US, format_duration
-from pyspark_timestream.kafka_keys import client_settings
+from pyspark_timestream.kafka_keys import client_settings, record_settings
 from pyspark_timestream.kafka_values import (
     ASSIGN,
     CTI_DELAY,
@@ -172,7 +172,7 @@ class KafkaOptions:
         )
 
     def settings(self) -> dict[str, str]:
-        """The options that define time, as canonical text: a checkpoint holds on to them."""
+        """The options that define time and records, as text: a checkpoint holds on to them."""
         values: dict[str, Any] = {
             "ctiDelay": format_duration(self.delay_us) if self.frequency else None,
             "ctiFrequency": self.frequency,
@@ -191,7 +191,8 @@ class KafkaOptions:
             "subscribePattern": self.subscribe_pattern,
             "assign": assign_text(self.assign) if self.assign else None,
         }
-        return {name: str(value) for name, value in values.items() if value is not None}
+        given = {name: str(value) for name, value in values.items() if value is not None}
+        return {**given, **record_settings(self.client)}
 
 
 def _duration(us: int | None) -> str | None:

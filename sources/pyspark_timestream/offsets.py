@@ -14,6 +14,9 @@ SENTINEL: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
 """The constant initial offset: Spark asks for it again on a restart and never stores it, so it
 stands for "nothing was decided yet"; the first real offset holds every decision."""
 
+_CLIENT: Final = "kafka."
+"""The beginning of the names of client settings."""
+
 
 def is_sentinel(offset: Mapping[str, Any]) -> bool:
     """Whether `offset` is the constant initial offset of any version."""
@@ -27,7 +30,7 @@ def check_offset(
 
     Args:
         offset: as a checkpoint holds it; its `settings` are option name -> text.
-        settings: today's options that define time, by option name.
+        settings: today's options that define time and records, by option name.
         newest: the newest format version that the caller reads.
 
     Raises:
@@ -40,11 +43,15 @@ def check_offset(
             f"{newest}: install the timestream release that wrote the checkpoint, or newer"
         )
     stored = offset.get("settings", settings)
+    if not any(name.startswith(_CLIENT) for name in stored):
+        # A checkpoint from before client settings were kept goes on with today's.
+        settings = {name: text for name, text in settings.items() if not name.startswith(_CLIENT)}
     for name in sorted({*stored, *settings}):
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
         if old != new:
+            what = "which records there are" if name.startswith(_CLIENT) else "the stream's time"
+            back = f"set it back to '{old}'" if name in stored else "leave it out"
             raise CheckpointMismatch(
                 f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now; it "
-                f"defines the stream's time, so set it back to '{old}' or start with a new "
-                "checkpoint"
+                f"defines {what}, so {back} or start with a new checkpoint"
             )

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.errors import DataLost
+from pyspark_timestream.errors import CheckpointMismatch, DataLost
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.offsets import SENTINEL
@@ -101,6 +101,20 @@ def test_a_topic_made_anew_is_read_from_its_start_even_if_it_was_empty_in_betwee
     assert run.plan() == {0: (0, 0)}
     broker.log[at(0)] = (0, 150)
     assert run.plan() == {0: (0, 150)}
+
+
+def test_an_old_checkpoint_keeps_client_settings_from_its_next_batch_on():
+    broker = FakeBroker(p0=(0, 10))
+    run = Driven(broker)
+    run.plan()
+    old = {name: text for name, text in run.offset["settings"].items() if name[:6] != "kafka."}
+    run.offset = {**run.offset, "settings": old, "version": 2}
+    broker.log[at(0)] = (0, 20)
+    assert run.plan() == {0: (10, 20)}
+    other = Driven(broker, **{"kafka.isolation.level": "read_uncommitted"})
+    other.offset = run.offset
+    with pytest.raises(CheckpointMismatch, match=r"'kafka\.isolation\.level' was 'read_committed'"):
+        other.plan()
 
 
 def test_a_partition_missing_from_one_listing_is_not_gone():

@@ -168,6 +168,44 @@ def test_another_setting_is_refused_with_option_old_and_new_value(today, said):
     assert "new checkpoint" in str(refused.value)
 
 
+COMMITTED = {"kafka.isolation.level": "read_committed"}
+UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (COMMITTED, UNCOMMITTED, r"'kafka.isolation.level' was 'read_committed' .* defines which "
+         "records there are, so set it back to 'read_committed' or start with a new checkpoint"),
+        (UNCOMMITTED, COMMITTED, "'read_uncommitted' when .* is 'read_committed' now"),
+        (COMMITTED, {**COMMITTED, "kafka.topic.blacklist": "^t"}, "'.t' now; .* so leave it out"),
+        ({**COMMITTED, "kafka.topic.blacklist": "^t"}, COMMITTED, "'.t' when .* 'not set' now"),
+    ],
+)  # fmt: skip
+def test_another_client_setting_that_decides_the_records_is_refused_by_name(then, now, said):
+    offset = replace(V1, settings={**V1.settings, **then}).to_json()
+    with pytest.raises(CheckpointMismatch, match=said):
+        check_offset(offset, {**V1.settings, **now}, OFFSET_VERSION)
+    check_offset(offset, {**V1.settings, **then}, OFFSET_VERSION)
+
+
+@pytest.mark.parametrize("now", [COMMITTED, UNCOMMITTED])
+def test_a_checkpoint_from_before_client_settings_were_kept_goes_on(now):
+    for file in (FIXTURE, V2):
+        stored = json.loads(file.read_text())
+        check_offset(stored, {**V1.settings, **now}, OFFSET_VERSION)
+        with pytest.raises(CheckpointMismatch, match="'edge'"):
+            check_offset(stored, {**V1.settings, **now, "edge": "k"}, OFFSET_VERSION)
+
+
+def test_a_state_left_under_another_isolation_is_not_taken():
+    offset = replace(V1, settings={**V1.settings, **COMMITTED})
+    left = left_behind(offset, PART, PartitionState(events=19))
+    assert read_left_behind(offset, PART, left) == PartitionState(events=19)
+    other = replace(V1, settings={**V1.settings, **UNCOMMITTED})
+    assert read_left_behind(other, PART, left) is None
+
+
 def test_only_the_constant_first_offset_is_a_sentinel():
     assert is_sentinel(SENTINEL)
     assert is_sentinel({"version": 99})

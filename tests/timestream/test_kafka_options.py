@@ -7,6 +7,7 @@ from timestream.builders import GIVEN, at, options
 
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.instants import parse_duration
+from pyspark_timestream.kafka_keys import RECORD_KEYS
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
 from pyspark_timestream.option_fields import OptionError, specs
@@ -268,6 +269,7 @@ def test_settings_hold_what_defines_time_and_no_limits():
         "timeUnit": "ms",
         "violationPolicy": "drop",
         "subscribe": "topic",
+        "kafka.isolation.level": "read_committed",
     }
 
 
@@ -287,6 +289,10 @@ CHANGES = {
     "ctiImport": {"ctiImport": "fast"},
     "subscribe": {"subscribe": "other"},
     "subscribePattern": {"subscribe": None, "subscribePattern": "other.*"},
+    "kafka.isolation.level": {"kafka.isolation.level": "read_uncommitted"},
+    "kafka.topic.blacklist": {"kafka.topic.blacklist": "^topic"},
+    "kafka.api.version.request": {"kafka.api.version.request": "false"},
+    "kafka.broker.version.fallback": {"kafka.broker.version.fallback": "0.9.0"},
 }
 
 
@@ -295,10 +301,24 @@ def test_settings_change_with_every_option_that_defines_time(name):
     assert options(**CHANGES[name]).settings().get(name) != options().settings().get(name)
 
 
+def test_every_client_setting_that_decides_which_records_there_are_is_kept():
+    assert {f"kafka.{key}" for key in RECORD_KEYS} == {
+        key for key in CHANGES if key[:6] == "kafka."
+    }
+
+
+def test_other_client_settings_may_change_on_a_checkpoint():
+    other = {"kafka.check.crcs": "false", "kafka.client.rack": "b", "kafka.sasl.username": "u"}
+    other |= {"kafka.bootstrap.servers": "elsewhere:1", "kafka.fetch.max.bytes": "9"}
+    assert options(**other).settings() == options().settings()
+
+
 def test_settings_are_canonical_so_that_another_spelling_is_no_change():
     spelt = {"subscribe": "b,a", "ctiFrequency": "60 seconds", "ctiDelay": "0.5 s"}
     other = {"subscribe": "a, b", "ctiFrequency": "1 minute", "ctiDelay": "500 ms"}
     assert options(**spelt).settings() == options(**other).settings()
+    stated = {"kafka.isolation.level": " READ_committed", "kafka.topic.blacklist": ""}
+    assert options(**stated).settings() == options().settings()
     preset = options(advanceTime="StrictlyIncreasingStartTime").settings()
     assert preset == options(ctiFrequency="1", ctiDelay="-1 tick").settings()
 
