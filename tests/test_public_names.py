@@ -6,7 +6,7 @@ import pyspark_tseries
 
 def test_the_public_names_of_timestream() -> None:
     names = {"DefaultSource", "PunctuatedProducer", "advance_time", "await_end", "import_ctis"}
-    names |= {"explain_time", "order_by_time", "shift_time"}
+    names |= {"configure_spark", "explain_time", "order_by_time", "shift_time"}
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)
 

@@ -15,10 +15,12 @@ from pyspark_timestream.instants import format_duration
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.option_fields import specs
 from pyspark_timestream.policy import KINDS, POLICIES, TABLE
+from pyspark_timestream.session_settings import INTERPRETER, SETTINGS
 from pyspark_timestream.time_options import TimeOptions
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 CONNECTORS = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions]
 
 
@@ -63,6 +65,22 @@ def test_every_option_is_in_its_table_with_its_default(connector: type) -> None:
     assert all(row[2] for row in table)
 
 
+def test_the_session_table_is_the_codes() -> None:
+    table = table_after("<!-- session settings -->")
+    documented = [(row[0].strip("`"), row[1].strip("`"), row[2]) for row in table]
+    declared = (INTERPRETER, *SETTINGS)
+    assert documented == [(each.name, each.value, each.reason) for each in declared]
+
+
+def test_every_session_of_an_example_is_configured() -> None:
+    packages = [ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"]
+    sources = [path for package in packages for path in package.glob("*.py")]
+    for text in (README, *(path.read_text() for path in sources)):
+        built = [line for line in text.splitlines() if "SparkSession.builder" in line]
+        assert all("configure_spark(SparkSession.builder" in line for line in built), built
+    assert "import configure_spark" in README or ", configure_spark" in README
+
+
 def test_the_policy_table_is_the_codes() -> None:
     table = table_after("<!-- policy table -->")
     documented = {
@@ -91,8 +109,7 @@ def test_the_troubleshooting_is_ordered_by_symptom() -> None:
 def test_every_module_is_in_the_reading_order() -> None:
     _, _, order = README.partition("## Reading order of the code")
     named = set(re.findall(r"`([a-z_]+)`", order))
-    root = Path(__file__).parent.parent
-    packages = [root / "sources/pyspark_timestream", root / "sinks/pyspark_tseries"]
+    packages = [ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"]
     modules = {path.stem for package in packages for path in package.glob("*.py")}
     assert {name for name in modules if not name.startswith("__")} <= named
 

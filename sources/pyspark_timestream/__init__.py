@@ -25,6 +25,7 @@ __all__ = [
     "PunctuatedProducer",
     "advance_time",
     "await_end",
+    "configure_spark",
     "explain_time",
     "import_ctis",
     "order_by_time",
@@ -36,11 +37,18 @@ _PLACES: Final = {
     "PunctuatedProducer": ("producer", "PunctuatedProducer"),
     "advance_time": ("frames", "advance_time"),
     "await_end": ("frames", "await_end"),
+    "configure_spark": ("session_settings", "configure_spark"),
     "explain_time": ("query_explanation", "explain_time"),
     "import_ctis": ("frames", "import_ctis"),
     "order_by_time": ("frame_order", "order_by_time"),
     "shift_time": ("frames", "shift_time"),
 }
+
+
+_FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
+"""What only a driver that uses our formats asks for."""
+
+_asked: set[str] = set()
 
 
 # Lazy, because one import error in any `pyspark_*` package disables all Python formats, and
@@ -49,4 +57,18 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _PLACES[name]
-    return getattr(import_module(f"{__name__}.{module}"), attribute)
+    found = getattr(import_module(f"{__name__}.{module}"), attribute)
+    _check_interpreter(name)
+    return found
+
+
+def _check_interpreter(name: str) -> None:
+    """Warn a driver, once, whose Spark will not find our formats.
+
+    `from pyspark_timestream import a, b` asks for every name once before it takes the first one:
+    at a second question it is known whether `configure_spark` is among them, which sees to it.
+    """
+    if name in _FOR_DRIVERS and name in _asked and not _asked & {"configure_spark", "warned"}:
+        _asked.add("warned")
+        import_module(f"{__name__}.session_settings").warn_of_interpreter(stacklevel=3)
+    _asked.add(name)

@@ -12,6 +12,7 @@ __all__ = [
     "SchemaRefused",
     "TimestreamError",
     "ViolationFound",
+    "WrongInterpreter",
 ]
 
 
@@ -57,3 +58,7 @@ class BrokerUnreachable(TimestreamError):
 
 class DeliveryFailed(TimestreamError):
     """The user's producer could not put a record or a mark into the log."""
+
+
+class WrongInterpreter(TimestreamError):
+    """Spark starts its Python workers with a Python that does not have this package."""

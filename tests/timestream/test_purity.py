@@ -15,6 +15,7 @@ SPARK = {
     "frames",
     "frame_order",
     "query_explanation",
+    "session_settings",
 }
 CLIENT = {
     "kafka_client",
