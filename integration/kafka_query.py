@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,11 @@ class Stream:
         )
 
     def start(
-        self, frame: DataFrame | None = None, once: bool = True, **options: Any
+        self,
+        frame: DataFrame | None = None,
+        once: bool = True,
+        writer_options: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> StreamingQuery:
         """Start writing every row, with its batch, as JSON lines under `place/rows`."""
         rows = self.place / "rows"
@@ -75,6 +79,7 @@ class Stream:
             )
 
         writer = (self.load(**options) if frame is None else frame).writeStream.foreachBatch(keep)
+        writer = writer.options(**(writer_options or {}))
         writer = writer.option("checkpointLocation", str(self.place / "checkpoint"))
         return (writer.trigger(availableNow=True) if once else writer).start()
 

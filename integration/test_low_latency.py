@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from broker import Broker
+from harness import latest
 from kafka_query import Stream, event
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 pytestmark = pytest.mark.timeout(300)
 ASYNC = {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "0"}
@@ -41,6 +42,75 @@ def test_the_kafka_source_reads_every_record_once_under_it(
         assert sum(batch.numInputRows for batch in query.recentProgress) == 30
     finally:
         query.stop()
+
+
+def test_batches_that_were_not_noted_run_as_one_with_the_same_rows_after_a_crash(
+    spark: SparkSession, broker: Broker, topic, tmp_path: Path
+) -> None:
+    """A partition is found meanwhile: its first records are late again, and none is missing."""
+    seldom = {**ASYNC, "asyncProgressTrackingCheckpointIntervalMs": "5000"}
+    options = {"ctiFrequency": "1", "violationPolicy": "flag"}
+    stream = Stream(spark, broker, topic(), tmp_path, options)
+    checkpoint = tmp_path / "checkpoint"
+    # Spark allows sinks of its own only, since the number of a batch may come to stand for others.
+    allowed = {**seldom, "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+    query = stream.query = stream.start(once=False, writer_options=allowed)
+
+    def feed(first: int, partition: int) -> int:
+        """One event a batch, until a batch with them is noted; that batch."""
+        known, second = noted(checkpoint)[-1:], first
+        while noted(checkpoint)[-1:] == known:
+            wanted = len(events(written(stream))) + 1
+            broker.produce(stream.topic, [event(second, partition)])
+            until(query, lambda wanted=wanted: len(events(written(stream))) >= wanted)
+            second += 1
+        return noted(checkpoint)[-1]
+
+    try:
+        first = feed(50, 0)
+        broker.add_partitions(stream.topic, 2)
+        broker.produce(stream.topic, [event(0, 1), event(500, 1)])
+        last = feed(100, 0)
+    finally:
+        query.stop()
+    assert last > first + 1
+    before = [row for row in written(stream) if first < row.batch <= last]
+    assert (1, 0, "late") in events(before)
+    # As if the crash had come before the last batch was done.
+    for place in (checkpoint / "commits").glob(f"*{last}*"):
+        place.unlink()
+    query = stream.query = stream.start(once=False, writer_options=allowed)
+    try:
+        until(query, lambda: latest(checkpoint / "commits") >= last)
+    finally:
+        query.stop()
+    after = [row for row in written(stream) if row.batch == last]
+    assert events(after) == events(before)
+
+
+def noted(checkpoint: Path) -> list[int]:
+    """The batches that are noted as done, in order."""
+    return sorted(int(place.name) for place in (checkpoint / "commits").glob("[0-9]*"))
+
+
+def written(made: Stream) -> list[Row]:
+    """The rows of the batches that a running query has written whole."""
+    places = sorted(mark.parent for mark in (made.place / "rows").glob("batch=*/_SUCCESS"))
+    return [row for place in places for row in made.spark.read.parquet(str(place)).collect()]
+
+
+def events(rows) -> list[tuple[int, int, str | None]]:
+    """Partition, offset and violation of the data rows."""
+    return sorted((row.partition, row.offset, row.violation) for row in rows if row.cti is None)
+
+
+def until(query, holds) -> None:
+    """Wait for something that a running query does."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert query.exception() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def wait_for_offsets(query, topic: str, end: int) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.errors import DataLost
 from pyspark_timestream.imports import Imported
-from pyspark_timestream.kafka_batch import joined
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_import import Importer, imported_options
+from pyspark_timestream.kafka_joined import join_batches
 from pyspark_timestream.kafka_listing import Listing
 from pyspark_timestream.kafka_losses import made_anew, reconcile
 from pyspark_timestream.kafka_offset import (
@@ -23,7 +23,13 @@ from pyspark_timestream.kafka_offset import (
     read_left_behind,
 )
 from pyspark_timestream.kafka_options import KafkaOptions
-from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
+from pyspark_timestream.kafka_plan import (
+    Circumstances,
+    Sight,
+    emitted_cti,
+    first_offset,
+    next_offset,
+)
 from pyspark_timestream.kafka_progress import progress
 from pyspark_timestream.kafka_starts import start_instants, starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state
@@ -74,6 +80,7 @@ class StreamDriver:
         self._bounds: dict[Partition, int] | None = None
         self._listing = Listing(lambda: self._broker.partitions())
         self._started = False
+        self._noted = -1
         self._filled_us: int | None = None
         self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
         self._planned: StreamOffset | None = None
@@ -102,6 +109,7 @@ class StreamDriver:
             new_start=not self._started,
             final_cti=self._options.final_cti,
             idle_timeout_us=None if self._bounds is not None else self._options.idle_timeout_us,
+            noted=self._noted,
         )
         if is_sentinel(start):
             planned = self._first(run)
@@ -130,17 +138,19 @@ class StreamDriver:
         """The tasks of all batches after `start` up to `end`, whose own records were not noted.
 
         Raises:
-            CheckpointMismatch: `start` is the beginning: where that was, only the first offset
-                knew.
+            CheckpointMismatch: they were planned by a release that did not remember enough.
         """
+        self._connect(group_name(self._options.group_prefix, end.stream))
         if is_sentinel(start):
-            raise CheckpointMismatch(
-                "this checkpoint's first batches were planned, but none was noted as done "
-                "(asynchronous progress tracking notes some only): start with a new checkpoint"
-            )
+            return join_batches(None, {}, end, None)
         previous = StreamOffset.from_json(start)
-        self._connect(group_name(self._options.group_prefix, previous.stream))
-        return joined(previous, self._states_after(previous), end)
+        states = self._states_after(previous)
+        return join_batches(previous, states, end, emitted_cti(previous, states))
+
+    def note_done(self, end: Mapping[str, Any]) -> None:
+        """Note that no restart goes back before the batch `end`."""
+        if not is_sentinel(end):
+            self._noted = max(self._noted, end["number"])
 
     def progress(self) -> dict[str, Any] | None:
         """What to report of the batch planned last."""

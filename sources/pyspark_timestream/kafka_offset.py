@@ -4,8 +4,8 @@ An offset describes its own batch completely, so that a replay needs nothing els
 of a batch becomes the start state in the next offset. What was decided by a wall clock or by
 another topic (who is idle, what was imported) is part of it for the same reason.
 
-Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 1 is read as an
-offset without them.
+Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`
+and `raises`. An older offset is read as one without them.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ __all__ = [
     "read_left_behind",
 ]
 
-OFFSET_VERSION: Final = 2
+OFFSET_VERSION: Final = 3
 _LEFT_VERSION: Final = 1
 """Of what tasks leave in the group, which is older than the second format of offsets."""
 
@@ -45,6 +45,11 @@ class PartitionOffset:
             read, nothing new, no open transaction); None: it is not at rest.
         pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
             once the partition has been read up to the offset.
+        began: where the reading of the partition began, or went back to, as (batch, offset) in the
+            order of batches.
+        raises: where the clock was raised by something else than a record (idleness, discovery, an
+            import), as (batch, offset, CTI): before the record at the offset. `began` and `raises`
+            reach back to the last batch that no restart goes back before.
     """
 
     start_inclusive: int
@@ -53,14 +58,18 @@ class PartitionOffset:
     idle: bool = False
     quiet_since_us: int | None = None
     pending: tuple[tuple[int, int], ...] = ()
+    began: tuple[tuple[int, int], ...] = ()
+    raises: tuple[tuple[int, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys; what is at its default is left out."""
         found = {
+            "began": [list(pair) for pair in self.began] or None,
             "from": self.start_inclusive,
             "idle": self.idle or None,
             "pending": [list(pair) for pair in self.pending] or None,
             "quiet": self.quiet_since_us,
+            "raises": [list(each) for each in self.raises] or None,
             "state": self.state.to_json(),
             "to": self.end_exclusive,
         }
@@ -76,6 +85,8 @@ class PartitionOffset:
             value.get("idle", False),
             value.get("quiet"),
             tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
+            tuple((batch, at) for batch, at in value.get("began", ())),
+            tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
         )
 
 

@@ -14,10 +14,11 @@ from pyspark_timestream.frontier import greatest, proven_by_tasks, stream_cti
 from pyspark_timestream.idleness import idle_partitions
 from pyspark_timestream.imports import Imported, Pending, taken, waiting
 from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.kafka_joined import remember_beginning, remember_raise
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.ranges import Partition, limit_ranges, task_count
 
-__all__ = ["Circumstances", "Sight", "first_offset", "next_offset"]
+__all__ = ["Circumstances", "Sight", "emitted_cti", "first_offset", "next_offset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Circumstances:
         final_cti: a bounded run ends with the final CTI.
         idle_timeout_us: how long a partition at rest still holds the stream's CTI back; None: for
             ever, as far as this run decides (bounded ones do not wait).
+        noted: the number of the last batch that no restart goes back before; -1: none.
     """
 
     max_offsets: int | None = None
@@ -44,6 +46,7 @@ class Circumstances:
     lost: bool = False
     final_cti: bool = False
     idle_timeout_us: int | None = None
+    noted: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def first_offset(
     cti_us = _stream_cti(begun, begun, set(), set(), None)
     planned = dataclasses.replace(
         blank,
-        partitions=_shares(starts, ends, begun, run, sight),
+        partitions=_shares(blank, {}, starts, ends, begun, run, sight),
         cti_us=cti_us,
         imported=sight.imported,
     )
@@ -115,7 +118,7 @@ def next_offset(
     Raises:
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
-    emitted_us = _emitted(previous, ended)
+    emitted_us = emitted_cti(previous, ended)
     was_idle = {part for part, share in previous.partitions.items() if share.idle}
     idle = idle_partitions(sight.since_us, was_idle, run.idle_timeout_us, sight.now_us)
     starts = _starts(previous, ended, positions, ends, sight)
@@ -124,11 +127,11 @@ def next_offset(
         if cti_us is not None and (part not in previous.partitions or part in was_idle - idle):
             state, pending = starts[part]
             starts[part] = raised(state, cti_us), pending
+    following = dataclasses.replace(previous, number=previous.number + 1)
     planned = dataclasses.replace(
-        previous,
-        partitions=_shares(positions, ends, starts, run, sight, idle),
+        following,
+        partitions=_shares(following, ended, positions, ends, starts, run, sight, idle),
         cti_us=cti_us,
-        number=previous.number + 1,
         starts=previous.starts + run.new_start,
         topic_ids={**previous.topic_ids, **sight.topic_ids},
         imported=sight.imported,
@@ -205,6 +208,8 @@ def _stream_cti(
 
 
 def _shares(
+    offset: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
     positions: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     starts: Mapping[Partition, Start],
@@ -212,20 +217,26 @@ def _shares(
     sight: Sight,
     idle: Set[Partition] = frozenset(),
 ) -> dict[Partition, PartitionOffset]:
+    """The shares of the batch `offset`, whose partitions are still those of the one before."""
     # A partition found after a bounded run began has no end in it yet: it waits for the next run.
     reachable = {part: max(ends.get(part, at), at) for part, at in positions.items()}
     limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets)
-    return {
-        part: PartitionOffset(
+    shares = {}
+    for part, position in positions.items():
+        state, pending = starts[part]
+        before, place = offset.partitions.get(part), (offset.number, position, run.noted)
+        is_raised = state.cti_us != ended.get(part, PartitionState()).cti_us
+        shares[part] = PartitionOffset(
             position,
             limited[part],
-            starts[part][0],
+            state,
             part in idle,
             sight.since_us.get(part),
-            starts[part][1],
+            pending,
+            remember_beginning(before, *place),
+            remember_raise(before, *place, state.cti_us if is_raised else None),
         )
-        for part, position in positions.items()
-    }
+    return shares
 
 
 def _finished(planned: StreamOffset, emitted_us: int | None, run: Circumstances) -> StreamOffset:
@@ -245,7 +256,7 @@ def _finished(planned: StreamOffset, emitted_us: int | None, run: Circumstances)
     )
 
 
-def _emitted(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) -> int | None:
+def emitted_cti(previous: StreamOffset, ended: Mapping[Partition, PartitionState]) -> int | None:
     """The greatest CTI row that has appeared up to the end of the batch `previous`.
 
     Every batch opens with its own stream CTI unless that had appeared already, so only what its

@@ -142,7 +142,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read_task(self._options, self._projection, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the tasks have committed to the group already."""
+        """Forget what only a restart before `end` needed; the tasks have committed to the group."""
+        self._driver_side().note_done(end)
 
     def _driver_side(self) -> "StreamDriver":
         # Made late: the copy of this reader that is shipped to tasks never connects.
@@ -191,7 +192,9 @@ def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask
 ) -> Iterator[pa.RecordBatch]:
     ended: dict[Partition, PartitionState] = {}
-    spans = [share.span for share in task.plan.shares if share.lead is None]
+    # What is read in pieces is read in turn.
+    whole = [share for share in task.plan.shares if share.lead is None and not share.raises]
+    spans = [share.span for share in whole]
     needs = needs_of(options, projection)
     with borrowed_reader(options, task.group) as reader:
         read = with_small_ranges(options, task.group, spans, needs, reader.read)

@@ -3,6 +3,7 @@
 Everything but the reading itself is pure; the reader is an argument.
 """
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.cti import Failure, Judgement, PartitionState, step
+from pyspark_timestream.cti import Failure, Judgement, PartitionState, raised, step
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.frontier import Prover
 from pyspark_timestream.instants import format_instant
@@ -39,11 +40,22 @@ class Share:
         span: the records to deliver.
         state: the clock before `span`; before `lead` where there is one.
         lead: records before `span` to read for the clock alone, since no other task can tell it.
+        raises: offsets in `span`, or its end, increasing; and the CTI to which the clock is raised
+            before the record there.
     """
 
     span: Range
     state: PartitionState
     lead: Range | None = None
+    raises: tuple[tuple[int, int], ...] = ()
+
+    def pieces(self) -> Iterator[tuple[int | None, Range]]:
+        """The parts of `span` between raises, each with what the clock is raised to before it."""
+        part, begin, end = self.span
+        ctis_us = (None, *(cti_us for _, cti_us in self.raises))
+        places = itertools.pairwise((begin, *(at for at, _ in self.raises), end))
+        for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
+            yield cti_us, Range(part, first, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +98,30 @@ def run_task(
     prover = Prover(own, plan.others_us, plan.emitted_us)
     for position, share in enumerate(plan.shares):
         state, partition = _state_at(options, share, read), share.span.partition
-        for block in read(share.span, needs):
-            payload = read_payload(options, projection, block)
-            state, judgement = step(options.rules, state, payload.events, payload.marks)
-            _fail_on_violation(options, partition, block, judgement.failure)
-            _warn_of_marks(options, partition, block, judgement)
-            prover, news, ctis_us = prover.advance(position, judgement.cti_us)
-            after = judgement.cti_index[news]
-            if not tells:
-                after, ctis_us = after[:0], ctis_us[:0]
-            keep = _keep(options, partition, block, payload, judgement)
-            yield weave(projection, partition, block, payload, judgement, keep, after, ctis_us)
+        for raised_us, span in share.pieces():
+            if raised_us is not None:
+                state = raised(state, raised_us)
+                prover, _, ctis_us = prover.advance(position, np.array([state.cti_us]))
+                if tells and len(ctis_us):
+                    yield cti_rows(projection, ctis_us)
+            for block in read(span, needs) if span.size else ():
+                payload = read_payload(options, projection, block)
+                state, judgement = step(options.rules, state, payload.events, payload.marks)
+                _fail_on_violation(options, partition, block, judgement.failure)
+                _warn_of_marks(options, partition, block, judgement)
+                prover, news, ctis_us = prover.advance(position, judgement.cti_us)
+                after = judgement.cti_index[news]
+                if not tells:
+                    after, ctis_us = after[:0], ctis_us[:0]
+                keep = _keep(options, partition, block, payload, judgement)
+                yield weave(projection, partition, block, payload, judgement, keep, after, ctis_us)
         leave(partition, state)
-    if plan.closing_us is not None and tells:
+    if _is_news(plan.closing_us, prover.emitted_us) and tells:
         yield cti_rows(projection, np.array([plan.closing_us]))
+
+
+def _is_news(cti_us: int | None, emitted_us: int | None) -> bool:
+    return cti_us is not None and (emitted_us is None or cti_us > emitted_us)
 
 
 def _state_at(options: KafkaOptions, share: Share, read: ReadRange) -> PartitionState:

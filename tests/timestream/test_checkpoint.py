@@ -110,7 +110,7 @@ def test_a_checkpoint_elsewhere_is_refused_with_what_to_copy():
 
 def test_a_newer_checkpoint_is_refused_by_name(held):
     file = held / "offsets" / "1"
-    file.write_text(file.read_text().replace('"version": 2', '"version": 99'))
+    file.write_text(file.read_text().replace('"version": 3', '"version": 99'))
     with pytest.raises(CheckpointMismatch, match="format version 99"):
         explain_checkpoint(str(held))
 

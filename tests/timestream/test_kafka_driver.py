@@ -9,6 +9,7 @@ from pyspark_timestream.errors import CheckpointMismatch, DataLost
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.offsets import SENTINEL
+from pyspark_timestream.ranges import Range
 
 
 class FakeBroker:
@@ -184,6 +185,25 @@ def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
     broker.log[at(0)] = (0, 120)
     assert run.plan() == {0: (110, 120)}
     assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
+
+
+def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker)
+    run.plan()
+    broker.log |= {at(0): (0, 7), at(1): (2, 4)}
+    run.plan()
+    (plan,) = run.driver.join(SENTINEL, StreamOffset.from_json(run.offset))
+    assert [share.span for share in plan.shares] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
+    first = run.offset
+    run.driver.note_done(SENTINEL)
+    broker.log[at(0)] = (0, 8)
+    run.plan()
+    assert StreamOffset.from_json(run.offset).partitions[at(1)].began == ((1, 2),)
+    run.driver.note_done(first)
+    broker.log[at(0)] = (0, 9)
+    run.plan()
+    assert {share.began for share in StreamOffset.from_json(run.offset).partitions.values()} == {()}
 
 
 def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):

@@ -33,6 +33,8 @@ shares = st.builds(
     st.booleans(),
     instants,
     pendings,
+    pendings,
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), instants), max_size=2).map(tuple),
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 parts = st.builds(at, st.integers(0, 12), topics)
@@ -139,7 +141,28 @@ def test_an_offset_of_format_version_2_stays_readable():
     stored = json.loads(V2.read_text())
     check_offset(stored, V1.settings, OFFSET_VERSION)
     assert StreamOffset.from_json(stored) == NEW
-    assert NEW.to_json() == stored
+    assert {**NEW.to_json(), "version": 2} == stored
+
+
+V3 = Path(__file__).parent / "offsets" / "kafka_v3.json"
+NEWEST = replace(
+    NEW,
+    partitions={
+        **NEW.partitions,
+        at(2, "trades"): replace(
+            NEW.partitions[at(2, "trades")],
+            began=((39, 0), (40, 3)),
+            raises=((40, 3, -9), (41, 5, -5)),
+        ),
+    },
+)
+
+
+def test_an_offset_of_format_version_3_stays_readable():
+    stored = json.loads(V3.read_text())
+    check_offset(stored, V1.settings, OFFSET_VERSION)
+    assert StreamOffset.from_json(stored) == NEWEST
+    assert NEWEST.to_json() == stored
 
 
 def test_what_a_task_of_the_first_version_left_is_still_taken():
@@ -150,7 +173,7 @@ def test_what_a_task_of_the_first_version_left_is_still_taken():
 
 
 def test_a_newer_format_is_refused_by_name():
-    with pytest.raises(CheckpointMismatch, match=f"version {OFFSET_VERSION + 1}; .* up to 2"):
+    with pytest.raises(CheckpointMismatch, match=f"version {OFFSET_VERSION + 1}; .* up to 3"):
         check_offset({**V1.to_json(), "version": OFFSET_VERSION + 1}, V1.settings, OFFSET_VERSION)
 
 

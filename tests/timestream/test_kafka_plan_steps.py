@@ -40,8 +40,8 @@ def test_ids_of_topics_are_kept_and_learnt():
 def test_a_share_says_since_when_its_partition_is_at_rest():
     first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, Sight(since_us={A: 7}))
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(), False, 7),
-        B: PartitionOffset(0, 1, PartitionState()),
+        A: PartitionOffset(3, 3, PartitionState(), False, 7, began=((0, 3),)),
+        B: PartitionOffset(0, 1, PartitionState(), began=((0, 0),)),
     }
 
 
@@ -121,7 +121,7 @@ def test_a_partition_that_falls_idle_or_wakes_makes_an_offset_and_joins_at_the_s
     assert next_offset(asleep, states, places, places, timeout, ripe) is asleep
     awake = next_offset(asleep, states, places, {A: 3, B: 2}, timeout, Sight(now_us=14))
     assert awake.partitions == {
-        A: PartitionOffset(2, 3, nine),
+        A: PartitionOffset(2, 3, nine, raises=((2, 2, 9),)),
         B: PartitionOffset(2, 2, nine),
     }
 
@@ -152,7 +152,8 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
     assert found.partitions[B].pending == ((2, 8),)
     taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
-    assert taken.partitions == {A: PartitionOffset(4, 4, PartitionState(cti_us=8))}
+    eight = PartitionState(cti_us=8)
+    assert taken.partitions == {A: PartitionOffset(4, 4, eight, raises=((3, 4, 8),))}
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
@@ -168,7 +169,7 @@ def test_imported_ctis_that_waited_for_records_that_are_gone_wait_for_the_end_th
 
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
     moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=Imported(cti_us=8))
-    eight = PartitionOffset(5, 5, PartitionState(cti_us=8))
+    eight = PartitionOffset(5, 5, PartitionState(cti_us=8), raises=((1, 5, 8),))
     sight = Sight(imported=Imported(cti_us=8))
     after = next_offset(moved, {A: FIVE}, {A: 5}, {}, Circumstances(lost=True), sight)
     assert after.partitions == {A: eight}
@@ -180,8 +181,8 @@ def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
     told = Sight(imported=Imported(cti_us=8))
     first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(cti_us=8)),
-        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),)),
+        A: PartitionOffset(3, 3, PartitionState(cti_us=8), began=((0, 3),), raises=((0, 3, 8),)),
+        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), began=((0, 0),)),
     }
     assert (first.cti_us, first.imported) == (None, told.imported)
     alone = first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)

@@ -1,0 +1,299 @@
+"""A simulated query with partitions that idle, come and go, and imports, beside an oracle of it.
+
+Nothing survives a batch but its offset as JSON text, and what the driver keeps of its looks. The
+oracle knows nothing of offsets: it keeps one clock a partition, and moves it one record at a time.
+"""
+
+import copy
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+from hypothesis import strategies as st
+from timestream.builders import INSTANT, at, block, micros, options, projection
+
+from pyspark_timestream.idleness import looked
+from pyspark_timestream.instants import FINAL_US
+from pyspark_timestream.kafka_batch import plan_tasks
+from pyspark_timestream.kafka_import import Importer, imported_options
+from pyspark_timestream.kafka_losses import reconcile
+from pyspark_timestream.kafka_offset import StreamOffset
+from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
+from pyspark_timestream.kafka_task import Share, end_state, run_task
+
+TIMEOUT = 3
+
+
+class Clock:
+    """One partition: a CTI at every N-th event, at its time; late is what lies before the CTI."""
+
+    def __init__(self, every, cti=None):
+        self.every, self.cti, self.count = every, cti, 0
+
+    def hear(self, time):
+        """Whether the event is late."""
+        late = self.cti is not None and time < self.cti
+        self.count += 1
+        if self.count == self.every:
+            self.count = 0
+            self.lift(time)
+        return late
+
+    def lift(self, cti):
+        if cti is not None and (self.cti is None or cti > self.cti):
+            self.cti = cti
+
+
+def least(ctis):
+    known = list(ctis)
+    return None if not known or None in known else min(known)
+
+
+def most(*ctis):
+    return max((cti for cti in ctis if cti is not None), default=None)
+
+
+class Oracle:
+    """Contract 3.5 and 3.7, told what is there and when it is looked at."""
+
+    def __init__(self, every):
+        self.every, self.clocks, self.idle, self.since = every, {}, set(), {}
+        self.waiting, self.imported, self.stream = {}, None, None
+
+    def look(self, now, positions, ends, imported, waits):
+        """What the batch that starts now starts with."""
+        first, before = not self.clocks, set(self.clocks)
+        resting = {n for n in positions if positions[n] == ends[n]}
+        self.since = {} if first else {n: self.since.get(n, now) for n in resting}
+        was = self.idle
+        self.idle = {n for n in resting if n in was or (waits and now - self.since[n] >= TIMEOUT)}
+        self.clocks = {n: self.clocks.get(n, Clock(self.every)) for n in positions}
+        for n in positions:
+            if imported is not None and (imported != self.imported or n not in before):
+                self.waiting.setdefault(n, []).append((ends[n], imported))
+            for end, cti in self.waiting.get(n, []):
+                if positions[n] >= end:
+                    self.clocks[n].lift(cti)
+        self.imported = imported
+        new = set() if first else set(positions) - before
+        joining = (new | was & set(positions)) - self.idle
+        holding = set(positions) - joining - self.idle
+        if holding:
+            now_cti = least(self.clocks[n].cti for n in holding)
+        elif joining:
+            now_cti = least(most(self.clocks[n].cti, self.stream) for n in joining)
+        else:
+            now_cti = most(*(self.clocks[n].cti for n in self.idle))
+        self.stream = most(self.stream, now_cti)
+        for n in joining | new:
+            self.clocks[n].lift(self.stream)
+
+    def minimum(self):
+        return least(clock.cti for n, clock in self.clocks.items() if n not in self.idle)
+
+
+class Topic:
+    """A log as the importer asks for it; event times are whole milliseconds."""
+
+    def __init__(self, times):
+        self.times = times
+
+    def partitions(self):
+        return [at(0, "fast")]
+
+    def ends(self, partitions):
+        return {at(0, "fast"): len(self.times)}
+
+    def earliest(self, partitions):
+        return {at(0, "fast"): 0}
+
+    def topic_ids(self, topics):
+        return {}
+
+    def read(self, span, _needs):
+        stamps = self.times[span.start_inclusive : span.end_exclusive]
+        yield block(*[None] * len(stamps), first=span.start_inclusive, timestamps_ms=stamps)
+
+
+class World:
+    """A checkpoint, the topics under it, and a wall clock in seconds."""
+
+    def __init__(self, every, logs, imports):
+        source = {"ctiImport": json.dumps({"topic": "fast", "frequency": 1})} if imports else {}
+        self.options = options(violationPolicy="flag", ctiFrequency=str(every), **source)
+        columns = ("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())
+        self.projection = projection(self.options, *columns, ("cti", INSTANT))
+        self.log, self.fast, self.made = dict(enumerate(logs)), [], len(logs)
+        self.gone = {}
+        self.now, self.text, self.ctis = 0, None, []
+        self.noted = -1
+        """The last batch that no restart goes back before."""
+        self.batches = []
+        """Each batch's offset, what was noted when it was planned, and its rows."""
+        self.oracle = Oracle(every)
+        self.restart()
+
+    def restart(self, bounded=False):
+        self.since, self.began = {}, False
+        self.bounds = {n: len(log) for n, log in self.log.items()} if bounded else None
+        self.oracle.since = {}
+        self.topic = Topic(self.fast)
+        own = imported_options(self.options)
+        self.importer = own and Importer(own, self.topic, self.topic.read)
+        if bounded and own:
+            self.importer.bound()
+
+    def offset(self):
+        return StreamOffset.from_json(json.loads(self.text))
+
+    def batch(self, cap=None):
+        """Plan and run a batch; False where there is nothing to do."""
+        run = Circumstances(
+            max_offsets=cap,
+            bounded=self.bounds is not None,
+            new_start=not self.began,
+            idle_timeout_us=None if self.bounds else TIMEOUT,
+            noted=self.noted,
+        )
+        previous = self.offset() if self.text else None
+        imported = None
+        if self.importer:
+            recorded = previous.imported if previous else None
+            imported = self.importer.look(recorded, {}, self.now * 10**6)
+            (read,) = imported.partitions.values()
+            told = [*self.fast[: read.position], FINAL_US // 1000]
+            told = told[: told.index(FINAL_US // 1000)]
+            assert imported.cti_us == max((time * 1000 for time in told), default=None)
+        log_ends = {at(n): len(log) for n, log in self.log.items()}
+        ends = log_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
+        if previous is None:
+            positions = dict.fromkeys(ends, 0)
+            sight = Sight(imported=imported)
+            planned = first_offset("me", {}, positions, ends, run, sight)
+        else:
+            wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
+            positions, losses = reconcile(wanted, wanted, log_ends, False)
+            positions |= {part: 0 for part in ends if part not in positions}
+            self.since = looked(
+                self.since, [p for p in positions if positions[p] == ends.get(p)], self.now, False
+            )
+            sight = Sight(now_us=self.now, since_us=self.since, imported=imported)
+            run = replace(run, lost=bool(losses))
+            after = {part: self.state_after(previous, part) for part in wanted}
+            planned = next_offset(previous, after, positions, ends, run, sight)
+            again = next_offset(self.offset(), after, positions, ends, run, sight)
+            assert json.dumps(again.to_json()) == json.dumps(planned.to_json())
+        oracle = copy.deepcopy(self.oracle)
+        oracle.look(
+            self.now,
+            {part.number: position for part, position in positions.items()},
+            {part.number: ends.get(part, positions[part]) for part in positions},
+            imported.cti_us // 1000 if imported and imported.cti_us is not None else None,
+            self.bounds is None and previous is not None,
+        )
+        if planned is previous:
+            # Only what follows from the looks themselves lives on without an offset.
+            self.oracle.since = oracle.since
+            return False
+        self.oracle = oracle
+        self.began, self.text = True, json.dumps(planned.to_json())
+        self.deliver()
+        return True
+
+    def state_after(self, previous, part):
+        share = previous.partitions[part]
+        span = next(s for s in previous.ranges() if s.partition == part)
+        if not span.size:
+            return share.state
+        return end_state(self.options, Share(span, share.state), self.read)
+
+    def read(self, span, _needs):
+        # The group outlives a partition: what a task left there of a deleted one is still found.
+        log = (self.gone | self.log)[span.partition.number]
+        times = log[span.start_inclusive : span.end_exclusive]
+        yield block(*[None] * len(times), first=span.start_inclusive, timestamps_ms=times)
+
+    def rows(self, plans):
+        """For each task its rows as (partition, offset, violation) and CTIs in ms."""
+        tasks = []
+        for plan in plans:
+            batches = list(run_task(self.options, self.projection, plan, self.read, lambda *_: 0))
+            table = pa.Table.from_batches(batches, self.projection.schema)
+            marks = micros(table["cti"].combine_chunks())
+            found = [tuple(row.values()) for row in table.drop_columns(["cti"]).to_pylist()]
+            tasks.append([row if cti is None else cti // 1000
+                          for row, cti in zip(found, marks, strict=True)])  # fmt: skip
+        return tasks
+
+    def deliver(self):
+        """Run the batch of the stored offset, and check all that it promises."""
+        offset, oracle = self.offset(), self.oracle
+        shares = {part.number: share for part, share in offset.partitions.items()}
+        assert {n for n, share in shares.items() if share.idle} == oracle.idle
+        assert {n: share.state.cti_us for n, share in shares.items()} == {
+            n: None if clock.cti is None else clock.cti * 1000 for n, clock in oracle.clocks.items()
+        }
+        assert offset.cti_us == (None if oracle.stream is None else oracle.stream * 1000)
+        tasks = self.rows(plan_tasks(offset))
+        assert self.rows(plan_tasks(StreamOffset.from_json(json.loads(self.text)))) == tasks
+        self.batches.append((offset, self.noted, [row for task in tasks for row in task]))
+        clocks = copy.deepcopy(oracle)
+        emitted = oracle.stream
+        for task in tasks:
+            # What a task knows of other tasks' partitions is how they were at the start.
+            local = copy.deepcopy(oracle)
+            for row in task:
+                if isinstance(row, int):
+                    opening = row == oracle.stream and row * 1000 == offset.opening_us
+                    assert opening or row <= local.minimum()
+                    self.ctis.append(row)
+                    emitted = max(row, emitted if emitted is not None else row)
+                    continue
+                number, place, violation = row
+                time = self.log[number][place]
+                late = local.clocks[number].hear(time)
+                assert late == (violation == "late")
+                assert clocks.clocks[number].hear(time) == late
+        assert self.ctis == sorted(self.ctis)
+        clocks.stream = emitted
+        self.oracle = clocks
+        taken = sum(isinstance(row, tuple) for task in tasks for row in task)
+        assert taken == sum(span.size for span in offset.ranges())
+
+
+times = st.lists(st.integers(0, 14), max_size=6)
+OFTEN = ("batch", "wait", "append")
+steps = st.sampled_from((*OFTEN, *OFTEN, "restart", "new", "delete", "bounded", "import"))
+
+
+def act(world, action, data):
+    """One thing that happens to a query or to its topics."""
+    if action == "batch":
+        world.batch(data.draw(st.none() | st.integers(1, 5)))
+    elif action == "wait":
+        world.now += data.draw(st.integers(1, 4))
+        world.batch()
+    elif action == "append" and world.log:
+        world.log[data.draw(st.sampled_from(sorted(world.log)))] += data.draw(times)
+    elif action == "restart":
+        world.restart()
+    elif action == "new" and world.text:
+        world.log[world.made] = data.draw(times)
+        world.made += 1
+    elif action == "delete" and world.text and len(world.log) > 1:
+        number = data.draw(st.sampled_from(sorted(world.log)))
+        world.gone[number] = world.log.pop(number)
+    elif action == "import":
+        world.fast += data.draw(times)
+    elif action == "bounded":
+        world.restart(bounded=True)
+        drain(world)
+        assert world.offset().closing
+        world.restart()
+
+
+def drain(world):
+    for _ in range(100):
+        if not world.batch():
+            return
+    raise AssertionError("there is always something to do")
