@@ -108,26 +108,3 @@ def test_a_stream_of_appends_and_edits_is_stored_once(spark: SparkSession, tmp_p
     rows = read(spark, store).orderBy("original_sequence").select("value", "original_sequence")
     assert rows.collect() == [(3, 0), (4, 1)]
     assert describe(str(store))["events"] == 4
-
-
-def test_a_filter_on_series_saves_reading_where_spark_pushes_it_down(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    store = tmp_path / "s"
-    series = TimeSeries.create(store, {"value": pa.int64()}, "limit 9", auto_compact=False)
-    for name in "abc":
-        series.append(name, 1)
-        series.append(name, 2)
-    series.edit("a", 0, 3)
-    wanted = "series = 'a' AND value > 2"
-    assert shown(read(spark, store).where(wanted)) == "2>0"
-    for other in sorted((store / "kind=event").iterdir())[2:]:
-        other.unlink()
-    setting = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(setting, "true")
-    try:
-        assert shown(read(spark, store).where(wanted)) == "2>0"
-        assert shown(read(spark, store).where("series IN ('a', 'nobody')")) == "2>0 1"
-        assert read(spark, store, series="b").where("series = 'a'").count() == 0
-    finally:
-        spark.conf.unset(setting)

@@ -19,13 +19,13 @@ from pyspark_tseries.columns import layout
 from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
-from pyspark_tseries.inspection import sample, scan, slice_rows
 from pyspark_tseries.numbering import series_column
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.properties import min_retention_us
 from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs, standing, together
 from pyspark_tseries.store import Store
+from pyspark_tseries.table_scan import sample, scan, slice_rows
 from pyspark_tseries.upkeep import replace_files
 
 __all__ = ["SLICE_BYTES", "Compacted", "compact", "merge_runs"]

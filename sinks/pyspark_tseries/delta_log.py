@@ -18,7 +18,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import WrittenFile
 from pyspark_tseries.places import Place
 
-__all__ = ["Log", "added", "create_table", "open_table", "table_of", "unreachable"]
+__all__ = ["Log", "added", "create_table", "open_table", "table_at", "table_of", "unreachable"]
 
 _COLOURS: Final = re.compile("\x1b\\[[0-9;]*m")
 
@@ -46,6 +46,22 @@ def open_table(place: Place) -> DeltaTable | None:
 def table_of(place: Place) -> DeltaTable:
     """The table at `place`; raises what Delta raises."""
     return DeltaTable(place.uri, storage_options=place.storage_options)
+
+
+def table_at(place: Place, version: int) -> DeltaTable:
+    """The table at `place` as it was with the entry `version` of its log.
+
+    Raises:
+        UnusableStore: the log does not reach back so far, or it cannot be read.
+    """
+    try:
+        return DeltaTable(place.uri, version, storage_options=place.storage_options)
+    except (DeltaError, OSError) as error:
+        raise UnusableStore(
+            f"the store '{place.location}' as it was at entry {version} of its log cannot be "
+            f"opened: {place.hides(str(error)).splitlines()[0]}; accepted: a query whose tasks "
+            "begin while the log reaches back to its start; next step: start the query again"
+        ) from None
 
 
 def create_table(place: Place, schema: pa.Schema, properties: dict[str, str]) -> None:

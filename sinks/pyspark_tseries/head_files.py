@@ -4,7 +4,6 @@ A head counts once a commit names it, so a crash leaves at most files that nobod
 """
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -22,7 +21,6 @@ __all__ = [
     "load_series",
     "read_head_note",
     "readable_notes",
-    "rewrite_head",
     "write_head",
 ]
 
@@ -49,14 +47,6 @@ def write_head(place: Place, head_id: int, table: pa.Table) -> str:
     with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
         writer.write_table(table)
     return path
-
-
-def rewrite_head(place: Place, head_id: int, table: pa.Table, own_id: int) -> None:
-    """Writes a head file that others may be reading, or writing likewise; `own_id` is a name."""
-    if place.local:
-        os.replace(write_head(place, own_id, table), head_path(place, head_id))
-    else:
-        write_head(place, head_id, table)  # An object is replaced as a whole.
 
 
 def read_head_note(place: Place, head_id: int) -> Note:

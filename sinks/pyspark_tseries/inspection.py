@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries.columns import EVENT, ORIGINAL, layout
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.head_files import load_head, readable_notes
@@ -19,19 +17,17 @@ from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
-from pyspark_tseries.standing import KEYS, longs, standing, standing_columns, together
+from pyspark_tseries.standing import longs, standing_columns
 from pyspark_tseries.store import Store
+from pyspark_tseries.table_scan import SCANNED, sample, scan_standing, slice_rows
 from pyspark_tseries.upkeep import replace_head
 
-__all__ = ["rebuild", "sample", "scan", "scan_standing", "slice_rows", "verify"]
+__all__ = ["rebuild", "verify"]
 
 SLICE_BYTES = 64 * 1024 * 1024
 """Uncompressed, of the columns that are checked."""
 
-ROWS_PER_SAMPLE = 1000
 MOST_FINDINGS = 100
-
-_SCANNED = pa.schema([*EVENT, *ORIGINAL, *list(layout([]))[-3:-1]])
 
 
 def verify(path: str | Place, storage_options: Mapping[str, str] | None = None) -> list[str]:
@@ -69,7 +65,7 @@ def _findings(store: Store) -> Iterator[str]:
         yield from _rows(store, head, readable, samples)
 
 
-_FIXED = [field for field in _SCANNED if not pa.types.is_string(field.type)]
+_FIXED = [field for field in SCANNED if not pa.types.is_string(field.type)]
 
 
 def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample]) -> Iterator[str]:
@@ -115,56 +111,8 @@ def _unreadable(place: Place, file: DataFile) -> str | None:
     return None
 
 
-def sample(keys: pa.Table, row_bytes: int) -> list[Sample]:
-    """Every so many rows one, with the bytes that it stands for."""
-    some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
-    sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
-    if some.num_rows:
-        sizes[-1] = (keys.num_rows - (some.num_rows - 1) * ROWS_PER_SAMPLE) * row_bytes
-    columns = some["series"].to_pylist(), some["sequence"].to_pylist(), sizes.tolist()
-    return list(zip(*columns, strict=True))
-
-
-def slice_rows(
-    place: Place, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
-) -> pa.Table:
-    """The rows of a slice, in the order of files; columns that a file lacks are null."""
-    paths = [file.path for file in data if part.touches(file.first, file.last)]
-    if not paths:
-        return schema.empty_table().select(list(columns))
-    source = place.dataset(paths, schema)
-    return source.to_table(columns=list(columns), filter=part.expression())
-
-
-def scan(
-    place: Place,
-    file: DataFile,
-    schema: pa.Schema,
-    columns: Sequence[str],
-    wanted: pc.Expression | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Some columns of a file's wanted rows, a part at a time."""
-    source = place.dataset([file.path], schema)
-    rows = source.to_batches(columns=list(columns), filter=wanted)
-    return (batch for batch in rows if batch.num_rows)
-
-
 def _read(place: Place, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:
-    return slice_rows(place, data, part, _SCANNED, columns)
-
-
-def scan_standing(
-    place: Place, data: Iterable[DataFile], horizon: int, wanted: pc.Expression | None = None
-) -> tuple[pa.Table, int]:
-    """Where series stand by their (wanted) events, and the newest commit's time, file by file."""
-    whole, newest_us = [], 0
-    for file in data:
-        parts = []
-        for batch in scan(place, file, _SCANNED, (*KEYS, "commit_time"), wanted):
-            parts.append(standing(pa.Table.from_batches([batch]), horizon))
-            newest_us = max(newest_us, int(longs(batch["commit_time"]).max(initial=0)))
-        whole.append(together(parts))
-    return together(whole), newest_us
+    return slice_rows(place, data, part, SCANNED, columns)
 
 
 def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None) -> int:

@@ -15,7 +15,7 @@ from pyspark.sql.types import (
 from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.worker_memory import settle
 from pyspark_tseries.columns import query_schema, unstorable, value_type
-from pyspark_tseries.history import sight_as_of
+from pyspark_tseries.history import snapshot_as_of
 from pyspark_tseries.options import (
     WriteOptions,
     os_user,
@@ -26,7 +26,6 @@ from pyspark_tseries.options import (
 )
 from pyspark_tseries.permissions import Guard
 from pyspark_tseries.properties import check_same
-from pyspark_tseries.pushed_filters import FilteredReader, pushes_filters
 from pyspark_tseries.reader import RangeReader, check_schema
 from pyspark_tseries.rows import plan_rows
 from pyspark_tseries.shares import Forecast
@@ -67,16 +66,22 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
         options = parse_read(self.options)
+        planned_us: int | None = now_us()
         store = Store.open(options.place)
         snapshot = store.snapshot()
         guard = _guard(store, options.principal)
         guard.need_query(options.asked())
         if options.as_of is not None:
             guard.need("query_obsolete", "set asOf, which shows overridden values")
-            snapshot, _ = sight_as_of(store, options.as_of)
-        if pushes_filters():
-            return FilteredReader(snapshot, options.asked(), options.series, schema)
-        return RangeReader(snapshot, options.asked(), options.series, schema)
+            snapshot, planned_us = snapshot_as_of(store, options.as_of), None
+        return RangeReader(
+            snapshot,
+            options.asked(),
+            options.series,
+            schema,
+            planned_us=planned_us,
+            principal=guard.principal,
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """A batch write, checked against the store before any task."""

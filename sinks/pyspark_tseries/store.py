@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries import host_locks, properties
 from pyspark_tseries.attempts import Appended, Attempt, Sight
 from pyspark_tseries.columns import layout, stored_values
-from pyspark_tseries.delta_log import Log, added, create_table, open_table, unreachable
+from pyspark_tseries.delta_log import Log, added, create_table, open_table, table_at, unreachable
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
 from pyspark_tseries.head_files import GLANCES, load_head, load_series, read_head_note
@@ -194,6 +194,17 @@ class Store:
         with self._lock:
             self._catch_up()
             return self._look()
+
+    def at(self, version: int) -> Snapshot:
+        """The store as it was with the entry `version` of its log, not after the one last seen.
+
+        Raises:
+            UnusableStore: the log does not reach back so far.
+        """
+        with self._lock:
+            if version == self.version():
+                return self._look()
+        return Store(self.place, table_at(self.place, version))._look()
 
     def sight(self) -> tuple[Snapshot, Head]:
         """The store as its log now says, and its head."""

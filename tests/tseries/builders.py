@@ -4,6 +4,7 @@ import pyarrow as pa
 
 from pyspark_tseries.attempts import Batch
 from pyspark_tseries.columns import INSTANT
+from pyspark_tseries.history import head_as_of, snapshot_as_of
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.store import Store
 
@@ -36,6 +37,12 @@ def batch(*rows, policy="fail", token=None, authors=None, edits=(), missing="fai
 
 def new_store(path, retained=None, values=(VALUE,)):
     return Store.create(str(path), values, retained and RetainedRange(**retained))
+
+
+def sight_as_of(store, us):
+    """Snapshot and head of `store` as it was at the commit time `us`."""
+    past, (_, now) = snapshot_as_of(store, us), store.head()
+    return past, now if past.as_of is None else head_as_of(past, now)
 
 
 def stored(path, *columns):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
-from tseries.builders import VALUE, batch, stored
+from tseries.builders import VALUE, stored
 
 from pyspark_tseries import (
     IncompatibleValue,
@@ -17,7 +17,6 @@ from pyspark_tseries import (
     TimeSeries,
     UpdateFailed,
     attempts,
-    history,
     host_locks,
     races,
 )
@@ -313,18 +312,6 @@ def test_results_of_different_series_are_not_merged(series):
     with pytest.raises(InvalidQuery, match="different series, 'a', 'b'"):
         one.merge(other)
     assert len(one.merge(series.range_query().select_from("nobody"))) == 1
-
-
-def test_as_of_in_a_store_that_cannot_be_written_says_what_it_needs(series, monkeypatch):
-    def denied(*args):
-        raise OSError(30, "Read-only file system")
-
-    store = Store.open(series.describe()["path"])
-    store.append(batch(("a", 1)), clock=lambda: 5)
-    series.append("a", 2.0)
-    monkeypatch.setattr(history, "rewrite_head", denied)
-    with pytest.raises(UnusableStore, match=r"asOf keeps .* Read-only file system.* write"):
-        history.sight_as_of(store, 6)
 
 
 @pytest.mark.parametrize("broken", ["missing", "cut short"])

@@ -6,19 +6,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, sight_as_of
 from tseries.test_compaction import RANGES, STEPS, Model, run
 
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.head_files import load_head
-from pyspark_tseries.heads import Head
-from pyspark_tseries.history import sight_as_of
+from pyspark_tseries.history import head_as_of
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.retention import parse_range
 from pyspark_tseries.scan import answer
 from pyspark_tseries.sink import DefaultSource
+from pyspark_tseries.slices import Slice
 from pyspark_tseries.store import Store
 from pyspark_tseries.upkeep import set_retained_range
 
@@ -74,18 +73,19 @@ def test_a_change_of_the_retained_range_is_as_far_back_as_one_can_look(tmp_path)
     assert [row[1] for row in all_edits(*sight_as_of(store, 8))] == [0, 1]
 
 
-def test_a_task_finds_the_head_of_that_time_by_its_name(tmp_path):
+def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
     store = make(tmp_path / "s", "limit 1")
     for n in range(3):
-        store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
-    snapshot, head = sight_as_of(store, 1_500_000)
-    loaded = load_head(snapshot.place, snapshot.head_id, None, Head())
-    assert loaded.of(["a"]) == head.of(["a"])
+        store.append(batch(("a", n), ("b", n)), clock=lambda n=n: n * 1_000_000)
+    snapshot, whole = sight_as_of(store, 1_500_000)
+    (mine,) = [head_as_of(snapshot, store.head()[1], ["b"], Slice(("b", 0), None))]
+    assert mine.of(["b"]) == whole.of(["b"])
+    assert mine.ids.names() == ["b"]
     options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
     source = DefaultSource(options)
     reader = source.reader(source.schema())
     rows = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
-    assert rows == [[1]]
+    assert rows == [[1, 1]]
 
 
 def test_a_worker_does_not_take_an_earlier_store_at_the_same_path_for_this_one(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, sight_as_of
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries import (
@@ -32,7 +32,6 @@ from pyspark_tseries.deliveries import deliver
 from pyspark_tseries.delta_log import table_of
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.follower import Follower
-from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.host_locks import alone
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.maintenance import clean, maintain

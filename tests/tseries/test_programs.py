@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch
+from tseries.builders import VALUE, batch, sight_as_of
 from tseries.test_selection import QUERIES, oracle
 from tseries.test_subscription import Client
 
@@ -18,7 +18,6 @@ from pyspark_tseries import NoSuchEvent, UpdateFailed, compaction
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact, merge_runs
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.history import sight_as_of
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.ranges import Point, Query, Range
 from pyspark_tseries.retention import RetainedRange

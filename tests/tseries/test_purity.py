@@ -42,6 +42,7 @@ PURE = [
     "slices",
     "staging",
     "standing",
+    "table_scan",
     "deliveries",
     "subscription",
 ]

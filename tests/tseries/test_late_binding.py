@@ -1,0 +1,182 @@
+"""A read that Spark evaluates again sees the store as it is then, and every task the same of it."""
+
+import os
+import shutil
+import time
+
+import pytest
+from tseries.builders import batch, new_store
+
+from pyspark_tseries import late_binding, reader
+from pyspark_tseries import store as storage
+from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
+from pyspark_tseries.late_binding import snapshot_at
+from pyspark_tseries.permissions import parse_policy
+from pyspark_tseries.ranges import Query
+from pyspark_tseries.reader import RangeReader
+from pyspark_tseries.sink import DefaultSource
+from pyspark_tseries.store import now_us
+from pyspark_tseries.upkeep import set_policy
+
+SECOND_US = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def no_worker_has_looked_before():
+    late_binding._known.clear()
+
+
+@pytest.fixture
+def later(monkeypatch):
+    """Makes every following read one of a later evaluation, and says when that began."""
+
+    def again(us=None):
+        us = now_us() if us is None else us
+        monkeypatch.setattr(reader, "later_evaluation_us", lambda planned_us: us)
+        return us
+
+    return again
+
+
+def times_of_log(path, seconds):
+    for version, second in enumerate(seconds):
+        os.utime(path / "_delta_log" / f"{version:020d}.json", (second, second))
+
+
+def commits(path, count):
+    store = new_store(path)
+    for n in range(count):
+        store.append(batch(("a", n), (f"s{n}", n)))
+    return store
+
+
+def test_snapshot_at_a_moment_is_that_of_the_last_entry_not_after_it(tmp_path):
+    store = commits(tmp_path / "s", 5)
+    times_of_log(tmp_path / "s", [10, 20, 30, 30, 40, 50])
+    planned = store.snapshot()
+    for second, commit in ((10, -1), (19, -1), (20, 0), (29, 0), (30, 2), (49, 3), (50, 4)):
+        found = snapshot_at(planned, second * SECOND_US)
+        assert (second, found.note.commit, len(found.files)) == (second, commit, commit + 1)
+    assert snapshot_at(planned, 9 * SECOND_US) is planned
+
+
+def test_snapshot_at_a_moment_whose_log_was_cleaned_counts_old_entries_as_there(tmp_path):
+    store = commits(tmp_path / "s", 15)
+    times_of_log(tmp_path / "s", range(16))
+    planned = store.snapshot()
+    for version in range(8):
+        (tmp_path / "s" / "_delta_log" / f"{version:020d}.json").unlink()
+    assert snapshot_at(planned, 12 * SECOND_US).note.commit == 11
+    with pytest.raises(UnusableStore, match=r"entry 7 of its log.*start the query again"):
+        snapshot_at(planned, 3 * SECOND_US)
+
+
+def test_snapshot_at_this_moment_waits_until_all_entries_of_it_are_there(tmp_path):
+    planned = commits(tmp_path / "s", 1).snapshot()
+    began_us = now_us()
+    snapshot_at(planned, began_us)
+    assert now_us() - began_us >= late_binding.SETTLED_US
+    began = time.monotonic()
+    assert snapshot_at(planned, began_us) is snapshot_at(planned, began_us)
+    assert time.monotonic() - began < 0.04
+
+
+def test_snapshot_at_of_a_store_that_is_gone_or_another_one_says_so(tmp_path):
+    planned = commits(tmp_path / "s", 1).snapshot()
+    shutil.rmtree(tmp_path / "s")
+    with pytest.raises(NoSuchStore, match="was removed while"):
+        snapshot_at(planned, now_us())
+    commits(tmp_path / "s", 2)
+    assert snapshot_at(planned, now_us()).note.commit == 1
+
+
+def plan(path, schema=None, **options):
+    source = DefaultSource({"path": str(path), **options})
+    planned = source.reader(schema or source.schema())
+    return planned, list(planned.partitions())
+
+
+def read(planned, parts):
+    rows = [batch for part in parts for batch in planned.read(part)]
+    columns = ("series", "sequence", "original_sequence")
+    return sorted(
+        (row for part in rows for row in zip(*(part[c].to_pylist() for c in columns), strict=True)),
+        key=str,
+    )
+
+
+@pytest.mark.parametrize("size", [1, 3000, 10**9])
+def test_read_of_a_grown_store_gives_all_of_it_once_however_it_was_planned(
+    tmp_path, monkeypatch, later, size
+):
+    monkeypatch.setattr(reader, "BYTES_PER_PARTITION", size)
+    store = commits(tmp_path / "s", 3)
+    planned, parts = plan(tmp_path / "s")
+    whole = read(planned, parts)
+    assert len(whole) == 6
+    for n in range(4):
+        store.append(batch(("a", 10 + n), (f"t{n}", 0)))
+        later()
+        assert len(read(planned, parts)) == 8 + 2 * n
+    store.append(batch(edits=[("a", 0), ("t1", 0)]))
+    later()
+    again = read(planned, parts)
+    assert len(again) == 14
+    assert again == read(*plan(tmp_path / "s"))
+    assert ("t1", 1, 0) in again
+
+
+def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later):
+    store = commits(tmp_path / "s", 2)
+    planned, parts = plan(tmp_path / "s")
+    store.append(batch(("b", 0)))
+    time.sleep(0.01)
+    later()
+    time.sleep(0.01)
+    first = read(planned, parts)
+    store.append(batch(("b", 1)))
+    late_binding._known.clear()  # Another worker.
+    storage._OPEN.clear()
+    assert read(planned, parts) == first
+    assert len(first) == 5
+
+
+def test_read_of_a_store_that_was_empty_when_planned_gives_what_came(tmp_path, later):
+    store = new_store(tmp_path / "s")
+    planned, parts = plan(tmp_path / "s", series='["a", "b"]')
+    assert read(planned, parts) == []
+    store.append(batch(("a", 0), ("c", 0)))
+    later()
+    assert read(planned, parts) == [("a", 0, None)]
+
+
+def test_read_as_of_a_time_stays_as_planned(tmp_path, later):
+    store = commits(tmp_path / "s", 2)
+    moments = ("9999-01-01T00:00:00Z", "2026-01-01T00:00:00Z")
+    plans = [plan(tmp_path / "s", asOf=moment) for moment in moments]
+    store.append(batch(("a", 9)))
+    later()
+    assert [len(read(*plan)) for plan in plans] == [4, 0]
+
+
+def test_read_after_the_right_to_it_was_withdrawn_is_refused(tmp_path, later):
+    store = commits(tmp_path / "s", 1)
+    planned, parts = plan(tmp_path / "s", principal="ann")
+    later()
+    assert len(read(planned, parts)) == 2
+    set_policy(store, parse_policy({"bob": ["read"]}), 0)
+    later()
+    with pytest.raises(PermissionDenied, match="'ann' may not read"):
+        read(planned, parts)
+
+
+def test_read_of_another_store_at_the_path_is_refused_where_its_columns_are_others(tmp_path, later):
+    store = commits(tmp_path / "s", 1)
+    schema = DefaultSource({"path": str(tmp_path / "s")}).schema()
+    planned = RangeReader(store.snapshot(), Query(), None, schema, planned_us=0)
+    parts = planned.partitions()
+    shutil.rmtree(tmp_path / "s")
+    new_store(tmp_path / "s", values=())
+    later()
+    with pytest.raises(IncompatibleValue, match="column 'value' is not in the store"):
+        read(planned, parts)
