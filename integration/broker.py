@@ -241,7 +241,7 @@ def _own_broker(say: Callable[[str], None]) -> Broker:
     reasons = []
     for tier, begin in _tiers_allowed().items():
         try:
-            found = _started(tier, begin)
+            found = started(tier, begin)
         except (NoBroker, OSError, subprocess.SubprocessError) as error:
             reasons.append(f"{tier}: {error}")
             say(f"Kafka broker: no {tier} ({error})")
@@ -261,7 +261,8 @@ def _tiers_allowed() -> dict[str, Callable[[], Server]]:
     return {wanted: tiers[wanted]}
 
 
-def _started(tier: str, begin: Callable[[], Server]) -> Broker:
+def started(tier: str, begin: Callable[[], Server]) -> Broker:
+    """A broker of ours that answers."""
     server = begin()
     try:
         _start(server)

@@ -132,6 +132,20 @@ class KafkaProcess:
         if self._session is not None:
             self._session.kill()
 
+    def cut_log(self, topic: str, partition: int) -> None:
+        """Remove the last batch of a partition's log, while the broker is not running."""
+        place = self._directory / "data" / f"{topic}-{partition}"
+        (segment,) = place.glob("*.log")
+        data = segment.read_bytes()
+        # A batch begins with its first offset (8 bytes) and its length after that (4 bytes).
+        begins = [0]
+        while begins[-1] < len(data):
+            length = int.from_bytes(data[begins[-1] + 8 : begins[-1] + 12], "big")
+            begins.append(begins[-1] + 12 + length)
+        segment.write_bytes(data[: begins[-2]])
+        for index in place.glob("*index"):
+            index.unlink()
+
     def close(self) -> None:
         """End the broker and remove its data."""
         self.kill()

@@ -15,7 +15,7 @@ from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_import import Importer, imported_options
 from pyspark_timestream.kafka_joined import join_batches
 from pyspark_timestream.kafka_listing import Listing
-from pyspark_timestream.kafka_losses import made_anew, reconcile
+from pyspark_timestream.kafka_losses import made_anew, proven_same, reconcile
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
@@ -177,13 +177,24 @@ class StreamDriver:
         quiet = not found and not run.new_start and ends == wanted
         topic_ids = self._ids(self._log_ends, fresh=not quiet)
         anew = made_anew(previous.topic_ids, topic_ids)
+        back = {
+            part: previous.hidden[part].end_exclusive
+            for part in found
+            if part in previous.hidden and part.topic not in anew
+        }
+        for part, position in back.items():
+            _LOG.warning("%s is there again; going on at offset %d", part, position)
+        same = proven_same(previous.topic_ids, topic_ids)
+        wanted |= back
         earliest = wanted if quiet and not anew else self._broker.earliest(self._log_ends)
         fail = self._options.fail_on_data_loss
-        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, anew)
+        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, anew, same)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        positions.update({part: earliest[part] for part in found if part in earliest})
-        run = replace(run, lost=bool(losses))
+        positions.update(
+            {part: earliest[part] for part in found if part in earliest and part not in back}
+        )
+        run = replace(run, lost=bool(losses or back))
         idle = {part for part, share in previous.partitions.items() if share.idle}
         now_us = self._now_us()
         sight = Sight(

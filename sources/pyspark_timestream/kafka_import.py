@@ -126,7 +126,8 @@ class Importer:
             return known
         earliest = self._broker.earliest(ends)
         fail = self._options.fail_on_data_loss
-        positions, losses = reconcile(wanted, earliest, ends, fail, anew)
+        same = frozenset(self.topic_ids) - anew
+        positions, losses = reconcile(wanted, earliest, ends, fail, anew, same)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {

@@ -78,10 +78,10 @@ def join_batches(
         CheckpointMismatch: `end` is of a release that did not remember what is needed.
     """
     after = -1 if start is None else start.number
-    known = {} if start is None else start.partitions
+    known = {} if start is None else {**start.hidden, **start.partitions}
     shares: dict[Partition, PartitionOffset] = {}
     raises: dict[Partition, tuple[tuple[int, int], ...]] = {}
-    for part, share in end.partitions.items():
+    for part, share in {**end.hidden, **end.partitions}.items():
         begin = _beginning(part, share, known.get(part), after)
         if begin >= share.end_exclusive:
             begin = share.end_exclusive

@@ -5,12 +5,17 @@ from collections.abc import Mapping, Set
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost
 from pyspark_timestream.ranges import Partition
 
-__all__ = ["made_anew", "reconcile"]
+__all__ = ["made_anew", "proven_same", "reconcile"]
 
 
 def made_anew(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
     """The topics that have another id than before: same name, but not the same records."""
     return frozenset(topic for topic, each in now.items() if before.get(topic, each) != each)
+
+
+def proven_same(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
+    """The topics whose id is known to be what it was."""
+    return frozenset(topic for topic, each in now.items() if before.get(topic) == each)
 
 
 def reconcile(
@@ -19,6 +24,7 @@ def reconcile(
     ends: Mapping[Partition, int],
     fail_on_data_loss: bool,
     anew: Set[str] = frozenset(),
+    same: Set[str] = frozenset(),
 ) -> tuple[dict[Partition, int], list[str]]:
     """Where to read on, given what the broker still has.
 
@@ -28,6 +34,7 @@ def reconcile(
         ends: the offset after the last one; without partitions that do not exist.
         fail_on_data_loss: a loss is an error.
         anew: the topics that were deleted and created anew.
+        same: the topics that are certainly those that were read before.
 
     Returns:
         The positions of the partitions that still exist; and what was lost, in words.
@@ -46,6 +53,13 @@ def reconcile(
                 "created anew since"
             )
             positions[part] = earliest.get(part, 0)
+        elif ends[part] < position and part.topic in same:
+            losses.append(
+                f"{part} ends at offset {ends[part]}, but was read up to {position}: the end of "
+                "its log is lost, as after an unclean leader election; what was written since then "
+                f"below offset {ends[part]} is not read"
+            )
+            positions[part] = ends[part]
         elif ends[part] < position:
             losses.append(
                 f"{part} ends at offset {ends[part]}, but was read up to {position}: the topic "

@@ -4,8 +4,8 @@ An offset describes its own batch completely, so that a replay needs nothing els
 of a batch becomes the start state in the next offset. What was decided by a wall clock or by
 another topic (who is idle, what was imported) is part of it for the same reason.
 
-Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`
-and `raises`. An older offset is read as one without them.
+Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
+`raises` and `hidden`. An older offset is read as one without them.
 """
 
 import hashlib
@@ -108,6 +108,8 @@ class StreamOffset:
         topic_ids: the id of each topic as the broker knows it, to tell a topic from a later one
             of the same name; without topics whose id could not be learnt.
         imported: how far the topic of `ctiImport` was read; None: nothing is imported.
+        hidden: partitions that are not there now, and may be again: where each is to be read on.
+            `quiet_since_us` is the wall clock at which it was missed first.
     """
 
     stream: str
@@ -122,6 +124,7 @@ class StreamOffset:
     final: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: Imported | None = None
+    hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
@@ -137,17 +140,16 @@ class StreamOffset:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys: Spark compares offsets as text."""
-        topics: dict[str, dict[str, Any]] = {}
-        for (topic, number), share in sorted(self.partitions.items()):
-            topics.setdefault(topic, {})[str(number)] = share.to_json()
+        hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
         return {
             "closing": self.closing,
             "cti": self.cti_us,
             "final": self.final,
+            **hidden,
             "import": None if self.imported is None else self.imported.to_json(),
             "number": self.number,
             "opening": self.opening_us,
-            "partitions": topics,
+            "partitions": _shares_to_json(self.partitions),
             "settings": dict(sorted(self.settings.items())),
             "starts": self.starts,
             "stream": self.stream,
@@ -164,11 +166,7 @@ class StreamOffset:
             stream=value["stream"],
             settings=value["settings"],
             starts=value["starts"],
-            partitions={
-                Partition(topic, int(number)): PartitionOffset.from_json(share)
-                for topic, shares in value["partitions"].items()
-                for number, share in shares.items()
-            },
+            partitions=_shares_from_json(value["partitions"]),
             number=value["number"],
             cti_us=value["cti"],
             opening_us=value["opening"],
@@ -177,7 +175,23 @@ class StreamOffset:
             final=value["final"],
             topic_ids=value.get("topics", {}),
             imported=None if imported is None else Imported.from_json(imported),
+            hidden=_shares_from_json(value.get("hidden", {})),
         )
+
+
+def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for (topic, number), share in sorted(shares.items()):
+        topics.setdefault(topic, {})[str(number)] = share.to_json()
+    return topics
+
+
+def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
+    return {
+        Partition(topic, int(number)): PartitionOffset.from_json(share)
+        for topic, shares in topics.items()
+        for number, share in shares.items()
+    }
 
 
 def group_name(prefix: str, stream: str) -> str:

@@ -31,7 +31,8 @@ class Circumstances:
         max_tasks: at most so many tasks; None: no limit.
         bounded: the run ends once the ends that it was given are read.
         new_start: this is the first offset that this run makes.
-        lost: the positions jump over something that is gone: the next offset must say so.
+        lost: the positions jump over something that is gone, or something is there again: the next
+            offset must say so.
         final_cti: a bounded run ends with the final CTI.
         idle_timeout_us: how long a partition at rest still holds the stream's CTI back; None: for
             ever, as far as this run decides (bounded ones do not wait).
@@ -71,6 +72,9 @@ class Sight:
 
 
 NOTHING_SEEN: Final = Sight()
+
+_FORGET_US: Final = 7 * 86_400_000_000
+"""For how long a partition that is gone may come back: as long as Kafka keeps a group's offsets."""
 
 Start = tuple[PartitionState, Pending]
 """A partition's clock at a batch's start, and the imported CTIs that still wait on it."""
@@ -119,6 +123,7 @@ def next_offset(
         CheckpointMismatch: there are new records, but the final CTI has been emitted.
     """
     emitted_us = emitted_cti(previous, ended)
+    ended = {**{part: share.state for part, share in previous.hidden.items()}, **ended}
     was_idle = {part for part, share in previous.partitions.items() if share.idle}
     idle = idle_partitions(sight.since_us, was_idle, run.idle_timeout_us, sight.now_us)
     starts = _starts(previous, ended, positions, ends, sight)
@@ -128,13 +133,18 @@ def next_offset(
             state, pending = starts[part]
             starts[part] = raised(state, cti_us), pending
     following = dataclasses.replace(previous, number=previous.number + 1)
+    topic_ids = {**previous.topic_ids, **sight.topic_ids}
+    hidden = _hidden(previous, ended, positions, topic_ids, sight)
+    imported = sight.imported.partitions if sight.imported else {}
+    topics = {part.topic for part in (*positions, *hidden, *imported)} | sight.topic_ids.keys()
     planned = dataclasses.replace(
         following,
         partitions=_shares(following, ended, positions, ends, starts, run, sight, idle),
         cti_us=cti_us,
         starts=previous.starts + run.new_start,
-        topic_ids={**previous.topic_ids, **sight.topic_ids},
+        topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
         imported=sight.imported,
+        hidden=hidden,
     )
     planned = _finished(planned, emitted_us, run)
     closed = run.bounded and previous.closing and not run.new_start
@@ -170,13 +180,14 @@ def _starts(
     """Every partition's state at the batch's start, with imported CTIs that take effect there."""
     starts = {}
     for part, position in positions.items():
-        share = previous.partitions.get(part)
+        share = previous.partitions.get(part) or previous.hidden.get(part)
         pending = share.pending if share else ()
         if share and position != share.end_exclusive and pending:
             # The offsets that the CTIs wait for are those of records that are gone.
             pending = ((ends.get(part, position), pending[-1][1]),)
         read_us = None if sight.imported is None else sight.imported.cti_us
-        if read_us is not None and (share is None or _imports_news(previous, sight)):
+        is_new = part not in previous.partitions
+        if read_us is not None and (is_new or _imports_news(previous, sight)):
             pending = waiting(pending, ends.get(part, position), read_us)
         cti_us, pending = taken(pending, position)
         state = ended.get(part, PartitionState())
@@ -224,7 +235,8 @@ def _shares(
     shares = {}
     for part, position in positions.items():
         state, pending = starts[part]
-        before, place = offset.partitions.get(part), (offset.number, position, run.noted)
+        before = offset.partitions.get(part) or offset.hidden.get(part)
+        place = offset.number, position, run.noted
         is_raised = state.cti_us != ended.get(part, PartitionState()).cti_us
         shares[part] = PartitionOffset(
             position,
@@ -237,6 +249,34 @@ def _shares(
             remember_raise(before, *place, state.cti_us if is_raised else None),
         )
     return shares
+
+
+def _hidden(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    positions: Mapping[Partition, int],
+    topic_ids: Mapping[str, str],
+    sight: Sight,
+) -> dict[Partition, PartitionOffset]:
+    """The partitions that are not there, and that their topic's id would prove to be the same."""
+    gone = {
+        part: dataclasses.replace(
+            share,
+            start_inclusive=share.end_exclusive,
+            state=ended[part],
+            idle=False,
+            quiet_since_us=sight.now_us,
+        )
+        for part, share in previous.partitions.items()
+        if part not in positions and part in ended
+    }
+    return {
+        part: share
+        for part, share in {**previous.hidden, **gone}.items()
+        if part not in positions
+        and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
+        and sight.now_us - (share.quiet_since_us or 0) < _FORGET_US
+    }
 
 
 def _finished(planned: StreamOffset, emitted_us: int | None, run: Circumstances) -> StreamOffset:

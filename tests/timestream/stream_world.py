@@ -58,6 +58,7 @@ class Oracle:
 
     def __init__(self, every):
         self.every, self.clocks, self.idle, self.since = every, {}, set(), {}
+        self.hidden = {}
         self.waiting, self.imported, self.stream = {}, None, None
 
     def look(self, now, positions, ends, imported, waits):
@@ -67,7 +68,9 @@ class Oracle:
         self.since = {} if first else {n: self.since.get(n, now) for n in resting}
         was = self.idle
         self.idle = {n for n in resting if n in was or (waits and now - self.since[n] >= TIMEOUT)}
-        self.clocks = {n: self.clocks.get(n, Clock(self.every)) for n in positions}
+        # A partition that comes back goes on, and so does its clock.
+        self.hidden |= self.clocks
+        self.clocks = {n: self.hidden.get(n, Clock(self.every)) for n in positions}
         for n in positions:
             if imported is not None and (imported != self.imported or n not in before):
                 self.waiting.setdefault(n, []).append((ends[n], imported))
@@ -124,7 +127,7 @@ class World:
         columns = ("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())
         self.projection = projection(self.options, *columns, ("cti", INSTANT))
         self.log, self.fast, self.made = dict(enumerate(logs)), [], len(logs)
-        self.gone = {}
+        self.gone, self.away = {}, {}
         self.now, self.text, self.ctis = 0, None, []
         self.noted = -1
         """The last batch that no restart goes back before."""
@@ -168,17 +171,26 @@ class World:
         ends = log_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
         if previous is None:
             positions = dict.fromkeys(ends, 0)
-            sight = Sight(imported=imported)
+            sight = Sight(topic_ids={"topic": "the same"}, imported=imported)
             planned = first_offset("me", {}, positions, ends, run, sight)
         else:
             wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
             positions, losses = reconcile(wanted, wanted, log_ends, False)
-            positions |= {part: 0 for part in ends if part not in positions}
+            found = {part: previous.hidden.get(part) for part in ends if part not in positions}
+            positions |= {
+                part: share.end_exclusive if share else 0 for part, share in found.items()
+            }
+            returned = any(found.values())
             self.since = looked(
                 self.since, [p for p in positions if positions[p] == ends.get(p)], self.now, False
             )
-            sight = Sight(now_us=self.now, since_us=self.since, imported=imported)
-            run = replace(run, lost=bool(losses))
+            sight = Sight(
+                now_us=self.now,
+                since_us=self.since,
+                topic_ids={"topic": "the same"},
+                imported=imported,
+            )
+            run = replace(run, lost=bool(losses) or returned)
             after = {part: self.state_after(previous, part) for part in wanted}
             planned = next_offset(previous, after, positions, ends, run, sight)
             again = next_offset(self.offset(), after, positions, ends, run, sight)
@@ -209,7 +221,7 @@ class World:
 
     def read(self, span, _needs):
         # The group outlives a partition: what a task left there of a deleted one is still found.
-        log = (self.gone | self.log)[span.partition.number]
+        log = (self.gone | self.away | self.log)[span.partition.number]
         times = log[span.start_inclusive : span.end_exclusive]
         yield block(*[None] * len(times), first=span.start_inclusive, timestamps_ms=times)
 
@@ -263,7 +275,9 @@ class World:
 
 times = st.lists(st.integers(0, 14), max_size=6)
 OFTEN = ("batch", "wait", "append")
-steps = st.sampled_from((*OFTEN, *OFTEN, "restart", "new", "delete", "bounded", "import"))
+steps = st.sampled_from(
+    (*OFTEN, *OFTEN, "restart", "new", "delete", "bounded", "import", "hide", "show")
+)
 
 
 def act(world, action, data):
@@ -283,6 +297,12 @@ def act(world, action, data):
     elif action == "delete" and world.text and len(world.log) > 1:
         number = data.draw(st.sampled_from(sorted(world.log)))
         world.gone[number] = world.log.pop(number)
+    elif action == "hide" and world.text and len(world.log) > 1:
+        number = data.draw(st.sampled_from(sorted(world.log)))
+        world.away[number] = world.log.pop(number)
+    elif action == "show" and world.away:
+        number = data.draw(st.sampled_from(sorted(world.away)))
+        world.log[number] = world.away.pop(number)
     elif action == "import":
         world.fast += data.draw(times)
     elif action == "bounded":

@@ -138,6 +138,7 @@ def test_a_loss_fails_the_query_unless_it_is_allowed():
 
 def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
     broker = FakeBroker(p0=(0, 100))
+    broker.topic_ids = lambda topics: {}
     run = Driven(broker, failOnDataLoss="false")
     run.driver.bound()
     assert run.plan(cap=40) == {0: (0, 40)}
@@ -171,6 +172,100 @@ def test_a_topic_made_anew_is_recognised_by_its_id_however_long_it_is():
     strict.offset, broker.topic_id = run.offset, "third"
     with pytest.raises(DataLost, match="has been deleted and created anew since"):
         strict.plan()
+
+
+def test_a_log_that_lost_its_end_is_read_on_from_the_new_end_where_the_id_is_the_same(caplog):
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(0)] = (0, 99)
+    assert run.plan() == {0: (99, 99)}
+    assert "ends at offset 99, but was read up to 100: the end of its log is lost" in caplog.text
+    broker.log[at(0)] = (0, 105)
+    assert run.plan() == {0: (99, 105)}
+    strict = Driven(broker)
+    strict.offset, broker.log[at(0)] = run.offset, (0, 104)
+    with pytest.raises(DataLost, match="the end of its log is lost"):
+        strict.plan()
+
+
+def hide(broker, run, number=1):
+    """The partition's bounds, after a batch that missed it."""
+    bounds = broker.log.pop(at(number))
+    assert run.plan() == {0: (10, 10)}
+    return bounds
+
+
+def two(**raw):
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    run = Driven(broker, failOnDataLoss="false", **raw)
+    run.plan()
+    return broker, run
+
+
+def test_a_partition_that_was_hidden_is_read_on_where_it_was_and_its_return_is_said_once(caplog):
+    broker, run = two()
+    hide(broker, run)
+    assert run.plan() is None
+    broker.log[at(1)] = (0, 10)
+    assert run.plan() == {0: (10, 10), 1: (10, 10)}
+    assert run.plan() is None
+    broker.log[at(1)] = (0, 12)
+    assert run.plan() == {0: (10, 10), 1: (10, 12)}
+    assert caplog.text.count("partition 1 is there again; going on at offset 10") == 1
+
+
+def test_a_hidden_partition_keeps_its_place_through_a_restart_and_what_it_lost_is_said(caplog):
+    broker, run = two()
+    hide(broker, run)
+    later = Driven(broker, failOnDataLoss="false")
+    later.offset = run.offset
+    assert later.plan() == {0: (10, 10)}
+    broker.log[at(1)] = (15, 20)
+    assert later.plan() == {0: (10, 10), 1: (15, 20)}
+    assert "offsets 10 to 14 were deleted before they were read" in caplog.text
+
+
+def test_a_hidden_partition_whose_topic_is_another_one_by_now_is_read_from_its_start():
+    broker, run = two()
+    hide(broker, run)
+    broker.log[at(1)], broker.topic_id = (0, 12), "second"
+    assert run.plan() == {0: (0, 10), 1: (0, 12)}
+    assert StreamOffset.from_json(run.offset).hidden == {}
+
+
+def test_without_an_id_a_partition_that_comes_back_may_be_another_one():
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    broker.topic_ids = lambda topics: {}
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(1)] = hide(broker, run)
+    assert run.plan() == {0: (10, 10), 1: (0, 10)}
+
+
+def test_a_partition_that_was_hidden_for_a_week_is_forgotten():
+    broker, run = two()
+    hide(broker, run)
+    run.now_s += 7 * 86_400
+    broker.log[at(0)] = (0, 11)
+    run.plan()
+    offset = StreamOffset.from_json(run.offset)
+    assert offset.hidden == {}
+    assert offset.topic_ids == {"topic": "first"}
+
+
+def test_the_id_of_a_topic_that_is_gone_for_good_is_forgotten():
+    broker = FakeBroker(p0=(0, 10))
+    broker.log[at(0, "other")] = (0, 10)
+    run = Driven(broker, failOnDataLoss="false", subscribe="topic,other")
+    run.plan()
+    del broker.log[at(0, "other")]
+    run.plan()
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first", "other": "first"}
+    run.now_s += 7 * 86_400
+    broker.log[at(0)] = (0, 11)
+    run.plan()
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
 
 
 def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():

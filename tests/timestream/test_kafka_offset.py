@@ -53,6 +53,7 @@ offsets = st.builds(
     final=st.booleans(),
     topic_ids=st.dictionaries(topics, st.text(max_size=3)),
     imported=st.none() | imports,
+    hidden=st.dictionaries(parts, shares, max_size=2),
 )
 
 
@@ -155,6 +156,7 @@ NEWEST = replace(
             raises=((40, 3, -9), (41, 5, -5)),
         ),
     },
+    hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
 )
 
 
