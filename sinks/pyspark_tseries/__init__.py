@@ -7,12 +7,12 @@ however many writers share the store; a *retained range* says how much of each s
 Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (vocabulary),
 `block_columns`, `heads`, `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`,
 `permissions`, `slices`, `standing`, `sieve`, `invariants`, `compaction`, `subscription`,
-`properties` (rules), `parquet_layout`, `files`, `table_scan`, `head_files`, `staging`,
-`originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`, `delta_log`, `host_locks`,
-`races`, `store`, `upkeep`, `inspection`, `repair`, `compactor`, `maintenance`, `description`,
-`footers`, `row_groups`, `scan`, `history`, `late_binding`, `deliveries`, `follower` (storage),
-`chart`, `results`, `receipts`, `arguments`, `client` (without Spark), `writer`, `reader`,
-`subscriber`, `sink` (Spark).
+`properties`, `log_entries`, `foreign_changes` (rules), `parquet_layout`, `files`, `table_scan`,
+`head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`,
+`durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`,
+`inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
+`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
+`arguments`, `client` (without Spark), `writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.options import os_user
+from pyspark_tseries.options import DURABILITIES, os_user
 from pyspark_tseries.ranges import instant_us
 from pyspark_tseries.rows import RowPlan
 
@@ -20,6 +20,7 @@ __all__ = [
     "sequence_of",
     "series_of",
     "stamp_of",
+    "synced_of",
     "values_of",
 ]
 
@@ -29,6 +30,20 @@ def author_of(given: str | None) -> str:
     if given is not None and not isinstance(given, str):
         raise ValueError(f"author {given!r} is no text")
     return os_user() if given is None else given
+
+
+def synced_of(durability: str) -> bool:
+    """Whether commits outlive a power loss once they are acknowledged.
+
+    Raises:
+        ValueError: no such durability.
+    """
+    if durability not in DURABILITIES:
+        raise ValueError(
+            f"durability {durability!r} is none; accepted: {', '.join(map(repr, DURABILITIES))}; "
+            "next step: leave it out for 'fsync'"
+        )
+    return durability == "fsync"
 
 
 def schema_of(given: Any) -> pa.Schema:

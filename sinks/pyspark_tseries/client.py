@@ -20,6 +20,7 @@ from pyspark_tseries.arguments import (
     sequence_of,
     series_of,
     stamp_of,
+    synced_of,
     values_of,
 )
 from pyspark_tseries.attempts import Attempt, Batch
@@ -59,10 +60,13 @@ class TimeSeries:
     store with one column may go on giving that one's value.
     """
 
-    def __init__(self, store: Store, author: str, auto_compact: bool = True) -> None:
+    def __init__(
+        self, store: Store, author: str, auto_compact: bool = True, *, synced: bool = True
+    ) -> None:
         self._store = store
         self._author = author
         self._auto_compact = auto_compact
+        self._synced = synced
         self._staged = staged_schema(store.values)
         self._only = store.values[0].name if len(store.values) == 1 else None
 
@@ -77,6 +81,7 @@ class TimeSeries:
         min_retention_age: timedelta | None = None,
         auto_compact: bool = True,
         policy: Mapping[str, Iterable[str]] | None = None,
+        durability: str = "fsync",
         storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
         """The new store at `path`.
@@ -92,14 +97,19 @@ class TimeSeries:
             min_retention_age: compaction removes nothing younger; None: 10 minutes.
             auto_compact: whether appends start the store's upkeep now and then.
             policy: principal -> a subset of `PERMISSIONS`; None: everything is allowed.
+            durability: on a local path, `fsync`: an append or edit that returned outlives a power
+                loss; `os`: it does once the operating system has written it to the disk, within
+                half a minute as a rule. Nothing else than appends and edits is ever left to it.
             storage_options: how an object store is reached, names among `STORAGE_OPTIONS`; what
                 is not said comes from the environment.
 
         Raises:
             IncompatibleValue: a column that no store can have.
             UnusableStore: there is something at `path` already, or it cannot be reached.
-            ValueError: no path, no retained range, a negative age, or no such storage option.
+            ValueError: no path, no retained range, a negative age, no such durability, or no such
+                storage option.
         """
+        synced = synced_of(durability)
         place = place_of(path, storage_options)
         if min_retention_age is not None and min_retention_age < timedelta(0):
             raise ValueError(f"min_retention_age {min_retention_age} is below 0")
@@ -123,7 +133,7 @@ class TimeSeries:
         fixed = new_properties(*asked, allowed)
         if store.values != values or own(store.log.properties()) != own(fixed):
             raise _taken(path)
-        return TimeSeries(store, who, auto_compact)
+        return TimeSeries(store, who, auto_compact, synced=synced)
 
     @staticmethod
     def open(
@@ -131,20 +141,22 @@ class TimeSeries:
         author: str | None = None,
         *,
         auto_compact: bool = True,
+        durability: str = "fsync",
         storage_options: Mapping[str, str] | None = None,
     ) -> "TimeSeries":
         """The store at `path`; what is written is by `author`, None: the OS user.
 
         With `auto_compact` appends start the store's upkeep now and then, in a process of its own.
-        `storage_options` as for `create`.
+        `durability` and `storage_options` as for `create`.
 
         Raises:
             NoSuchStore: there is none.
-            UnusableStore: it is of a newer version, or no store.
-            ValueError: no path, or no such storage option.
+            UnusableStore: it is of a newer version, no store, or damaged, which `repair` mends.
+            ValueError: no path, no such durability, or no such storage option.
         """
-        who = author_of(author)
-        return TimeSeries(Store.open(place_of(path, storage_options)), who, auto_compact)
+        who, synced = author_of(author), synced_of(durability)
+        store = Store.open(place_of(path, storage_options))
+        return TimeSeries(store, who, auto_compact, synced=synced)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
         """Adds an event to the end of a series.
@@ -270,7 +282,7 @@ class TimeSeries:
         return EventMetadata(int(events.sequence[0]), moment, self._author)
 
     def _commit(self, batch: Batch) -> Attempt:
-        attempt = self._store.append(batch)
+        attempt = self._store.append(batch, synced=self._synced)
         assert attempt is not None
         if self._auto_compact:
             after_commit(self._store)

@@ -21,6 +21,7 @@ __all__ = [
     "load_series",
     "read_head_note",
     "readable_notes",
+    "unreadable_head",
     "write_head",
 ]
 
@@ -60,7 +61,7 @@ def read_head_note(place: Place, head_id: int) -> Note:
     try:
         return read_note(_read_head_schema(place, path))
     except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise _unreadable(place, path, error) from error
+        raise unreadable_head(place, path, str(error)) from error
 
 
 def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
@@ -99,14 +100,15 @@ def _read_head(place: Place, path: str) -> pa.Table:
         with place.read(path) as file:
             return pa.ipc.open_file(file).read_all()
     except (OSError, pa.ArrowInvalid) as error:
-        raise _unreadable(place, path, error) from error
+        raise unreadable_head(place, path, str(error)) from error
 
 
-def _unreadable(place: Place, path: str, error: Exception) -> UnusableStore:
+def unreadable_head(place: Place, path: str, reason: str) -> UnusableStore:
+    """The error of a head file that is missing or broken, as `reason` says."""
     return UnusableStore(
-        f"the store's head file '{path}' cannot be read: {place.hides(str(error))}; accepted: a "
+        f"the store's head file '{path}' cannot be read: {place.hides(reason)}; accepted: a "
         "store copied whole, '_tseries' included; next step: copy it again, restore that file, or "
-        f"make it anew with: python -m pyspark_tseries rebuild {place.location}"
+        f"mend the store with: python -m pyspark_tseries repair {place.location}"
     )
 
 

@@ -15,6 +15,7 @@ from pyspark_tseries.files import DataFile
 from pyspark_tseries.head_files import load_head, readable_notes
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
+from pyspark_tseries.log_check import damaged_log, find_log_damage
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
 from pyspark_tseries.standing import longs, standing_columns
@@ -38,13 +39,20 @@ def verify(path: str | Place, storage_options: Mapping[str, str] | None = None) 
         UnusableStore: what is there cannot be opened at all.
         ValueError: `path` is empty or a URI of another kind.
     """
-    store = Store.open(place_of(path, storage_options))
-    found = list(_findings(store))
+    place = place_of(path, storage_options)
+    damage = find_log_damage(place) if place.local else None
+    if damage is not None:
+        return [str(damaged_log(place, damage))]
+    found = list(_findings(Store.open_damaged(place)))
     more = len(found) - MOST_FINDINGS
     return found[:MOST_FINDINGS] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _findings(store: Store) -> Iterator[str]:
+    try:
+        store.log.check()
+    except UnusableStore as error:
+        yield str(error)
     data = store.data_files()
     try:
         head = store.head()[1]
@@ -125,7 +133,8 @@ def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None)
         NoSuchStore: there is none.
         OSError: a file of events cannot be read; see `verify`.
     """
-    store = Store.open(place_of(path, storage_options))
+    store = Store.open_damaged(place_of(path, storage_options))
+    store.log.check()
 
     def anew(head_id: int | None, version: int) -> Head:
         found, newest_us = scan_standing(store.place, store.data_files(), -1)

@@ -22,6 +22,7 @@ from pyspark_tseries.delta_log import table_of
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.head_files import head_chain
 from pyspark_tseries.host_locks import alone
+from pyspark_tseries.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.store import Store
 
@@ -169,8 +170,9 @@ def clean(store: Store, now_us: int) -> None:
         now_us: the wall clock.
     """
     table = table_of(store.place)
-    table.cleanup_metadata()
     place = store.place
+    sync_checkpoint(place)  # Another tool may have written it.
+    table.cleanup_metadata()
     place.remove(_old_log(place, now_us))
     gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
     gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
@@ -184,6 +186,7 @@ def clean(store: Store, now_us: int) -> None:
         place.remove(path for path in old if path not in needed)
     staging = place.file("_tseries", "staging")
     place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US))
+    remove_shadows(place, now_us - ORPHAN_HOURS * _HOUR_US)
 
 
 def _old_log(place: Place, now_us: int) -> list[str]:

@@ -40,6 +40,7 @@ from pyspark_tseries.retention import RetainedRange, parse_range
 from pyspark_tseries.subscription import parse_initial, parse_starts
 
 __all__ = [
+    "DURABILITIES",
     "ReadOptions",
     "WriteOptions",
     "local_path",
@@ -49,6 +50,10 @@ __all__ = [
 ]
 
 T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
+
+DURABILITIES: Final = ("fsync", "os")
+"""What outlives a power loss: every acknowledged commit, or what the operating system has written
+to the disk by then."""
 
 _STORAGE: Final = "storageoptions."
 """Options that begin so, in any case, say how an object store is reached."""
@@ -130,6 +135,7 @@ class WriteOptions:
     clock: str = option("clock", choice("wall", "event"), "wall")
     merge_schema: bool = option("mergeSchema", boolean, False)
     auto_compact: bool = option("autoCompact", boolean, True)
+    durability: str = option("durability", choice(*DURABILITIES), "fsync")
     txn_app_id: str | None = option("txnAppId", text, None, needs=("txnVersion",))
     txn_version: int | None = option("txnVersion", whole_number(), None, needs=("txnAppId",))
     principal: str | None = option("principal", text, None)
@@ -140,6 +146,11 @@ class WriteOptions:
     def place(self) -> Place:
         """Where the store lies."""
         return _place(self.path, self.storage)
+
+    @property
+    def synced(self) -> bool:
+        """Whether a commit outlives a power loss once it is acknowledged."""
+        return self.durability == "fsync"
 
     def who(self) -> tuple[str, str]:
         """The author of rows that name none, and the principal."""

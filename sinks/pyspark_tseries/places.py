@@ -276,7 +276,8 @@ class Place:
         elif os.path.isdir(directory):
             for entry in os.scandir(directory):
                 with contextlib.suppress(FileNotFoundError):
-                    yield entry.path, entry.stat().st_mtime_ns
+                    if entry.is_file():
+                        yield entry.path, entry.stat().st_mtime_ns
 
     def lock_path(self, name: str) -> str:
         """A local file, not made yet, whose lock keeps the processes of this host apart."""

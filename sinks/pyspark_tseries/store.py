@@ -21,8 +21,9 @@ from pyspark_tseries.columns import layout, stored_values
 from pyspark_tseries.delta_log import Log, added, create_table, open_table, table_at, unreachable
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
-from pyspark_tseries.head_files import GLANCES, load_head, load_series, read_head_note
+from pyspark_tseries.head_files import GLANCES, head_path, load_head, load_series, read_head_note
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note
+from pyspark_tseries.log_check import HEAD
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.races import busy, wait_out
@@ -30,7 +31,6 @@ from pyspark_tseries.retention import RetainedRange
 
 __all__ = ["HORIZON", "Store", "now_us"]
 
-_HEAD: Final = "tseries:head"
 HORIZON: Final = "tseries:horizon"
 """The mark that says one more than the last commit compaction has removed events of."""
 
@@ -58,9 +58,9 @@ class Store:
     It keeps the log and the head between batches; both are brought up to date before use.
     """
 
-    def __init__(self, place: str | Place, table: DeltaTable) -> None:
+    def __init__(self, place: str | Place, table: DeltaTable, *, trusting: bool = False) -> None:
         self.place = place_of(place)
-        self.log = Log(self.place, table)
+        self.log = Log(self.place, table, trusting=trusting)
         self._lock = threading.RLock()
         self._head_id: int | None = None
         self._head = Head()
@@ -78,7 +78,8 @@ class Store:
         """The store at `path`, up to date; None where there is none.
 
         Raises:
-            UnusableStore: it is of a newer version, or something else.
+            UnusableStore: it is of a newer version, or something else; or it is damaged, which
+                `repair` mends.
         """
         place = place_of(path)
         with _OPENING:
@@ -94,15 +95,24 @@ class Store:
 
     @staticmethod
     def open(path: str | Place) -> "Store":
-        """The store at `path`, up to date; raises NoSuchStore."""
+        """The store at `path`, up to date; raises NoSuchStore, and what `find` raises."""
         store = Store.find(path)
         if store is None:
-            shown = path if isinstance(path, str) else path.location
-            raise NoSuchStore(
-                f"there is no store at '{shown}'; accepted: a path that a tseries write has "
-                "created; next step: correct the path, or write to it first"
-            )
+            raise _no_store(path)
         return store
+
+    @staticmethod
+    def open_damaged(path: str | Place) -> "Store":
+        """As `open`, also where files are torn or another tool has changed rows.
+
+        The object is nobody else's, and knows nothing that was read before.
+        """
+        place = place_of(path)
+        table = open_table(place)
+        if table is None:
+            raise _no_store(path)
+        properties.check_version(table.metadata().configuration, place.location)
+        return Store(place, table, trusting=True)
 
     @staticmethod
     def create(
@@ -171,7 +181,7 @@ class Store:
     def head_id(self) -> int | None:
         """The id of the head of the log as it was last refreshed; None before the first commit."""
         with self._lock:
-            return self.log.mark(_HEAD)
+            return self.log.mark(HEAD)
 
     def last_commit(self) -> int:
         """The number of the last commit that this object has seen; -1 before the first."""
@@ -180,7 +190,7 @@ class Store:
     def head(self) -> tuple[int | None, Head]:
         """The id and the state of the head of the log as it was last refreshed."""
         with self._lock:
-            head_id = self.log.mark(_HEAD)
+            head_id = self.log.mark(HEAD)
             if head_id != self._head_id:
                 self._head = load_head(self.place, head_id, self._head_id, self._head)
                 self._head_id = head_id
@@ -204,7 +214,7 @@ class Store:
         with self._lock:
             if version == self.version():
                 return self._look()
-        return Store(self.place, table_at(self.place, version))._look()
+        return Store(self.place, table_at(self.place, version), trusting=True)._look()
 
     def sight(self) -> tuple[Snapshot, Head]:
         """The store as its log now says, and its head."""
@@ -225,7 +235,7 @@ class Store:
         with self._lock:
             if self._head_id is None and self._glances < GLANCES:
                 self._catch_up()
-                head_id = self.log.mark(_HEAD)
+                head_id = self.log.mark(HEAD)
                 head, whole = load_series(self.place, head_id, names)
                 if not whole:
                     self._glances += 1
@@ -270,14 +280,17 @@ class Store:
         Raises:
             DeltaError: a rival's commit was first.
         """
-        self._publish(Attempt(head_id, head, [], []), None)
+        self._publish(Attempt(head_id, head, [], []), None, synced=True)
 
-    def append(self, batch: Appended, clock: Callable[[], int] = now_us) -> Attempt | None:
+    def append(
+        self, batch: Appended, clock: Callable[[], int] = now_us, *, synced: bool = True
+    ) -> Attempt | None:
         """Commits `batch`, once, however often it is called with the same token.
 
         Args:
             batch: what to append.
             clock: the wall clock, in microseconds; read once an attempt.
+            synced: on a local path, whether the commit outlives a power loss when this returns.
 
         Returns:
             What was committed; None where the store has had the batch before.
@@ -298,11 +311,13 @@ class Store:
                     self._catch_up()
                     landed = next((attempt for attempt in tried if self._landed(attempt)), None)
                     if landed or self.log.has(batch.token):
+                        if synced:
+                            self.log.settle()
                         return landed or (tried[-1] if tried else None)
                     faults = 0 if tried and self._beaten(tried) else faults
                     if faults == FAILURES_ALONE or turn == ATTEMPTS:
                         break
-                    return self._try(batch, clock, tried)
+                    return self._try(batch, clock, tried, synced)
             except (DeltaError, OSError) as error:
                 # Whether the batch is stored for all that is looked up first in the next turn.
                 lost, faults = error, faults + 1
@@ -314,7 +329,9 @@ class Store:
             raise busy(self.root, ATTEMPTS, _BUSY) from lost
         raise lost if self.place.local else unreachable(self.place, "written", lost)
 
-    def _try(self, batch: Appended, clock: Callable[[], int], tried: list[Attempt]) -> Attempt:
+    def _try(
+        self, batch: Appended, clock: Callable[[], int], tried: list[Attempt], synced: bool
+    ) -> Attempt:
         """One attempt to commit, which is added to `tried` before it counts."""
         head_id, head = self.head()
         new_id = secrets.randbits(62)
@@ -323,8 +340,8 @@ class Store:
         working = host_locks.at_work(self.place) if batch.takes_long else contextlib.nullcontext()
         with working:
             attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
-        tried.append(attempt)
-        self._publish(attempt, batch.token)
+            tried.append(attempt)
+            self._publish(attempt, batch.token, synced)
         return attempt
 
     def _beaten(self, tried: list[Attempt]) -> bool:
@@ -361,14 +378,24 @@ class Store:
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def _publish(self, attempt: Attempt, token: tuple[str, int] | None) -> None:
-        note = attempt.head.note
+    def _publish(self, attempt: Attempt, token: tuple[str, int] | None, synced: bool) -> None:
+        note, files = attempt.head.note, [file.path for file in attempt.written]
         self.log.commit(
             added(attempt.written, note.commit_us // 1000),
-            {_HEAD: attempt.head_id, **dict([token] if token else [])},
-            {"tseries": {"commit": note.commit}},
+            {HEAD: attempt.head_id, **dict([token] if token else [])},
+            note.commit,
+            [head_path(self.place, attempt.head_id), *map(self.place.file, files)],
+            synced=synced,
         )
         self._head_id, self._head = attempt.head_id, attempt.head
+
+
+def _no_store(path: str | Place) -> NoSuchStore:
+    shown = path if isinstance(path, str) else path.location
+    return NoSuchStore(
+        f"there is no store at '{shown}'; accepted: a path that a tseries write has created; "
+        "next step: correct the path, or write to it first"
+    )
 
 
 _OPEN: Final[dict[Place, Store]] = {}

@@ -10,15 +10,14 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from deltalake import Schema
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import RemoveAction
 
 from pyspark_tseries.block_columns import BlockColumns
 from pyspark_tseries.delta_log import added
 from pyspark_tseries.files import DataFile, WrittenFile
 from pyspark_tseries.head_files import write_head
 from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot_of
+from pyspark_tseries.log_entries import Removed
 from pyspark_tseries.permissions import Policy, format_policy
 from pyspark_tseries.races import busy, wait_out
 from pyspark_tseries.retention import RetainedRange, format_range
@@ -84,15 +83,14 @@ def replace_files(
         DeltaError: a rival's commit was first, or the storage failed.
     """
     changes, now_ms = horizon is not None, now_us // 1000
-    actions = [
-        RemoveAction(file.path, changes, now_ms, file.size, {"kind": file.kind}) for file in removed
-    ]
+    gone = [Removed(file.path, file.size, file.kind, now_ms, changes) for file in removed]
+    files = [store.place.file(file.path) for file in written]
     with store.turn() as log:
         live = {file.path for file in store.data_files()}
         if not live.issuperset(file.path for file in removed):
             return False
         marks = {} if horizon is None else {HORIZON: max(horizon, store.horizon()) + 1}
-        log.commit([*actions, *added(written, now_ms, changes)], marks)
+        log.commit([*gone, *added(written, now_ms, changes)], marks, files=files)
     return True
 
 
@@ -110,7 +108,7 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
             if not new:
                 return
             try:
-                log.table.alter.add_columns(Schema.from_arrow(pa.schema(new)).fields)
+                log.add_columns(pa.schema(new))
             except DeltaError as error:
                 lost = error
             else:

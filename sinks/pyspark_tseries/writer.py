@@ -85,7 +85,8 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     shares = [task.share for task in sorted(tasks, key=lambda task: task.partition)]
     if sum(share.rows for share in shares):
         store = Store.open(target.place)
-        store.append(_batch(target, shares, tasks[0].schema, token))
+        batch = _batch(target, shares, tasks[0].schema, token)
+        store.append(batch, synced=target.options.synced)
         if target.options.auto_compact:
             after_commit(store)
     _discard(target, tasks)

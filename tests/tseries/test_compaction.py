@@ -141,12 +141,12 @@ def test_an_append_that_started_before_a_trim_comes_through(tmp_path, monkeypatc
     store, real = make(tmp_path / "s", {"limit": 1}), Store._publish
     store.append(batch(("a", 1), ("a", 2)))
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         monkeypatch.setattr(Store, "_publish", real)
         monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
         rival = Store(self.root, DeltaTable(self.root))
         assert merge_runs(rival, 2**60, everything=True).removed_events == 1
-        return real(self, attempt, token)
+        return real(self, attempt, token, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     store.append(batch(("a", 3)))

@@ -184,10 +184,10 @@ def test_an_edit_that_lost_its_race_is_judged_again(tmp_path, monkeypatch):
     store.append(batch(("a", 1)))
     real = Store._publish
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         monkeypatch.setattr(Store, "_publish", real)
         Store(self.root, DeltaTable(self.root)).append(batch(("a", 2)))
-        return real(self, attempt, token)
+        return real(self, attempt, token, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     monkeypatch.setattr(host_locks, "try_lock", lambda _: True)

@@ -60,9 +60,9 @@ def test_a_commit_that_seemed_to_fail_is_found_by_its_files_where_the_head_is_ma
 ):
     real = Store._publish
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         monkeypatch.setattr(Store, "_publish", real)
-        real(self, attempt, token)
+        real(self, attempt, token, synced)
         self._head_id = None
         rebuild(self.root)
         raise OSError("the checkpoint after it")
@@ -191,7 +191,7 @@ def test_a_lost_head_says_how_it_is_made_anew(series, tmp_path):
     series.append("a", 0.0)
     shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
     storage._OPEN.clear()
-    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries rebuild .*/s"):
+    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
         TimeSeries.open(tmp_path / "s").append("a", 1.0)
 
 
@@ -208,9 +208,8 @@ def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
     storage._OPEN.clear()
     source = DefaultSource({"path": str(tmp_path / "s")})
     schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
-    given = (schema, False) if use.lower().endswith("writer") else (source.schema(),)
-    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries rebuild .*/s"):
-        getattr(source, use)(*given)
+    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
+        getattr(source, use)(*((schema, False) if "riter" in use else (source.schema(),)))
 
 
 # -- what is given -------------------------------------------------------------------------------

@@ -326,13 +326,13 @@ def test_who_loses_the_race_to_publish_writes_anew_what_the_tasks_wrote(
     publish = Store._publish
     rivals = iter([batch((series, 0)), batch((series, 0))])
 
-    def late(self, attempt, token):
+    def late(self, attempt, token, synced):
         rival = next(rivals, None)
         if rival is not None:
             with monkeypatch.context() as context:
                 context.setattr(Store, "_publish", publish)
                 Store(self.root, DeltaTable(self.root)).append(rival, clock=lambda: NOW + 7)
-        publish(self, attempt, token)
+        publish(self, attempt, token, synced)
 
     monkeypatch.setattr("pyspark_tseries.host_locks.try_lock", lambda _: True)
     tasks = as_tasks(store, 2, [at("a", 1), at("b", 1), at("a", 2), at("b", 2)])
@@ -349,7 +349,7 @@ def test_who_loses_the_race_to_publish_writes_anew_what_the_tasks_wrote(
     ]
     assert {row[3:] for row in mine} == {(2, NOW + 7)}
     on_disk = {path.name for path in (tmp_path / "s").glob("kind=event/*.parquet")}
-    assert on_disk == {os.path.basename(file.path) for file in store.data_files()}
+    assert on_disk == {os.path.basename(file.path) for file in store.snapshot().files}
 
 
 def test_giving_a_batch_up_while_it_is_committed_takes_nothing_out_of_the_store(tmp_path):
@@ -494,8 +494,8 @@ def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_r
 
     append = Store.append
 
-    def then_denied(store, batch):
-        append(store, batch)
+    def then_denied(store, batch, **named):
+        append(store, batch, **named)
         monkeypatch.setattr(Place, "remove", denied)
 
     monkeypatch.setattr(Store, "append", then_denied)
@@ -532,7 +532,7 @@ def test_many_shares_of_few_rows_are_no_small_batch(tmp_path, monkeypatch):
     assert all(message.share.few is not None for message in messages)
     batches = []
     append = Store.append
-    monkeypatch.setattr(Store, "append", lambda s, b, *a: batches.append(b) or append(s, b, *a))
+    monkeypatch.setattr(Store, "append", lambda s, b, **n: batches.append(b) or append(s, b, **n))
     made.commit(messages)
     assert [type(batch) for batch in batches] == [LargeBatch]
     assert stored(tmp_path / "s") == [(name, us, us) for name in "ab" for us in range(6)]

@@ -66,11 +66,11 @@ def test_without_the_option_and_with_another_type_nothing_is_added(tmp_path):
 def test_a_writer_whose_rival_adds_a_column_meanwhile_comes_through(tmp_path, monkeypatch):
     store, real = new_store(tmp_path / "s"), Store._publish
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         monkeypatch.setattr(Store, "_publish", real)
         monkeypatch.setattr("pyspark_tseries.host_locks.try_lock", lambda _: True)
         add_columns(Store(self.root, DeltaTable(self.root)), [VALUE, NOTE])
-        return real(self, attempt, token)
+        return real(self, attempt, token, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     store.append(batch(("a", 1)))

@@ -377,11 +377,11 @@ def test_who_lost_the_race_for_a_log_entry_numbers_its_batch_again(store, place,
     store.append(batch(("a", 1, 0.0)))
     real, waiting = Store._publish, [batch(("a", 2, 1.0))]
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         if waiting:
             rows = waiting.pop()
             Store(self.place, table_of(self.place)).append(rows)
-        return real(self, attempt, token)
+        return real(self, attempt, token, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     store.append(batch(("a", 3, 2.0)))

@@ -38,11 +38,11 @@ def sequences(store):
 def test_a_commit_whose_request_failed_is_made_once(store, monkeypatch, stored, token):
     real, faults = Store._publish, [OSError("timed out"), OSError("slow down")]
 
-    def publish(self, attempt, mark):
+    def publish(self, attempt, mark, synced):
         if not faults:
-            return real(self, attempt, mark)
+            return real(self, attempt, mark, synced)
         if stored:
-            real(self, attempt, mark)
+            real(self, attempt, mark, synced)
             self._head_id = None
         raise faults.pop()
 
@@ -56,13 +56,13 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
     """The request failed for its sender, who tries again; then the storage carries it out."""
     real, late = Store._publish, []
 
-    def publish(self, attempt, mark):
+    def publish(self, attempt, mark, synced):
         if not late:
             late.append(attempt)
             raise OSError("timed out")
         other = Store(self.place, table_of(self.place))
-        real(other, late[0], None)
-        return real(self, attempt, mark)
+        real(other, late[0], None, synced)
+        return real(self, attempt, mark, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     attempt = store.append(batch(("a", 2)))

@@ -244,11 +244,11 @@ def rival_first(monkeypatch, path, *rivals):
     """Lets rivals win: the last one, then the one before, ..., each just before a commit."""
     real, waiting = Store._publish, list(rivals)
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         if waiting:
             rows = waiting.pop(0)
             Store(self.root, DeltaTable(self.root)).append(rows)
-        return real(self, attempt, token)
+        return real(self, attempt, token, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
     monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
@@ -289,8 +289,8 @@ def test_a_row_that_became_late_through_a_lost_race_is_judged_again(tmp_path, mo
 def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, monkeypatch, token, rivals):
     store, real = new_store(tmp_path / "s"), Store._publish
 
-    def publish(self, attempt, mark):
-        real(self, attempt, mark)
+    def publish(self, attempt, mark, synced):
+        real(self, attempt, mark, synced)
         monkeypatch.setattr(Store, "_publish", real)
         self._head_id = None
         for _ in range(rivals):
@@ -306,7 +306,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, monkeypatch, t
 def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path, monkeypatch):
     store = new_store(tmp_path / "s")
 
-    def publish(self, attempt, token):
+    def publish(self, attempt, token, synced):
         raise CommitFailedError("disk full")
 
     monkeypatch.setattr(Store, "_publish", publish)
