@@ -105,6 +105,8 @@ def test_a_partition_that_never_had_a_record_is_idle(stream) -> None:
     made = stream([event(1), event(2)], partitions=2, ctiFrequency=1)
     run(made, kafka__sasl__password="hunter2")
     assert (finding(made).kind, finding(made).culprit) == (Kind.IDLE_PARTITION, str(part(made, 1)))
+    # The run was bounded, and waits for nobody.
+    assert "idleTimeout" not in str(explain_time(made.query))
     assert "hunter2" not in str(explain_time(made.query)) + explain_time(made.query)._repr_html_()
 
 
@@ -162,14 +164,19 @@ def test_events_without_a_readable_time_point_at_the_option(stream) -> None:
         valueFormat="json", startTime="at", ctiFrequency=1,
     )  # fmt: skip
     run(made)
-    assert finding(made).kind is Kind.EVERYTHING_DROPPED
+    assert finding(made).kind is Kind.MALFORMED
     assert "option 'startTime' is 'at'" in finding(made).text
+    assert "begins 'no'" in finding(made).detail
+    # A final CTI does not stand in front of the cause.
+    run(made, finalCti="true")
+    assert [each.kind for each in explained(made).findings] == [Kind.MALFORMED, Kind.FINAL_CTI]
 
 
 def test_a_final_cti_is_named_before_and_after_new_data_is_refused(stream) -> None:
     made = stream([event(1)], ctiFrequency=1, finalCti="true")
     run(made)
-    assert finding(made).kind is Kind.FINAL_CTI
+    assert finding(made).kind is Kind.ENDED
+    assert "=> the stream has ended: nothing is wrong" in str(explain_time(made.query))
     made.broker.produce(made.topic, [event(2)])
     with pytest.raises(Exception, match="this checkpoint's stream has ended"):
         run(made)
@@ -194,7 +201,7 @@ def test_a_stopped_querys_checkpoint_says_the_same_on_the_command_line(stream) -
     run(made)
     said = command(made.place / "checkpoint")
     assert f"=> an idle partition: {part(made, 1)}" in said
-    assert "Fix: set option 'idleTimeout'" in said
+    assert "Fix: see to it that every partition gets records; where this run is the end" in said
     kept = str(explain_time(made.query)).splitlines()
     # All but the subject and the note that the query has stopped.
     assert said.splitlines()[1:] == kept[2:]

@@ -9,38 +9,109 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.findings import Finding, Kind, names
+from pyspark_timestream.findings import IN_BOUNDED_RUN, Finding, Kind, names
 from pyspark_timestream.frontier import merge
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.instants import format_duration, format_instant
 from pyspark_timestream.kafka_offset import StreamOffset
+from pyspark_timestream.mistakes import improbable_times, late_rows, malformed_events, wrong_types
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.row_losses import far_future, is_far, mostly_lost
 from pyspark_timestream.stream_history import History, Moment, behind, holders, since
+from pyspark_timestream.stream_warnings import standing_warnings, with_details
 
-__all__ = ["diagnose"]
+__all__ = ["QUIET_US", "diagnose", "worth_a_warning"]
+
+QUIET_US: Final = 30_000_000
+"""A partition may hold the stream's CTI back for so long, at rest, before the driver warns."""
+
+_ORDER: Final = tuple(Kind)
+"""Kinds are declared in the order in which they are told."""
+
+_SEEN_AGAIN: Final = frozenset(
+    (Kind.MALFORMED, Kind.IMPROBABLE_TIMES, Kind.WRONG_TYPE, Kind.LATE_ROWS, Kind.IDLE_PARTITION)
+)
+"""Warnings that a history shows by itself, with partitions and since when."""
+
+_TOLD_AS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
+"""What a warning may turn out to be when all of the history is looked at."""
 
 
-def diagnose(history: History) -> tuple[Finding, ...]:
-    """What is found, what matters most first; never empty."""
+def diagnose(history: History, failed: bool = False) -> tuple[Finding, ...]:
+    """What is found, what matters most first, and before all what was warned of; never empty.
+
+    Args:
+        history: the stream's.
+        failed: the query has failed after the last batch was planned.
+    """
     last = history[-1]
-    if last.offset.final:
-        return (_final(history),)
     far = frozenset(part for part in last.offset.partitions if is_far(last, part))
-    found = [
-        *far_future(history, far),
-        *_holding(history, far),
-        *mostly_lost(history, far),
-    ]
-    if all(finding.kind is not Kind.BACKLOG for finding in found):
-        found += _backlog(history, {part for part, left in behind(history).items() if left})
-    return tuple(found) or (_caught_up(last),)
+    causes, late = _causes(history), _losses(history, far)
+    rules = [*causes, *far_future(history, far), *late]
+    if not last.offset.final:
+        rules += _holding(history, far)
+    warnings = standing_warnings(last.offset.warnings)
+    rules += [each for each in warnings if each.kind not in _SEEN_AGAIN]
+    if last.offset.final:
+        rules.append(_final(history, failed or bool(rules)))
+    elif all(finding.kind is not Kind.BACKLOG for finding in rules):
+        rules += _backlog(history, {part for part, left in behind(history).items() if left})
+    said = {kind for each in warnings for kind in (each.kind, *_TOLD_AS.get(each.kind, ()))}
+    found = sorted(rules, key=lambda each: (each.kind not in said, _ORDER.index(each.kind)))
+    return tuple(with_details(found, last.offset.warnings)) or (_caught_up(last),)
 
 
-def _final(history: History) -> Finding:
-    text = "the stream has ended: the final CTI promised that nothing changes any more, so new "
-    text += "records on this checkpoint are refused and no result is outstanding"
+def worth_a_warning(history: History, now_us: int) -> list[Finding]:
+    """What a driver warns of, of a history that ends with where the stream stands now."""
+    return [*_causes(history), *late_rows(history), *_quiet_partitions(history, now_us)]
+
+
+def _quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
+    """A finding for partitions that have held the stream's CTI back for half a minute, at rest.
+
+    A bounded run, which waits for nobody, tells so once everything is read, and of a partition that
+    never had a record at once.
+    """
+    offset = history[-1].offset
+    if offset.bounded and any(behind(history).values()):
+        return
+    parts = {
+        part
+        for finding in _holding(history, frozenset())
+        if finding.kind is Kind.IDLE_PARTITION
+        for part in finding.partitions
+        if _is_quiet(offset, part, now_us)
+    }
+    if parts:
+        yield from _idle_partition(history, parts)
+
+
+def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
+    share = offset.partitions[part]
+    if offset.bounded and not share.state.events:
+        return True
+    return share.quiet_since_us is not None and now_us - share.quiet_since_us >= QUIET_US
+
+
+def _causes(history: History) -> list[Finding]:
+    """Mistakes in the options or the data, whatever became of the stream."""
+    return [*malformed_events(history), *improbable_times(history), *wrong_types(history)]
+
+
+def _losses(history: History, far: frozenset[Partition]) -> list[Finding]:
+    """Rows that are lost for being late; of those in `far` it is known why."""
+    malformed = {part for finding in malformed_events(history) for part in finding.partitions}
+    found = list(mostly_lost(history, far | malformed))
+    return found or [finding for finding in late_rows(history) if not finding.partitions <= far]
+
+
+def _final(history: History, is_wrong: bool) -> Finding:
     began_us = since(history, lambda moment: moment.offset.final)
+    left = sum(behind(history).values())
+    text = "the final CTI promised that nothing changes any more, and every result is out"
+    if not is_wrong and not left:
+        return Finding(Kind.ENDED, "nothing is wrong", text, began_us)
+    text += "; new records on this checkpoint are refused"
     return Finding(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
 
 
@@ -173,6 +244,7 @@ def _idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Fi
         f"no records are left to read there, and {stand}, while {others}",
         _held_since(history, parts),
         frozenset(parts),
+        advice=IN_BOUNDED_RUN if last.offset.bounded else "",
     )
 
 

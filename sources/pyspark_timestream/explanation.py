@@ -65,7 +65,7 @@ class StreamExplanation:
         cti_us: the stream's CTI then.
         since_us: since when it has been that, as far as the history reaches.
         findings: what was found, what matters most first; never empty.
-        partitions: the facts, culprits first, then in order.
+        partitions: the facts, culprits first in the order of the findings, then in order.
     """
 
     topics: tuple[str, ...]
@@ -77,11 +77,11 @@ class StreamExplanation:
     partitions: tuple[PartitionFacts, ...]
 
 
-def explain_stream(history: History) -> StreamExplanation:
-    """What `history` amounts to."""
+def explain_stream(history: History, failed: bool = False) -> StreamExplanation:
+    """What `history` amounts to; `failed`: the query has failed since."""
     last = history[-1]
     offset = last.offset
-    findings = diagnose(history)
+    findings = diagnose(history, failed)
     left = behind(history)
     facts = []
     for part, share in sorted(offset.partitions.items()):
@@ -108,8 +108,14 @@ def explain_stream(history: History) -> StreamExplanation:
         offset.cti_us,
         since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
         findings,
-        tuple(sorted(facts, key=lambda fact: not fact.culprit)),
+        tuple(sorted(facts, key=lambda fact: _place(fact.partition, findings))),
     )
+
+
+def _place(part: Partition, findings: tuple[Finding, ...]) -> int:
+    """The first of the findings that names `part`, which is told so much the earlier."""
+    named = (place for place, each in enumerate(findings) if part in each.partitions)
+    return next(named, len(findings))
 
 
 def _writers(

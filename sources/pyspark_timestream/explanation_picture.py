@@ -125,7 +125,7 @@ def _finding(finding: Finding) -> str:
     since = f" (since {instant(finding.since_us)})" if finding.since_us is not None else ""
     return (
         f"<p><b>{escape(finding.kind)}: {escape(finding.culprit)}</b>{escape(since)}<br/>"
-        f"{escape(finding.text)}.<br/>Fix: {escape(finding.fix)}.</p>"
+        f"{escape(finding.whole_text)}.<br/>Fix: {escape(finding.fix)}.</p>"
     )
 
 

@@ -75,7 +75,7 @@ def _finding(finding: Finding) -> list[str]:
     since = f" (since {instant(finding.since_us)})" if finding.since_us is not None else ""
     return [
         f"=> {finding.kind}: {finding.culprit}{since}",
-        f"   {finding.text}.",
+        f"   {finding.whole_text}.",
         f"   Fix: {finding.fix}.",
         "",
     ]

@@ -7,27 +7,49 @@ from typing import Final
 
 from pyspark_timestream.ranges import Partition
 
-__all__ = ["FIXES", "Finding", "Kind", "names"]
+__all__ = ["FIXES", "IN_BOUNDED_RUN", "Finding", "Kind", "names"]
 
 _NAMED: Final = 3
 """How many partitions a sentence names before it says how many more there are."""
 
 
 class Kind(StrEnum):
-    """What can be found; the README has an entry of the same name for each."""
+    """What can be found, in the order in which it is told; the README has an entry for each."""
 
+    MALFORMED = "malformed events"
+    IMPROBABLE_TIMES = "improbable times"
+    WRONG_TYPE = "values of another type"
+    START_AT_END = "a start at the end"
+    FAR_FUTURE = "an event far in the future"
     IDLE_PARTITION = "an idle partition"
     SILENT_WRITER = "a silent writer"
-    FAR_FUTURE = "an event far in the future"
-    BACKLOG = "a backlog"
-    NO_CTI = "no CTI yet"
     LATE_IMPORT = "a late import"
+    NO_CTI = "no CTI yet"
     EVERYTHING_DROPPED = "everything dropped"
+    LATE_ROWS = "rows dropped as late"
+    BACKLOG = "a backlog"
     FINAL_CTI = "a final CTI already sent"
+    ENDED = "the stream has ended"
     CAUGHT_UP = "nothing holds it back"
 
 
 FIXES: Final[Mapping[Kind, str]] = {
+    Kind.MALFORMED: (
+        "name the field that holds the time in 'startTime' ('endTime', 'edge'), and the unit of "
+        "its numbers in 'timeUnit', and start with a new checkpoint; 'violationPolicy' = 'flag' "
+        "shows such events"
+    ),
+    Kind.IMPROBABLE_TIMES: (
+        "set 'timeUnit' to the unit of the numbers, or name another field in 'startTime', and "
+        "start with a new checkpoint"
+    ),
+    Kind.WRONG_TYPE: (
+        "correct the field's type in .schema(...), or declare it a string; "
+        "'columnNameOfCorruptRecord' shows such values"
+    ),
+    Kind.START_AT_END: (
+        "to read what is there, set 'startingOffsets' to 'earliest' and start with a new checkpoint"
+    ),
     Kind.IDLE_PARTITION: (
         "set option 'idleTimeout', so that a partition without new records stops counting; or "
         "see to it that every partition gets records"
@@ -56,15 +78,30 @@ FIXES: Final[Mapping[Kind, str]] = {
         "start with a new checkpoint and a larger 'ctiDelay', or with 'violationPolicy' = 'flag' "
         "to see the late rows; where events are malformed, correct 'startTime' and 'timeUnit'"
     ),
+    Kind.LATE_ROWS: (
+        "where too many are, start with a new checkpoint and a larger 'ctiDelay', or with "
+        "'violationPolicy' = 'flag' to keep them as rows"
+    ),
     Kind.FINAL_CTI: (
         "start with a new checkpoint; for a job that comes back set 'finalCti' to 'false' from "
         "the beginning"
+    ),
+    Kind.ENDED: (
+        "nothing to mend: every result is out; for a job that comes back with new records set "
+        "'finalCti' to 'false' and start with a new checkpoint"
     ),
     Kind.CAUGHT_UP: (
         "nothing to mend: a result appears once the CTI has passed it, one batch later; new "
         "records move the CTI on"
     ),
 }
+
+
+IN_BOUNDED_RUN: Final = (
+    "see to it that every partition gets records; where this run is the end of the stream, set "
+    "option 'finalCti' to 'true' from the beginning"
+)
+"""The fix of an idle partition in a bounded run, which waits for nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +115,9 @@ class Finding:
         since_us: the wall clock since when, as far as the history reaches; None: it does not say.
         partitions: the partitions concerned.
         writers: the (partition, writer's name) concerned.
+        detail: what a look at the records adds; empty: nothing.
+        level: how far it has gone; a warning is given again where this has risen.
+        advice: the fix, where it is not that of the kind.
     """
 
     kind: Kind
@@ -86,11 +126,24 @@ class Finding:
     since_us: int | None = None
     partitions: frozenset[Partition] = frozenset()
     writers: frozenset[tuple[Partition, str]] = frozenset()
+    detail: str = ""
+    level: int = 0
+    advice: str = ""
 
     @property
     def fix(self) -> str:
         """What to do about it."""
-        return FIXES[self.kind]
+        return self.advice or FIXES[self.kind]
+
+    @property
+    def whole_text(self) -> str:
+        """What was seen, with the detail."""
+        return f"{self.text}; {self.detail}" if self.detail else self.text
+
+    @property
+    def line(self) -> str:
+        """The finding in one line, as a log and a query's progress show it."""
+        return f"{self.kind}: {self.culprit}: {self.whole_text}; next step: {self.fix}"
 
 
 def names(parts: Sequence[Partition]) -> str:

@@ -11,6 +11,7 @@ from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.kafka_broker import Broker
+from pyspark_timestream.kafka_columns import Projection
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_import import Importer, imported_options
 from pyspark_timestream.kafka_joined import join_batches
@@ -29,10 +30,12 @@ from pyspark_timestream.kafka_plan import (
     emitted_cti,
     first_offset,
     next_offset,
+    standing,
 )
 from pyspark_timestream.kafka_progress import progress
 from pyspark_timestream.kafka_starts import start_instants, starting_positions
 from pyspark_timestream.kafka_task import Share, TaskPlan, end_state
+from pyspark_timestream.kafka_warnings import Warner, say_new
 from pyspark_timestream.kafka_watch import Watch
 from pyspark_timestream.offsets import check_offset, is_sentinel
 from pyspark_timestream.ranges import Partition, Range
@@ -59,6 +62,7 @@ class StreamDriver:
         connect: makes the broker of options and a group.
         now_us: the wall clock; the default does not follow its jumps.
         reader: makes what reads ranges in the driver.
+        projection: the columns that the query wants, for warnings about their types.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class StreamDriver:
         connect: Callable[[KafkaOptions, str], Broker] = Broker,
         now_us: Callable[[], int] | None = None,
         reader: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
+        projection: Projection | None = None,
     ) -> None:
         self._options = options
         self._reader = reader
@@ -85,6 +90,8 @@ class StreamDriver:
         self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
+        self._unfit: dict[Partition, int] = {}
+        self._warner = Warner(options, projection, reader)
 
     def bound(self) -> None:
         """Make this a bounded run that ends at the current ends."""
@@ -113,9 +120,11 @@ class StreamDriver:
         )
         if is_sentinel(start):
             planned = self._first(run)
+            say_new({}, planned.warnings)
         else:
             previous = StreamOffset.from_json(start)
             planned = self._next(previous, run)
+            say_new(previous.warnings, planned.warnings)
             self._watch.planned(planned is not previous, self._now_us())
             if planned is previous:
                 self._planned = planned
@@ -164,7 +173,11 @@ class StreamDriver:
         earliest = self._broker.earliest(ends)
         found = self._broker.offsets_at(start_instants(self._options, ends))
         starts = starting_positions(self._options, earliest, ends, found)
-        sight = Sight(topic_ids=self._ids(ends, fresh=True), imported=imported)
+        sight = Sight(
+            topic_ids=self._ids(ends, fresh=True),
+            imported=imported,
+            warnings=self._warner.begin(earliest, starts, run.bounded),
+        )
         return first_offset(stream, self._options.settings(), starts, ends, run, sight)
 
     def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
@@ -204,7 +217,12 @@ class StreamDriver:
             topic_ids=topic_ids,
             imported=imported,
         )
-        return next_offset(previous, self._states_after(previous), positions, ends, run, sight)
+        states = self._states_after(previous)
+        sight = replace(sight, unfit=self._unfit)
+        now = standing(previous, states, positions, run, sight)
+        warnings = self._warner.look(previous, now, ends, now_us)
+        sight = replace(sight, warnings=warnings)
+        return next_offset(previous, states, positions, ends, run, sight)
 
     def _import_side(self) -> Importer | None:
         options = imported_options(self._options)
@@ -275,6 +293,7 @@ class StreamDriver:
 
     def _find_states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
         states = {part: share.state for part, share in offset.partitions.items()}
+        self._unfit = {part: share.unfit for part, share in offset.partitions.items()}
         if self._options.is_cut:
             # No task sees all of a partition, and without CTIs a state holds nothing but counts.
             return states
@@ -283,7 +302,8 @@ class StreamDriver:
         for span in filled:
             part = span.partition
             found = read_left_behind(offset, part, left.get(part))
-            states[part] = found or self._read_again(offset, span)
+            states[part] = found.state if found else self._read_again(offset, span)
+            self._unfit[part] = offset.partitions[part].unfit + (found.unfit if found else 0)
         return states
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:

@@ -5,21 +5,23 @@ of a batch becomes the start state in the next offset. What was decided by a wal
 another topic (who is idle, what was imported) is part of it for the same reason.
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
-`raises` and `hidden`. An older offset is read as one without them.
+`raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.ranges import Partition, Range, assign_tasks
+from pyspark_timestream.stream_warnings import Warnings, warnings_from_json, warnings_to_json
 
 __all__ = [
     "OFFSET_VERSION",
+    "LeftBehind",
     "PartitionOffset",
     "StreamOffset",
     "group_name",
@@ -50,6 +52,8 @@ class PartitionOffset:
         raises: where the clock was raised by something else than a record (idleness, discovery, an
             import), as (batch, offset, CTI): before the record at the offset. `began` and `raises`
             reach back to the last batch that no restart goes back before.
+        unfit: how many values before `start_inclusive` were no JSON of the schema, as far as tasks
+            have told; no part of the clock, which does not depend on the schema.
     """
 
     start_inclusive: int
@@ -60,6 +64,7 @@ class PartitionOffset:
     pending: tuple[tuple[int, int], ...] = ()
     began: tuple[tuple[int, int], ...] = ()
     raises: tuple[tuple[int, int, int], ...] = ()
+    unfit: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys; what is at its default is left out."""
@@ -72,6 +77,7 @@ class PartitionOffset:
             "raises": [list(each) for each in self.raises] or None,
             "state": self.state.to_json(),
             "to": self.end_exclusive,
+            "unfit": self.unfit or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -87,6 +93,7 @@ class PartitionOffset:
             tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
             tuple((batch, at) for batch, at in value.get("began", ())),
             tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
+            value.get("unfit", 0),
         )
 
 
@@ -110,6 +117,8 @@ class StreamOffset:
         imported: how far the topic of `ctiImport` was read; None: nothing is imported.
         hidden: partitions that are not there now, and may be again: where each is to be read on.
             `quiet_since_us` is the wall clock at which it was missed first.
+        bounded: a bounded run planned the batch.
+        warnings: what was warned of up to this batch.
     """
 
     stream: str
@@ -125,6 +134,8 @@ class StreamOffset:
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: Imported | None = None
     hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
+    bounded: bool = False
+    warnings: Warnings = field(default_factory=dict)
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
@@ -142,6 +153,7 @@ class StreamOffset:
         """A JSON object with sorted keys: Spark compares offsets as text."""
         hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
         return {
+            **({"bounded": True} if self.bounded else {}),
             "closing": self.closing,
             "cti": self.cti_us,
             "final": self.final,
@@ -156,6 +168,7 @@ class StreamOffset:
             "tasks": self.tasks,
             "topics": dict(sorted(self.topic_ids.items())),
             "version": self.version,
+            **({"warnings": warnings_to_json(self.warnings)} if self.warnings else {}),
         }
 
     @classmethod
@@ -176,6 +189,9 @@ class StreamOffset:
             topic_ids=value.get("topics", {}),
             imported=None if imported is None else Imported.from_json(imported),
             hidden=_shares_from_json(value.get("hidden", {})),
+            # Before version 3 only the closing batch told that the run was bounded.
+            bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
+            warnings=warnings_from_json(value.get("warnings", {})),
         )
 
 
@@ -199,27 +215,40 @@ def group_name(prefix: str, stream: str) -> str:
     return f"{prefix}-{stream}"
 
 
-def left_behind(offset: StreamOffset, partition: Partition, end: PartitionState) -> str:
-    """What a task leaves in the group's metadata: its end state, and what that follows from.
+class LeftBehind(NamedTuple):
+    """What a task has left of one range.
+
+    Attributes:
+        state: the partition's clock at its end.
+        unfit: how many of its values were no JSON of the schema.
+    """
+
+    state: PartitionState
+    unfit: int = 0
+
+
+def left_behind(
+    offset: StreamOffset, partition: Partition, end: PartitionState, unfit: int = 0
+) -> str:
+    """What a task leaves in the group's metadata (see `LeftBehind`), and what that follows from.
 
     The key covers the start state, the range and the settings, so that a copied checkpoint, which
     shares the group, cannot take another run's state for its own.
     """
-    return json.dumps(
-        {"for": _key(offset, partition), "state": end.to_json(), "version": _LEFT_VERSION},
-        separators=(",", ":"),
-        sort_keys=True,
-    )
+    value = {"for": _key(offset, partition), "state": end.to_json(), "version": _LEFT_VERSION}
+    if unfit:
+        value["unfit"] = unfit
+    return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
 def read_left_behind(
     offset: StreamOffset, partition: Partition, metadata: str | None
-) -> PartitionState | None:
-    """The end state in `metadata` if it was left by this very range; None otherwise."""
+) -> LeftBehind | None:
+    """What is in `metadata` if it was left by this very range; None otherwise."""
     try:
         value = json.loads(metadata or "")
         if value["version"] == _LEFT_VERSION and value["for"] == _key(offset, partition):
-            return PartitionState.from_json(value["state"])
+            return LeftBehind(PartitionState.from_json(value["state"]), value.get("unfit", 0))
     except (ValueError, TypeError, KeyError, RecursionError):
         # Foreign metadata, of whatever form, is no state of ours.
         return None

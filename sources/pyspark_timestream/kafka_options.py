@@ -64,9 +64,11 @@ class KafkaOptions:
 
     Attributes:
         client: librdkafka's configuration, `kafka.` stripped; may hold secrets.
+        starts_by_default: nobody said where a new query starts.
     """
 
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
+    starts_by_default: bool = False
     subscribe: tuple[str, ...] | None = option(
         "subscribe", SUBSCRIBE, None, excludes=("subscribePattern", "assign")
     )
@@ -210,7 +212,8 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
     options = read_options(KafkaOptions, plain, foreign=_TIME_OPTIONS)
-    options = replace(options, client=client)
+    starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
+    options = replace(options, client=client, starts_by_default=starts.isdisjoint(plain))
     _check_topics(options)
     _check_limits(options)
     _check_shape(options, plain)

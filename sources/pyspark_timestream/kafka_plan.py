@@ -17,8 +17,16 @@ from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_joined import remember_beginning, remember_raise
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.ranges import Partition, limit_ranges, task_count
+from pyspark_timestream.stream_warnings import Warnings
 
-__all__ = ["Circumstances", "Sight", "emitted_cti", "first_offset", "next_offset"]
+__all__ = [
+    "Circumstances",
+    "Sight",
+    "emitted_cti",
+    "first_offset",
+    "next_offset",
+    "standing",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,8 @@ class Sight:
         topic_ids: the ids of topics, as far as they could be learnt.
         imported: how far the topic of `ctiImport` was read; the ends that the plan gets were asked
             for after that. None: nothing is imported.
+        warnings: what was warned of up to now; None: what the last offset says.
+        unfit: how many values of each partition were no JSON of the schema up to now.
     """
 
     now_us: int = 0
@@ -69,6 +79,8 @@ class Sight:
     settled: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: Imported | None = None
+    warnings: Warnings | None = None
+    unfit: Mapping[Partition, int] = field(default_factory=dict)
 
 
 NOTHING_SEEN: Final = Sight()
@@ -97,8 +109,39 @@ def first_offset(
         partitions=_shares(blank, {}, starts, ends, begun, run, sight),
         cti_us=cti_us,
         imported=sight.imported,
+        bounded=run.bounded,
+        warnings=sight.warnings or {},
     )
     return _finished(planned, None, run)
+
+
+def standing(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    positions: Mapping[Partition, int],
+    run: Circumstances,
+    sight: Sight = NOTHING_SEEN,
+) -> StreamOffset:
+    """Where the stream stands after `previous`, as an offset that reads nothing.
+
+    For the arguments see `next_offset`.
+    """
+    known = previous.partitions
+    shares = {
+        part: PartitionOffset(
+            position,
+            position,
+            ended.get(part, PartitionState()),
+            part in known and known[part].idle,
+            sight.since_us.get(part),
+            known[part].pending if part in known else (),
+            unfit=sight.unfit.get(part, 0),
+        )
+        for part, position in positions.items()
+    }
+    return dataclasses.replace(
+        previous, partitions=shares, imported=sight.imported, bounded=run.bounded
+    )
 
 
 def next_offset(
@@ -145,6 +188,8 @@ def next_offset(
         topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
         imported=sight.imported,
         hidden=hidden,
+        bounded=run.bounded,
+        warnings=previous.warnings if sight.warnings is None else sight.warnings,
     )
     planned = _finished(planned, emitted_us, run)
     closed = run.bounded and previous.closing and not run.new_start
@@ -158,7 +203,8 @@ def next_offset(
     news = has_records or planned.opening_us is not None or run.new_start or run.lost
     # What was decided by a clock or another topic counts from the offset that says so.
     decided = idle != was_idle & positions.keys() or _imports_news(previous, sight)
-    settled = sight.settled and any(span.size for span in previous.ranges())
+    unsaid = planned.warnings != previous.warnings
+    settled = sight.settled and (unsaid or any(span.size for span in previous.ranges()))
     if news or decided or settled:
         return planned
     return planned if run.bounded and not closed else previous
@@ -247,6 +293,7 @@ def _shares(
             pending,
             remember_beginning(before, *place),
             remember_raise(before, *place, state.cti_us if is_raised else None),
+            sight.unfit.get(part, 0),
         )
     return shares
 

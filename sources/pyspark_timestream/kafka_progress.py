@@ -7,6 +7,7 @@ from pyspark_timestream.cti import COUNTERS
 from pyspark_timestream.instants import format_instant
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.ranges import Partition
+from pyspark_timestream.stream_warnings import standing_warnings
 
 __all__ = ["progress"]
 
@@ -15,7 +16,8 @@ def progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[st
     """The progress entry of the batch `offset`: everything as of the batch's start.
 
     `offset` and `lag` of a partition are where the batch begins, and how many offsets the log
-    had from there; counters are per partition, and summed over those that still exist.
+    had from there; counters are per partition, and summed over those that still exist; `warnings`
+    are those that hold, a text each.
     """
     topics: dict[str, dict[str, Any]] = {}
     totals = dict.fromkeys(COUNTERS, 0)
@@ -29,6 +31,7 @@ def progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[st
         "cti": _text(offset.cti_us),
         "endOfStream": offset.closing,
         "partitions": topics,
+        "warnings": [finding.line for finding in standing_warnings(offset.warnings)],
         **totals,
     }
 

@@ -1,6 +1,7 @@
 """Spark adapters of transport `kafka`: a stream and a batch reader over the pure plan and task."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -17,12 +18,18 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.driver_log import log_like_spark
 from pyspark_timestream.kafka_broker import Broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_ends import end_instants, ending_positions
 from pyspark_timestream.kafka_fetch import borrowed_reader
-from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset, group_name, left_behind
+from pyspark_timestream.kafka_offset import (
+    OFFSET_VERSION,
+    StreamOffset,
+    group_name,
+    left_behind,
+)
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_small import with_small_ranges
 from pyspark_timestream.kafka_starts import start_instants, starting_positions
@@ -66,6 +73,7 @@ class KafkaTransport:
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one batch query, which starts at earliest unless told otherwise."""
         options = for_batch(self._options, self._given)
+        log_like_spark("pyspark_timestream")
         for name in useless_in_batch(self._given):
             _LOG.warning("option '%s' has no effect in a batch read", name)
         return KafkaBatchReader(options, self._project(schema))
@@ -148,7 +156,8 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _driver_side(self) -> "StreamDriver":
         # Made late: the copy of this reader that is shipped to tasks never connects.
         if self._driver is None:
-            self._driver = StreamDriver(self._options)
+            log_like_spark("pyspark_timestream")
+            self._driver = StreamDriver(self._options, projection=self._projection)
         return self._driver
 
 
@@ -192,14 +201,15 @@ def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask
 ) -> Iterator[pa.RecordBatch]:
     ended: dict[Partition, PartitionState] = {}
+    unfit: Counter[Partition] = Counter()
     # What is read in pieces is read in turn.
     whole = [share for share in task.plan.shares if share.lead is None and not share.raises]
     spans = [share.span for share in whole]
     needs = needs_of(options, projection)
     with borrowed_reader(options, task.group) as reader:
         read = with_small_ranges(options, task.group, spans, needs, reader.read)
-        yield from run_task(options, projection, task.plan, read, ended.__setitem__)
-        left = _ends_of(options, task.plan, task.offset, ended) if task.offset else {}
+        yield from run_task(options, projection, task.plan, read, ended.__setitem__, unfit)
+        left = _ends_of(options, task.plan, task.offset, ended, unfit) if task.offset else {}
         if left:
             reader.leave(left)
     settle()
@@ -210,6 +220,7 @@ def _ends_of(
     plan: TaskPlan,
     offset: StreamOffset,
     ended: Mapping[Partition, PartitionState],
+    unfit: Mapping[Partition, int],
 ) -> dict[Partition, tuple[int, str]]:
     """What to leave in the group: the offsets that lag tools look at, and the clocks there.
 
@@ -218,7 +229,9 @@ def _ends_of(
     return {
         span.partition: (
             span.end_exclusive,
-            "" if options.is_cut else left_behind(offset, span.partition, ended[span.partition]),
+            ""
+            if options.is_cut
+            else left_behind(offset, span.partition, ended[span.partition], unfit[span.partition]),
         )
         for span in (share.span for share in plan.shares)
         if span.end_exclusive == offset.partitions[span.partition].end_exclusive

@@ -5,6 +5,7 @@ Everything but the reading itself is pure; the reader is an argument.
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -84,12 +85,16 @@ def run_task(
     plan: TaskPlan,
     read: ReadRange,
     leave: Callable[[Partition, PartitionState], None],
+    unfit: Counter[Partition] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the task; `leave` is told each partition's end state once it is read.
+
+    Into `unfit` goes how many values of each partition are no JSON of the schema.
 
     Raises:
         ViolationFound: an event or value that the options say to fail on.
     """
+    unfit = Counter() if unfit is None else unfit
     needs = needs_of(options, projection)
     tells = projection.wants("cti")
     if plan.opening_us is not None and tells:
@@ -107,6 +112,8 @@ def run_task(
             for block in read(span, needs) if span.size else ():
                 payload = read_payload(options, projection, block)
                 state, judgement = step(options.rules, state, payload.events, payload.marks)
+                if payload.json is not None:
+                    unfit[partition] += int(np.count_nonzero(payload.json.malformed))
                 _fail_on_violation(options, partition, block, judgement.failure)
                 _warn_of_marks(options, partition, block, judgement)
                 prover, news, ctis_us = prover.advance(position, judgement.cti_us)

@@ -32,7 +32,7 @@ def explain_time(query: StreamingQuery) -> Explanation:
     streams = histories([*_logged(query), *progress])
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
-        tuple(map(explain_stream, streams.values())),
+        tuple(explain_stream(each, query.exception() is not None) for each in streams.values()),
         tuple(_notes(query, bool(streams))),
     )
 

@@ -1,6 +1,6 @@
 """Why rows are missing: a wrong event drove the clock, or the clock is too strict for the data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from typing import Final
 
 from pyspark_timestream.cti import PartitionState
@@ -48,13 +48,13 @@ def far_future(history: History, far: frozenset[Partition]) -> Iterator[Finding]
         yield Finding(Kind.FAR_FUTURE, str(part), text, began_us, frozenset([part]))
 
 
-def mostly_lost(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
+def mostly_lost(history: History, known: Set[Partition]) -> Iterator[Finding]:
     """A finding for partitions at least half of whose events are late or malformed, lately or ever.
 
-    Those in `far` are left out: why they lose rows is known.
+    Those in `known` are left out: why they lose rows is known.
     """
     shares = history[-1].offset.partitions
-    parts = sorted(part for part in shares if part not in far and _loses(history, part))
+    parts = sorted(part for part in shares if part not in known and _loses(history, part))
     if not parts:
         return
     states = [shares[part].state for part in parts]
@@ -62,13 +62,10 @@ def mostly_lost(history: History, far: frozenset[Partition]) -> Iterator[Finding
     dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
     counts = f"of {events} events {dropped} were dropped as late, {flagged} flagged, {malformed} "
     worst = max(states, key=_lost)
-    text = counts + "malformed" + _how_late(worst)
-    if 2 * malformed >= events:
-        text += _unreadable(history[-1].offset.settings.get("startTime", "timestamp"))
     yield Finding(
         Kind.EVERYTHING_DROPPED,
         names(parts),
-        text,
+        counts + "malformed" + _how_late(worst),
         since(history, lambda moment: any(_lost_then(moment, part) for part in parts)),
         frozenset(parts),
     )
@@ -106,10 +103,6 @@ def _how_late(state: PartitionState) -> str:
     if state.cti_us is None or state.last_us is None or state.last_us >= state.cti_us:
         return ""
     return f"; the last event is {_about(state.cti_us - state.last_us)} before the CTI"
-
-
-def _unreadable(start_time: str) -> str:
-    return f"; option 'startTime' is '{start_time}', and most events have no readable time there"
 
 
 def _about(us: int) -> str:

@@ -1,5 +1,7 @@
 """Each diagnosis names its culprit and since when, from the history of a stream alone."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as examples
@@ -7,13 +9,15 @@ from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.diagnosis import diagnose
-from pyspark_timestream.findings import FIXES, Kind, names
+from pyspark_timestream.diagnosis import diagnose, worth_a_warning
+from pyspark_timestream.findings import FIXES, Finding, Kind, names
 from pyspark_timestream.frontier import merge
 from pyspark_timestream.imports import Imported, ImportedPartition
+from pyspark_timestream.instants import parse_instant
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.partition_state import Writer
 from pyspark_timestream.stream_history import Moment
+from pyspark_timestream.stream_warnings import Warned
 
 NOON = 1_704_110_400_000_000
 """2024-01-01T12:00:00Z, in application time and on the wall clock of batch 0."""
@@ -175,7 +179,7 @@ def test_a_cti_far_ahead_of_clock_or_events_is_named(clock):
 
 @pytest.mark.parametrize("clock", [state(90), state(50, dropped=2), state(-5, dropped=2)])
 def test_a_little_ahead_is_not_far(clock):
-    assert found([share(clock)])[0][0] is Kind.CAUGHT_UP
+    assert found([share(clock)])[0][0] in (Kind.CAUGHT_UP, Kind.LATE_ROWS)
 
 
 def test_nobody_is_idle_for_being_behind_an_event_far_in_the_future():
@@ -287,7 +291,7 @@ def test_an_import_topic_without_partitions_names_the_option():
 # -- everything dropped ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("counter", ["dropped", "flagged", "malformed"])
+@pytest.mark.parametrize("counter", ["dropped", "flagged"])
 def test_a_partition_that_loses_half_its_events_is_named(counter):
     clock = state(9, events=4, last_us=NOON, **{counter: 2})
     finding = only([share(state(9, events=4))], [share(clock)])
@@ -300,22 +304,198 @@ def test_a_partition_that_loses_half_its_events_is_named(counter):
 def test_a_partition_that_loses_lately_what_it_did_not_before_is_named():
     before, now = state(1, events=1000, dropped=1), state(1, events=1010, dropped=9)
     assert found([share(before)], [share(now)])[0][0] is Kind.EVERYTHING_DROPPED
-    assert found([share(now)])[0][0] is Kind.CAUGHT_UP
+    assert found([share(now)])[0][0] is Kind.LATE_ROWS
+
+
+# -- malformed events, improbable times, values of another type -----------------------------------
+
+AT = {"startTime": "at", "timeUnit": "s", **COUNT}
 
 
 def test_only_malformed_events_point_at_the_start_time_and_not_at_the_frequency():
-    finding = only([share(state(None, events=4, malformed=4))], settings={"startTime": "at"})
-    assert finding.kind is Kind.EVERYTHING_DROPPED
+    finding = only([share(state(None, events=4, malformed=4))], settings=AT)
+    assert (finding.kind, finding.culprit) == (Kind.MALFORMED, "topic 'topic' partition 0")
+    assert finding.text.startswith("4 of 4 events have no time that can be read")
     assert "option 'startTime' is 'at'" in finding.text
+    assert "ctiDelay" not in finding.fix
+
+
+def test_malformed_events_are_the_headline_also_of_a_stream_that_has_ended():
+    broken = share(state(None, events=4, malformed=4))
+    first, last = diagnose(history([broken], settings=AT, final=True, closing=True))
+    assert (first.kind, last.kind) == (Kind.MALFORMED, Kind.FINAL_CTI)
+    assert "nothing is wrong" not in last.culprit
+
+
+def test_few_malformed_events_are_not_told():
+    assert found([share(state(1, events=9, malformed=4))], settings=AT)[0][0] is Kind.CAUGHT_UP
+
+
+@pytest.mark.parametrize(
+    "last", ["1970-01-21T14:52:00Z", "1969-12-31T23:59:59Z", "2100-01-01T00:00:00Z"]
+)
+def test_an_event_near_1970_or_after_2100_is_told_with_the_unit_that_was_set(last):
+    there = share(state(1, last_us=parse_instant(last)))
+    finding = diagnose(history([there], settings=AT))[0]
+    assert (finding.kind, finding.culprit) == (
+        Kind.IMPROBABLE_TIMES,
+        "topic 'topic' partition 0",
+    )
+    assert last in finding.text
+    assert "option 'timeUnit' is 's'" in finding.text
+
+
+@pytest.mark.parametrize("last", ["1970-04-01T00:00:00Z", "2099-12-31T23:59:59Z"])
+def test_a_time_in_between_is_probable(last):
+    there = share(state(1, last_us=parse_instant(last)))
+    assert Kind.IMPROBABLE_TIMES not in dict(found([there], settings=AT))
+
+
+def test_who_asks_for_no_event_times_is_not_told_of_them():
+    there = share(state(None, events=4, malformed=4, last_us=0))
+    assert {Kind.MALFORMED, Kind.IMPROBABLE_TIMES}.isdisjoint(dict(found([there], settings={})))
+
+
+def test_values_that_mostly_are_no_json_of_the_schema_are_told():
+    finding = only([share(state(1, events=4))], [share(state(1, events=8), unfit=4)])
+    assert (finding.kind, finding.culprit) == (Kind.WRONG_TYPE, "topic 'topic' partition 0")
+    assert finding.text.startswith("4 of 8 values are no JSON of the schema")
+    assert finding.since_us == NOON + SECOND
+    assert found([share(state(1, events=9), unfit=4)])[0][0] is Kind.CAUGHT_UP
+
+
+# -- rows dropped as late -------------------------------------------------------------------------
+
+
+def test_late_rows_are_told_with_counts_by_partition_the_most_first():
+    some = [share(state(1, events=99, dropped=count)) for count in (1, 0, 5)]
+    finding = only(some)
+    assert (finding.kind, finding.partitions) == (Kind.LATE_ROWS, {at(0), at(2)})
+    assert finding.text.startswith("6 of 297 events")
+    assert finding.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
+
+
+def test_of_many_partitions_with_late_rows_the_rest_is_summed_up():
+    finding = only([share(state(1, events=99, dropped=2))] * 13)
+    assert finding.text.count("partition ") == 10
+    assert finding.text.endswith(", 6 of 3 more partitions")
+
+
+def test_the_level_of_late_rows_rises_with_each_doubling():
+    levels = [only([share(state(1, events=99, dropped=n))]).level for n in (1, 2, 3, 4, 7, 8)]
+    assert levels == [1, 2, 2, 3, 3, 4]
+
+
+def test_late_rows_behind_an_event_far_in_the_future_are_told_once():
+    assert [kind for kind, _ in found([share(state(90, dropped=2, last_us=NOON))])] == [
+        Kind.FAR_FUTURE
+    ]
+
+
+# -- what was warned of ---------------------------------------------------------------------------
+
+
+def warning(kind, **more):
+    return {kind: Warned(Finding(kind, "culprit", "seen then", **more))}
+
+
+def test_a_warning_that_no_rule_finds_again_is_told_while_it_holds():
+    given_then = warning(Kind.START_AT_END)
+    assert found([share(state(1))], warnings=given_then) == [(Kind.START_AT_END, "culprit")]
+    over = {kind: replace(each, holds=False) for kind, each in given_then.items()}
+    assert found([share(state(1))], warnings=over)[0][0] is Kind.CAUGHT_UP
+
+
+def test_what_was_warned_of_is_told_first():
+    shares = [share(state(5, dropped=1)), share(state(3))]
+    kinds = [Kind.IDLE_PARTITION, Kind.LATE_ROWS]
+    assert [kind for kind, _ in found(shares)] == kinds
+    assert [kind for kind, _ in found(shares, warnings=warning(Kind.LATE_ROWS))] == kinds[::-1]
+
+
+def test_what_a_warning_turned_out_to_be_is_told_once():
+    half = share(state(9, events=4, dropped=2, last_us=NOON))
+    assert [kind for kind, _ in found([half], warnings=warning(Kind.LATE_ROWS))] == [
+        Kind.EVERYTHING_DROPPED
+    ]
+
+
+def test_what_the_records_said_then_is_told_with_what_holds_now():
+    broken = share(state(None, events=4, malformed=4))
+    given_then = warning(Kind.MALFORMED, detail="one begins with '13/01'")
+    finding = only([broken], settings=AT, warnings=given_then)
+    assert "4 of 4 events" in finding.text
+    assert finding.whole_text == f"{finding.text}; one begins with '13/01'"
+
+
+# -- what a driver warns of -----------------------------------------------------------------------
+
+
+def quiet(clock, seconds):
+    return share(clock, quiet_since_us=NOON - seconds * SECOND)
+
+
+def warned_of(*shares, **more):
+    return [each.kind for each in worth_a_warning(history(shares, **more), NOON)]
+
+
+@pytest.mark.parametrize("clock", [state(None, events=0), state(-5)])
+def test_a_partition_that_has_held_the_cti_for_half_a_minute_is_warned_of(clock):
+    assert warned_of(quiet(state(5), 99), quiet(clock, 30)) == [Kind.IDLE_PARTITION]
+    assert warned_of(quiet(state(5), 99), quiet(clock, 29)) == []
+    assert warned_of(share(state(5)), quiet(clock, 30), left=1) == []
+
+
+def test_a_partition_that_stands_where_all_stand_is_not_warned_of():
+    assert warned_of(quiet(state(5), 99), quiet(state(5), 99)) == []
+
+
+def test_a_bounded_run_warns_of_an_empty_partition_when_everything_is_read():
+    empty = share(state(None, events=0))
+    (finding,) = worth_a_warning(history([share(state(5)), empty], bounded=True), NOON)
+    assert finding.kind is Kind.IDLE_PARTITION
+    assert "idleTimeout" not in finding.line
+    assert "finalCti" in finding.fix
+    assert warned_of(share(state(5)), empty, bounded=True, left=1) == []
+    assert warned_of(share(state(5)), share(state(4)), bounded=True) == []
+
+
+def test_a_bounded_run_is_never_told_to_wait_for_an_idle_partition():
+    shares = [share(state(5)), share(state(None, events=0))]
+    (finding,) = diagnose(history(shares, bounded=True))
+    assert finding.kind is Kind.IDLE_PARTITION
+    assert "idleTimeout" not in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("clock", "kind"),
+    [
+        (state(None, events=4, malformed=4), Kind.MALFORMED),
+        (state(1, last_us=0), Kind.IMPROBABLE_TIMES),
+        (state(1, dropped=1), Kind.LATE_ROWS),
+    ],
+)
+def test_a_driver_warns_of_every_mistake_that_counters_show(clock, kind):
+    assert warned_of(share(clock), settings=AT) == [kind]
 
 
 # -- the end, and nothing -------------------------------------------------------------------------
 
 
-def test_a_final_cti_is_all_there_is_to_say():
+def test_a_stream_that_ended_well_has_nothing_wrong():
     finding = only([share(state(1))], [share(state(None))], final=True, closing=True)
-    assert (finding.kind, finding.since_us) == (Kind.FINAL_CTI, NOON)
-    assert "finalCti" in finding.fix
+    assert (finding.kind, finding.culprit) == (Kind.ENDED, "nothing is wrong")
+    assert finding.since_us == NOON
+
+
+def test_a_final_cti_that_dropped_rows_or_has_records_behind_it_is_no_good_end():
+    late = diagnose(history([share(state(1, dropped=1))], final=True, closing=True))
+    assert [each.kind for each in late] == [Kind.LATE_ROWS, Kind.FINAL_CTI]
+    behind_it = diagnose(history([share(state(1))], final=True, closing=True, left=3))
+    assert [each.kind for each in behind_it] == [Kind.FINAL_CTI]
+    assert "finalCti" in behind_it[0].fix
+    (refused,) = diagnose(history([share(state(1))], final=True, closing=True), failed=True)
+    assert refused.kind is Kind.FINAL_CTI
 
 
 def test_a_bounded_run_that_read_everything_is_caught_up():

@@ -5,9 +5,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
 from pyspark_timestream.kafka_driver import StreamDriver
-from pyspark_timestream.kafka_offset import StreamOffset
+from pyspark_timestream.kafka_offset import StreamOffset, left_behind
 from pyspark_timestream.offsets import SENTINEL
 from pyspark_timestream.ranges import Range
 
@@ -53,6 +54,11 @@ class FakeBroker:
         return self.open & set(partitions)
 
 
+def unreadable(options, group):
+    """No records can be read in the driver."""
+    raise BrokerUnreachable("there is nothing to read from")
+
+
 class Driven:
     """A run over a fake broker; clocks are not at issue, so no range is read again."""
 
@@ -62,6 +68,7 @@ class Driven:
             options(startingOffsets="earliest", **raw),
             broker.connect,
             lambda: int(self.now_s * 1e6),
+            unreadable,
         )
         self.driver._read_again = lambda offset, span: offset.partitions[span.partition].state
         self.offset = SENTINEL
@@ -535,3 +542,144 @@ def test_a_batch_is_made_as_soon_as_enough_is_there_or_was_waited_for(steps, lea
         due = end > read and (end - read >= least or waited >= delay)
         assert filled(run, seconds) == ({0: (read, end)} if due else None)
         read, last = (end, run.now_s) if due else (read, last)
+
+
+# -- warnings -------------------------------------------------------------------------------------
+
+
+NOW_US = 1_700_000_000_000_000
+
+
+def told(run):
+    """The kinds of warnings that the progress lists."""
+    return [text.partition(":")[0] for text in run.driver.progress()["warnings"]]
+
+
+def counting(run, **states):
+    """Let each batch leave the state of `states`, by partition, whatever it read."""
+    run.driver._read_again = lambda offset, span: states.get(
+        f"p{span.partition.number}", offset.partitions[span.partition].state
+    )
+
+
+def test_a_mistake_is_logged_once_and_listed_as_long_as_it_holds_also_after_a_restart(caplog):
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker, ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, malformed=5))
+    run.plan()
+    assert told(run) == []
+    broker.log[at(0)] = (0, 6)
+    run.plan()
+    assert told(run) == ["malformed events"]
+    again = Driven(broker, ctiFrequency="1")
+    again.offset = run.offset
+    again.plan()
+    assert told(again) == ["malformed events"]
+    assert caplog.text.count("malformed events") == 1
+    counting(again, p0=PartitionState(events=50, malformed=5))
+    broker.log[at(0)] = (0, 7)
+    again.plan()
+    broker.log[at(0)] = (0, 8)
+    again.plan()
+    assert told(again) == []
+
+
+def test_late_rows_are_logged_at_the_first_and_with_each_doubling(caplog):
+    broker = FakeBroker(p0=(0, 1))
+    run = Driven(broker, ctiFrequency="1")
+    logged = []
+    for dropped in (0, 1, 1, 3, 2, 3, 4, 5, 9):
+        counting(run, p0=PartitionState(events=99, dropped=dropped))
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
+        run.plan()
+        logged.append(caplog.text.count("rows dropped as late"))
+    assert logged == [0, 1, 1, 2, 2, 2, 3, 3, 4]
+
+
+def test_a_quiet_partition_is_warned_of_after_half_a_minute_with_an_offset_that_says_so(caplog):
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    run = Driven(broker, ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.plan()
+    pass_by(run, 28)
+    assert told(run) == []
+    pass_by(run, 4)
+    assert told(run) == ["an idle partition"]
+    assert "topic 'topic' partition 1" in caplog.text
+    assert "'idleTimeout'" in caplog.text
+    settled = run.offset
+    pass_by(run, 60)
+    assert run.offset == settled
+    assert caplog.text.count("an idle partition") == 1
+
+
+def test_nobody_is_warned_of_where_idle_timeout_is_set_or_a_bounded_run_ends_the_stream():
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    for bounded, raw in ((False, {"idleTimeout": "5 min"}), (True, {"finalCti": "true"})):
+        run = Driven(broker, ctiFrequency="1", **raw)
+        counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+        if bounded:
+            run.driver.bound()
+        run.plan()
+        pass_by(run, 40)
+        assert told(run) == []
+
+
+def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(caplog):
+    run = Driven(FakeBroker(p0=(0, 5), p1=(0, 0)), ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.driver.bound()
+    run.plan()
+    run.plan()
+    assert StreamOffset.from_json(run.offset).closing
+    assert told(run) == ["an idle partition"]
+    assert "idleTimeout" not in caplog.text
+    assert run.plan() is None
+
+
+def test_a_bounded_run_that_starts_at_the_end_by_default_says_what_it_passes_over(caplog):
+    broker = FakeBroker(p0=(3, 5), p1=(0, 7))
+    run = Driven(broker)
+    run.driver = StreamDriver(options(), broker.connect)
+    run.driver.bound()
+    run.plan()
+    assert told(run) == ["a start at the end"]
+    assert "9 records that are in the topics are not read" in caplog.text
+    run.plan()
+    assert told(run) == ["a start at the end"]
+    assert caplog.text.count("a start at the end") == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "log", "bounded"),
+    [
+        ({"startingOffsets": "latest"}, (0, 5), True),
+        ({}, (5, 5), True),
+        ({}, (0, 5), False),
+        ({"startingOffsets": "earliest"}, (0, 5), True),
+    ],
+)
+def test_who_asked_to_start_at_the_end_or_misses_nothing_is_not_warned(raw, log, bounded, caplog):
+    broker = FakeBroker(p0=log)
+    run = Driven(broker)
+    run.driver = StreamDriver(options(**raw), broker.connect)
+    if bounded:
+        run.driver.bound()
+    run.plan()
+    assert told(run) == []
+
+
+def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(caplog):
+    broker = FakeBroker(p0=(0, 5))
+    broker.left_metadata = lambda parts: {
+        part: left_behind(StreamOffset.from_json(run.offset), part, state, 4) for part in parts
+    }
+    run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
+    run.plan()
+    for events in (5, 6, 10):
+        state = PartitionState(events=events)
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
+        run.plan()
+    assert StreamOffset.from_json(run.offset).partitions[at(0)].unfit == 12
+    assert caplog.text.count("values of another type") == 1
+    assert "4 of 5 values are no JSON of the schema" in caplog.text

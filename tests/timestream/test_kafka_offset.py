@@ -11,6 +11,7 @@ from timestream.builders import at
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.findings import Finding, Kind
 from pyspark_timestream.imports import Imported, ImportedPartition
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
@@ -20,6 +21,7 @@ from pyspark_timestream.kafka_offset import (
     read_left_behind,
 )
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.stream_warnings import Warned
 
 FIXTURE = Path(__file__).parent / "offsets" / "kafka_v1.json"
 instants = st.none() | st.integers(-(2**62), 2**62)
@@ -35,11 +37,26 @@ shares = st.builds(
     pendings,
     pendings,
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), instants), max_size=2).map(tuple),
+    unfit=st.integers(0, 9),
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 parts = st.builds(at, st.integers(0, 12), topics)
 imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
 imports = st.builds(Imported, st.dictionaries(parts, imported, max_size=3), instants)
+findings = st.builds(
+    Finding,
+    st.sampled_from(Kind),
+    st.text(max_size=3),
+    st.text(max_size=3),
+    detail=st.text(max_size=3),
+    level=st.integers(0, 9),
+    advice=st.text(max_size=3),
+)
+warnings = st.lists(st.builds(Warned, findings, st.booleans()), max_size=3).map(
+    lambda given: {
+        kind: each for kind in sorted(Kind) for each in given if each.finding.kind == kind
+    }
+)
 offsets = st.builds(
     StreamOffset,
     stream=st.text(max_size=4),
@@ -54,6 +71,8 @@ offsets = st.builds(
     topic_ids=st.dictionaries(topics, st.text(max_size=3)),
     imported=st.none() | imports,
     hidden=st.dictionaries(parts, shares, max_size=2),
+    bounded=st.booleans(),
+    warnings=warnings,
 )
 
 
@@ -154,9 +173,15 @@ NEWEST = replace(
             NEW.partitions[at(2, "trades")],
             began=((39, 0), (40, 3)),
             raises=((40, 3, -9), (41, 5, -5)),
+            unfit=3,
         ),
     },
     hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
+    bounded=True,
+    warnings={
+        Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "everybody", "1 row", level=1)),
+        Kind.MALFORMED: Warned(Finding(Kind.MALFORMED, "orders", "7", detail="'x'"), False),
+    },
 )
 
 
@@ -171,7 +196,7 @@ def test_what_a_task_of_the_first_version_left_is_still_taken():
     """A checkpoint that is upgraded between two batches does not read the last one again."""
     left = '{"for":"30c31377a0cb3892b8e686432e38346d","state":{"events":19},"version":1}'
     offset = StreamOffset.from_json(json.loads(FIXTURE.read_text()))
-    assert read_left_behind(offset, PART, left) == PartitionState(events=19)
+    assert read_left_behind(offset, PART, left) == (PartitionState(events=19), 0)
 
 
 def test_a_newer_format_is_refused_by_name():
@@ -226,7 +251,7 @@ def test_a_checkpoint_from_before_client_settings_were_kept_goes_on(now):
 def test_a_state_left_under_another_isolation_is_not_taken():
     offset = replace(V1, settings={**V1.settings, **COMMITTED})
     left = left_behind(offset, PART, PartitionState(events=19))
-    assert read_left_behind(offset, PART, left) == PartitionState(events=19)
+    assert read_left_behind(offset, PART, left) == (PartitionState(events=19), 0)
     other = replace(V1, settings={**V1.settings, **UNCOMMITTED})
     assert read_left_behind(other, PART, left) is None
 
@@ -252,9 +277,12 @@ def replace_offset(**more):
 
 
 def test_a_state_left_by_the_same_range_from_the_same_state_is_taken():
-    assert read_left_behind(V1, PART, LEFT) == END
+    assert read_left_behind(V1, PART, LEFT) == (END, 0)
     # What the offset says besides has no influence on the clock.
-    assert read_left_behind(replace_offset(starts=9, tasks=4, stream="copy"), PART, LEFT) == END
+    assert read_left_behind(replace_offset(starts=9, tasks=4, stream="copy"), PART, LEFT) == (
+        END,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +304,7 @@ def test_a_state_left_by_another_partition_is_not_taken():
     other = at(0, "trades")
     offset = replace_offset(partitions={**V1.partitions, other: V1.partitions[PART]})
     assert read_left_behind(offset, other, LEFT) is None
-    assert read_left_behind(offset, PART, LEFT) == END
+    assert read_left_behind(offset, PART, LEFT) == (END, 0)
 
 
 @pytest.mark.parametrize(

@@ -99,10 +99,12 @@ class Query:
     def state_after(self, previous, part):
         share, span = previous.partitions[part], previous.ranges()
         read = next(s for s in span if s.partition == part)
-        found = read_left_behind(previous, part, self.left.get(part))
-        if read.size and found is None:
-            found = end_state(self.options, Share(read, share.state), self.read)
-        return found if read.size else share.state
+        if not read.size:
+            return share.state
+        left = read_left_behind(previous, part, self.left.get(part))
+        if left is not None:
+            return left.state
+        return end_state(self.options, Share(read, share.state), self.read)
 
     def read(self, span, _needs):
         times = self.log[span.partition.number]

@@ -1,10 +1,14 @@
 """What a query's progress says, key by key (contract section 5)."""
 
+from dataclasses import replace
+
 from timestream.builders import at
 
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.findings import Finding, Kind
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka_progress import progress
+from pyspark_timestream.stream_warnings import Warned
 
 BUSY = PartitionState(
     cti_us=1_500_000,
@@ -51,7 +55,9 @@ def test_each_partition_reports_where_the_batch_begins_its_lag_its_cti_and_its_c
 
 def test_the_stream_reports_its_cti_its_end_and_the_sums():
     report = progress(OFFSET, {})
-    totals = {name: report[name] for name in report if name not in ("partitions", "cti")}
+    totals = {
+        name: report[name] for name in report if name not in ("partitions", "cti", "warnings")
+    }
     assert report["cti"] == "1970-01-01T00:00:00Z"
     assert totals == {
         "endOfStream": False,
@@ -73,3 +79,13 @@ def test_a_closing_batch_is_the_end_of_the_stream():
 
 def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
     assert progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
+
+
+def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
+    told = {
+        Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "partition 0", "3 rows", level=2)),
+        Kind.MALFORMED: Warned(Finding(Kind.MALFORMED, "partition 1", "all of them"), False),
+    }
+    (text,) = progress(replace(OFFSET, warnings=told), {})["warnings"]
+    assert text.startswith("rows dropped as late: partition 0: 3 rows; next step: ")
+    assert progress(OFFSET, {})["warnings"] == []
