@@ -10,6 +10,7 @@ __all__ = [
     "DataLost",
     "DeliveryFailed",
     "SchemaRefused",
+    "SettingRefused",
     "TimestreamError",
     "ViolationFound",
     "WrongInterpreter",
@@ -35,6 +36,10 @@ class CheckpointUnreadable(TimestreamError):
 
 class SchemaRefused(TimestreamError):
     """The user asked for a column that the options do not fill, or of another type."""
+
+
+class SettingRefused(TimestreamError):
+    """The user's Spark session has a setting under which a helper's promise does not hold."""
 
 
 class ViolationFound(TimestreamError):

@@ -14,13 +14,27 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, TimestampType
 
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import SchemaRefused, SettingRefused
 from pyspark_timestream.instants import FINAL_US, MIN_US, TICK_US, format_instant, parse_duration
 
 __all__ = ["advance_time", "await_end", "import_ctis", "shift_time"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _RELEASES: Final = ("windows", "rows")
+_SETTINGS: Final = {
+    "spark.sql.streaming.multipleWatermarkPolicy": (
+        "min",
+        "where streams are joined or united, the rows of the slower one would be dropped without "
+        "a word",
+    ),
+    "spark.sql.streaming.noDataMicroBatches.enabled": (
+        "true",
+        "what a CTI releases would wait for the next record, and a bounded run would end without "
+        "its last results",
+    ),
+}
+"""Spark's settings without which the watermark does not do what CTIs promise -> value, reason."""
+
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
 """What transport `time` delivers, and Spark's own `rate` source."""
 
@@ -31,7 +45,8 @@ def advance_time(
     """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
 
     Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Use them
-    from `df` itself.
+    from `df` itself. Spark's watermark begins at 1970, and operators would drop what is before it
+    without a word: a stream with such a row fails, and the message says how to shift it.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
@@ -42,11 +57,13 @@ def advance_time(
 
     Raises:
         SchemaRefused: `df` has no such column, or no `cti`.
+        SettingRefused: a setting of `df`'s session would lose rows or hold them back.
         ValueError: `releases` is neither.
     """
     if releases not in _RELEASES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
     _check_times(df, event_time)
+    _check_session(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
     clock = F.col("cti") if releases == "windows" else _before(F.col("cti"))
     punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
@@ -55,7 +72,8 @@ def advance_time(
     data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
-    marked = _quoted(event_time).alias(event_time, metadata={_WATERMARK_KEY: 0})
+    time = _from_1970_on(event_time, releases) if df.isStreaming else _quoted(event_time)
+    marked = time.alias(event_time, metadata={_WATERMARK_KEY: 0})
     kept = [name for name in df.columns if name != "cti"]
     return data.select(*[marked if name == event_time else _quoted(name) for name in kept])
 
@@ -176,6 +194,23 @@ def _check_times(df: DataFrame, event_time: str) -> None:
         _check_timestamp(df, name)
 
 
+def _check_session(df: DataFrame) -> None:
+    """Refuse settings of the session; they count when the query starts, which is too late to ask.
+
+    A checkpoint keeps the policy that it was made with.
+    """
+    if not df.isStreaming:
+        return
+    for name, (wanted, otherwise) in _SETTINGS.items():
+        value = str(df.sparkSession.conf.get(name, wanted))
+        if value.lower() != wanted:
+            raise SettingRefused(
+                f"setting '{name}' is '{value}': {otherwise}; accepted: '{wanted}', Spark's "
+                f"default; next step: spark.conf.set('{name}', '{wanted}') before the query is "
+                "built, and start with a new checkpoint if it has run with the other value"
+            )
+
+
 def _check_timestamp(df: DataFrame, name: str) -> None:
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
@@ -191,6 +226,24 @@ def _shifted(instant: Column, us: int) -> Column:
     # `least` and `greatest` skip nulls, and a null must stay one.
     clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
     return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
+
+
+def _from_1970_on(event_time: str, releases: str) -> Column:
+    """The column itself; a row that Spark's first watermark, 1970, would drop fails the query."""
+    time = _quoted(event_time)
+    since_1970_us = F.unix_micros(time)
+    is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
+    text = F.concat(
+        F.lit(f"column '{event_time}' has a row at "),
+        F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
+        F.lit(
+            ", where Spark's watermark begins or before: Spark would drop it without a word; "
+            "accepted: event times after 1970-01-01T00:00:00Z; next step: move the stream by whole "
+            "400 years, which keeps days and weekdays, advance_time(shift_time(df, '20871 weeks')),"
+            " and move its results back by as much"
+        ),
+    )
+    return F.when(is_dropped, F.raise_error(text)).otherwise(time)
 
 
 def _before(cti: Column) -> Column:

@@ -2,21 +2,17 @@
 
 import json
 import logging
-import os
 import pickle
-import sys
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql.functions import col, udf
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 
-from pyspark_timestream import DefaultSource
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.instants import parse_instant
 from pyspark_timestream.offsets import SENTINEL
@@ -267,23 +263,6 @@ def test_columns_are_never_null_but_a_user_may_declare_them_so(nullable):
 
 
 # ---- real queries ----
-
-
-@pytest.fixture(scope="module")
-def spark():
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    session.dataSource.register(DefaultSource)
-    yield session
-    session.stop()
 
 
 def stream_of(spark, **options):

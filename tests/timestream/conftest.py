@@ -1,0 +1,28 @@
+"""One Spark session for the fast tests that need one."""
+
+import os
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark():
+    # Imported late: most tests here need no Spark.
+    from pyspark.sql import SparkSession
+
+    from pyspark_timestream import DefaultSource
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(DefaultSource)
+    yield session
+    session.stop()

@@ -1,0 +1,180 @@
+"""What `advance_time` refuses, since Spark would lose rows by it or hold them back."""
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from pyspark_timestream import advance_time, order_by_time, shift_time
+from pyspark_timestream.errors import SettingRefused
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "station string, start_time timestamp, cti timestamp"
+CENTURIES = "20871 weeks"
+"""400 years, as the message proposes."""
+
+BACK = timedelta(weeks=20871)
+FINAL = {"cti": "9999-12-31T23:59:59Z"}
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LANDING = datetime(1969, 7, 20, 20, 17, 40, tzinfo=UTC)
+
+
+@pytest.fixture
+def stream(spark, tmp_path):
+    """Make a stream with CTIs of files: a batch of events at some times, then a final CTI."""
+    numbers = itertools.count()
+
+    def make(*times):
+        place = tmp_path / f"stream{next(numbers)}"
+        place.mkdir()
+        events = [{"station": "a", "start_time": time.isoformat()} for time in times]
+        # Spark takes files in the order of their times, which may be the same.
+        for name, rows in (("events", events), ("final", [FINAL])):
+            (place / name).write_text("\n".join(json.dumps(row) for row in rows))
+        return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(place))
+
+    return make
+
+
+@pytest.fixture
+def rows(spark, tmp_path):
+    """Run a streaming frame to its end; its rows as tuples in order."""
+    numbers = itertools.count()
+
+    def run(frame):
+        name = f"rows{next(numbers)}"
+        query = (
+            frame.writeStream.format("memory").queryName(name)
+            .option("checkpointLocation", str(tmp_path / name))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        return sorted(tuple(map(in_utc, row)) for row in spark.table(name).collect())
+
+    return run
+
+
+def in_utc(value):
+    """A timestamp as Spark gives it, which is in this machine's zone, in UTC."""
+    return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+def windowed(df):
+    hours = advance_time(df).groupBy("station", F.window("start_time", "1 hour"))
+    return hours.count().select("window.start", "window.end", "count")
+
+
+def in_sessions(df):
+    sessions = advance_time(df).groupBy("station", F.session_window("start_time", "10 minutes"))
+    return sessions.count().select("session_window.start", "count")
+
+
+def distinct(df):
+    rows = advance_time(df, releases="rows")
+    return rows.dropDuplicates(["station", "start_time"]).select("start_time")
+
+
+def distinct_within(df):
+    rows = advance_time(df, releases="rows")
+    return rows.dropDuplicatesWithinWatermark(["station"]).select("start_time")
+
+
+def joined(df):
+    one, other = (advance_time(df, releases="rows").alias(name) for name in ("one", "other"))
+    same = F.expr("one.station = other.station AND one.start_time = other.start_time")
+    return one.join(other, same, "leftOuter").select("one.start_time", "other.start_time")
+
+
+def ordered(df):
+    return order_by_time(df, "station").select("start_time")
+
+
+HOUR = LANDING.replace(minute=0, second=0)
+OPERATORS = {
+    windowed: (HOUR, HOUR + timedelta(hours=1), 1),
+    in_sessions: (LANDING, 1),
+    distinct: (LANDING,),
+    distinct_within: (LANDING,),
+    joined: (LANDING, LANDING),
+    ordered: (LANDING,),
+}
+"""Each with what it makes of one event."""
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_an_event_before_1970_fails_the_query_by_name_in_every_operator(stream, rows, operator):
+    with pytest.raises(StreamingQueryException) as failure:
+        rows(operator(stream(EPOCH + timedelta(days=1), LANDING)))
+    said = "column 'start_time' has a row at 1969-07-20T20:17:40.000000Z, where Spark's watermark"
+    assert said in str(failure.value)
+    assert f"advance_time(shift_time(df, '{CENTURIES}'))" in str(failure.value)
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_an_event_before_1970_passes_every_operator_once_it_is_shifted(stream, rows, operator):
+    (row,) = rows(operator(shift_time(stream(LANDING), CENTURIES)))
+    moved = tuple(each - BACK if isinstance(each, datetime) else each for each in row)
+    assert moved == OPERATORS[operator]
+
+
+def test_results_before_1970_are_moved_back_into_a_store(stream, spark, tmp_path):
+    hours = windowed(shift_time(stream(LANDING), CENTURIES)).select(
+        F.lit("landings").alias("series"),
+        F.expr(f"start - INTERVAL {CENTURIES}").alias("timestamp"),
+        "count",
+    )
+    query = (
+        hours.writeStream.format("tseries").option("retainedRange", "unlimited")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True).start(str(tmp_path / "store"))
+    )  # fmt: skip
+    query.awaitTermination()
+    (row,) = spark.read.format("tseries").load(str(tmp_path / "store")).collect()
+    assert (in_utc(row.timestamp), row["count"]) == (HOUR, 1)
+
+
+def test_an_event_at_the_very_beginning_of_1970_is_refused_where_spark_drops_it(stream, rows):
+    assert rows(windowed(stream(EPOCH))) == [(EPOCH, EPOCH + timedelta(hours=1), 1)]
+    with pytest.raises(StreamingQueryException, match=r"a row at 1970-01-01T00:00:00\.000000Z"):
+        rows(distinct(stream(EPOCH)))
+    a_tick_later = EPOCH + timedelta(microseconds=1)
+    assert rows(distinct(stream(a_tick_later))) == [(a_tick_later,)]
+
+
+def test_ctis_before_1970_are_harmless(stream, rows):
+    events = stream(EPOCH)
+    early = F.when(F.col("cti").isNotNull(), F.lit("1960-01-01").cast("timestamp"))
+    assert rows(windowed(events.withColumn("cti", early))) == []
+
+
+def test_a_batch_frame_may_hold_any_time(spark):
+    frame = spark.createDataFrame([("a", LANDING, None)], SCHEMA)
+    assert [in_utc(row.start_time) for row in advance_time(frame).collect()] == [LANDING]
+
+
+SETTINGS = {
+    "spark.sql.streaming.multipleWatermarkPolicy": ("max", "the slower one would be dropped"),
+    "spark.sql.streaming.noDataMicroBatches.enabled": ("false", "would wait for the next record"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("helper", [advance_time, lambda df: order_by_time(df, "station")])
+def test_a_setting_that_breaks_what_ctis_promise_is_refused_by_name(spark, stream, name, helper):
+    (value, reason), usual = SETTINGS[name], spark.conf.get(name)
+    df = stream(LANDING)
+    spark.conf.set(name, value.upper())
+    try:
+        with pytest.raises(SettingRefused) as refusal:
+            helper(df)
+        advance_time(spark.createDataFrame([("a", LANDING, None)], SCHEMA))
+    finally:
+        spark.conf.set(name, usual)
+    assert f"setting '{name}' is '{value}'" in str(refusal.value).replace(value.upper(), value)
+    assert reason in str(refusal.value)
+    assert f"spark.conf.set('{name}', '{usual}')" in str(refusal.value)
+    helper(df)
