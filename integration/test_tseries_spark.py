@@ -154,6 +154,34 @@ def test_values_of_every_storable_type_come_back(spark: SparkSession, store: Pat
     assert back.collect() == frame.select(columns).collect()
 
 
+def test_a_series_whose_name_is_of_any_plane_goes_through_spark(
+    spark: SparkSession, store: Path, tmp_path: Path
+) -> None:
+    planes = [(n << 16) + more for n in range(17) for more in (0x41, 0x20BB7 & 0xFFFF, 0xFFFD)]
+    names = ["", *(chr(code) for code in planes), "𠮷野家", "a\U0010ffff"]
+    for name in names[::17]:
+        append(spark.createDataFrame([(name, 0)], "series string, value bigint"), store)
+    write_input(tmp_path / "in", 0, [(name, None, 1) for name in names])
+    write_input(tmp_path / "in", 1, [(name, None, 2) for name in names[::-1]])
+    stream(files(spark, tmp_path / "in"), store, tmp_path / "checkpoint")
+    counts = {name: 2 + (name in names[::17]) for name in names}
+    found = read(spark, store)
+    by_name = found.groupBy("series").count().collect()
+    assert {row.series: row["count"] for row in by_name} == counts
+    for name in names[::17]:
+        assert read(spark, store, series=json.dumps([name])).count() == counts[name]
+        assert found.where(F.col("series") == name).count() == counts[name]
+    edits = [(name, 5, 0) for name in names]
+    append(spark.createDataFrame(edits, "series string, value bigint, edit_of bigint"), store)
+    subscription = spark.readStream.format("tseries").option("subscriptionRange", "unlimited")
+    query = subscription.load(str(store)).writeStream.format("memory").queryName("planes")
+    query.option("checkpointLocation", f"{tmp_path}/subscriber").trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    got = spark.table("planes").groupBy("series").count().collect()
+    assert {row.series: row["count"] for row in got} == {name: n + 1 for name, n in counts.items()}
+
+
 def test_the_session_time_zone_does_not_move_timestamps(
     spark: SparkSession, store: Path, numbers: DataFrame
 ) -> None:

@@ -10,9 +10,10 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `properties`, `log_entries`, `foreign_changes` (rules), `parquet_layout`, `files`, `table_scan`,
 `head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`,
 `durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`,
-`inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
-`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
-`arguments`, `client` (without Spark), `writer`, `reader`, `subscriber`, `sink` (Spark).
+`log_statistics`, `inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`,
+`row_groups`, `scan`, `history`, `late_binding`, `deliveries`, `follower` (storage), `chart`,
+`results`, `receipts`, `arguments`, `client` (without Spark), `writer`, `reader`, `subscriber`,
+`sink` (Spark).
 """
 
 import importlib

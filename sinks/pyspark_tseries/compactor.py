@@ -17,7 +17,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries import files
 from pyspark_tseries.columns import layout
 from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
-from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.numbering import series_column
 from pyspark_tseries.places import Place, place_of
@@ -63,6 +63,7 @@ def compact(
     Raises:
         NoSuchStore: there is none.
         StoreBusy: other compactions were faster each time.
+        UnusableStore: the log does not fit the files; nothing is changed.
     """
     store = Store.open(place_of(path, storage_options))
     now_us = time.time_ns() // 1000 if now_us is None else now_us
@@ -81,6 +82,9 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
         if not merge.due():
             return Compacted(len(chosen), len(chosen), 0)
         written = _written(store, merge)
+        if not merge.whole():
+            _discard(store, written)
+            raise _short(store)
         horizon = merge.horizon if merge.removed else None
         certain = True
         try:
@@ -101,6 +105,14 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
         f"store '{store.root}': other compactions were first in all of {ATTEMPTS} attempts; "
         "nothing was changed; next step: leave it to them, or try again later"
     ) from lost
+
+
+def _short(store: Store) -> UnusableStore:
+    return UnusableStore(
+        f"store '{store.root}': a compaction would lose events, because what the log says of its "
+        "files does not fit their rows; nothing was changed; next step: see what is wrong with: "
+        f"python -m pyspark_tseries verify {store.root}"
+    )
 
 
 def _written(store: Store, merge: "_Merge") -> list[WrittenFile]:
@@ -134,6 +146,7 @@ class _Merge:
         self._whole = len(chosen) == len(snapshot.files)
         self.horizon = self._horizon(latest_us) if self._whole else -1
         self.removed = 0
+        self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
         self._stood = together([self._look(file) for file in chosen])
 
@@ -151,6 +164,7 @@ class _Merge:
         parts = []
         for batch in scan(self._place, file, self._schema, KEYS):
             table = pa.Table.from_batches([batch])
+            self._found += table.num_rows
             self._samples += sample(table, size)
             parts.append(standing(table, self.horizon))
         return together(parts)
@@ -184,9 +198,14 @@ class _Merge:
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
                 table = self._merged(data, part)
+                self._kept_rows += table.num_rows
                 if table.num_rows:
                     path = files.run_path(kind, commits, run, number)
                     yield files.write_events(self._place, path, table, ROWS_PER_GROUP)
+
+    def whole(self) -> bool:
+        """Whether every event was either written or left out on purpose."""
+        return self._found == self._kept_rows + self.removed
 
     def _merged(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
         table = slice_rows(self._place, data, part, self._schema, self._schema.names)

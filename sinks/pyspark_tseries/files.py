@@ -7,6 +7,7 @@ crash leaves at most files that nobody reads.
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +31,7 @@ __all__ = [
     "as_stored",
     "data_files",
     "extent_of",
+    "logged_series",
     "reading",
     "run_path",
     "write_events",
@@ -64,8 +66,8 @@ class DataFile:
     Attributes:
         path: relative to the store.
         size: in bytes.
-        first: the first series in it.
-        last: the last series in it, inclusive.
+        first: the first series in it, or a name before that.
+        last: the last series in it, or a name after that.
         kind: `event` or `edit`.
         rows: how many.
         least_sequence: the lowest sequence in it, of any series.
@@ -114,6 +116,19 @@ def run_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
     return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{run:016x}_{number:04d}.parquet"
 
 
+_ODD_PLANES: Final = "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFF)}" for n in range(1, 16, 2))
+_AMBIGUOUS: Final = re.compile(f"[{_ODD_PLANES}]")
+
+
+def _last_possible(name: str) -> str:
+    """A name not before the one that deltalake may have read as `name`.
+
+    Statistics were once written as escaped JSON, and deltalake 1.6 reads an escaped character of
+    an even plane as the same one of the plane before.
+    """
+    return name if name.isascii() else _AMBIGUOUS.sub(lambda c: chr(ord(c[0]) + 0x10000), name)
+
+
 def data_files(actions: pa.Table) -> list[DataFile]:
     """The files that Delta's flat add actions name, in the order of their commits."""
     ends = [actions[f"{end}.timestamp"].cast(pa.int64()) for end in ("min", "max")]
@@ -123,12 +138,20 @@ def data_files(actions: pa.Table) -> list[DataFile]:
     )
     columns = [*(actions[name] for name in names), *ends]
     rows: list[list[Any]] = [
-        [*row, *_commits(row[0])]
-        for row in zip(*(column.to_pylist() for column in columns), strict=True)
+        [path, size, first, _last_possible(last), *rest, *_commits(path)]
+        for path, size, first, last, *rest in zip(
+            *(column.to_pylist() for column in columns), strict=True
+        )
     ]
     return sorted(
         (DataFile(*row) for row in rows), key=lambda file: (file.path.split("/")[-1], file.path)
     )
+
+
+def logged_series(actions: pa.Table) -> dict[str, tuple[str, str]]:
+    """The first and the last series of each file by its path, as deltalake reads the log."""
+    columns = (actions[name].to_pylist() for name in ("path", "min.series", "max.series"))
+    return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +241,9 @@ class Extent:
             for end in (0, 1)
         )
         nulls = dict.fromkeys(least, 0)
-        return json.dumps(
-            {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-        )
+        said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+        # Not escaped: deltalake 1.6 reads escaped characters of even planes as others.
+        return json.dumps(said, ensure_ascii=False)
 
 
 def extent_of(table: pa.Table) -> Extent:

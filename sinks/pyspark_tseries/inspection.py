@@ -16,6 +16,7 @@ from pyspark_tseries.head_files import load_head, readable_notes
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.log_check import damaged_log, find_log_damage
+from pyspark_tseries.log_statistics import misstated
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
 from pyspark_tseries.standing import longs, standing_columns
@@ -69,6 +70,10 @@ def _findings(store: Store) -> Iterator[str]:
             readable.append(file)
         else:
             yield said
+    yield from (
+        f"{why}; next step: python -m pyspark_tseries repair {store.root}"
+        for _, _, why in misstated(store)
+    )
     if head is not None:
         yield from _rows(store, head, readable, samples)
 

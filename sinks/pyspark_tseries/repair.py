@@ -5,12 +5,14 @@ rely on those before it. A mend finds its damage by itself, says what it did, an
 it; what it cannot mend it leaves as it is and says so. Writers should rest meanwhile.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.inspection import rebuild
+from pyspark_tseries.log_statistics import misstated, restate
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.store import Store
 
@@ -78,5 +80,14 @@ def _mend_head(place: Place, dry_run: bool) -> Repaired:
     return Repaired()
 
 
-MENDS: Final[tuple[Mend, ...]] = (_mend_head,)
+def _mend_statistics(place: Place, dry_run: bool) -> Repaired:
+    """Files of which the log says too little are named again, with the bounds of their rows."""
+    store = Store.open(place)
+    found = list(misstated(store))
+    if found and not dry_run:
+        restate(store, {file: rows for file, rows, _ in found}, time.time_ns() // 1000)
+    return Repaired(mended=tuple(f"{why}. The log says so now" for _, _, why in found))
+
+
+MENDS: Final[tuple[Mend, ...]] = (_mend_statistics, _mend_head)
 """In order: the log, the files that it names, what it says of them, the head, the clock."""
