@@ -6,6 +6,7 @@ snapshot is that of the last entry not later than the evaluation, which is the s
 looks. An entry may be found a moment after its time, so a task that is quick waits that long.
 """
 
+import os
 import time
 from typing import Final
 
@@ -16,7 +17,10 @@ from pyspark_tseries.places import Place
 __all__ = ["snapshot_at"]
 
 SETTLED_US: Final = 50_000
-"""So long after its time an entry of a local log may appear: it gets its name after its content."""
+"""So long after its time an entry of a local log may appear: file systems have coarse clocks."""
+
+MILLISECOND_US: Final = 999
+"""An evaluation begins within the millisecond that is told."""
 
 SLACK_US_AFAR: Final = 1_000_000
 """So far an object store's clock, which tells seconds only, may differ from the driver's."""
@@ -45,7 +49,7 @@ def snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
     known = _known.get(place)
     if known is not None and known[0] == began_us:
         return known[1]
-    latest_us = began_us + (0 if place.local else SLACK_US_AFAR)
+    latest_us = began_us + (MILLISECOND_US if place.local else SLACK_US_AFAR)
     _wait_until(latest_us + (SETTLED_US if place.local else SETTLED_US_AFAR))
     store = Store.find(place)
     if store is None:
@@ -80,5 +84,17 @@ def _last_version(place: Place, newest: int, latest_us: int) -> int | None:
 
 
 def _is_there(place: Place, version: int, latest_us: int) -> bool:
-    entry = place.identity(place.file("_delta_log", f"{version:020d}.json"))
-    return entry is None or entry[1] <= latest_us * 1000  # Only old entries are cleaned away.
+    since_ns = _time_ns(place, version)
+    return since_ns is None or since_ns <= latest_us * 1000  # Only old entries are cleaned away.
+
+
+def _time_ns(place: Place, version: int) -> int | None:
+    """Since when an entry of the log is seen; None where it is not there."""
+    path = place.file("_delta_log", f"{version:020d}.json")
+    if not place.local:
+        entry = place.identity(path)
+        return None if entry is None else entry[1]
+    try:
+        return os.stat(path).st_ctime_ns  # Of its name, which it gets last.
+    except FileNotFoundError:
+        return None

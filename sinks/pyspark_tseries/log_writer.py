@@ -71,6 +71,7 @@ def publish(
             sync([draft, *files, *names])
             known |= directories
         os.link(draft, entry_path(place, version))
+        os.remove(draft)  # At once: it changes the entry's time, which says since when it is seen.
         if synced:
             sync([log])
     finally:

@@ -82,7 +82,7 @@ def _mend_head(place: Place, dry_run: bool) -> Repaired:
 
 def _mend_statistics(place: Place, dry_run: bool) -> Repaired:
     """Files of which the log says too little are named again, with the bounds of their rows."""
-    store = Store.open(place)
+    store = Store.open_damaged(place)
     found = list(misstated(store))
     if found and not dry_run:
         restate(store, {file: rows for file, rows, _ in found}, time.time_ns() // 1000)

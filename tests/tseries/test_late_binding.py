@@ -1,6 +1,5 @@
 """A read that Spark evaluates again sees the store as it is then, and every task the same of it."""
 
-import os
 import shutil
 import time
 
@@ -38,9 +37,19 @@ def later(monkeypatch):
     return again
 
 
-def times_of_log(path, seconds):
-    for version, second in enumerate(seconds):
-        os.utime(path / "_delta_log" / f"{version:020d}.json", (second, second))
+@pytest.fixture
+def times_of_log(monkeypatch):
+    """Gives the log's entries times; those that are not there have none."""
+    real = late_binding._time_ns
+
+    def given(seconds):
+        def time_ns(place, version):
+            there = real(place, version) is not None
+            return seconds[version] * 1_000_000_000 if there else None
+
+        monkeypatch.setattr(late_binding, "_time_ns", time_ns)
+
+    return given
 
 
 def commits(path, count):
@@ -50,9 +59,9 @@ def commits(path, count):
     return store
 
 
-def test_snapshot_at_a_moment_is_that_of_the_last_entry_not_after_it(tmp_path):
+def test_snapshot_at_a_moment_is_that_of_the_last_entry_not_after_it(tmp_path, times_of_log):
     store = commits(tmp_path / "s", 5)
-    times_of_log(tmp_path / "s", [10, 20, 30, 30, 40, 50])
+    times_of_log([10, 20, 30, 30, 40, 50])
     planned = store.snapshot()
     for second, commit in ((10, -1), (19, -1), (20, 0), (29, 0), (30, 2), (49, 3), (50, 4)):
         found = snapshot_at(planned, second * SECOND_US)
@@ -60,9 +69,11 @@ def test_snapshot_at_a_moment_is_that_of_the_last_entry_not_after_it(tmp_path):
     assert snapshot_at(planned, 9 * SECOND_US) is planned
 
 
-def test_snapshot_at_a_moment_whose_log_was_cleaned_counts_old_entries_as_there(tmp_path):
+def test_snapshot_at_a_moment_whose_log_was_cleaned_counts_old_entries_as_there(
+    tmp_path, times_of_log
+):
     store = commits(tmp_path / "s", 15)
-    times_of_log(tmp_path / "s", range(16))
+    times_of_log(range(16))
     planned = store.snapshot()
     for version in range(8):
         (tmp_path / "s" / "_delta_log" / f"{version:020d}.json").unlink()
