@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -16,17 +16,24 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka_client import (
-    GONE,
-    REQUEST_TIMEOUT_S,
-    admin_config,
-    consumer_config,
-    made,
-    passes,
-    said,
-)
+from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.kafka_client import admin_config, consumer_config, logged_client, made
 from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_patience import (
+    API_TIMEOUT_S,
+    GONE,
+    REFUSALS,
+    REQUEST_TIMEOUT_S,
+    Patience,
+    answer_text,
+    is_retriable,
+)
+from pyspark_timestream.kafka_unreachable import (
+    answered_too_long,
+    is_refused,
+    no_answer,
+    request_refused,
+)
 from pyspark_timestream.ranges import Partition
 
 __all__ = ["Broker"]
@@ -69,14 +76,15 @@ class Broker:
         self.group = group
         self._options = options
         self._config = consumer_config(options, group)
+        self._log = ClientLog(options.client)
         # It never subscribes, so it is no member of the group: it only asks.
-        self._consumer = made(options, lambda: Consumer(self._config))
-        self._admin = self._new_admin()
+        self._consumer = made(options, lambda: logged_client(Consumer, self._config, self._log))
+        own = admin_config(options)
+        self._admin = made(options, lambda: logged_client(AdminClient, own, self._log))
+        self._led: set[str] = set()
+        self._answered = False
         self._next_group_s = float("-inf")
         self.troubles = 0
-
-    def _new_admin(self) -> AdminClient:
-        return AdminClient(admin_config(self._options))
 
     def partitions(self) -> list[Partition]:
         """The partitions that the options name, as far as they exist now."""
@@ -125,7 +133,7 @@ class Broker:
             try:
                 topic_id = future.result().topic_id
             except KafkaException as error:
-                _LOG.debug("the id of topic '%s' is not known: %s", name, said(error))
+                _LOG.debug("the id of topic '%s' is not known: %s", name, answer_text(error))
                 continue
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
@@ -148,7 +156,7 @@ class Broker:
                 "the metadata of group '%s' cannot be read (%s): clocks are restored by reading "
                 "each batch's records again",
                 self._config["group.id"],
-                said(error),
+                answer_text(error),
             )
             return {}
         return {
@@ -158,20 +166,43 @@ class Broker:
         }
 
     def _topic(self, topic: str) -> list[Partition]:
-        def ask() -> list[Partition]:
-            found = self._consumer.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics
-            return _partitions_of(found[topic])
+        def ask(request_s: float) -> list[Partition]:
+            found = self._admin.list_topics(topic, timeout=request_s).topics
+            return self._partitions_of(found[topic])
 
         return self._patiently(f"the partitions of topic '{topic}'", ask)
 
     def _matching(self, pattern: str) -> list[Partition]:
-        def ask() -> list[Partition]:
-            found = self._consumer.list_topics(timeout=REQUEST_TIMEOUT_S).topics
+        def ask(request_s: float) -> list[Partition]:
+            found = self._admin.list_topics(timeout=request_s).topics
             names = (name for name in sorted(found) if re.fullmatch(pattern, name))
             return [part for name in names if name not in _INTERNAL
-                    for part in _partitions_of(found[name])]  # fmt: skip
+                    for part in self._partitions_of(found[name])]  # fmt: skip
 
         return self._patiently(f"the topics that match '{pattern}'", ask)
+
+    def _partitions_of(self, listed: Any) -> list[Partition]:
+        """The partitions of a topic; none where it does not exist."""
+        error = listed.error
+        if error is not None and error.code() not in GONE:
+            raise KafkaException(error)
+        if error is None:
+            self._led.add(listed.topic)
+        return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
+
+    def _find_leaders(self, topics: Iterable[str], request_s: float) -> set[str]:
+        """Let the client know the leaders of all partitions; the topics that do not exist."""
+        gone = set()
+        for topic in topics:
+            listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
+            if not self._partitions_of(listed):
+                gone.add(topic)
+            for number, partition in listed.partitions.items():
+                if partition.leader < 0:
+                    self._led.discard(topic)
+                    text = f"Broker: Leader not available (topic '{topic}' partition {number})"
+                    raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
+        return gone
 
     def _offsets(
         self,
@@ -179,22 +210,31 @@ class Broker:
         level: IsolationLevel | None = None,
         none_is: int | None = None,
     ) -> dict[Partition, int]:
-        asked = {TopicPartition(part.topic, part.number): spec for part, spec in specs.items()}
-        if not asked:
+        if not specs:
             return {}
         committed = self._config["isolation.level"] == "read_committed"
         own = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        topics = {part.topic for part in specs}
 
-        def ask() -> dict[Partition, int]:
-            futures = self._admin.list_offsets(
-                asked, isolation_level=level or own, request_timeout=REQUEST_TIMEOUT_S
-            )
+        def ask(request_s: float) -> dict[Partition, int]:
+            # A client that knows no leader waits for one of its own timers, of up to 3 s.
+            gone = self._find_leaders(sorted(topics - self._led), request_s)
+            asked = {
+                TopicPartition(part.topic, part.number): spec
+                for part, spec in specs.items()
+                if part.topic not in gone
+            }
+            if not asked:
+                return {}
             try:
+                futures = self._admin.list_offsets(
+                    asked, isolation_level=level or own, request_timeout=request_s
+                )
                 answers = [(part, _offset_or_gone(each, none_is)) for part, each in futures.items()]
             except KafkaException:
-                # The client goes on with the leaders' epochs that it knows, and a broker that was
-                # killed and started has newer ones: it would be refused for ever.
-                self._admin = self._new_admin()
+                # The client goes on with the leaders and epochs that it knows. They may have
+                # changed, and it would be refused for ever.
+                self._led -= topics
                 raise
             return {
                 Partition(part.topic, part.partition): offset
@@ -202,33 +242,66 @@ class Broker:
                 if offset is not None
             }
 
-        return self._patiently("offsets", ask)
+        return self._patiently("the offsets of " + _few(topics), ask)
 
-    def _patiently(self, what: str, ask: Callable[[], T]) -> T:
-        """The answer of `ask`, which is tried again as often as the options say."""
-        for attempt in range(self._options.retries + 1):
+    def _patiently(self, wanted: str, ask: Callable[[float], T]) -> T:
+        """The answer of `ask`, which may take as long as it is told, and is tried again.
+
+        Raises:
+            BrokerUnreachable: there is none in time, or it is a refusal.
+        """
+        patience = Patience(self._limit_s(), self._options.retry_interval_ms / 1_000)
+        while True:
             began_s = time.monotonic()
             try:
-                answer = ask()
-                self.troubles += time.monotonic() - began_s > _SLOW_S
-                return answer
+                answer = ask(patience.request_s)
             except KafkaException as error:
                 self.troubles += 1
-                if attempt == self._options.retries or not passes(error):
-                    where = self._options.client["bootstrap.servers"]
-                    raise BrokerUnreachable(
-                        f"cannot get {what} from the broker at {where}: {said(error)}; check "
-                        "option 'kafka.bootstrap.servers', that the topic exists, and the access "
-                        "rights"
-                    ) from error
-                time.sleep(self._options.retry_interval_ms / 1_000)
-        raise AssertionError("unreachable")
+                self._note_failure(error, patience, wanted)
+                continue
+            self._answered = True
+            self.troubles += time.monotonic() - began_s > _SLOW_S
+            self._hear()
+            return answer
+
+    def _limit_s(self) -> float:
+        """For how long a request is tried again."""
+        if not self._answered:
+            return self._options.connect_timeout_ms / 1_000
+        more_ms = self._options.retries * self._options.retry_interval_ms
+        return API_TIMEOUT_S + more_ms / 1_000
+
+    def _note_failure(self, error: KafkaException, patience: Patience, wanted: str) -> None:
+        """Pause before the next try.
+
+        Raises:
+            BrokerUnreachable: there is no next try.
+        """
+        code = error.args[0].code()
+        # Codes below 0 are the client's own: no broker has answered.
+        self._answered |= code > 0
+        self._hear()
+        if not is_retriable(error.args[0]) and code not in REFUSALS:
+            raise request_refused(code, answer_text(error), wanted) from error
+        heard = self._log.complaints(patience.spent_s + _SLOW_S)
+        is_given_up = not self._answered and is_refused(heard, patience.spent_s)
+        if not is_given_up and patience.has_more(self._limit_s()):
+            return
+        if code > 0:
+            answer = answer_text(error)
+            raise answered_too_long(answer, heard, patience.spent_s, wanted) from error
+        raise no_answer(self._options.client, heard, patience.spent_s, wanted) from error
+
+    def _hear(self) -> None:
+        """Let the clients say what they have to say."""
+        self._admin.poll(0)
+        self._consumer.poll(0)
 
 
-def _partitions_of(listed: Any) -> list[Partition]:
-    if listed.error is not None and listed.error.code() not in GONE:
-        raise KafkaException(listed.error)
-    return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
+def _few(topics: Set[str]) -> str:
+    """Some of `topics`, for a message."""
+    named = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
+    return f"topic {named}" if len(topics) == 1 else f"topics {named}" + ", ..." * (len(topics) > 3)
 
 
 def _offset_or_gone(future: Any, none_is: int | None) -> int | None:

@@ -1,64 +1,31 @@
-"""How this package configures librdkafka, and what its errors mean."""
+"""How this package configures librdkafka, creates its clients and closes them."""
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.kafka_keys import RECORD_KEYS
 from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_patience import answer_text
 from pyspark_timestream.option_fields import OptionError, without_secrets
 
 __all__ = [
-    "GONE",
-    "REQUEST_TIMEOUT_S",
     "admin_config",
     "consumer_config",
     "let_go",
+    "logged_client",
     "made",
-    "passes",
-    "said",
 ]
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
-REQUEST_TIMEOUT_S: Final = 30.0
 _CLOSING_S: Final = 5.0
 """What closing a client takes at most, unless it waits for itself."""
-
-GONE: Final = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-)
-"""Codes that say that a topic or partition does not exist (any more, or not yet everywhere)."""
-
-_PASSING: Final = (
-    KafkaError._TRANSPORT,
-    KafkaError._TIMED_OUT,
-    KafkaError._ALL_BROKERS_DOWN,
-    # So librdkafka says that no partition has a leader at the moment.
-    KafkaError._NOENT,
-    KafkaError._WAIT_COORD,
-    # What a broker says that starts, or that was another one when it was last asked: the client's
-    # own mark of what can be tried again is missing on the answers to admin requests.
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-)
 
 _ENGINE: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
@@ -113,10 +80,27 @@ def made(options: KafkaOptions, make: Callable[[], T]) -> T:
     except KafkaException as error:
         raise OptionError(
             "kafka.*",
-            without_secrets(said(error), options.client),
+            without_secrets(answer_text(error), options.client),
             "librdkafka's configuration, each name after 'kafka.'",
             "correct the name or the value",
         ) from None
+
+
+def logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
+    """A client of confluent-kafka's whose errors and log lines go to `log`, when it is polled.
+
+    Raises:
+        KafkaException: librdkafka refuses the configuration.
+    """
+
+    def note_error(error: KafkaError) -> None:
+        # That all brokers are down is said beside what each of them said.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            log.note_error(error.code(), error.str())
+
+    heard = {**config, "error_cb": note_error}
+    # Who asks for librdkafka's own trace gets all of it, where it comes out.
+    return kind(heard) if "debug" in config else kind(heard, logger=log)
 
 
 def let_go(close: Callable[[], object], patience_s: float = _CLOSING_S) -> None:
@@ -136,14 +120,3 @@ def let_go(close: Callable[[], object], patience_s: float = _CLOSING_S) -> None:
     closing.join(patience_s)
     if closing.is_alive():
         _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", patience_s)
-
-
-def passes(error: KafkaException) -> bool:
-    """Whether the same request may succeed a moment later."""
-    problem = error.args[0]
-    return bool(problem.retriable() or problem.code() in _PASSING)
-
-
-def said(error: KafkaException) -> str:
-    """The error's text."""
-    return str(error.args[0].str())

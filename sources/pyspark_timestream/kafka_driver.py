@@ -45,7 +45,7 @@ __all__ = ["StreamDriver"]
 _LOG: Final = logging.getLogger(__name__)
 
 _GONE_S: Final = 5.0
-"""For how long a partition must be missing from metadata to count as deleted."""
+"""For how long a partition must be missing, or its log shorter, to count as that."""
 
 
 def steady_clock() -> Callable[[], int]:
@@ -252,17 +252,22 @@ class StreamDriver:
         return {**imported, **self._topic_ids}
 
     def _ends_of_at_least(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
-        """How far each partition may be read; one of `wanted` is gone only if it stays away.
+        """How far each partition may be read, when all of `wanted` is there, or stays away.
 
-        Metadata may lack a partition for a moment, and a partition that is taken for deleted and
-        then found again would be read from its beginning.
+        Metadata may lack a partition for a moment, and a broker that no longer leads a partition
+        may tell where its log ended. What is taken for lost, and then found again, would be read
+        from its beginning.
         """
         ends = self._ends()
         deadline = time.monotonic() + _GONE_S
-        while not wanted.keys() <= self._log_ends.keys() and time.monotonic() < deadline:
+        while not self._has_all(wanted) and time.monotonic() < deadline:
             time.sleep(_GONE_S / 10)
             ends = self._ends(fresh=True)
         return ends
+
+    def _has_all(self, wanted: Mapping[Partition, int]) -> bool:
+        """Whether every partition of `wanted` goes on at its offset, or after it."""
+        return all(self._log_ends.get(part, -1) >= offset for part, offset in wanted.items())
 
     def _connect(self, group: str) -> None:
         if self._connected is None or self._connected.group != group:

@@ -11,18 +11,26 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
-from pyspark_timestream.kafka_client import (
-    GONE,
-    REQUEST_TIMEOUT_S,
-    consumer_config,
-    made,
-    passes,
-    said,
-)
+from pyspark_timestream.kafka_client import consumer_config, made
 from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer, Problem
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.kafka_options import KafkaOptions
+from pyspark_timestream.kafka_patience import (
+    API_TIMEOUT_S,
+    GONE,
+    SETTLING_S,
+    Patience,
+    answer_text,
+    is_retriable,
+)
+from pyspark_timestream.kafka_unreachable import (
+    answered_too_long,
+    is_refused,
+    no_answer,
+    request_refused,
+)
 from pyspark_timestream.native_gather import native_gather
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
@@ -39,8 +47,7 @@ _METADATA_LIMIT: Final = 4_000
 """Brokers refuse group metadata above 4096 bytes by default (`offset.metadata.max.bytes`)."""
 
 _COMMIT_PAUSE_S: Final = 60.0
-_MOST_RENEWALS: Final = 3
-"""How often a position that the broker does have is asked for again with a new consumer."""
+_LOOK_S: Final = 1.0
 
 
 class RangeReader:
@@ -54,6 +61,9 @@ class RangeReader:
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self._options = options
         self._config = consumer_config(options, group)
+        self._poll_timeout_s = options.poll_timeout_ms / 1_000
+        self._log = ClientLog(options.client)
+        self._is_connected = False
         self._next_commit_s = float("-inf")
         self._consumer = self._new_consumer()
 
@@ -64,27 +74,28 @@ class RangeReader:
 
         Raises:
             DataLost: records of the range are gone, and option `failOnDataLoss` is true.
-            BrokerUnreachable: no progress for `kafkaConsumer.pollTimeoutMs`.
+            BrokerUnreachable: no progress for `kafkaConsumer.pollTimeoutMs`, or a broker refuses;
+                where none has ever answered, after `kafkaConsumer.connectTimeoutMs`.
         """
-        position, end, renewals = span.start_inclusive, span.end_exclusive, 0
+        position, end = span.start_inclusive, span.end_exclusive
         self._consumer.aim(span.partition, position)
-        patience_s = self._options.poll_timeout_ms / 1_000
-        deadline, trouble = time.monotonic() + patience_s, ""
+        since_s, trouble, loss = time.monotonic(), None, None
         while position < end:
-            taken = self._consumer.take(span, position, needs, min(_WAIT_S, patience_s))
+            taken = self._consumer.take(span, position, needs, min(_WAIT_S, self._poll_timeout_s))
             if taken.block is not None:
                 yield taken.block
             reached = taken.reached
+            self._is_connected |= reached > position
             for problem in taken.problems:
                 if not _is_of_lost_records(problem, span):
                     trouble = self._tolerated(problem, span)
                 elif not 0 <= problem.offset < reached:
-                    renewals += 1
-                    reached = self._after_loss(span, reached, problem, renewals)
+                    loss = loss or Patience(API_TIMEOUT_S)
+                    reached = self._after_loss(span, reached, problem, loss)
             if reached > position:
-                position, deadline = reached, time.monotonic() + patience_s
-            elif time.monotonic() > deadline:
-                raise self._stuck(span, position, trouble)
+                position, since_s, loss = reached, time.monotonic(), None
+            else:
+                self._check_progress(span, position, time.monotonic() - since_s, trouble)
         # What was fetched past the range would only fill memory until the next one.
         self._consumer.rest()
 
@@ -115,19 +126,21 @@ class RangeReader:
     def _new_consumer(self) -> ColumnConsumer:
         gather = native_gather()
         if gather is None:
-            return made(self._options, lambda: MessageConsumer(self._config))
-        return made(self._options, lambda: NativeConsumer(self._config, gather))
+            return made(self._options, lambda: MessageConsumer(self._config, self._log))
+        return made(self._options, lambda: NativeConsumer(self._config, gather, self._log))
 
-    def _after_loss(self, span: Range, position: int, problem: Problem, renewals: int) -> int:
+    def _after_loss(self, span: Range, position: int, problem: Problem, patience: Patience) -> int:
         """Where to go on after the broker has refused `position`, where the options allow it."""
-        earliest, end = self._existing(span)
-        if earliest <= position <= end and renewals <= _MOST_RENEWALS:
-            # The refusal is older than this range, or than the topic that bears its name now.
+        bounds = self._settled_bounds(span, position)
+        if bounds and bounds[0] <= position <= bounds[1] and patience.has_more():
+            # The refusal is older than this range, or than the topic that bears its name now, or
+            # came from a broker that no longer leads, or not yet.
             # The new one first: where it cannot be had, the old one is not closed a second time.
             old, self._consumer = self._consumer, self._new_consumer()
             old.close()
             self._consumer.aim(span.partition, position)
             return position
+        earliest, end = bounds or (0, 0)
         what = (
             f"{span.partition}: offset {position} can no longer be read: "
             f"{problem.error.str()}; offsets {earliest} to {end} exist"
@@ -139,14 +152,33 @@ class RangeReader:
         self._consumer.aim(span.partition, resumed)
         return resumed
 
-    def _existing(self, span: Range) -> tuple[int, int]:
-        """The first offset that exists, and the one after the last; (0, 0) where none does."""
-        try:
-            return self._consumer.existing(span.partition, REQUEST_TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].code() in GONE:
-                return 0, 0
-            raise BrokerUnreachable(f"{span.partition}: {said(error)}") from error
+    def _settled_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
+        """The partition's bounds, not as seen in the middle of a change of its leader.
+
+        A log that seems shorter than `position`, or not to exist, is looked at for some seconds
+        before it is believed.
+        """
+        patience = Patience(SETTLING_S)
+        while True:
+            bounds = self._bounds(span, position)
+            if (bounds and position <= bounds[1]) or not patience.has_more():
+                return bounds
+
+    def _bounds(self, span: Range, position: int) -> tuple[int, int] | None:
+        """The first offset that exists, and the one after the last; None: there is no partition."""
+        patience = Patience(API_TIMEOUT_S)
+        while True:
+            try:
+                return self._consumer.existing(span.partition, patience.request_s)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code in GONE:
+                    return None
+                if not is_retriable(error.args[0]):
+                    raise request_refused(code, answer_text(error), str(span.partition)) from error
+                if not patience.has_more():
+                    answer = answer_text(error) if code > 0 else None
+                    raise self._stuck(span, position, patience.spent_s, answer) from error
 
     def _tolerated(self, problem: Problem, span: Range) -> str:
         """The text of an error that may pass, or is not about the range at all.
@@ -155,17 +187,44 @@ class RangeReader:
             BrokerUnreachable: it is about the range and does not pass, such as missing rights.
         """
         error = problem.error
-        if _is_about(problem, span) and not passes(KafkaException(error)):
-            raise BrokerUnreachable(f"{span.partition}: {error.str()}")
+        if _is_about(problem, span) and not is_retriable(error):
+            raise request_refused(error.code(), error.str(), f"the records of {span.partition}")
         # The group is only a place to leave clocks in: what it refuses must not stop the reading.
         return str(error.str())
 
-    def _stuck(self, span: Range, position: int, trouble: str) -> BrokerUnreachable:
-        why = f" ({trouble})" if trouble else ""
+    def _check_progress(
+        self, span: Range, position: int, spent_s: float, trouble: str | None
+    ) -> None:
+        """Look at whether it is of use to go on.
+
+        Raises:
+            BrokerUnreachable: it is not.
+        """
+        if not self._is_connected and self._is_given_up(spent_s):
+            self._is_connected = self._consumer.is_connected(_LOOK_S)
+            if not self._is_connected:
+                raise self._stuck(span, position, spent_s, None)
+        if spent_s > self._poll_timeout_s:
+            raise self._stuck(span, position, spent_s, trouble)
+
+    def _is_given_up(self, spent_s: float) -> bool:
+        """Whether a consumer that no broker has answered is waited for no longer."""
+        if spent_s >= self._options.connect_timeout_ms / 1_000:
+            return True
+        return is_refused(self._log.complaints(spent_s + _LOOK_S), spent_s)
+
+    def _stuck(
+        self, span: Range, position: int, spent_s: float, answer: str | None
+    ) -> BrokerUnreachable:
+        wanted = f"the records of {span.partition} from offset {position} to {span.end_exclusive}"
+        heard = self._log.complaints(spent_s + _LOOK_S)
+        if answer is not None:
+            return answered_too_long(answer, heard, spent_s, wanted)
+        if heard or not self._is_connected:
+            return no_answer(self._options.client, heard, spent_s, wanted)
         return BrokerUnreachable(
-            f"{span.partition}: no progress at offset {position} (of {span.end_exclusive}) for "
-            f"{self._options.poll_timeout_ms} ms{why}; check the broker, or raise option "
-            "'kafkaConsumer.pollTimeoutMs'"
+            f"no progress with {wanted} for {spent_s:.0f} s, without an error; next step: look at "
+            "the brokers, or raise option 'kafkaConsumer.pollTimeoutMs'"
         )
 
 
@@ -175,7 +234,8 @@ _STOCK: Final[Stock[RangeReader]] = Stock(most=4, idle_s=300)
 
 def borrowed_reader(options: KafkaOptions, group: str) -> AbstractContextManager[RangeReader]:
     """A reader from this process's stock; it goes back there unless something went wrong."""
-    key = (group, options.poll_timeout_ms, options.fail_on_data_loss, *options.client.items())
+    limits = (options.poll_timeout_ms, options.connect_timeout_ms, options.fail_on_data_loss)
+    key = (group, *limits, *options.client.items())
     return _STOCK.borrowed(key, lambda: RangeReader(options, group))
 
 

@@ -5,7 +5,7 @@ this reads on from where the last offset, or the last look, has come to.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -23,7 +23,7 @@ __all__ = ["Importer", "imported_options"]
 _LOG: Final = logging.getLogger(__name__)
 _DISCOVERY_US: Final = 1_000_000
 _GONE_US: Final = 5_000_000
-"""For how long a partition must be missing to count as deleted."""
+"""For how long a partition must be missing, or its log shorter, to count as that."""
 
 
 class Asked(Protocol):
@@ -59,6 +59,7 @@ def imported_options(options: KafkaOptions) -> KafkaOptions | None:
         fail_on_data_loss=options.fail_on_data_loss,
         group_prefix=options.group_prefix,
         poll_timeout_ms=options.poll_timeout_ms,
+        connect_timeout_ms=options.connect_timeout_ms,
         retries=options.retries,
         retry_interval_ms=options.retry_interval_ms,
         start_time=source.start_time,
@@ -114,7 +115,7 @@ class Importer:
         known = self._known
         anew = self._list(now_us)
         wanted = {part: each.position for part, each in known.partitions.items()}
-        ends = self._ends(wanted, now_us)
+        ends = self._ends(wanted, anew, now_us)
         if not ends and not wanted:
             raise OptionError(
                 "ctiImport",
@@ -153,10 +154,18 @@ class Importer:
         self.topic_ids = found or self.topic_ids
         return anew
 
-    def _ends(self, wanted: Mapping[Partition, int], now_us: int) -> dict[Partition, int]:
-        """How far to read each partition; one that is missing for a moment is not gone."""
+    def _ends(
+        self, wanted: Mapping[Partition, int], anew: Set[str], now_us: int
+    ) -> dict[Partition, int]:
+        """How far to read each partition; what is missing for a moment is not gone."""
         ends = self._broker.ends(self._listed)
         missing = wanted.keys() - ends.keys()
+        # A broker that no longer leads a partition may tell where its log ended.
+        missing |= {
+            part
+            for part, end in ends.items()
+            if end < wanted.get(part, 0) and part.topic not in anew
+        }
         if not missing:
             self._missing_us = None
         else:

@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.kafka_client import let_go, said
+from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.kafka_client import let_go, logged_client
 from pyspark_timestream.kafka_columns import METADATA
+from pyspark_timestream.kafka_patience import answer_text
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 
@@ -72,6 +74,9 @@ class ColumnConsumer(Protocol):
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """The first offset that the broker has, and the one after the last."""
 
+    def is_connected(self, timeout_s: float) -> bool:
+        """Whether any broker has ever answered."""
+
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         """Commit (offset, metadata) to the group; None, or why it was refused."""
 
@@ -82,13 +87,18 @@ class ColumnConsumer(Protocol):
 class MessageConsumer:
     """A `ColumnConsumer` over confluent-kafka's consumer.
 
+    Args:
+        config: librdkafka's configuration.
+        log: hears the client's errors and log lines.
+
     Raises:
         KafkaException: librdkafka refuses `config`.
     """
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], str | None] = {}
-        self._consumer = Consumer({**config, "on_commit": self._on_commit})
+        own = {**config, "on_commit": self._on_commit}
+        self._consumer = logged_client(Consumer, own, log)
 
     def aim(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
@@ -116,6 +126,13 @@ class MessageConsumer:
         earliest, end = self._consumer.get_watermark_offsets(part, timeout=timeout_s)
         return int(earliest), int(end)
 
+    def is_connected(self, timeout_s: float) -> bool:
+        """See `ColumnConsumer`."""
+        try:
+            return bool(self._consumer.list_topics(timeout=timeout_s).brokers)
+        except KafkaException:
+            return False
+
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         """See `ColumnConsumer`."""
         self._answers.clear()
@@ -126,7 +143,7 @@ class MessageConsumer:
         try:
             self._consumer.commit(offsets=wanted, asynchronous=True)
         except KafkaException as error:
-            return said(error)
+            return answer_text(error)
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
         # An answer that came too late must not pass for that of the next commit.
         key = frozenset((part, offset) for part, (offset, _) in offsets.items())

@@ -15,6 +15,7 @@ from typing import Any, Final
 import confluent_kafka.cimpl
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.kafka_client import let_go
 from pyspark_timestream.kafka_messages import BLOCK_RECORDS, Problem, Taken
 from pyspark_timestream.native_gather import GATHERED, Block, Gather, block_of, need_bits
@@ -53,10 +54,15 @@ class _TopicPartitions(ctypes.Structure):
 
 
 _LIST: Final = POINTER(_TopicPartitions)
+_ERROR_HANDLER: Final = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
+_LOG_HANDLER: Final = ctypes.CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_char_p)
 _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "conf_new": (c_void_p,),
     "conf_set": (c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t),
     "conf_destroy": (None, c_void_p),
+    "conf_set_error_cb": (None, c_void_p, _ERROR_HANDLER),
+    "conf_set_log_cb": (None, c_void_p, _LOG_HANDLER),
+    "set_log_queue": (c_int, c_void_p, c_void_p),
     "new": (c_void_p, c_int, c_void_p, c_char_p, c_size_t),
     "poll_set_consumer": (c_int, c_void_p),
     "queue_get_consumer": (c_void_p, c_void_p),
@@ -70,6 +76,8 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "query_watermark_offsets": (
         c_int, c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int,
     ),
+    "clusterid": (c_void_p, c_void_p, c_int),
+    "mem_free": (None, c_void_p, c_void_p),
     "commit_queue": (c_int, c_void_p, _LIST, c_void_p, c_void_p, c_void_p),
     "event_error": (c_int, c_void_p),
     "event_topic_partition_list": (_LIST, c_void_p),
@@ -97,18 +105,20 @@ class NativeConsumer:
     Args:
         config: librdkafka's configuration; truth values and numbers are written as it wants them.
         gather: the compiled library.
+        log: hears the client's errors and log lines, whenever records are asked for.
 
     Raises:
         KafkaException: librdkafka refuses `config`.
     """
 
-    def __init__(self, config: Mapping[str, Any], gather: Gather) -> None:
+    def __init__(self, config: Mapping[str, Any], gather: Gather, log: ClientLog) -> None:
         self._kafka, self._gather = _librdkafka(), gather
-        client = _client(self._kafka, config)
+        handlers = _handlers(log)
+        client = _client(self._kafka, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)
         self._handles = (_opened(self._kafka, gather, queue), client)
         # Also where nobody closes it: librdkafka's threads must not outlive what they use.
-        ending = (os.getpid(), self._kafka, gather, queue, *self._handles)
+        ending = (os.getpid(), self._kafka, gather, queue, *self._handles, handlers)
         self._end = weakref.finalize(self, _ended, *ending)
 
     @property
@@ -158,6 +168,15 @@ class NativeConsumer:
         query = self._kafka.rd_kafka_query_watermark_offsets
         self._demand(query(client, *place, *ends, round(timeout_s * 1000)))
         return low.value, high.value
+
+    def is_connected(self, timeout_s: float) -> bool:
+        """See `ColumnConsumer`."""
+        _, client = self._open
+        # Which a broker's first answer names.
+        cluster = self._kafka.rd_kafka_clusterid(client, round(timeout_s * 1000))
+        if cluster:
+            self._kafka.rd_kafka_mem_free(client, cluster)
+        return bool(cluster)
 
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         """See `ColumnConsumer`."""
@@ -239,7 +258,21 @@ def _copied(text: bytes) -> tuple[int, int]:
     return place, len(text) + 1
 
 
-def _client(kafka: Any, config: Mapping[str, Any]) -> int:
+def _handlers(log: ClientLog) -> tuple[Any, Any]:
+    """What librdkafka calls with errors and log lines; it must live as long as the client."""
+
+    def note_error(_client: int, code: int, text: bytes | None, _opaque: int) -> None:
+        # That all brokers are down is said beside what each of them said.
+        if code != KafkaError._ALL_BROKERS_DOWN:
+            log.note_error(code, (text or b"").decode(errors="replace"))
+
+    def note_line(_client: int, level: int, _facility: bytes, text: bytes | None) -> None:
+        log.log_syslog(level, (text or b"").decode(errors="replace"))
+
+    return _ERROR_HANDLER(note_error), _LOG_HANDLER(note_line)
+
+
+def _client(kafka: Any, config: Mapping[str, Any], handlers: tuple[Any, Any]) -> int:
     text = ctypes.create_string_buffer(_TEXT)
     conf = kafka.rd_kafka_conf_new()
     for name, value in config.items():
@@ -247,10 +280,19 @@ def _client(kafka: Any, config: Mapping[str, Any]) -> int:
         if kafka.rd_kafka_conf_set(conf, name.encode(), written.encode(), text, _TEXT):
             kafka.rd_kafka_conf_destroy(conf)
             raise _refused(text)
+    kafka.rd_kafka_conf_set_error_cb(conf, handlers[0])
+    # Who asks for librdkafka's own trace gets all of it, where it comes out.
+    is_logged = "debug" not in config
+    if is_logged:
+        # Through the queue, so that no thread of librdkafka's ever calls Python.
+        kafka.rd_kafka_conf_set(conf, b"log.queue", b"true", text, _TEXT)
+        kafka.rd_kafka_conf_set_log_cb(conf, handlers[1])
     client = kafka.rd_kafka_new(_CONSUMER, conf, text, _TEXT)
     if not client:
         kafka.rd_kafka_conf_destroy(conf)
         raise _refused(text)
+    if is_logged:
+        kafka.rd_kafka_set_log_queue(client, None)
     kafka.rd_kafka_poll_set_consumer(client)
     return int(client)
 
@@ -269,15 +311,25 @@ def _opened(kafka: Any, gather: Gather, queue: int) -> int:
     return records
 
 
-def _ended(owner: int, kafka: Any, gather: Gather, queue: int, records: int, client: int) -> None:
+def _ended(
+    owner: int,
+    kafka: Any,
+    gather: Gather,
+    queue: int,
+    records: int,
+    client: int,
+    handlers: tuple[Any, Any],
+) -> None:
     """Give all back; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
         return
     gather.close(records)
     kafka.rd_kafka_queue_destroy(queue)
 
-    def close() -> None:
-        kafka.rd_kafka_consumer_close(client)
-        kafka.rd_kafka_destroy(client)
+    let_go(functools.partial(_close, kafka, client, handlers))
 
-    let_go(close)
+
+def _close(kafka: Any, client: int, _handlers: tuple[Any, Any]) -> None:
+    """Close the client; until then it may call the handlers, so they are held by an argument."""
+    kafka.rd_kafka_consumer_close(client)
+    kafka.rd_kafka_destroy(client)

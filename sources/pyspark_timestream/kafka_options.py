@@ -109,6 +109,7 @@ class KafkaOptions:
     include_headers: bool = option("includeHeaders", boolean, False)
     group_prefix: str = option("groupIdPrefix", NAME, "timestream")
     poll_timeout_ms: int = option("kafkaConsumer.pollTimeoutMs", MILLISECONDS, 120_000)
+    connect_timeout_ms: int = option("kafkaConsumer.connectTimeoutMs", MILLISECONDS, 30_000)
     retries: int = option("fetchOffset.numRetries", whole_number(0), 3)
     retry_interval_ms: int = option("fetchOffset.retryIntervalMs", whole_number(0), 10)
     value_format: str = option("valueFormat", choice("binary", "json"), "binary")

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pyspark_timestream.kafka_client import consumer_config, let_go, made
+from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.kafka_client import consumer_config, let_go, logged_client, made
 from pyspark_timestream.kafka_messages import at_rest, block_of_messages, inside
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_task import ReadRange
@@ -96,7 +97,8 @@ class SmallRanges:
 
     def _collect(self, spans: Sequence[Range], arrivals: "Arrivals") -> None:
         if self._consumer is None:
-            self._consumer = made(self._options, lambda: Consumer(self._config))
+            log = ClientLog(self._options.client)
+            self._consumer = made(self._options, lambda: logged_client(Consumer, self._config, log))
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
         )

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.errors import DataLost
 from pyspark_timestream.event_time import TIME_UNITS
 from pyspark_timestream.imports import (
     MOST_PENDING,
@@ -140,3 +141,32 @@ def test_an_imported_partition_that_is_missing_for_a_moment_is_not_gone():
     assert importer.look(gone, {}, 4_999_999) == gone
     importer._broker.earliest = lambda partitions: {}
     assert importer.look(gone, {}, 5_000_000) == Imported({}, 7)
+
+
+class Shorter(NoTopic):
+    """A broker that tells for a moment where the log ended before."""
+
+    end = 2
+
+    def partitions(self):
+        return [at(0, "fast")]
+
+    def ends(self, partitions):
+        return dict.fromkeys(partitions, self.end)
+
+    def earliest(self, partitions):
+        return dict.fromkeys(partitions, 0)
+
+
+def test_an_imported_log_that_seems_shorter_for_a_moment_has_lost_nothing():
+    read = Imported({at(0, "fast"): ImportedPartition(3, PartitionState(7), 7)}, 7)
+    broker = Shorter()
+    importer = Importer(imported_options(options(ctiImport="fast")), broker, None)
+    assert importer.look(read, {}, 0) == read
+    assert importer.look(read, {}, 4_999_999) == read
+    broker.end = 3
+    assert importer.look(read, {}, 5_000_000) == read
+    broker.end = 2
+    assert importer.look(read, {}, 6_000_000) == read
+    with pytest.raises(DataLost, match="ends at offset 2, but was read up to 3"):
+        importer.look(read, {}, 11_000_000)

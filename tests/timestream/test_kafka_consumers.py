@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import Producer
 
 from pyspark_timestream import kafka_messages, kafka_native
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.native_gather import native_gather
@@ -30,11 +31,11 @@ def slow_broker() -> Iterator[str]:
 def made(path: str, where: str) -> ColumnConsumer:
     config = {"bootstrap.servers": where, "group.id": "g", "log_level": 0}
     if path == "messages":
-        return MessageConsumer(config)
+        return MessageConsumer(config, ClientLog(config))
     gather = native_gather()
     if gather is None:
         pytest.skip("the native gather is not built here, or not wanted")
-    return NativeConsumer(config, gather)
+    return NativeConsumer(config, gather, ClientLog(config))
 
 
 @pytest.mark.timeout(300)
@@ -69,7 +70,8 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
         consumer.rest,
         lambda: consumer.take(Range(THERE, 0, 1), 0, Needs(), 0.01),
         lambda: consumer.existing(THERE, 0.01),
+        lambda: consumer.is_connected(0.01),
         lambda: consumer.commit_offsets({THERE: (1, "")}),
     ):
-        with pytest.raises(RuntimeError, match="Consumer closed"):
+        with pytest.raises(RuntimeError, match=r"Consumer closed|Handle has been closed"):
             use()

@@ -25,6 +25,8 @@ class FakeBroker:
         self.troubles = 0
         self.missing: list[int] = []
         """How often a partition is left out of the next listings, by number."""
+        self.former_ends: list[int] = []
+        """Ends that a broker which no longer leads partition 0 tells in the next answers."""
 
     def connect(self, options, group: str) -> "FakeBroker":
         self.group = group
@@ -38,7 +40,8 @@ class FakeBroker:
         return {part: self.log[part][0] for part in partitions if part in self.log}
 
     def ends(self, partitions):
-        return {part: self.log[part][1] for part in partitions if part in self.log}
+        ends = {part: self.log[part][1] for part in partitions if part in self.log}
+        return {**ends, at(0): self.former_ends.pop(0)} if self.former_ends else ends
 
     def offsets_at(self, instants_ms):
         assert not instants_ms
@@ -132,6 +135,15 @@ def test_a_partition_missing_from_one_listing_is_not_gone():
     broker.missing = [0]
     broker.log[at(1)] = (0, 110)
     assert run.plan() == {0: (100, 100), 1: (100, 110)}
+
+
+def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    assert run.plan() == {0: (0, 100)}
+    broker.log[at(0)] = (0, 110)
+    broker.former_ends = [90, 90, 90]
+    assert run.plan() == {0: (100, 110)}
 
 
 def test_a_loss_fails_the_query_unless_it_is_allowed():

@@ -1,16 +1,19 @@
 """What becomes of the errors that a consumer reports among the records of a range."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream import kafka_fetch
+from pyspark_timestream.client_log import ClientLog, Complaint
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
 from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_messages import Problem, Taken
 from pyspark_timestream.kafka_options import read_kafka_options
+from pyspark_timestream.kafka_patience import Patience
 from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs
@@ -19,11 +22,43 @@ from pyspark_timestream.stock import Stock
 SPAN = Range(Partition("t", 0), 10, 20)
 
 
-class Scripted:
-    """A consumer that takes what a script says, of a partition whose offsets 15 to 30 exist."""
+class Clock:
+    """Time that passes by waiting, and by waiting for records."""
 
-    def __init__(self, script: Iterator[Taken]) -> None:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def patience(self, limit_s: float) -> Patience:
+        return Patience(limit_s, 0.1, self.monotonic, self.wait)
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> Clock:
+    """Nothing here waits really."""
+    made = Clock()
+    monkeypatch.setattr(kafka_fetch, "Patience", made.patience)
+    monkeypatch.setattr(kafka_fetch, "time", made)
+    return made
+
+
+Bounds = tuple[int, int] | KafkaError
+
+
+class Scripted:
+    """A consumer that takes what a script says, of a partition whose offsets 15 to 30 exist.
+
+    `bounds` are what the broker says of them otherwise, question by question; the last stays.
+    """
+
+    def __init__(self, script: Iterator[Taken], bounds: Sequence[Bounds] = ((15, 30),)) -> None:
         self._script = script
+        self._bounds = list(bounds)
         self.aims: list[int] = []
         self.closed = 0
 
@@ -37,7 +72,13 @@ class Scripted:
         return next(self._script)
 
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
-        return 15, 30
+        said = self._bounds.pop(0) if len(self._bounds) > 1 else self._bounds[0]
+        if isinstance(said, KafkaError):
+            raise KafkaException(said)
+        return said
+
+    def is_connected(self, timeout_s: float) -> bool:
+        return False
 
     def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
         return None
@@ -50,16 +91,24 @@ def lost(offset: int, partition: int = 0) -> Problem:
     return Problem(KafkaError(KafkaError._AUTO_OFFSET_RESET), "t", partition, offset)
 
 
-def read(monkeypatch, takes: list[Taken], *, fail: bool) -> list[int]:
+def read(
+    monkeypatch,
+    takes: Iterable[Taken],
+    *,
+    fail: bool = True,
+    bounds: Sequence[Bounds] = ((15, 30),),
+    **more: str,
+) -> list[int]:
     """Reads SPAN; where the consumer was aimed at."""
     options = read_kafka_options(
         {
             "kafka.bootstrap.servers": "b:1",
             "subscribe": "t",
             "failondataloss": str(fail).lower(),
+            **more,
         }
     )
-    consumer = Scripted(iter(takes))
+    consumer = Scripted(iter(takes), bounds)
     monkeypatch.setattr(RangeReader, "_new_consumer", lambda reader: consumer)
     assert list(kafka_fetch.RangeReader(options, "g").read(SPAN, Needs())) == []
     return consumer.aims
@@ -89,6 +138,103 @@ def test_missing_rights_are_an_error(monkeypatch) -> None:
     denied = Problem(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "t", 0, -1)
     with pytest.raises(BrokerUnreachable, match=r"topic .t. partition 0: .*authorization failed"):
         read(monkeypatch, [Taken(None, 10, (denied,))], fail=True)
+
+
+# -- leaders that change -----------------------------------------------------------------------
+
+BEHIND = (0, 12)
+"""What a broker says of the partition that no longer leads it, or not yet."""
+REFUSED = Taken(None, 18, (lost(18),))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [BEHIND, KafkaError(KafkaError.OFFSET_NOT_AVAILABLE), KafkaError(KafkaError._TRANSPORT)],
+    ids=["behind", "answer that passes", "no answer"],
+)
+def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing(monkeypatch, moment) -> None:
+    takes = [Taken(None, 18, ()), REFUSED, Taken(None, 20, ())]
+    assert read(monkeypatch, takes, bounds=[*[moment] * 4, (0, 30)]) == [10, 18]
+
+
+def test_a_topic_that_is_unknown_for_a_moment_is_not_gone(monkeypatch) -> None:
+    unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    missing = Taken(None, 18, (Problem(unknown, "t", 0, -1),))
+    takes = [Taken(None, 18, ()), missing, Taken(None, 20, ())]
+    assert read(monkeypatch, takes, bounds=[unknown, unknown, (0, 30)]) == [10, 18]
+
+
+@pytest.mark.parametrize(
+    "lasting", [BEHIND, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)], ids=["shorter", "gone"]
+)
+def test_a_log_that_stays_shorter_for_seconds_has_lost_records(monkeypatch, clock, lasting) -> None:
+    with pytest.raises(DataLost, match="offset 18 can no longer be read"):
+        read(monkeypatch, [Taken(None, 18, ()), REFUSED], bounds=[lasting])
+    assert 5 <= clock.now_s < 10
+
+
+def test_a_position_that_exists_is_asked_for_again_for_as_long_as_java_does(
+    monkeypatch, clock
+) -> None:
+    takes = [Taken(None, 18, ()), *[REFUSED] * 60, Taken(None, 20, ())]
+    assert read(monkeypatch, takes)[1:] == [18] * 60
+    assert clock.now_s < 60
+    with pytest.raises(DataLost, match="offset 18 can no longer be read"):
+        read(monkeypatch, itertools.chain([Taken(None, 18, ())], itertools.repeat(REFUSED)))
+
+
+def test_what_brokers_answered_for_a_minute_is_the_message(monkeypatch, clock) -> None:
+    with pytest.raises(BrokerUnreachable) as failure:
+        read(monkeypatch, [REFUSED], bounds=[KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)])
+    message = str(failure.value)
+    assert "for 60 s the Kafka brokers answered 'Broker: Leader high watermark is not" in message
+    assert clock.now_s == pytest.approx(60)
+    for wrongly_blamed in ("bootstrap.servers", "exists", "rights"):
+        assert wrongly_blamed not in message
+
+
+# -- brokers that do not answer ----------------------------------------------------------------
+
+
+def waiting(clock: Clock, *problems: Problem) -> Iterator[Taken]:
+    """A consumer that is given nothing but `problems`."""
+    while True:
+        clock.now_s += 0.05
+        yield Taken(None, 10, problems)
+
+
+def complaining(monkeypatch, code: int, reason: str) -> None:
+    """Let the client say that of a broker, all the time."""
+    complaint = Complaint(code, reason, 0)
+    monkeypatch.setattr(ClientLog, "complaints", lambda *_: {"b:1": complaint})
+
+
+def test_a_task_that_reaches_no_broker_fails_after_the_connect_timeout(monkeypatch, clock) -> None:
+    complaining(monkeypatch, KafkaError._TRANSPORT, "Connection refused")
+    with pytest.raises(BrokerUnreachable, match=r"within 30 s .*: b:1 .Connection refused."):
+        read(monkeypatch, waiting(clock))
+    assert clock.now_s == pytest.approx(30, abs=1)
+
+
+def test_a_login_that_is_refused_is_not_waited_for(monkeypatch, clock) -> None:
+    complaining(monkeypatch, KafkaError._AUTHENTICATION, "Invalid username or password")
+    with pytest.raises(BrokerUnreachable, match=r"Invalid username or password.*'kafka\.sasl\."):
+        read(monkeypatch, waiting(clock))
+    assert clock.now_s < 10
+
+
+def test_a_task_that_has_reached_a_broker_waits_for_the_others_longer(monkeypatch, clock) -> None:
+    complaining(monkeypatch, KafkaError._TRANSPORT, "Connection refused")
+    monkeypatch.setattr(Scripted, "is_connected", lambda *_: True)
+    with pytest.raises(BrokerUnreachable, match=r"within 120 s .*: b:1 .Connection refused."):
+        read(monkeypatch, waiting(clock))
+
+
+def test_an_answer_that_should_have_passed_is_the_message(monkeypatch, clock) -> None:
+    answer = Problem(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "t", 0, -1)
+    monkeypatch.setattr(Scripted, "is_connected", lambda *_: True)
+    with pytest.raises(BrokerUnreachable, match=r"for 120 s .* answered 'Broker: Disk error"):
+        read(monkeypatch, waiting(clock, answer))
 
 
 def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkeypatch) -> None:

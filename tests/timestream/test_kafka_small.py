@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream import kafka_messages, kafka_small
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.kafka_messages import MessageConsumer
 from pyspark_timestream.kafka_options import read_kafka_options
 from pyspark_timestream.kafka_small import Arrivals, SmallRanges, small_ranges
@@ -152,7 +153,7 @@ def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
 class Fetcher:
     """A consumer that gives what a test puts in its queue; a look at it takes 20 ms."""
 
-    def __init__(self, config: object) -> None:
+    def __init__(self, config: object, logger: object) -> None:
         self.queue: list[Said] = []
         self.now_s = 0.0
         self.state = "new"
@@ -176,7 +177,7 @@ class Fetcher:
 
 def test_what_was_fetched_past_a_range_is_no_longer_held_at_rest(monkeypatch) -> None:
     monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
-    consumer = MessageConsumer({})
+    consumer = MessageConsumer({}, ClientLog({}))
     consumer.aim(part(0), 0)
     fetcher = consumer._consumer
     fetcher.queue = [Said(part(0), at) for at in range(9)]
@@ -187,7 +188,7 @@ def test_what_was_fetched_past_a_range_is_no_longer_held_at_rest(monkeypatch) ->
 
 def test_errors_among_records_are_told_apart(monkeypatch) -> None:
     monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
-    consumer = MessageConsumer({})
+    consumer = MessageConsumer({}, ClientLog({}))
     consumer.aim(part(0), 0)
     wrong = Said(part(0), 1, KafkaError._BAD_MSG)
     consumer._consumer.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
@@ -199,7 +200,9 @@ def test_errors_among_records_are_told_apart(monkeypatch) -> None:
 def test_a_slow_first_connection_serves_the_next_batch(monkeypatch) -> None:
     made: list[Fetcher] = []
     monkeypatch.setattr(
-        kafka_small, "Consumer", lambda config: made.append(Fetcher(config)) or made[-1]
+        kafka_small,
+        "Consumer",
+        lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
     )
     monkeypatch.setattr(
         kafka_small, "time", SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)

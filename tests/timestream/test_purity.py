@@ -19,6 +19,8 @@ SPARK = {
 }
 CLIENT = {
     "kafka_client",
+    "kafka_patience",
+    "kafka_unreachable",
     "kafka_broker",
     "kafka_messages",
     "kafka_native",

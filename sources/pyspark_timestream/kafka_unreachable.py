@@ -1,0 +1,100 @@
+"""The errors that end a query because of its brokers: who was asked, what each said, what to do."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from pyspark_timestream.client_log import Complaint
+from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka_patience import REFUSALS
+
+__all__ = ["answered_too_long", "is_refused", "no_answer", "request_refused"]
+
+_REFUSED_AFTER_S: Final = 5.0
+"""A login or certificate that every broker refuses for so long is given up."""
+
+_DEFAULT_PORT: Final = 9092
+_RIGHTS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user describe and read the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "let the user read the consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user describe the cluster",
+}
+
+
+def is_refused(complaints: Mapping[str, Complaint], spent_s: float) -> bool:
+    """Whether it is of no use to go on: every broker that was heard of refuses the connection."""
+    codes = {each.code for each in complaints.values()}
+    return bool(codes) and codes <= set(REFUSALS) and spent_s >= _REFUSED_AFTER_S
+
+
+def no_answer(
+    client: Mapping[str, str], complaints: Mapping[str, Complaint], spent_s: float, wanted: str
+) -> BrokerUnreachable:
+    """No broker answered.
+
+    Args:
+        client: librdkafka's configuration.
+        complaints: why, by address.
+        spent_s: for how long that was so.
+        wanted: what was asked for.
+    """
+    addresses = dict.fromkeys([*_bootstrap(client), *(at for at in complaints if at)])
+    said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
+            for at in addresses]  # fmt: skip
+    everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
+    return BrokerUnreachable(
+        f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: {everywhere}"
+        f"{', '.join(said)}; next step: {_advice(complaints)}"
+    )
+
+
+def answered_too_long(
+    answer: str, complaints: Mapping[str, Complaint], spent_s: float, wanted: str
+) -> BrokerUnreachable:
+    """Brokers answered, and always with something that should have passed by itself."""
+    others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
+    unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
+    return BrokerUnreachable(
+        f"cannot get {wanted}: for {spent_s:.0f} s the Kafka brokers answered '{answer}'{unreached}"
+        "; next step: see to it that every partition has a leader and enough replicas in sync, and "
+        "start the query again: it goes on where it stopped"
+    )
+
+
+def request_refused(code: int, answer: str, wanted: str) -> BrokerUnreachable:
+    """A broker's answer that does not pass by itself."""
+    advice = _RIGHTS.get(code, "correct what the answer names, and start the query again")
+    return BrokerUnreachable(
+        f"cannot get {wanted}: the Kafka broker answered '{answer}'; next step: {advice}"
+    )
+
+
+def _bootstrap(client: Mapping[str, str]) -> list[str]:
+    """The addresses of `bootstrap.servers`, with their ports.
+
+    >>> _bootstrap({"bootstrap.servers": "a:1, SSL://b"})
+    ['a:1', 'b:9092']
+    """
+    named = (each.strip().rpartition("://")[2] for each in client["bootstrap.servers"].split(","))
+    return [
+        at if at.rpartition(":")[2].isdigit() else f"{at}:{_DEFAULT_PORT}" for at in named if at
+    ]
+
+
+def _advice(complaints: Mapping[str, Complaint]) -> str:
+    codes = {each.code for each in complaints.values()}
+    if KafkaError._AUTHENTICATION in codes:
+        return (
+            "check the login: options 'kafka.security.protocol', 'kafka.sasl.mechanism', and "
+            "'kafka.sasl.username' with 'kafka.sasl.password' or 'kafka.sasl.oauthbearer.*'"
+        )
+    if KafkaError._SSL in codes:
+        return (
+            "check options 'kafka.security.protocol' and 'kafka.ssl.ca.location' (whom to trust), "
+            "and that the broker's certificate is of this address"
+        )
+    return (
+        "check option 'kafka.bootstrap.servers', that the brokers run, and the network to the "
+        "addresses that they advertise; option 'kafkaConsumer.connectTimeoutMs' waits longer"
+    )
