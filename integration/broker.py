@@ -65,6 +65,8 @@ class Broker:
     bootstrap: str
     tier: str
     server: Server | None = None
+    replication: int = 1
+    """Of the topics that are created here."""
 
     def __post_init__(self) -> None:
         # Kept as long as the broker: its futures die with it.
@@ -89,7 +91,8 @@ class Broker:
         # Records stamped in the past would be deleted within minutes.
         settings = {"retention.ms": "-1"}
         settings |= {key.replace("_", "."): str(each) for key, each in config.items()}
-        _result(self._admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]))
+        wanted = NewTopic(topic, partitions, self.replication, config=settings)
+        _result(self._admin.create_topics([wanted]))
         self._wait_for_leaders(topic, partitions)
         return topic
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -83,39 +84,54 @@ def free_port() -> int:
 
 
 class KafkaProcess:
-    """A broker in a JVM of ours; its data outlives a kill."""
+    """A broker in a JVM of ours; its data outlives a kill.
 
-    def __init__(self) -> None:
+    Args:
+        changes: settings other than those of a broker that is alone.
+        ports: of the broker and of its controller; free ones by default.
+        cluster: the cluster's id; a new one by default.
+        heap: of the JVM.
+    """
+
+    def __init__(
+        self,
+        changes: Mapping[str, str] | None = None,
+        ports: tuple[int, int] | None = None,
+        cluster: str | None = None,
+        heap: str = "512m",
+    ) -> None:
         self._jars = kafka_jars()
+        self._heap = heap
         _remove_leftovers()
-        port, controller = free_port(), free_port()
+        port, controller = ports or (free_port(), free_port())
         self.bootstrap = f"127.0.0.1:{port}"
-        self._directory = CACHE / "runs" / f"{os.getpid()}-{port}"
-        self._directory.mkdir(parents=True)
-        _write_owner(self._directory, None)
+        self.directory = CACHE / "runs" / f"{os.getpid()}-{port}"
+        self.directory.mkdir(parents=True)
+        _write_owner(self.directory, None)
         self._session: ProcessSession | None = None
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
+        properties |= {"log.dirs": str(self.directory / "data"), **(changes or {})}
         try:
-            self._format({**properties, "log.dirs": str(self._directory / "data")})
+            self._format(properties, cluster)
         except BaseException:
             self.close()
             raise
 
-    def _format(self, properties: Mapping[str, str]) -> None:
-        (self._directory / "log4j2.properties").write_text(LOG4J_FILE)
+    def _format(self, properties: Mapping[str, str], cluster: str | None) -> None:
+        (self.directory / "log4j2.properties").write_text(LOG4J_FILE)
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
-        (self._directory / "server.properties").write_text(text)
-        cluster = self._storage_tool("random-uuid").strip()
+        (self.directory / "server.properties").write_text(text)
+        cluster = cluster or self._storage_tool("random-uuid").strip()
         self._storage_tool("format", "-t", cluster, "-c", str(self._settings))
 
     @property
     def _settings(self) -> Path:
-        return self._directory / "server.properties"
+        return self.directory / "server.properties"
 
     def _java(self, main: str, *arguments: str) -> list[str]:
-        log4j = f"-Dlog4j2.configurationFile={self._directory / 'log4j2.properties'}"
-        return ["java", "-Xmx512m", log4j, "-cp", f"{self._jars}/*", main, *arguments]
+        log4j = f"-Dlog4j2.configurationFile={self.directory / 'log4j2.properties'}"
+        return ["java", f"-Xmx{self._heap}", log4j, "-cp", f"{self._jars}/*", main, *arguments]
 
     def _storage_tool(self, *arguments: str) -> str:
         command = self._java("kafka.tools.StorageTool", *arguments)
@@ -124,8 +140,15 @@ class KafkaProcess:
     def start(self) -> None:
         """Start the broker on the data and the port it had."""
         command = self._java("kafka.Kafka", str(self._settings))
-        self._session = ProcessSession.begin(command, log=self._directory / "broker.log")
-        _write_owner(self._directory, self._session.id)
+        self._session = ProcessSession.begin(command, log=self.directory / "broker.log")
+        _write_owner(self.directory, self._session.id)
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """SIGTERM: the broker hands its partitions over before it ends."""
+        if self._session is not None:
+            self._session.signal(signal.SIGTERM)
+            self._session.wait(timeout)
+            self._session.kill()
 
     def kill(self) -> None:
         """SIGKILL: no goodbye to clients, no clean shutdown of the log."""
@@ -149,7 +172,7 @@ class KafkaProcess:
     def close(self) -> None:
         """End the broker and remove its data."""
         self.kill()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def failure(self) -> str | None:
         """What the broker printed, when it ended by itself."""

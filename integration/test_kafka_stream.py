@@ -569,9 +569,3 @@ def test_a_wrong_option_is_said_in_the_last_line(stream, options, said: str, sch
     assert said in last
     assert "s3cret" not in str(failure.value)
     assert "UnboundLocalError" not in str(failure.value)
-
-
-def test_an_unreachable_broker_is_named(stream) -> None:
-    made = stream()
-    with pytest.raises(Exception, match=r"from the broker at 127.0.0.1:1"):
-        made.run(kafka__bootstrap__servers="127.0.0.1:1", fetchOffset__numRetries=0)

@@ -250,7 +250,8 @@ def test_a_range_that_the_broker_does_not_have_is_an_error(paths: Paths, topic: 
     one, other = paths.columns(beyond, **{"kafkaConsumer.pollTimeoutMs": "6000"})
     assert one == other
     assert one[0] == "BrokerUnreachable"
-    assert "no progress at offset 1 (of 5) for 6000 ms" in one[1]
+    assert "no progress with the records of topic" in one[1]
+    assert "from offset 1 to 5 for 6 s, without an error" in one[1]
 
 
 def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(

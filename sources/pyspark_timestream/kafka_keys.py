@@ -1,7 +1,9 @@
 """Options `kafka.*`: what goes to librdkafka, and what is refused with the name to use instead.
 
-Spark's own source runs Kafka's Java client, whose security settings librdkafka does not have; each
-is refused with librdkafka's equivalent. What only librdkafka can judge, it judges.
+Spark's own source runs Kafka's Java client, some of whose settings librdkafka does not have; each
+is refused with librdkafka's equivalent. So is what would load code or run a command in the driver
+and in every task: who may set options, in SQL for example, need not be who may run programs there.
+What only librdkafka can judge, it judges.
 """
 
 import re
@@ -10,7 +12,14 @@ from typing import Final
 
 from pyspark_timestream.option_fields import OptionError
 
-__all__ = ["ENGINE_OWNED", "JVM_ONLY", "RECORD_KEYS", "client_settings", "record_settings"]
+__all__ = [
+    "ENGINE_OWNED",
+    "JVM_ONLY",
+    "RECORD_KEYS",
+    "RUNS_CODE",
+    "client_settings",
+    "record_settings",
+]
 
 _OIDC: Final = (
     "kafka.sasl.oauthbearer.method=oidc with kafka.sasl.oauthbearer.token.endpoint.url, "
@@ -26,8 +35,14 @@ _TLS: Final = (
     "nothing: OpenSSL takes the newest TLS version that both sides know; kafka.ssl.cipher.suites "
     "and kafka.ssl.sigalgs.list narrow it"
 )
+_TEMPLATE: Final = "kafka.sasl.oauthbearer.assertion.jwt.template.file"
+_PROVIDERS: Final = "nothing: OpenSSL's own configuration on each machine chooses its providers"
 _REFRESH: Final = "nothing: librdkafka renews tokens itself, after 80 % of their lifetime"
 _BROKER_SIDE: Final = "nothing: it is for brokers, which check tokens; a client only gets them"
+_METRICS: Final = (
+    "nothing: the query's progress says what was read; librdkafka has no such metrics to report"
+)
+_IN_A_TASK: Final = "nothing: a task reads its range, and no consumer joins a group"
 
 JVM_ONLY: Final = {
     "sasl.jaas.config": "kafka.sasl.username and kafka.sasl.password (PLAIN, SCRAM), "
@@ -54,7 +69,7 @@ JVM_ONLY: Final = {
     "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": _BROKER_SIDE,
     "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": _BROKER_SIDE,
     "sasl.oauthbearer.scope.claim.name": "kafka.sasl.oauthbearer.scope",
-    "security.providers": "kafka.ssl.providers (OpenSSL's)",
+    "security.providers": _PROVIDERS,
     "ssl.truststore.location": _CA_FILE,
     "ssl.truststore.password": "kafka.ssl.ca.location (a PEM file needs no password)",
     "ssl.truststore.type": _CA_FILE,
@@ -64,11 +79,31 @@ JVM_ONLY: Final = {
     "ssl.keystore.certificate.chain": "kafka.ssl.certificate.pem",
     "ssl.protocol": _TLS,
     "ssl.enabled.protocols": _TLS,
-    "ssl.provider": "kafka.ssl.providers (OpenSSL's)",
+    "ssl.provider": _PROVIDERS,
     "ssl.keymanager.algorithm": _OPENSSL,
     "ssl.trustmanager.algorithm": _OPENSSL,
     "ssl.secure.random.implementation": _OPENSSL,
     "ssl.engine.factory.class": "kafka.ssl.ca.location, " + _KEYSTORE,
+    "sasl.oauthbearer.assertion.template.file": _TEMPLATE,
+    "sasl.oauthbearer.jwt.retriever.class": _OIDC,
+    "sasl.oauthbearer.jwt.validator.class": _OIDC,
+    "default.api.timeout.ms": "option 'kafkaConsumer.connectTimeoutMs' (until a broker answers), "
+    "'fetchOffset.numRetries' (the driver's tries after a minute) and "
+    "'kafkaConsumer.pollTimeoutMs' (the tasks')",
+    "fetch.max.wait.ms": "kafka.fetch.wait.max.ms",
+    "receive.buffer.bytes": "kafka.socket.receive.buffer.bytes",
+    "send.buffer.bytes": "kafka.socket.send.buffer.bytes",
+    "socket.connection.setup.timeout.max.ms": "kafka.socket.connection.setup.timeout.ms",
+    "exclude.internal.topics": "nothing: option 'subscribePattern' never means Kafka's own topics",
+    "metric.reporters": _METRICS,
+    "metrics.num.samples": _METRICS,
+    "metrics.recording.level": _METRICS,
+    "metrics.sample.window.ms": _METRICS,
+    "config.providers": "nothing: give each option its value, from Spark's own configuration or "
+    "the environment for example",
+    "share.acquire.mode": _IN_A_TASK,
+    "internal.throw.on.fetch.stable.offset.unsupported": _IN_A_TASK,
+    "auto.include.jmx.reporter": _METRICS,
 }
 """Keys that only Kafka's Java client knows -> what to say to librdkafka instead."""
 
@@ -87,8 +122,57 @@ ENGINE_OWNED: Final = {
     "key.deserializer": "the column `key` and Spark's functions on it",
     "value.deserializer": "option 'valueFormat', or Spark's functions on the column `value`",
     "interceptor.classes": "nothing: librdkafka has no interceptors",
+    "request.timeout.ms": "kafka.socket.timeout.ms (librdkafka's name for it; this one is for "
+    "producers there)",
+    "max.poll.records": "option 'maxOffsetsPerTrigger', or 'maxRecordsPerPartition'",
+    "offset.store.method": "nothing: offsets live in Spark's checkpoint",
+    "offset.store.path": "nothing: offsets live in Spark's checkpoint",
+    "log.queue": "nothing: what librdkafka says is in Python's log",
+    "enabled_events": "nothing: it is for programs that poll librdkafka's events themselves",
 }
 """Keys that the source sets itself -> what does what the user may have wanted."""
+
+
+_LIBRARY: Final = "it would load a library into the driver and every task"
+_COMMAND: Final = "it would run a command on the driver and in every task"
+_CALLBACK: Final = "it would be a program's own code or memory, which an option cannot be"
+_INSTALLED: Final = "have it installed where OpenSSL looks for it, by openssl.cnf on each machine"
+
+RUNS_CODE: Final = {
+    "plugin.library.paths": (_LIBRARY, "do without it: the source's own work needs no plugin"),
+    "ssl.engine.location": (_LIBRARY, _INSTALLED),
+    "ssl.engine.id": (_LIBRARY, _INSTALLED),
+    "ssl.providers": (_LIBRARY, _INSTALLED),
+    "sasl.kerberos.kinit.cmd": (
+        _COMMAND,
+        "leave it out: kinit is called with kafka.sasl.kerberos.principal and .keytab; or fill the "
+        "ticket cache yourself and set kafka.sasl.kerberos.min.time.before.relogin to 0",
+    ),
+    "interceptors": (_CALLBACK, "leave it out"),
+}
+"""Keys that would load code or run a command -> what is wrong with that, and the next step."""
+
+_CODE_KINDS: Final = {
+    # Every callback and pointer of librdkafka's and confluent-kafka's.
+    re.compile(
+        r".*_cb|.*[._]callback|.*callback_data|opaque|default_topic_conf|default\.topic\.config"
+        r"|ssl_key|ssl_certificate|ssl_ca|msg_order_cmp|logger|on_(?:commit|delivery)"
+    ): (_CALLBACK, "leave it out"),
+    re.compile(r"ssl\.engine\..*"): (_LIBRARY, _INSTALLED),
+    re.compile(r"test\..*"): ("it is for librdkafka's own tests", "leave it out"),
+}
+
+_IN_A_COMMAND: Final = {
+    "sasl.kerberos.principal": (
+        re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@/+=:,-]*"),
+        "letters, digits and _.@/+=:,- as in 'spark/host.example.org@EXAMPLE.ORG'",
+    ),
+    "sasl.kerberos.keytab": (
+        re.compile(r"[^\x00-\x1f\"$`\\\\]*"),
+        "a path without quotes, '$', backquotes and backslashes",
+    ),
+}
+"""Keys whose values librdkafka puts into the command line of kinit -> what they may be."""
 
 
 RECORD_KEYS: Final = {
@@ -125,18 +209,12 @@ def client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
 
     Raises:
-        OptionError: a key that is not librdkafka's to have, no broker, or an empty group.
+        OptionError: a key that is not librdkafka's to have or that would run code, no broker, or
+            an empty group.
     """
     client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
     for key in client:
-        instead = _instead_of(key)
-        if instead:
-            raise OptionError(
-                f"kafka.{key}",
-                "it is not supported here",
-                "librdkafka's configuration, each name after 'kafka.'",
-                f"use {instead}",
-            )
+        _check_key(key, client[key])
     if "isolation.level" in client:
         # librdkafka takes it in any case.
         client["isolation.level"] = client["isolation.level"].strip().lower()
@@ -152,6 +230,37 @@ def client_settings(given: Mapping[str, str]) -> dict[str, str]:
             "set it",
         )
     return client
+
+
+def _check_key(key: str, value: str) -> None:
+    """Refuse a key, or a value, that librdkafka must not get.
+
+    Raises:
+        OptionError: of `kafka.<key>`.
+    """
+    accepts = "librdkafka's configuration, each name after 'kafka.'"
+    refused = _code_of(key)
+    if refused:
+        problem, next_step = refused
+        raise OptionError(f"kafka.{key}", problem, accepts, next_step)
+    instead = _instead_of(key)
+    if key == "partition.assignment.strategy" and "." in value:
+        instead = _IN_A_TASK + "; a class of Java's client means nothing to librdkafka"
+    if instead:
+        raise OptionError(f"kafka.{key}", "it is not supported here", accepts, f"use {instead}")
+    if key in _IN_A_COMMAND:
+        legal, form = _IN_A_COMMAND[key]
+        if not legal.fullmatch(value):
+            problem = "its value would change the command line of kinit"
+            raise OptionError(f"kafka.{key}", problem, form, "correct it")
+
+
+def _code_of(key: str) -> tuple[str, str] | None:
+    """What is wrong with a key that would run code, and the next step; None for all others."""
+    if key in JVM_ONLY or key in ENGINE_OWNED:
+        return None
+    families = (why for family, why in _CODE_KINDS.items() if family.fullmatch(key))
+    return RUNS_CODE.get(key) or next(families, None)
 
 
 def _instead_of(key: str) -> str | None:

@@ -52,10 +52,14 @@ __all__ = ["KafkaOptions", "read_kafka_options"]
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
 _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
-_TIME_OPTIONS: Final = dict.fromkeys(
-    (spec.name for spec in specs(TimeOptions).values()),
-    "belongs to transport 'time' and conflicts with option 'transport' ('kafka')",
-)
+_FOREIGN: Final = {
+    **dict.fromkeys(
+        (spec.name for spec in specs(TimeOptions).values()),
+        "belongs to transport 'time' and conflicts with option 'transport' ('kafka')",
+    ),
+    "useDeprecatedOffsetFetching": "chooses how Spark's own source asks for offsets, and this one "
+    "asks as that does with 'false': without joining a group",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,7 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     client = client_settings(given)
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
-    options = read_options(KafkaOptions, plain, foreign=_TIME_OPTIONS)
+    options = read_options(KafkaOptions, plain, foreign=_FOREIGN)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
     options = replace(options, client=client, starts_by_default=starts.isdisjoint(plain))
     _check_topics(options)

@@ -63,11 +63,10 @@ def answered_too_long(
 
 
 def request_refused(code: int, answer: str, wanted: str) -> BrokerUnreachable:
-    """A broker's answer that does not pass by itself."""
-    advice = _RIGHTS.get(code, "correct what the answer names, and start the query again")
-    return BrokerUnreachable(
-        f"cannot get {wanted}: the Kafka broker answered '{answer}'; next step: {advice}"
-    )
+    """An error that does not pass by itself: of a broker, or (below 0) of the client."""
+    advice = _RIGHTS.get(code, "correct what this names, and start the query again")
+    who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
+    return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'; next step: {advice}")
 
 
 def _bootstrap(client: Mapping[str, str]) -> list[str]:

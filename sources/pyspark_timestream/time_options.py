@@ -16,6 +16,7 @@ from pyspark_timestream.option_fields import (
     choice,
     option,
     read_options,
+    shown,
     specs,
     text,
     whole_number,
@@ -183,6 +184,7 @@ def read_time_options(raw: Mapping[str, str]) -> TimeOptions:
     Raises:
         OptionError: an unknown, unreadable, foreign or conflicting option or descriptor key.
     """
+    _check_transport(raw)
     options = read_options(TimeOptions, raw, foreign=_foreign(raw))
     if options.descriptor is not None:
         carried = read_descriptor(options.descriptor, DESCRIPTOR_KEYS)
@@ -191,6 +193,22 @@ def read_time_options(raw: Mapping[str, str]) -> TimeOptions:
     if options.zero_us is not None:
         options.clock(options.zero_us, options.zero_us)
     return options
+
+
+def _check_transport(raw: Mapping[str, str]) -> None:
+    """Refuse options of transport `kafka` where no transport was named at all."""
+    kafka = {name.lower() for name in KAFKA_OPTIONS}
+    if any(name.lower() == "transport" for name in raw):
+        return
+    for name, value in raw.items():
+        if name.lower() in kafka or name.lower().startswith("kafka."):
+            raise _error(
+                "transport",
+                f"it was not given, and is 'time' then, but option '{name}' "
+                f"({shown(name, value)}) belongs to transport 'kafka'",
+                "set option 'transport' to 'kafka'",
+                "'time' or 'kafka'",
+            )
 
 
 def _foreign(raw: Mapping[str, str]) -> dict[str, str]:
@@ -212,9 +230,9 @@ def _check_pace(options: TimeOptions) -> None:
         )
 
 
-def _error(name: str, problem: str, next_step: str) -> OptionError:
+def _error(name: str, problem: str, next_step: str, accepts: str | None = None) -> OptionError:
     spec = next(spec for spec in _SPECS.values() if spec.name == name)
-    return OptionError(name, problem, spec.reader.accepts, next_step)
+    return OptionError(name, problem, accepts or spec.reader.accepts, next_step)
 
 
 def exact_text(value: Fraction) -> str:

@@ -1,12 +1,18 @@
 """Commits and closing, the same on either path; the broker is the one librdkafka has for tests."""
 
+import re
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from timestream.builders import options
 
-from pyspark_timestream import kafka_messages, kafka_native
+from pyspark_timestream import kafka_fetch, kafka_messages, kafka_native
 from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.kafka_fetch import RangeReader
 from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.native_gather import native_gather
@@ -75,3 +81,28 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
     ):
         with pytest.raises(RuntimeError, match=r"Consumer closed|Handle has been closed"):
             use()
+
+
+@pytest.mark.parametrize("path", ["messages", "native"])
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("127.0.0.1:1", "Connection refused"), ("no.such.host.invalid:9092", "Failed to resolve")],
+)
+def test_a_read_without_a_broker_fails_within_the_connect_timeout_and_says_why(
+    path: str, where: str, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    if path == "messages":
+        monkeypatch.setattr(kafka_fetch, "native_gather", lambda: None)
+    elif native_gather() is None:
+        pytest.skip("the native gather is not built here, or not wanted")
+    given = {"kafka.bootstrap.servers": where, "kafkaConsumer.connectTimeoutMs": "2000"}
+    reader, began_s = RangeReader(options(**given), "g"), time.monotonic()
+    try:
+        with pytest.raises(BrokerUnreachable) as failure:
+            list(reader.read(Range(THERE, 0, 9), Needs()))
+    finally:
+        reader.close()
+    assert time.monotonic() - began_s < 15
+    assert re.search(rf"{re.escape(where)} \([^()]*{reason}", str(failure.value))
+    assert "offset 0 to 9" in str(failure.value)
+    assert "FAIL" not in capfd.readouterr().err

@@ -95,16 +95,25 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(spec):
 
 
 @pytest.mark.parametrize("name", [*KAFKA_OPTIONS, "kafka.bootstrap.servers"])
-def test_an_option_of_the_other_transport_is_refused_naming_both(name):
+def test_a_forgotten_transport_is_what_the_message_is_about(name):
     message = refusal(**{name.lower(): "1"})
+    assert message.startswith("option 'transport': it was not given, and is 'time' then, but ")
+    assert f"option '{name.lower()}' ('1') belongs to transport 'kafka'" in message
+    assert message.endswith("next step: set option 'transport' to 'kafka'")
+
+
+@pytest.mark.parametrize("name", [*KAFKA_OPTIONS, "kafka.bootstrap.servers"])
+def test_an_option_of_the_other_transport_is_refused_naming_both(name):
+    message = refusal(**{name.lower(): "1", "transport": "time"})
     assert message.startswith(f"option '{name}': ")
     assert "transport 'kafka' and conflicts with option 'transport' ('time')" in message
 
 
 def test_a_secret_of_the_other_transport_is_not_repeated():
-    message = refusal(**{"kafka.sasl.password": "hunter2"})
-    assert "hunter2" not in message
-    assert "[hidden]" in message
+    for named in ({}, {"transport": "time"}):
+        message = refusal(**{"kafka.sasl.password": "hunter2", **named})
+        assert "hunter2" not in message
+        assert "[hidden]" in message
 
 
 def test_rate_max_needs_max_count():
