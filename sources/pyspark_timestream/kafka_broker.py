@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import (
@@ -17,7 +18,13 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pyspark_timestream.client_log import ClientLog
-from pyspark_timestream.kafka_client import admin_config, consumer_config, logged_client, made
+from pyspark_timestream.kafka_client import (
+    admin_config,
+    consumer_config,
+    let_go,
+    logged_client,
+    made,
+)
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_patience import (
     API_TIMEOUT_S,
@@ -35,8 +42,9 @@ from pyspark_timestream.kafka_unreachable import (
     request_refused,
 )
 from pyspark_timestream.ranges import Partition
+from pyspark_timestream.stock import Stock
 
-__all__ = ["Broker"]
+__all__ = ["Broker", "borrowed_broker"]
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
@@ -103,6 +111,11 @@ class Broker:
         """The offset after the last readable record (the last stable one, if committed reads)."""
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
+    def written_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """The offset after the last record, those of open transactions included."""
+        asked = dict.fromkeys(partitions, OffsetSpec.latest())
+        return self._offsets(asked, IsolationLevel.READ_UNCOMMITTED)
+
     def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
         """The first offset whose timestamp is at or after an instant; None where there is none."""
         specs = {part: OffsetSpec.for_timestamp(ms) for part, ms in instants_ms.items()}
@@ -117,7 +130,7 @@ class Broker:
         """
         asked = dict.fromkeys(ends, OffsetSpec.latest())
         stable = self._offsets(asked, IsolationLevel.READ_COMMITTED)
-        written = self._offsets(asked, IsolationLevel.READ_UNCOMMITTED)
+        written = self.written_ends(ends)
         return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
@@ -292,10 +305,26 @@ class Broker:
             raise answered_too_long(answer, heard, patience.spent_s, wanted) from error
         raise no_answer(self._options.client, heard, patience.spent_s, wanted) from error
 
+    def close(self) -> None:
+        """Release the clients."""
+        let_go(self._consumer.close)
+
     def _hear(self) -> None:
         """Let the clients say what they have to say."""
         self._admin.poll(0)
         self._consumer.poll(0)
+
+
+_STOCK: Final[Stock[Broker]] = Stock(most=2, idle_s=300)
+"""Tasks of batch reads that are evaluated again and again ask where they start and end."""
+
+
+def borrowed_broker(options: KafkaOptions, group: str) -> AbstractContextManager[Broker]:
+    """A broker from this process's stock; it goes back there unless something went wrong."""
+    topics = options.subscribe, options.subscribe_pattern, options.assign
+    patience = options.retries, options.retry_interval_ms, options.connect_timeout_ms
+    key = (group, *topics, *patience, *sorted(options.client.items()))
+    return _STOCK.borrowed(key, lambda: Broker(options, group))
 
 
 def _few(topics: Set[str]) -> str:

@@ -14,8 +14,17 @@ from pyspark_timestream.ranges import Partition
 __all__ = ["end_instants", "ending_positions"]
 
 
-def end_instants(options: KafkaOptions, partitions: Collection[Partition]) -> dict[Partition, int]:
+def end_instants(
+    options: KafkaOptions,
+    partitions: Collection[Partition],
+    listed: Collection[Partition] | None = None,
+) -> dict[Partition, int]:
     """The timestamp, in milliseconds, before which each partition ends; empty: offsets decide.
+
+    Args:
+        options: the ending options.
+        partitions: whose end is asked for.
+        listed: all partitions that are read; None: `partitions`.
 
     Raises:
         OptionError: `endingOffsetsByTimestamp` names other partitions than exist.
@@ -24,8 +33,9 @@ def end_instants(options: KafkaOptions, partitions: Collection[Partition]) -> di
         return dict.fromkeys(partitions, options.ending_timestamp_ms)
     if options.ending_timestamps_ms is None:
         return {}
-    check_named("endingOffsetsByTimestamp", options.ending_timestamps_ms, partitions)
-    return dict(options.ending_timestamps_ms)
+    listed = partitions if listed is None else listed
+    check_named("endingOffsetsByTimestamp", options.ending_timestamps_ms, listed)
+    return {part: options.ending_timestamps_ms[part] for part in partitions}
 
 
 def ending_positions(
@@ -33,6 +43,7 @@ def ending_positions(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     found: Mapping[Partition, int | None],
+    listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """The offset after the last one to read of each partition in `ends`.
 
@@ -41,19 +52,22 @@ def ending_positions(
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
         found: the first offset at or after each of `end_instants`; None: there is none.
+        listed: all partitions that are read; None: those in `ends`.
 
     Raises:
         OptionError: an option names other partitions than exist.
         DataLost: a named offset is not there (and option `failOnDataLoss`).
     """
-    if end_instants(options, ends):
+    listed = ends if listed is None else listed
+    if end_instants(options, ends, listed):
         at_or_after = {part: found.get(part) for part in ends}
         return {part: ends[part] if at is None else at for part, at in at_or_after.items()}
     wanted = options.ending_offsets
     if isinstance(wanted, int):
         return dict(ends)
-    check_named("endingOffsets", wanted, ends)
-    stops = {part: ends[part] if at == LATEST else at for part, at in wanted.items()}
+    check_named("endingOffsets", wanted, listed)
+    named = {part: wanted[part] for part in ends}
+    stops = {part: ends[part] if at == LATEST else at for part, at in named.items()}
     return {
         part: existing_offset("endingOffsets", options, part, at, earliest, ends)
         for part, at in stops.items()

@@ -19,7 +19,8 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.driver_log import log_like_spark
-from pyspark_timestream.kafka_broker import Broker
+from pyspark_timestream.kafka_batch_read import BatchShare, bind, share_out, wanted
+from pyspark_timestream.kafka_broker import Broker, borrowed_broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_ends import end_instants, ending_positions
@@ -35,7 +36,6 @@ from pyspark_timestream.kafka_small import with_small_ranges
 from pyspark_timestream.kafka_starts import start_instants, starting_positions
 from pyspark_timestream.kafka_task import TaskPlan, run_task
 from pyspark_timestream.kafka_uses import (
-    batch_tasks,
     for_batch,
     for_stream,
     stream_tasks,
@@ -161,34 +161,52 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._driver
 
 
+@dataclass(frozen=True)
+class BatchTask(InputPartition):
+    """What Spark ships to a task of a batch read, and keeps for later evaluations."""
+
+    share: BatchShare
+
+
 class KafkaBatchReader(DataSourceReader):
-    """Kafka records and CTIs as a batch, from the starting to the ending options."""
+    """Kafka records and CTIs as a batch, from the starting to the ending options.
+
+    What these mean is found by each task when it runs: see `kafka_batch_read`.
+    """
 
     def __init__(self, options: KafkaOptions, projection: Projection) -> None:
         self._options = options
         self._projection = projection
+        self._group = f"{options.group_prefix}-batch"
 
     def partitions(self) -> Sequence[InputPartition]:
         """One task a partition or part of one."""
-        group = f"{self._options.group_prefix}-batch"
-        broker = Broker(self._options, group)
-        ends = broker.ends(broker.partitions())
-        earliest = broker.earliest(ends)
-        starts, stops = (
-            positions(self._options, earliest, ends, broker.offsets_at(asked(self._options, ends)))
-            for positions, asked in (
-                (starting_positions, start_instants),
-                (ending_positions, end_instants),
-            )
-        )
-        # Without any task Spark would make up one that is none of ours.
-        plans = batch_tasks(self._options, starts, stops) or [TaskPlan()]
-        return [KafkaTask(plan, group) for plan in plans]
+        broker = Broker(self._options, self._group)
+        listed = broker.partitions()
+        starts, stops = self._bounds(broker, listed, listed)
+        return [BatchTask(share) for share in share_out(self._options, starts, stops)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task: the rows of one `KafkaTask`."""
-        assert isinstance(partition, KafkaTask)
-        return _read_task(self._options, self._projection, partition)
+        """Runs in a task: the rows of one `BatchTask`."""
+        assert isinstance(partition, BatchTask)
+        with borrowed_broker(self._options, self._group) as broker:
+            listed = broker.partitions()
+            bounds = self._bounds(broker, listed, wanted(partition.share, listed))
+        plan = bind(self._options, partition.share, listed, *bounds)
+        return _read_task(self._options, self._projection, KafkaTask(plan, self._group))
+
+    def _bounds(
+        self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
+    ) -> tuple[dict[Partition, int], dict[Partition, int]]:
+        """Where the read starts and ends of those of `asked` that exist."""
+        options, ends = self._options, broker.ends(asked)
+        earliest = broker.earliest(ends)
+        starting = broker.offsets_at(start_instants(options, ends, listed))
+        ending = broker.offsets_at(end_instants(options, ends, listed))
+        return (
+            starting_positions(options, earliest, ends, starting, listed),
+            ending_positions(options, earliest, ends, ending, listed),
+        )
 
 
 def _own_part(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:

@@ -17,20 +17,28 @@ __all__ = ["check_named", "existing_offset", "start_instants", "starting_positio
 
 
 def start_instants(
-    options: KafkaOptions, partitions: Collection[Partition]
+    options: KafkaOptions,
+    partitions: Collection[Partition],
+    listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """The timestamp, in milliseconds, at which each partition starts; empty: offsets decide.
+
+    Args:
+        options: the starting options.
+        partitions: whose start is asked for.
+        listed: all partitions that are read; None: `partitions`.
 
     Raises:
         OptionError: no partition exists, or `startingOffsetsByTimestamp` names others than exist.
     """
-    _check_exist(options, partitions)
+    listed = partitions if listed is None else listed
+    _check_exist(options, listed)
     if options.starting_timestamp_ms is not None:
         return dict.fromkeys(partitions, options.starting_timestamp_ms)
     if options.starting_timestamps_ms is None:
         return {}
-    check_named("startingOffsetsByTimestamp", options.starting_timestamps_ms, partitions)
-    return dict(options.starting_timestamps_ms)
+    check_named("startingOffsetsByTimestamp", options.starting_timestamps_ms, listed)
+    return {part: options.starting_timestamps_ms[part] for part in partitions}
 
 
 def starting_positions(
@@ -38,6 +46,7 @@ def starting_positions(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     found: Mapping[Partition, int | None],
+    listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
     """The first offset to read of each partition in `ends`.
 
@@ -46,22 +55,25 @@ def starting_positions(
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
         found: the first offset at or after each of `start_instants`; None: there is none.
+        listed: all partitions that are read; None: those in `ends`.
 
     Raises:
         OptionError: no partition exists, `startingOffsets` names others than exist, or a timestamp
             has no record at or after it (and strategy `error`).
         DataLost: a named offset is not there (and option `failOnDataLoss`).
     """
-    instants = start_instants(options, ends)
+    listed = ends if listed is None else listed
+    instants = start_instants(options, ends, listed)
     if instants:
         return {part: _at_timestamp(options, part, instants[part], found.get(part), ends[part])
                 for part in ends}  # fmt: skip
     wanted = options.starting_offsets
     if isinstance(wanted, int):
         return dict(earliest if wanted == EARLIEST else ends)
-    check_named("startingOffsets", wanted, ends)
+    check_named("startingOffsets", wanted, listed)
     words = {EARLIEST: earliest, LATEST: ends}
-    starts = {part: words[at][part] if at in words else at for part, at in wanted.items()}
+    named = {part: wanted[part] for part in ends}
+    starts = {part: words[at][part] if at in words else at for part, at in named.items()}
     return {
         part: existing_offset("startingOffsets", options, part, at, earliest, ends)
         for part, at in starts.items()

@@ -9,16 +9,15 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_task import Share, TaskPlan
 from pyspark_timestream.kafka_values import EARLIEST, LATEST
 from pyspark_timestream.option_fields import OptionError
-from pyspark_timestream.ranges import Partition, Range, cut_ranges
+from pyspark_timestream.ranges import cut_ranges
 
-__all__ = ["batch_tasks", "for_batch", "for_stream", "stream_tasks", "useless_in_batch"]
+__all__ = ["for_batch", "for_stream", "stream_tasks", "useless_in_batch"]
 
 _ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
@@ -81,32 +80,6 @@ def for_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
 def useless_in_batch(given: Collection[str]) -> list[str]:
     """The options among `given`, lower-cased names, that a batch read passes over."""
     return [name for name in _PACE if name.lower() in given]
-
-
-def batch_tasks(
-    options: KafkaOptions, starts: Mapping[Partition, int], ends: Mapping[Partition, int]
-) -> list[TaskPlan]:
-    """The tasks of a batch read: one a partition, or a part of one.
-
-    A task that reads everything carries every CTI; several carry only the final one, if any, since
-    none can tell how far the others are. Where a record's fate depends on those before it, a part
-    reads those first for the clock alone, so that cutting changes no row.
-    """
-    spans = [Range(part, start, max(start, ends[part])) for part, start in sorted(starts.items())]
-    parts = cut_ranges(spans, options.min_partitions, options.max_records)
-    plans = [
-        TaskPlan((_share(options, part, starts[part.partition]),), (None,) * (len(parts) > 1))
-        for part in parts
-    ]
-    final_us = FINAL_US if options.final_cti else None
-    if len(plans) == 1:
-        return [replace(plans[0], closing_us=final_us)]
-    return plans if final_us is None else [*plans, TaskPlan(closing_us=final_us)]
-
-
-def _share(options: KafkaOptions, part: Range, start: int) -> Share:
-    lead = Range(part.partition, start, part.start_inclusive)
-    return Share(part, PartitionState(), lead if lead.size and options.is_ordered else None)
 
 
 def stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:

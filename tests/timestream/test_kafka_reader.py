@@ -1,15 +1,22 @@
 """What a task that reads Kafka does beside its rows."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from timestream.builders import at, options
 
 from pyspark_timestream import kafka_reader
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.kafka_batch_read import BatchShare
 from pyspark_timestream.kafka_columns import default_schema, project
-from pyspark_timestream.kafka_reader import KafkaBatchReader, KafkaStreamReader, KafkaTask
+from pyspark_timestream.kafka_reader import (
+    BatchTask,
+    KafkaBatchReader,
+    KafkaStreamReader,
+    KafkaTask,
+)
 from pyspark_timestream.kafka_task import Share, TaskPlan
 from pyspark_timestream.ranges import Range
 
@@ -27,17 +34,27 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield SimpleNamespace(read=lambda span, needs: iter(()))
         happened.append("given back")
 
+    nothing = SimpleNamespace(partitions=list, ends=dict, earliest=dict, offsets_at=dict)
+    monkeypatch.setattr(kafka_reader, "borrowed_broker", lambda *_: nullcontext(nothing))
     monkeypatch.setattr(kafka_reader, "borrowed_reader", borrowed)
     monkeypatch.setattr(kafka_reader, "settle", lambda: happened.append("settled"))
     return happened
 
 
-@pytest.mark.parametrize("kind", [KafkaStreamReader, KafkaBatchReader])
-def test_a_task_settles_when_its_consumer_is_back(kind: type, done: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "task"),
+    [
+        (KafkaStreamReader, KafkaTask(EMPTY, "group")),
+        (KafkaBatchReader, BatchTask(BatchShare(0, 1, (), 0))),
+    ],
+)
+def test_a_task_settles_when_its_consumer_is_back(
+    kind: type, task: InputPartition, done: list[str]
+) -> None:
     # Spark's worker collects garbage after each task; unsettled that takes longer than a small one.
-    given = options()
+    given = options(subscribe=None, subscribePattern="none")
     reader = kind(given, project(given, default_schema(given)))
-    assert list(reader.read(KafkaTask(EMPTY, "group"))) == []
+    assert list(reader.read(task)) == []
     assert done == ["borrowed", "given back", "settled"]
 
 
