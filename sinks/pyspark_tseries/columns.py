@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark_tseries.errors import IncompatibleValue
 
 __all__ = [
+    "COMMIT",
     "EVENT",
     "INSTANT",
     "ORIGINAL",
@@ -35,12 +36,12 @@ ORIGINAL: Final = (
     pa.field("original_timestamp", INSTANT),
     pa.field("original_author", pa.string()),
 )
-_COMMIT: Final = (
+COMMIT: Final = (
     pa.field("commit", pa.int64(), nullable=False),
     pa.field("commit_time", INSTANT, nullable=False),
 )
 _KIND: Final = pa.field("kind", pa.string(), nullable=False)
-RESERVED: Final = tuple(field.name for field in (*EVENT, *ORIGINAL, *_COMMIT, _KIND))
+RESERVED: Final = tuple(field.name for field in (*EVENT, *ORIGINAL, *COMMIT, _KIND))
 """The names that no value column may have, in any case."""
 
 _SPARK_NAMES: Final = {
@@ -66,7 +67,7 @@ def layout(values: Iterable[pa.Field]) -> pa.Schema:
 
     `kind` (`event` or `edit`) is the partition column: edits stay in few small files.
     """
-    return pa.schema([*EVENT, *values, *ORIGINAL, *_COMMIT, _KIND])
+    return pa.schema([*EVENT, *values, *ORIGINAL, *COMMIT, _KIND])
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:

@@ -171,7 +171,8 @@ class _Merge:
 
     def due(self) -> bool:
         """Whether there is anything to merge or to leave out."""
-        if len({file.run for file in self._chosen}) > 1 or not self._chosen[0].merged:
+        file = self._chosen[0]
+        if len({file.run for file in self._chosen}) > 1 or not file.merged or file.is_foreign:
             return True
         if self.horizon < 0:
             return False

@@ -17,10 +17,12 @@ import pyarrow.parquet as pq
 
 from pyspark_timestream.instants import format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.foreign_files import FileBounds, bounds_of_file
 from pyspark_tseries.heads import Note
+from pyspark_tseries.log_entries import OWN_FILE
 from pyspark_tseries.parquet_layout import ROWS_PER_GROUP, by_groups, compression, parquet_options
 from pyspark_tseries.permissions import Policy
-from pyspark_tseries.places import Place
+from pyspark_tseries.places import Place, lies_inside
 from pyspark_tseries.retention import RetainedRange
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "data_files",
     "extent_of",
     "logged_series",
+    "outside",
     "reading",
     "run_path",
     "write_events",
@@ -92,19 +95,19 @@ class DataFile:
     last_commit: int
 
     @property
+    def is_foreign(self) -> bool:
+        """Whether another tool wrote it: then its rows are in any order."""
+        return OWN_FILE.fullmatch(self.path) is None
+
+    @property
     def run(self) -> str:
         """The files that were written together have this in common."""
         return os.path.basename(self.path).split(".")[0].partition("_")[0]
 
     @property
     def merged(self) -> bool:
-        """Whether compaction wrote it."""
-        return "_" in os.path.basename(self.path)
-
-
-def _commits(path: str) -> tuple[int, int]:
-    first, _, rest = os.path.basename(path).partition("-")
-    return int(first), int(rest.split("-")[0]) if "_" in rest else int(first)
+        """Whether compaction wrote it, or another tool."""
+        return "_" in os.path.basename(self.path) or self.is_foreign
 
 
 def run_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
@@ -129,22 +132,67 @@ def _last_possible(name: str) -> str:
     return name if name.isascii() else _AMBIGUOUS.sub(lambda c: chr(ord(c[0]) + 0x10000), name)
 
 
-def data_files(actions: pa.Table) -> list[DataFile]:
-    """The files that Delta's flat add actions name, in the order of their commits."""
-    ends = [actions[f"{end}.timestamp"].cast(pa.int64()) for end in ("min", "max")]
-    names = (
-        *("path", "size_bytes", "min.series", "max.series", "partition.kind", "num_records"),
-        *("min.sequence", "max.sequence"),
-    )
-    columns = [*(actions[name] for name in names), *ends]
-    rows: list[list[Any]] = [
-        [path, size, first, _last_possible(last), *rest, *_commits(path)]
-        for path, size, first, last, *rest in zip(
-            *(column.to_pylist() for column in columns), strict=True
-        )
+def data_files(place: Place, actions: pa.Table) -> list[DataFile]:
+    """The files that Delta's flat add actions name, in the order of their commits.
+
+    Raises:
+        UnusableStore: one of them does not lie in the store's directories.
+    """
+    plain = ("path", "size_bytes", "partition.kind", "num_records")
+    ends = [
+        zip(*(_logged(actions, f"{end}.{name}") for end in ("min", "max")), strict=True)
+        for name in ("series", "sequence", "timestamp")
     ]
-    return sorted(
-        (DataFile(*row) for row in rows), key=lambda file: (file.path.split("/")[-1], file.path)
+    rows = zip(*(_logged(actions, name) for name in plain), *ends, strict=True)
+    found = (_data_file(place, *row) for row in rows)
+    return sorted(found, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
+
+
+def _logged(actions: pa.Table, name: str) -> list[Any]:
+    """A column of what the log says of each file; instants in microseconds, nulls if it is not."""
+    if name not in actions.column_names:
+        return [None] * actions.num_rows
+    column = actions[name]
+    return list((column.cast(pa.int64()) if name.endswith("timestamp") else column).to_pylist())
+
+
+def _data_file(
+    place: Place,
+    path: str,
+    size: int,
+    kind: str,
+    rows: int | None,
+    series: tuple[str | None, str | None],
+    sequence: tuple[int | None, int | None],
+    us: tuple[int | None, int | None],
+) -> DataFile:
+    own = OWN_FILE.fullmatch(path)
+    if own is None and not lies_inside(path):
+        raise outside(place, path)
+    if own is None or rows is None or None in (*series, *sequence, *us):
+        bounds = bounds_of_file(place, path, size)
+    else:
+        commits = int(own["first"]), int(own["last"] or own["first"])
+        names = series[0], _last_possible(str(series[1]))
+        bounds = FileBounds(rows, names, sequence, us, commits)  # type: ignore[arg-type]
+    return DataFile(
+        path,
+        size,
+        *bounds.series,
+        kind,
+        bounds.rows,
+        *bounds.sequence,
+        *bounds.us,
+        *bounds.commit,
+    )
+
+
+def outside(place: Place, path: str) -> UnusableStore:
+    """The error of a log that names a file which is none of the store's."""
+    return UnusableStore(
+        f"the log of the store '{place.location}' names the file '{path}'; accepted: relative "
+        "paths below the store, without '..' and escapes; it was not read. Next step: find out "
+        f"who wrote that, and undo it with: python -m pyspark_tseries repair {place.location}"
     )
 
 

@@ -44,7 +44,7 @@ def verify(path: str | Place, storage_options: Mapping[str, str] | None = None) 
     damage = find_log_damage(place) if place.local else None
     if damage is not None:
         return [str(damaged_log(place, damage))]
-    found = list(_findings(Store.open_damaged(place)))
+    found = list(dict.fromkeys(_findings(Store.open_damaged(place))))
     more = len(found) - MOST_FINDINGS
     return found[:MOST_FINDINGS] + ([f"and {more} more"] if more > 0 else [])
 
@@ -54,7 +54,11 @@ def _findings(store: Store) -> Iterator[str]:
         store.log.check()
     except UnusableStore as error:
         yield str(error)
-    data = store.data_files()
+    try:
+        data = store.data_files()
+    except UnusableStore as error:
+        yield str(error)
+        return
     try:
         head = store.head()[1]
     except UnusableStore as error:
@@ -117,7 +121,8 @@ def _unreadable(place: Place, file: DataFile) -> str | None:
         return f"file '{file.path}' cannot be read: {str(error).splitlines()[0]}"
     codes = by_name(table["series"])[1]
     steps = np.diff(codes), np.diff(longs(table["sequence"]))
-    if ((steps[0] < 0) | ((steps[0] == 0) & (steps[1] <= 0))).any():
+    unsorted = ((steps[0] < 0) | ((steps[0] == 0) & (steps[1] <= 0))).any()
+    if unsorted and not file.is_foreign:
         return f"file '{file.path}' is not sorted by (series, sequence)"
     if table.num_rows != file.rows:
         return f"file '{file.path}' has {table.num_rows} rows, the log says {file.rows}"

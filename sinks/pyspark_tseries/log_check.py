@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.durability import directories_of
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.files import outside
 from pyspark_tseries.foreign_changes import ForeignChange, find_foreign_change
 from pyspark_tseries.head_files import head_path, unreadable_head
 from pyspark_tseries.log_entries import Entry, TornEntry, entry_path, parse_entry
-from pyspark_tseries.places import Place
+from pyspark_tseries.places import Place, lies_inside
 
 __all__ = [
     "HEAD",
@@ -70,7 +71,8 @@ def check_entries(place: Place, newest: int, checked: int) -> list[Entry]:
         checked: the version up to which all is known to be well; -1: none is.
 
     Raises:
-        UnusableStore: an entry is torn; or another tool changed rows, or may have changed some.
+        UnusableStore: an entry is torn, or names a file outside of the store; or another tool
+            changed rows, or may have changed some.
         OSError: an entry cannot be read.
     """
     entries: list[Entry] = []
@@ -82,6 +84,9 @@ def check_entries(place: Place, newest: int, checked: int) -> list[Entry]:
             raise damaged_log(place, LogDamage(version, str(error), ())) from None
         if entry is None:
             raise _unknown(place, version, newest)
+        for path in (*entry.added, *entry.removed):
+            if not lies_inside(path):
+                raise outside(place, path)
         entries.append(entry)
         checked = max(checked, entry.checked)
         version -= 1
@@ -244,11 +249,21 @@ def check_whole(
 
 
 def torn_files(place: Place, files: Iterable[tuple[str, int | None]]) -> Iterator[tuple[str, str]]:
-    """Each torn one of `files`, which are paths and sizes, and what is wrong with it."""
+    """Each torn one of `files`, which are paths and sizes, and what is wrong with it.
+
+    Raises:
+        UnusableStore: one of them lies outside of the store.
+    """
     for path, size in files:
+        if not lies_inside(path):
+            raise outside(place, path)
         reason = _torn(place.file(path), size)
         if reason is not None:
             yield path, reason
+
+
+def _is_below(place: Place, path: str) -> bool:
+    return lies_inside(os.path.relpath(path, place.location)) and os.path.isfile(path)
 
 
 def _torn(path: str, size: int | None) -> str | None:
@@ -290,5 +305,5 @@ def unsynced_files(
             break
         files += [entry_path(place, version), *map(place.file, entry.added)]
         files += [head_path(place, head) for name, head in entry.marks.items() if name == HEAD]
-    there = [path for path in files if os.path.isfile(path)]
+    there = [path for path in files if _is_below(place, path)]
     return [*there, *directories_of(place.location, there)]

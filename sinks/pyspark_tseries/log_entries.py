@@ -14,6 +14,7 @@ from typing import Any, Final
 from pyspark_tseries.places import Place
 
 __all__ = [
+    "OWN_FILE",
     "Added",
     "Entry",
     "Removed",
@@ -27,7 +28,10 @@ __all__ = [
 
 _OWN: Final = "tseries"
 _OWN_MARKS: Final = "tseries:"
-_OWN_FILE: Final = re.compile(r"kind=\w+/\d{10,}(-\d{10,})?-[0-9a-f]{16,}([._]\d{4,})?[.]parquet")
+OWN_FILE: Final = re.compile(
+    r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?[0-9a-f]{16,}([._]\d{4,})?[.]parquet"
+)
+"""The paths that this package gives to files of events: of which commits, and a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,5 +228,5 @@ def parse_entry(version: int, data: bytes) -> Entry:
 def _is_own(operation: str, marks: Mapping[str, int], added: Iterable[str]) -> bool:
     """Whether an entry that does not say so is of an earlier version of this package."""
     named = list(added)
-    compacts = operation == "WRITE" and bool(named) and all(map(_OWN_FILE.fullmatch, named))
+    compacts = operation == "WRITE" and bool(named) and all(map(OWN_FILE.fullmatch, named))
     return compacts or any(name.startswith(_OWN_MARKS) for name in marks)

@@ -27,9 +27,12 @@ ATTEMPTS: Final = 5
 
 
 def misstated(store: Store) -> Iterator[tuple[DataFile, Extent, str]]:
-    """The readable files with rows outside of their logged bounds: their true bounds, and why."""
+    """The readable files with rows outside of their logged bounds: their true bounds, and why.
+
+    Files of other tools, which write their own statistics, are not looked at.
+    """
     logged = logged_series(pa.table(store.log.table.get_add_actions(flatten=True)))
-    for file in store.data_files():
+    for file in (file for file in store.data_files() if not file.is_foreign):
         try:
             rows = _extent(store.place, file)
         except (OSError, pa.ArrowInvalid):

@@ -23,7 +23,7 @@ from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.head_files import head_chain
 from pyspark_tseries.host_locks import alone
 from pyspark_tseries.log_writer import remove_shadows, sync_checkpoint
-from pyspark_tseries.places import Place, place_of
+from pyspark_tseries.places import Place, lies_inside, place_of
 from pyspark_tseries.store import Store
 
 __all__ = [
@@ -177,7 +177,7 @@ def clean(store: Store, now_us: int) -> None:
     gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
     gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
     live = {file.path for file in store.snapshot().files}
-    events = (path for path in gone if _EVENTS.match(path) and path not in live)
+    events = (path for path in gone if _is_events(path) and path not in live)
     place.remove(place.file(path) for path in events)
     since_us = now_us - GRACE_HOURS * _HOUR_US
     old = _older(place, place.file("_tseries", "head"), since_us)
@@ -187,6 +187,11 @@ def clean(store: Store, now_us: int) -> None:
     staging = place.file("_tseries", "staging")
     place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US))
     remove_shadows(place, now_us - ORPHAN_HOURS * _HOUR_US)
+
+
+def _is_events(path: str) -> bool:
+    """Whether a path that the log names is that of a file of events of the store."""
+    return _EVENTS.fullmatch(path) is not None and lies_inside(path)
 
 
 def _old_log(place: Place, now_us: int) -> list[str]:

@@ -23,13 +23,16 @@ import pyarrow.dataset as ds
 
 from pyspark_timestream.option_fields import OptionError
 
-__all__ = ["STORAGE_OPTIONS", "Place", "local_path", "location_of", "place_of"]
+__all__ = ["STORAGE_OPTIONS", "Place", "lies_inside", "local_path", "location_of", "place_of"]
 
 Pairs = tuple[tuple[str, str], ...]
 
 _URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
 _OBJECTS: Final = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)/(?P<prefix>.*)")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_./=@:+,' -]+")
+
+_OUTSIDE: Final = re.compile(r"[%:\\\x00-\x1f]")
+"""What makes a path a URI, an escape, or unclear."""
 
 _ALIASES: Final = {
     "AWS_DEFAULT_REGION": "AWS_REGION",
@@ -77,6 +80,16 @@ def _decoded(location: str) -> str:
     if parts.netloc not in ("", "localhost"):
         raise ValueError(f"the host '{parts.netloc}' of a file: URI is not this one")
     return unquote(parts.path)
+
+
+def lies_inside(path: str) -> bool:
+    """Whether `path`, as a log names a file, can only be one of the store's own directories.
+
+    >>> lies_inside("kind=event/part-0.parquet"), lies_inside("kind=event/%2e%2e/part-0.parquet")
+    (True, False)
+    """
+    parts = path.split("/")
+    return not (_OUTSIDE.search(path) or {"", ".", ".."} & set(parts))
 
 
 def location_of(text: str) -> str:

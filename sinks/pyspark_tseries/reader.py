@@ -126,7 +126,8 @@ class RangeReader(DataSourceReader):
         data = snapshot.files
         if snapshot.as_of is None:
             scan = Scan(snapshot, head, self._query, self._series)
-            if self._query == Query(self._query.kind) and not scan.edits:
+            in_order = not any(file.is_foreign for file in scan.originals)
+            if self._query == Query(self._query.kind) and not scan.edits and in_order:
                 return _file_groups(scan.originals)
             data = [*scan.originals, *scan.edits]
         samples = _samples(head, self._series, sum(file.size for file in data))

@@ -116,7 +116,9 @@ def _read(
         source = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=not place.local)
         judged = _columns(source, groups, sieve.columns, alone)
         rows = sum(map(footer.rows, groups))
-        start, needed = sieve.rows(pa.table(judged)) if judged else (0, np.ones(rows, bool))
+        start, needed = 0, np.ones(rows, bool)
+        if judged:
+            start, needed = sieve.rows(pa.table(judged), is_sorted=not piece.file.is_foreign)
         if not needed.any():
             return None
         fixed = _fixed(piece, schema.names)

@@ -82,16 +82,17 @@ class Sieve:
             return False
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
-    def rows(self, table: pa.Table) -> tuple[int, Flags]:
+    def rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, Flags]:
         """The rows of `table` that are needed: the first one looked at, and a flag for each.
 
         Args:
-            table: has `columns`; it is sorted by series where there are `names`.
+            table: has `columns`.
+            is_sorted: whether it is sorted by series.
         """
-        start, end = self._span(table)
+        start, end = self._span(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
-        if self.names is not None and len(self.names) > 1:
+        if self.names is not None and (len(self.names) > 1 or not is_sorted):
             needed &= _flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
         if self.part != EVERYTHING:
             needed &= self.part.holds(within["series"], longs(within["sequence"]))

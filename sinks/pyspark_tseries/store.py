@@ -265,7 +265,7 @@ class Store:
     def data_files(self) -> list[DataFile]:
         """The files of the log as it was last refreshed, in the order of their commits."""
         with self._lock:
-            return data_files(pa.table(self.log.table.get_add_actions(flatten=True)))
+            return data_files(self.place, pa.table(self.log.table.get_add_actions(flatten=True)))
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[Log]:

@@ -190,7 +190,9 @@ def test_a_compaction_that_fails_leaves_the_store_and_no_files(tmp_path, monkeyp
 
 
 def file(number, size, merged=False):
-    path = run_path("event", (number, number), 1, 0) if merged else f"kind=event/{number:010}-a.p"
+    path = f"kind=event/{number:010}-{number:016x}.parquet"
+    if merged:
+        path = run_path("event", (number, number), 1, 0)
     return DataFile(path, size, "a", "b", "event", 1, 0, 0, 0, 0, number, number)
 
 
