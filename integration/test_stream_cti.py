@@ -1,4 +1,4 @@
-"""The stream's CTI over partitions (contract 3.5, 3.7) on a real broker, a test a rule.
+"""The stream's CTI over partitions (contract 3.5) on a real broker, a test a rule.
 
 Late events are flagged: a row that meets the policy is seen, one that was judged by another CTI
 than it should be is seen as well.
@@ -7,17 +7,14 @@ than it should be is seen as well.
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from broker import Broker, Record
-from confluent_kafka import Producer
+from broker import Broker
 from harness import Job, between_files_and_checkpoint, latest, run_until
-from kafka_query import DAY_MS, Stream, ctis, event, seconds
-from pyspark.sql import Row, SparkSession
+from kafka_query import Stream, event, seconds
+from pyspark.sql import SparkSession
+from running_stream import found, is_idle, offset_of, running, told, transaction
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -35,59 +32,6 @@ def stream(spark: SparkSession, broker: Broker, topic, tmp_path: Path):
         return Stream(spark, broker, name, tmp_path / name, given)
 
     return make
-
-
-@contextmanager
-def running(made: Stream, **options: Any) -> Iterator[Callable[[Callable[[], bool]], None]]:
-    """Run the stream; the function given waits until something holds."""
-    query = made.query = made.start(once=False, **options)
-
-    def until(holds: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 120
-        while not holds():
-            if not query.isActive:
-                raise AssertionError(f"the query has ended: {query.exception()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within two minutes; rows: {found(made)}")
-            time.sleep(0.1)
-
-    try:
-        yield until
-    finally:
-        query.stop()
-
-
-def offset_of(made: Stream) -> dict[str, Any]:
-    """The newest offset in the checkpoint; empty before the first."""
-    places = (made.place / "checkpoint" / "offsets").glob("[0-9]*")
-    newest = max(places, key=lambda place: int(place.name), default=None)
-    return json.loads(newest.read_text().splitlines()[-1]) if newest else {}
-
-
-def is_idle(made: Stream) -> set[int]:
-    """The partitions that the newest offset says are idle."""
-    shares = offset_of(made).get("partitions", {}).get(made.topic, {})
-    return {int(number) for number, share in shares.items() if share.get("idle")}
-
-
-def rows(made: Stream) -> list[Row]:
-    """The rows of the batches that are complete, in order of batch."""
-    done = {int(place.name) for place in (made.place / "checkpoint" / "commits").glob("[0-9]*")}
-    places = sorted((made.place / "rows").glob("batch=*"))
-    kept = [place for place in places if int(place.name[6:]) in done]
-    return [row for place in kept for row in made.spark.read.parquet(str(place)).collect()]
-
-
-def found(made: Stream) -> list[tuple[int, float | None, str | None]]:
-    """(partition, second, violation) of every data row so far, by partition and offset."""
-    data = [row for row in rows(made) if row["cti"] is None]
-    data.sort(key=lambda row: (row.topic, row.partition, row.offset))
-    return [(row.partition, seconds(row.start_time), row.violation) for row in data]
-
-
-def told(made: Stream) -> list[float | None]:
-    """The stream's CTI rows so far."""
-    return ctis(rows(made))
 
 
 # -- idle partitions ------------------------------------------------------------------------------
@@ -127,16 +71,6 @@ def test_an_open_transaction_is_not_idle(stream) -> None:
         until(lambda: len(found(made)) == 3)
         # Were the partition idle, the stream's CTI would be 9, and this row late.
         assert found(made)[-1] == (1, 6, None)
-
-
-def transaction(made: Stream, second: float) -> Producer:
-    """A transaction that stays open, with one event in partition 1."""
-    producer = made.broker.producer(transactional_id=made.topic)
-    producer.init_transactions()
-    producer.begin_transaction()
-    producer.produce(made.topic, b"{}", partition=1, timestamp=DAY_MS + int(second * 1000))
-    producer.flush()
-    return producer
 
 
 def test_a_partition_held_back_by_a_rate_limit_is_not_idle(stream) -> None:
@@ -202,8 +136,6 @@ def test_a_topic_made_anew_is_recognised_though_it_is_longer_than_before(stream)
     assert sorted(row[1] for row in found(made)) == [1, 2, 3, 4]
 
 
-# -- imported CTIs --------------------------------------------------------------------------------
-
 GENERATED = '{"topic": "%s", "frequency": "1"}'
 
 
@@ -217,56 +149,6 @@ def fast(broker: Broker, topic):
         return name
 
     return make
-
-
-def test_an_imported_cti_alone_drives_a_stream_and_its_backlog_is_not_late(stream, fast) -> None:
-    other = fast(event(7), event(10))
-    made = stream([event(1), event(12), event(5)], ctiFrequency=None, idleTimeout=None)
-    made.run(ctiImport=GENERATED % other)
-    assert found(made) == [(0, 1, None), (0, 12, None), (0, 5, None)]
-    assert told(made) == [10]
-    made.broker.produce(made.topic, [event(9), event(11)])
-    made.broker.produce(other, [event(20)])
-    made.run(ctiImport=GENERATED % other)
-    # 20 was read when the partition ended behind 11: it came after it.
-    assert found(made)[3:] == [(0, 9, "late"), (0, 11, None)]
-    assert told(made)[-1] == 20
-    with pytest.raises(Exception, match="option 'ctiImport' was"):
-        made.run(ctiImport=other)
-
-
-def test_imported_and_generated_ctis_work_together(stream, fast) -> None:
-    other = fast(event(10))
-    made = stream([event(1), event(5)], idleTimeout=None)
-    made.run(ctiImport=GENERATED % other)
-    assert told(made) == [1, 5, 10]
-    made.broker.produce(made.topic, [event(12), event(8)])
-    made.run(ctiImport=GENERATED % other)
-    assert found(made)[2:] == [(0, 12, None), (0, 8, "late")]
-    assert told(made)[-1] == 12
-
-
-def test_the_backlog_of_a_slow_topic_is_not_dropped_because_the_fast_one_was_read_first(
-    stream, fast
-) -> None:
-    other = fast(event(100))
-    made = stream([event(s) for s in range(20)], ctiFrequency=None, maxOffsetsPerTrigger=6)
-    with running(made, ctiImport=GENERATED % other) as until:
-        until(lambda: told(made) == [100])
-        assert [row[2] for row in found(made)] == [None] * 20
-        made.broker.produce(made.topic, [event(99)])
-        until(lambda: found(made)[20:] == [(0, 99, "late")])
-
-
-def test_a_final_cti_is_not_imported(stream, fast) -> None:
-    stamps = (b"2024-01-01T00:00:10Z", b"9999-12-31T23:59:59Z")
-    marks = [Record(None, None, 0, DAY_MS, [("cti", stamp)]) for stamp in stamps]
-    made = stream([event(1)], ctiFrequency=None, idleTimeout=None, ctiImport=fast(*marks))
-    made.run()
-    assert told(made) == [10]
-    made.broker.produce(made.topic, [event(15)])
-    made.run()
-    assert found(made)[1:] == [(0, 15, None)]
 
 
 # -- the same from the same checkpoint, whatever happened -----------------------------------------

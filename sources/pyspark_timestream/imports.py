@@ -46,12 +46,41 @@ class ImportedPartition:
         state: the partition's clock before it.
         cti_us: its greatest CTI below the final one; None before the first.
         ended: it has had its final CTI.
+        idle: it does not hold the topic's CTI back.
+        quiet_since_us: the wall clock at which its log's end was first seen at rest; None: it is
+            not at rest.
     """
 
     position: int
     state: PartitionState = PartitionState()
     cti_us: int | None = None
     ended: bool = False
+    idle: bool = False
+    quiet_since_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys."""
+        quiet = {} if self.quiet_since_us is None else {"quiet": self.quiet_since_us}
+        return {
+            "at": self.position,
+            "cti": self.cti_us,
+            "ended": self.ended,
+            **({"idle": True} if self.idle else {}),
+            **quiet,
+            "state": self.state.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
+        """What `to_json` wrote, in this version or before."""
+        return cls(
+            value["at"],
+            PartitionState.from_json(value["state"]),
+            value["cti"],
+            value["ended"],
+            value.get("idle", False),
+            value.get("quiet"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +99,14 @@ class Imported:
         """A JSON object with sorted keys."""
         topics: dict[str, dict[str, Any]] = {}
         for (topic, number), part in sorted(self.partitions.items()):
-            topics.setdefault(topic, {})[str(number)] = {
-                "at": part.position,
-                "cti": part.cti_us,
-                "ended": part.ended,
-                "state": part.state.to_json(),
-            }
+            topics.setdefault(topic, {})[str(number)] = part.to_json()
         return {"cti": self.cti_us, "partitions": topics}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Imported":
         """What `to_json` wrote."""
         partitions = {
-            Partition(topic, int(number)): ImportedPartition(
-                part["at"], PartitionState.from_json(part["state"]), part["cti"], part["ended"]
-            )
+            Partition(topic, int(number)): ImportedPartition.from_json(part)
             for topic, parts in value["partitions"].items()
             for number, part in parts.items()
         }
@@ -105,10 +127,14 @@ def heard(
 
 
 def topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
-    """The topic's CTI: the least over partitions that have not ended; all ended: the greatest."""
+    """The topic's CTI: the least over partitions that have neither ended nor are idle.
+
+    Where there are none, the greatest of all.
+    """
     parts = list(partitions)
-    running = [part.cti_us for part in parts if not part.ended]
-    return stream_cti(running, (), [part.cti_us for part in parts if part.ended], floor_us)
+    running = [part.cti_us for part in parts if not (part.ended or part.idle)]
+    resting = [part.cti_us for part in parts if part.ended or part.idle]
+    return stream_cti(running, (), resting, floor_us)
 
 
 def waiting(pending: Pending, end: int, cti_us: int) -> Pending:

@@ -29,6 +29,7 @@ from pyspark_timestream.kafka_plan import (
     Sight,
     emitted_cti,
     first_offset,
+    imports_news,
     next_offset,
     standing,
 )
@@ -83,6 +84,7 @@ class StreamDriver:
         self._make = connect
         self._connected: Broker | None = None
         self._bounds: dict[Partition, int] | None = None
+        self._bound_written: dict[Partition, int] = {}
         self._listing = Listing(lambda: self._broker.partitions())
         self._started = False
         self._noted = -1
@@ -101,9 +103,9 @@ class StreamDriver:
         importer = self._import_side()
         if importer is not None:
             importer.bound()
+            self._bound_written = self._broker.written_ends(self._listing.known(fresh=True))
         self._bounds = dict(self._ends(fresh=True))
-        # Who is idle was recorded, or is not known: a bounded run waits for nobody.
-        self._watch = Watch(None)
+        self._watch = Watch(self._options.idle_timeout_us, across_runs=True)
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """The next batch's offset as JSON; `start` where there is nothing to do."""
@@ -115,7 +117,7 @@ class StreamDriver:
             bounded=self._bounds is not None,
             new_start=not self._started,
             final_cti=self._options.final_cti,
-            idle_timeout_us=None if self._bounds is not None else self._options.idle_timeout_us,
+            idle_timeout_us=self._options.idle_timeout_us,
             noted=self._noted,
         )
         if is_sentinel(start):
@@ -169,6 +171,7 @@ class StreamDriver:
         stream = uuid.uuid4().hex
         self._connect(group_name(self._options.group_prefix, stream))
         imported = self._imported(None)
+        written = self._written() if imported else {}
         ends = self._ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
         found = self._broker.offsets_at(start_instants(self._options, ends))
@@ -177,6 +180,7 @@ class StreamDriver:
             topic_ids=self._ids(ends, fresh=True),
             imported=imported,
             warnings=self._warner.begin(earliest, starts, run.bounded),
+            written=written,
         )
         return first_offset(stream, self._options.settings(), starts, ends, run, sight)
 
@@ -184,6 +188,7 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # A CTI waits for the ends as they are after it was read.
         imported = self._imported(previous)
+        written = self._written() if imports_news(previous, imported) else {}
         wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
         ends = self._ends_of_at_least(wanted)
         found = [part for part in ends if part not in wanted]
@@ -207,15 +212,20 @@ class StreamDriver:
         positions.update(
             {part: earliest[part] for part in found if part in earliest and part not in back}
         )
+        if imported is not None and found:
+            written |= self._broker.written_ends(found)
         run = replace(run, lost=bool(losses or back))
+        if run.new_start:
+            self._watch.resume(previous.partitions)
         idle = {part for part, share in previous.partitions.items() if share.idle}
         now_us = self._now_us()
         sight = Sight(
             now_us=now_us,
-            since_us=self._watch.look(self._broker, positions, ends, idle, now_us),
+            since_us=self._watch.look(self._broker, positions, self._log_ends, idle, now_us),
             settled=self._bounds is None and self._watch.settled(now_us),
             topic_ids=topic_ids,
             imported=imported,
+            written=written,
         )
         states = self._states_after(previous)
         sight = replace(sight, unfit=self._unfit)
@@ -234,13 +244,24 @@ class StreamDriver:
         return self._importer
 
     def _imported(self, previous: StreamOffset | None) -> Imported | None:
-        """What the imported topic has said by now; what comes after a final CTI is not asked."""
+        """What the imported topic has said by now; nobody asks once the stream or run has ended."""
         importer = self._import_side()
         recorded = None if previous is None else previous.imported
-        if importer is None or (previous is not None and previous.final):
+        closed = self._started and self._bounds is not None
+        if importer is None or (previous and (previous.final or (closed and previous.closing))):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
         return importer.look(recorded, topic_ids, self._now_us())
+
+    def _written(self) -> dict[Partition, int]:
+        """How far the logs go, what open transactions have written included.
+
+        It must be asked for after the imported topic was read, and before the stable ends are: what
+        lies below it has then been read once those are.
+        """
+        if self._bounds is not None:
+            return dict(self._bound_written)
+        return self._broker.written_ends(self._listing.known())
 
     def _ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """The ids of the topics, asked for when something has changed or partitions were listed."""

@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Final, Protocol
 
-from pyspark_timestream.cti import PartitionState, raised
+from pyspark_timestream.cti import raised
+from pyspark_timestream.frontier import greatest
+from pyspark_timestream.idleness import idle_partitions
 from pyspark_timestream.imports import Imported, ImportedPartition, heard, topic_cti
 from pyspark_timestream.kafka_losses import made_anew, reconcile
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_task import ReadRange, Share, clocked
 from pyspark_timestream.kafka_values import EARLIEST
+from pyspark_timestream.kafka_watch import Watch, Watched
 from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.ranges import Partition, Range
 
@@ -26,7 +29,7 @@ _GONE_US: Final = 5_000_000
 """For how long a partition must be missing, or its log shorter, to count as that."""
 
 
-class Asked(Protocol):
+class Asked(Watched, Protocol):
     """The part of the broker that is asked."""
 
     def partitions(self) -> list[Partition]:
@@ -45,8 +48,8 @@ class Asked(Protocol):
 def imported_options(options: KafkaOptions) -> KafkaOptions | None:
     """The options of a stream over the imported topic alone; None where nothing is imported.
 
-    `maxFuture`, `timeUnit` and `writerTimeout` hold for it as well; `writers` are waited for in
-    the stream's own partitions only.
+    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` hold for it as well; `writers` are
+    waited for in the stream's own partitions only.
     """
     source = options.cti_import
     if source is None:
@@ -69,6 +72,7 @@ def imported_options(options: KafkaOptions) -> KafkaOptions | None:
         cti_header=source.header or own_header,
         writer_timeout_us=options.writer_timeout_us,
         max_future_us=options.max_future_us,
+        idle_timeout_us=options.idle_timeout_us,
     )
 
 
@@ -90,11 +94,13 @@ class Importer:
         self._listed_us = -_DISCOVERY_US
         self._missing_us: int | None = None
         self._known: Imported | None = None
+        self._watch = Watch(options.idle_timeout_us)
         self.topic_ids: dict[str, str] = {}
 
     def bound(self) -> None:
         """Read no further than the topic goes now."""
         self._bounds = self._broker.ends(self._broker.partitions())
+        self._watch = Watch(self._options.idle_timeout_us, across_runs=True)
 
     def look(
         self, recorded: Imported | None, topic_ids: Mapping[str, str], now_us: int
@@ -112,19 +118,49 @@ class Importer:
         """
         if self._known is None:
             self._known, self.topic_ids = recorded or Imported(), dict(topic_ids)
+            self._watch.resume(self._known.partitions)
         known = self._known
         anew = self._list(now_us)
         wanted = {part: each.position for part, each in known.partitions.items()}
-        ends = self._ends(wanted, anew, now_us)
-        if not ends and not wanted:
+        log_ends = self._broker.ends(self._listed)
+        if not log_ends and not wanted:
             raise OptionError(
                 "ctiImport",
                 f"topic '{(self._options.subscribe or ('',))[0]}' does not exist",
                 "an existing topic",
                 "create it",
             )
-        if ends == wanted and not anew:
+        known = self._rested(known, log_ends, now_us)
+        ends = self._bounded(self._with_missing(log_ends, wanted, anew, now_us), wanted)
+        if ends != wanted or anew:
+            known = self._read_all(known, wanted, ends, anew)
+        self._known = replace(known, cti_us=topic_cti(known.partitions.values(), known.cti_us))
+        return self._known
+
+    def _rested(self, known: Imported, log_ends: Mapping[Partition, int], now_us: int) -> Imported:
+        """`known` with who is idle by now; who is no more does not take the topic's CTI back."""
+        positions = {part: each.position for part, each in known.partitions.items()}
+        was_idle = {part for part, each in known.partitions.items() if each.idle}
+        since_us = self._watch.look(self._broker, positions, log_ends, was_idle, now_us)
+        idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
+        quiet_us = {part: each.quiet_since_us for part, each in known.partitions.items()}
+        if idle == was_idle and quiet_us == {part: since_us.get(part) for part in quiet_us}:
             return known
+        partitions = {}
+        for part, each in known.partitions.items():
+            if part in was_idle - idle and known.cti_us is not None:
+                each = _raised(each, known.cti_us)
+            partitions[part] = replace(each, idle=part in idle, quiet_since_us=since_us.get(part))
+        return replace(known, partitions=partitions)
+
+    def _read_all(
+        self,
+        known: Imported,
+        wanted: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+        anew: frozenset[str],
+    ) -> Imported:
+        """`known` after everything up to `ends`."""
         earliest = self._broker.earliest(ends)
         fail = self._options.fail_on_data_loss
         same = frozenset(self.topic_ids) - anew
@@ -136,13 +172,12 @@ class Importer:
             for part, position in positions.items()
         }
         begun |= {
-            part: _joined(known, earliest[part])
+            part: _found(known, earliest[part])
             for part in ends
             if part not in wanted and part in earliest
         }
         read = {part: self._read_on(part, each, ends[part]) for part, each in begun.items()}
-        self._known = Imported(read, topic_cti(read.values(), known.cti_us))
-        return self._known
+        return replace(known, partitions=read)
 
     def _list(self, now_us: int) -> frozenset[str]:
         """List the partitions once a second; the topic if it was made anew since."""
@@ -154,11 +189,14 @@ class Importer:
         self.topic_ids = found or self.topic_ids
         return anew
 
-    def _ends(
-        self, wanted: Mapping[Partition, int], anew: Set[str], now_us: int
+    def _with_missing(
+        self,
+        ends: dict[Partition, int],
+        wanted: Mapping[Partition, int],
+        anew: Set[str],
+        now_us: int,
     ) -> dict[Partition, int]:
-        """How far to read each partition; what is missing for a moment is not gone."""
-        ends = self._broker.ends(self._listed)
+        """`ends` with partitions that are missing for a moment, which are not gone."""
         missing = wanted.keys() - ends.keys()
         # A broker that no longer leads a partition may tell where its log ended.
         missing |= {
@@ -168,15 +206,21 @@ class Importer:
         }
         if not missing:
             self._missing_us = None
-        else:
-            self._missing_us = now_us if self._missing_us is None else self._missing_us
-            if now_us - self._missing_us < _GONE_US:
-                ends |= {part: wanted[part] for part in missing}
-        if self._bounds is None:
             return ends
+        self._missing_us = now_us if self._missing_us is None else self._missing_us
+        if now_us - self._missing_us >= _GONE_US:
+            return ends
+        return ends | {part: wanted[part] for part in missing}
+
+    def _bounded(
+        self, log_ends: dict[Partition, int], wanted: Mapping[Partition, int]
+    ) -> dict[Partition, int]:
+        """How far to read each partition."""
+        if self._bounds is None:
+            return log_ends
         return {
             part: min(end, max(self._bounds[part], wanted.get(part, 0)))
-            for part, end in ends.items()
+            for part, end in log_ends.items()
             if part in self._bounds
         }
 
@@ -189,8 +233,11 @@ class Importer:
         return replace(begun, position=end)
 
 
-def _joined(known: Imported, position: int) -> ImportedPartition:
+def _found(known: Imported, position: int) -> ImportedPartition:
     """A partition that was not there before: it does not take the topic's CTI back."""
-    if known.cti_us is None:
-        return ImportedPartition(position)
-    return ImportedPartition(position, raised(PartitionState(), known.cti_us), known.cti_us)
+    found = ImportedPartition(position)
+    return found if known.cti_us is None else _raised(found, known.cti_us)
+
+
+def _raised(part: ImportedPartition, cti_us: int) -> ImportedPartition:
+    return replace(part, state=raised(part.state, cti_us), cti_us=greatest(part.cti_us, cti_us))

@@ -136,10 +136,12 @@ class KafkaOptions:
     cti_header: str | None = option("ctiHeader", NAME, None)
     writers: tuple[str, ...] | None = option("writers", WRITERS, None, needs=("ctiHeader",))
     writer_timeout_us: int | None = option(
-        "writerTimeout", WRITER_TIMEOUT, None, needs=("ctiHeader",)
+        "writerTimeout", WRITER_TIMEOUT, None, needs=("ctiHeader", "ctiImport")
     )
     time_window: bool = option("timeWindow", boolean, False, needs=("ctiHeader",))
-    max_future_us: int | None = option("maxFuture", MAX_FUTURE, None, needs=_CTI_SOURCES)
+    max_future_us: int | None = option(
+        "maxFuture", MAX_FUTURE, None, needs=(*_CTI_SOURCES, "ctiImport")
+    )
     cti_import: ImportSource | None = option("ctiImport", CTI_IMPORT, None)
     policy: str = option("violationPolicy", choice(*POLICIES), "drop", needs=_ANY_CTIS)
     idle_timeout_us: int | None = option("idleTimeout", IDLE_TIMEOUT, None, needs=_ANY_CTIS)

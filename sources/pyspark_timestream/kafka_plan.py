@@ -24,6 +24,7 @@ __all__ = [
     "Sight",
     "emitted_cti",
     "first_offset",
+    "imports_news",
     "next_offset",
     "standing",
 ]
@@ -43,7 +44,7 @@ class Circumstances:
             offset must say so.
         final_cti: a bounded run ends with the final CTI.
         idle_timeout_us: how long a partition at rest still holds the stream's CTI back; None: for
-            ever, as far as this run decides (bounded ones do not wait).
+            ever.
         noted: the number of the last batch that no restart goes back before; -1: none.
     """
 
@@ -70,6 +71,8 @@ class Sight:
         topic_ids: the ids of topics, as far as they could be learnt.
         imported: how far the topic of `ctiImport` was read; the ends that the plan gets were asked
             for after that. None: nothing is imported.
+        written: how far the logs went then, what open transactions have written included; where
+            it is not known, the ends count.
         warnings: what was warned of up to now; None: what the last offset says.
         unfit: how many values of each partition were no JSON of the schema up to now.
     """
@@ -79,6 +82,7 @@ class Sight:
     settled: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: Imported | None = None
+    written: Mapping[Partition, int] = field(default_factory=dict)
     warnings: Warnings | None = None
     unfit: Mapping[Partition, int] = field(default_factory=dict)
 
@@ -168,7 +172,11 @@ def next_offset(
     emitted_us = emitted_cti(previous, ended)
     ended = {**{part: share.state for part, share in previous.hidden.items()}, **ended}
     was_idle = {part for part, share in previous.partitions.items() if share.idle}
+    closed = run.bounded and previous.closing and not run.new_start
     idle = idle_partitions(sight.since_us, was_idle, run.idle_timeout_us, sight.now_us)
+    if closed:
+        # The closing offset was the run's last word.
+        idle = frozenset(was_idle & positions.keys())
     starts = _starts(previous, ended, positions, ends, sight)
     cti_us = _stream_cti(starts, previous.partitions, was_idle, idle, emitted_us)
     for part in starts:
@@ -192,7 +200,6 @@ def next_offset(
         warnings=previous.warnings if sight.warnings is None else sight.warnings,
     )
     planned = _finished(planned, emitted_us, run)
-    closed = run.bounded and previous.closing and not run.new_start
     has_records = any(span.size for span in planned.ranges())
     if has_records and previous.final:
         raise CheckpointMismatch(
@@ -202,7 +209,7 @@ def next_offset(
         )
     news = has_records or planned.opening_us is not None or run.new_start or run.lost
     # What was decided by a clock or another topic counts from the offset that says so.
-    decided = idle != was_idle & positions.keys() or _imports_news(previous, sight)
+    decided = idle != was_idle & positions.keys() or imports_news(previous, sight.imported)
     unsaid = planned.warnings != previous.warnings
     settled = sight.settled and (unsaid or any(span.size for span in previous.ranges()))
     if news or decided or settled:
@@ -210,9 +217,10 @@ def next_offset(
     return planned if run.bounded and not closed else previous
 
 
-def _imports_news(previous: StreamOffset, sight: Sight) -> bool:
+def imports_news(previous: StreamOffset, imported: Imported | None) -> bool:
+    """Whether the imported topic has said more than `previous` knows."""
     before_us = None if previous.imported is None else previous.imported.cti_us
-    now_us = None if sight.imported is None else sight.imported.cti_us
+    now_us = None if imported is None else imported.cti_us
     return now_us is not None and now_us != before_us and not previous.final
 
 
@@ -233,8 +241,9 @@ def _starts(
             pending = ((ends.get(part, position), pending[-1][1]),)
         read_us = None if sight.imported is None else sight.imported.cti_us
         is_new = part not in previous.partitions
-        if read_us is not None and (is_new or _imports_news(previous, sight)):
-            pending = waiting(pending, ends.get(part, position), read_us)
+        if read_us is not None and (is_new or imports_news(previous, sight.imported)):
+            end = sight.written.get(part, ends.get(part, position))
+            pending = waiting(pending, end, read_us)
         cti_us, pending = taken(pending, position)
         state = ended.get(part, PartitionState())
         starts[part] = (state if cti_us is None else raised(state, cti_us)), pending

@@ -12,7 +12,6 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.idleness import looked
 from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_import import Importer, imported_options
@@ -20,6 +19,7 @@ from pyspark_timestream.kafka_losses import reconcile
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
 from pyspark_timestream.kafka_task import Share, end_state, run_task
+from pyspark_timestream.kafka_watch import Watch
 
 TIMEOUT = 3
 
@@ -58,16 +58,18 @@ class Oracle:
 
     def __init__(self, every):
         self.every, self.clocks, self.idle, self.since = every, {}, set(), {}
-        self.hidden = {}
+        self.hidden, self.recorded = {}, {}
         self.waiting, self.imported, self.stream = {}, None, None
 
-    def look(self, now, positions, ends, imported, waits):
+    def look(self, now, positions, ends, log_ends, imported, closed):
         """What the batch that starts now starts with."""
         first, before = not self.clocks, set(self.clocks)
-        resting = {n for n in positions if positions[n] == ends[n]}
+        resting = {n for n in positions if positions[n] == log_ends[n]}
         self.since = {} if first else {n: self.since.get(n, now) for n in resting}
         was = self.idle
-        self.idle = {n for n in resting if n in was or (waits and now - self.since[n] >= TIMEOUT)}
+        self.idle = {n for n in self.since if n in was or now - self.since[n] >= TIMEOUT}
+        if closed:
+            self.idle = was & set(positions)
         # A partition that comes back goes on, and so does its clock.
         self.hidden |= self.clocks
         self.clocks = {n: self.hidden.get(n, Clock(self.every)) for n in positions}
@@ -98,6 +100,8 @@ class Oracle:
 class Topic:
     """A log as the importer asks for it; event times are whole milliseconds."""
 
+    troubles = 0
+
     def __init__(self, times):
         self.times = times
 
@@ -121,6 +125,8 @@ class Topic:
 class World:
     """A checkpoint, the topics under it, and a wall clock in seconds."""
 
+    troubles = 0
+
     def __init__(self, every, logs, imports):
         source = {"ctiImport": json.dumps({"topic": "fast", "frequency": 1})} if imports else {}
         self.options = options(violationPolicy="flag", ctiFrequency=str(every), **source)
@@ -137,14 +143,17 @@ class World:
         self.restart()
 
     def restart(self, bounded=False):
-        self.since, self.began = {}, False
+        self.watch, self.began = Watch(TIMEOUT, across_runs=bounded), False
         self.bounds = {n: len(log) for n, log in self.log.items()} if bounded else None
-        self.oracle.since = {}
+        self.oracle.since = dict(self.oracle.recorded) if bounded else {}
         self.topic = Topic(self.fast)
         own = imported_options(self.options)
         self.importer = own and Importer(own, self.topic, self.topic.read)
         if bounded and own:
             self.importer.bound()
+
+    def in_transaction(self, ends):
+        return set()
 
     def offset(self):
         return StreamOffset.from_json(json.loads(self.text))
@@ -155,7 +164,7 @@ class World:
             max_offsets=cap,
             bounded=self.bounds is not None,
             new_start=not self.began,
-            idle_timeout_us=None if self.bounds else TIMEOUT,
+            idle_timeout_us=TIMEOUT,
             noted=self.noted,
         )
         previous = self.offset() if self.text else None
@@ -181,12 +190,12 @@ class World:
                 part: share.end_exclusive if share else 0 for part, share in found.items()
             }
             returned = any(found.values())
-            self.since = looked(
-                self.since, [p for p in positions if positions[p] == ends.get(p)], self.now, False
-            )
+            idle = {part for part, share in previous.partitions.items() if share.idle}
+            if run.new_start:
+                self.watch.resume(previous.partitions)
             sight = Sight(
                 now_us=self.now,
-                since_us=self.since,
+                since_us=self.watch.look(self, positions, log_ends, idle, self.now),
                 topic_ids={"topic": "the same"},
                 imported=imported,
             )
@@ -200,14 +209,15 @@ class World:
             self.now,
             {part.number: position for part, position in positions.items()},
             {part.number: ends.get(part, positions[part]) for part in positions},
+            {part.number: log_ends.get(part, positions[part]) for part in positions},
             imported.cti_us // 1000 if imported and imported.cti_us is not None else None,
-            self.bounds is None and previous is not None,
+            run.bounded and not run.new_start and previous.closing,
         )
         if planned is previous:
             # Only what follows from the looks themselves lives on without an offset.
             self.oracle.since = oracle.since
             return False
-        self.oracle = oracle
+        self.oracle, oracle.recorded = oracle, oracle.since
         self.began, self.text = True, json.dumps(planned.to_json())
         self.deliver()
         return True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timestream.builders import at, options
+from timestream.builders import at, block, options
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import DataLost
@@ -65,12 +65,13 @@ def test_what_was_imported_survives_json():
     parts = {
         at(1, "slow"): ImportedPartition(3, PartitionState(7), 5, ended=False),
         at(0, "slow"): ImportedPartition(4, PartitionState(FINAL_US), 9, ended=True),
+        at(2, "slow"): ImportedPartition(4, PartitionState(7), 9, False, True, 8),
         at(10, "fast"): ImportedPartition(0),
     }
     stored = json.loads(json.dumps(Imported(parts, 5).to_json()))
     assert Imported.from_json(stored) == Imported(parts, 5)
     assert list(stored["partitions"]) == ["fast", "slow"]
-    assert list(stored["partitions"]["slow"]) == ["0", "1"]
+    assert list(stored["partitions"]["slow"]) == ["0", "1", "2"]
 
 
 def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():
@@ -84,6 +85,121 @@ def test_the_topics_cti_is_the_least_of_the_partitions_that_have_not_ended():
     assert topic_cti([part(5, ended=True), part(9)], None) == 9
     assert topic_cti([part(5, ended=True), part(9, ended=True)], None) == 9
     assert topic_cti([part(5), part(9)], 7) == 7
+
+
+def test_idle_partitions_do_not_hold_the_topics_cti_back():
+    def part(cti_us, **more):
+        return ImportedPartition(0, PartitionState(), cti_us, **more)
+
+    assert topic_cti([part(None, idle=True), part(9)], None) == 9
+    assert topic_cti([part(5, idle=True), part(9, idle=True)], None) == 9
+    assert topic_cti([part(5, idle=True), part(9, ended=True)], None) == 9
+    assert topic_cti([part(None, idle=True)], None) is None
+
+
+class Quiet:
+    """A topic of two partitions of whole milliseconds, and its brokers' troubles."""
+
+    troubles = 0
+
+    def __init__(self, *logs):
+        self.logs = {at(number, "fast"): log for number, log in enumerate(logs)}
+        self.open = set()
+
+    def partitions(self):
+        return list(self.logs)
+
+    def earliest(self, partitions):
+        return dict.fromkeys(partitions, 0)
+
+    def ends(self, partitions):
+        return {part: len(self.logs[part]) for part in partitions}
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, "the same")
+
+    def in_transaction(self, ends):
+        return self.open & set(ends)
+
+    def read(self, span, _needs):
+        stamps = self.logs[span.partition][span.start_inclusive : span.end_exclusive]
+        yield block(*[None] * len(stamps), first=span.start_inclusive, timestamps_ms=stamps)
+
+
+class Importing:
+    """The importer of one run after the other, a second a look."""
+
+    def __init__(self, broker, **raw):
+        self.broker, self.now_s, self.imported = broker, 0, None
+        source = {"ctiImport": '{"topic": "fast", "frequency": 1}'}
+        self.options = options(**{**source, "idleTimeout": "10 s", **raw})
+        self.restart()
+
+    def restart(self, bounded=False):
+        own = imported_options(self.options)
+        self.importer = Importer(own, self.broker, self.broker.read)
+        if bounded:
+            self.importer.bound()
+
+    def look(self, after_s=1):
+        """The topic's CTI in milliseconds, and who is idle."""
+        self.now_s += after_s
+        text = json.dumps(self.imported.to_json()) if self.imported else None
+        recorded = Imported.from_json(json.loads(text)) if text else None
+        ids = {"fast": "the same"} if recorded else {}
+        self.imported = self.importer.look(recorded, ids, self.now_s * 10**6)
+        cti_us = self.imported.cti_us
+        idle = {part.number for part, each in self.imported.partitions.items() if each.idle}
+        return None if cti_us is None else cti_us // 1000, idle
+
+
+def test_a_quiet_or_empty_imported_partition_holds_back_no_longer_than_idle_timeout():
+    broker = Quiet([5, 9], [])
+    run = Importing(broker)
+    assert run.look() == (None, set())
+    assert [run.look() for _ in range(11)] == [(None, set())] * 10 + [(9, {0, 1})]
+    broker.logs[at(0, "fast")] += [12]
+    assert run.look() == (12, {1})
+    broker.logs[at(1, "fast")] += [7, 20]
+    assert run.look() == (12, set())
+    # What came too late for the topic's CTI does not take it back.
+    assert run.imported.partitions[at(1, "fast")].state.cti_us == 20_000
+    broker.logs[at(0, "fast")] += [30]
+    assert run.look() == (20, set())
+
+
+def test_an_imported_partition_with_an_open_transaction_is_not_idle():
+    broker = Quiet([5], [])
+    broker.open = {at(1, "fast")}
+    run = Importing(broker)
+    assert [run.look() for _ in range(30)][-1] == (None, {0})
+    broker.open = set()
+    assert [run.look() for _ in range(11)][-1] == (5, {0, 1})
+
+
+def test_without_idle_timeout_an_empty_partition_of_the_imported_topic_is_waited_for():
+    run = Importing(Quiet([5], []), idleTimeout=None)
+    assert [run.look(3600) for _ in range(3)] == [(None, set())] * 3
+
+
+def test_scheduled_runs_count_the_quiet_time_of_imported_partitions_across_runs():
+    broker = Quiet([5], [])
+    run = Importing(broker, idleTimeout="90 minutes")
+    found = []
+    for hour in range(5):
+        broker.logs[at(0, "fast")].append(10 + hour)
+        run.restart(bounded=True)
+        run.look(3600)
+        found.append(run.look(0))
+    assert found == [(None, set()), (None, set()), (12, {1}), (13, {1}), (14, {1})]
+
+
+def test_a_restart_waits_anew_for_imported_partitions_that_were_not_idle_yet():
+    run = Importing(Quiet([5], []))
+    run.look()
+    run.restart()
+    assert run.look(3600) == (None, set())
+    assert run.look(10) == (5, {0, 1})
 
 
 def test_final_ctis_end_a_partition_and_leave_its_last_one():
@@ -116,6 +232,8 @@ def test_what_is_imported_follows_from_the_streams_options_and_its_own():
 
 
 class NoTopic:
+    troubles = 0
+
     def partitions(self):
         return []
 
@@ -165,7 +283,8 @@ def test_an_imported_log_that_seems_shorter_for_a_moment_has_lost_nothing():
     assert importer.look(read, {}, 0) == read
     assert importer.look(read, {}, 4_999_999) == read
     broker.end = 3
-    assert importer.look(read, {}, 5_000_000) == read
+    (whole,) = importer.look(read, {}, 5_000_000).partitions.values()
+    assert whole == ImportedPartition(3, PartitionState(7), 7, quiet_since_us=5_000_000)
     broker.end = 2
     assert importer.look(read, {}, 6_000_000) == read
     with pytest.raises(DataLost, match="ends at offset 2, but was read up to 3"):

@@ -437,6 +437,66 @@ def test_a_bounded_run_waits_for_nobody_and_leaves_out_who_is_recorded_as_idle()
     assert StreamOffset.from_json(bounded.offset).closing
 
 
+def scheduled(timeout, hours, feed=lambda broker, hour: None, **logs):
+    """Bounded runs an hour apart with new records in partition 0; who was idle at each end."""
+    broker, offset, found = FakeBroker(**{"p0": (0, 5), "p1": (0, 5), **logs}), SENTINEL, []
+    for hour in range(hours):
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 3)
+        feed(broker, hour)
+        run = Driven(broker, ctiFrequency="1", idleTimeout=timeout)
+        run.offset, run.now_s = offset, run.now_s + 3_600 * hour
+        run.driver.bound()
+        while run.plan() is not None:
+            run.now_s += 1
+        offset = run.offset
+        assert StreamOffset.from_json(offset).closing
+        found.append(idle(run))
+    return found
+
+
+def test_scheduled_runs_count_quiet_time_across_runs_and_wait_for_nobody():
+    assert scheduled("90 minutes", 24) == [set()] * 2 + [{1}] * 22
+    assert scheduled("30 minutes", 4) == [set(), {1}, {1}, {1}]
+
+
+def test_scheduled_runs_count_anew_for_a_partition_that_had_records_in_between():
+    def feed(broker, hour):
+        if hour == 2:
+            broker.log[at(1)] = (0, 6)
+
+    assert scheduled("90 minutes", 6, feed) == [set(), set(), set(), set(), {1}, {1}]
+
+
+def test_scheduled_runs_take_no_partition_with_an_open_transaction_for_quiet():
+    def feed(broker, hour):
+        broker.open = {at(1)} if hour < 4 else set()
+        # The end of a transaction is a record too.
+        broker.log[at(1)] = (0, 5 if hour < 4 else 6)
+
+    assert scheduled("90 minutes", 8, feed) == [set()] * 6 + [{1}] * 2
+
+
+def test_a_slow_broker_makes_no_scheduled_run_count_anew():
+    def feed(broker, hour):
+        broker.troubles += 1
+
+    assert scheduled("90 minutes", 4, feed) == [set(), set(), {1}, {1}]
+
+
+def test_a_partition_whose_records_came_after_a_bounded_run_began_is_not_quiet():
+    broker = FakeBroker(p0=(0, 5), p1=(0, 5))
+    run = Driven(broker, ctiFrequency="1", idleTimeout="90 minutes")
+    run.driver.bound()
+    broker.log[at(1)] = (0, 6)
+    while run.plan() is not None:
+        pass
+    quiet = {
+        part.number: share.quiet_since_us is not None
+        for part, share in StreamOffset.from_json(run.offset).partitions.items()
+    }
+    assert quiet == {0: True, 1: False}
+
+
 def test_the_timeout_may_change_on_a_checkpoint():
     broker, run = idling(p0=(0, 5))
     pass_by(run, 3)

@@ -7,6 +7,7 @@ from timestream.builders import GIVEN, at, options
 
 from pyspark_timestream.cti import TimeRules
 from pyspark_timestream.instants import parse_duration
+from pyspark_timestream.kafka_import import imported_options
 from pyspark_timestream.kafka_keys import RECORD_KEYS
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_values import EARLIEST, LATEST, Frequency, TimeFrom
@@ -465,6 +466,20 @@ def test_in_band_ctis_are_a_source_of_ctis():
     assert given.rules == TimeRules(policy="flag", writers=("a", "b"), time_window=True)
     given = options(ctiHeader="mark", writerTimeout="2 s", ctiFrequency="1", maxFuture="0 s")
     assert (given.rules.writer_timeout_us, given.rules.max_future_us) == (2_000_000, 0)
+
+
+@pytest.mark.parametrize("source", ["fast", '{"topic": "fast", "frequency": "1"}'])
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("maxFuture", "max_future_us"),
+        ("writerTimeout", "writer_timeout_us"),
+        ("idleTimeout", "idle_timeout_us"),
+    ],
+)
+def test_what_holds_for_an_import_is_accepted_with_an_import_alone(name, field, source):
+    given = options(ctiImport=source, **{name: "2 s"})
+    assert getattr(imported_options(given), field) == 2_000_000
 
 
 def test_options_cannot_be_changed_after_they_were_read():

@@ -157,6 +157,30 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
+def test_an_imported_cti_waits_for_what_an_open_transaction_has_written():
+    """The log goes on to 9 behind the last stable offset, 4, when the CTI is read."""
+    before = offset((0, 4, FIVE), cti_us=5)
+    told = Sight(imported=Imported(cti_us=8), written={A: 9})
+    waits = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    assert waits.partitions == {A: PartitionOffset(4, 4, FIVE, pending=((9, 8),))}
+    assert (waits.cti_us, waits.opening_us) == (5, None)
+    later = Sight(imported=Imported(cti_us=8))
+    read = next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
+    assert read.partitions == {A: PartitionOffset(4, 11, FIVE, pending=((9, 8),))}
+    taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
+    assert (taken.cti_us, taken.opening_us) == (8, 8)
+
+
+def test_a_run_that_has_closed_decides_nothing_more():
+    closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, closing=True)
+    states, places = {A: FIVE, B: PartitionState(cti_us=9)}, {A: 2, B: 2}
+    run = Circumstances(bounded=True, idle_timeout_us=3)
+    ripe = Sight(now_us=13, since_us={A: 10})
+    assert next_offset(closing, states, places, places, run, ripe) is closing
+    began = Circumstances(bounded=True, idle_timeout_us=3, new_start=True)
+    assert next_offset(closing, states, places, places, began, ripe).cti_us == 9
+
+
 def test_imported_ctis_that_waited_for_records_that_are_gone_wait_for_the_end_there_is():
     before = offset(
         (0, 2, FIVE, False, None, ((4, 6), (5, 7), (6, 8))), imported=Imported(cti_us=8)
