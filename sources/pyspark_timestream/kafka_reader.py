@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -89,7 +89,7 @@ class KafkaTask(InputPartition):
     Attributes:
         plan: what to do.
         group: the consumer group in which to leave them.
-        offset: what they follow from, cut down to the task's partitions; None: nothing is left.
+        offset: what they follow from: the task's own partitions; None: nothing is left.
     """
 
     plan: TaskPlan
@@ -210,9 +210,10 @@ class KafkaBatchReader(DataSourceReader):
 
 
 def _own_part(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
-    """`offset` with nothing but the partitions of one task."""
+    """What one task needs of `offset` to leave its end states; with many partitions it is large."""
     own = {share.span.partition for share in plan.shares}
-    return replace(offset, partitions={part: offset.partitions[part] for part in own})
+    partitions = {part: offset.partitions[part] for part in own}
+    return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
 
 def _read_task(

@@ -177,6 +177,9 @@ NEWEST = replace(
         ),
     },
     hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
+    imported=Imported(
+        {at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, False, True, 9)}, 7
+    ),
     bounded=True,
     warnings={
         Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "everybody", "1 row", level=1)),

@@ -10,6 +10,7 @@ from timestream.builders import at, options
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.frontier import least_of_others, merge
+from pyspark_timestream.imports import Imported, ImportedPartition
 from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset, left_behind
 from pyspark_timestream.kafka_reader import KafkaStreamReader
@@ -26,16 +27,28 @@ def stream(partitions, tasks):
     return StreamOffset("me", settings, 1, shares, tasks=tasks)
 
 
-def shipped(partitions):
-    """The bytes of all tasks of a batch with a task a partition."""
+def shipped(partitions, tasks=None, **more):
+    """The bytes of all tasks of a batch, by default with a task a partition."""
     reader = KafkaStreamReader(options(ctiFrequency="1"), None)
-    tasks = reader.partitions(SENTINEL, stream(partitions, partitions).to_json())
-    assert len(tasks) == partitions
-    return sum(len(pickle.dumps(task)) for task in tasks)
+    offset = replace(stream(partitions, tasks or partitions), **more)
+    plans = reader.partitions(SENTINEL, offset.to_json())
+    assert len(plans) == (tasks or partitions)
+    return sum(len(pickle.dumps(plan)) for plan in plans)
 
 
 def test_eight_times_the_partitions_ship_about_eight_times_the_bytes():
     assert shipped(800) < 10 * shipped(100)
+
+
+def test_what_was_imported_or_is_not_of_a_task_is_not_shipped_to_it():
+    clock = PartitionState(count=2, cti_us=1_700_000_000_000_000, events=9, last_us=1)
+    parts = {at(n, "fast"): ImportedPartition(9, clock, 1_700_000_000_000_000) for n in range(1000)}
+    more = {
+        "imported": Imported(parts, 1_700_000_000_000_000),
+        "topic_ids": {"topic": "an id", "fast": "another"},
+        "hidden": {at(n): PartitionOffset(7, 7, clock) for n in range(1000, 2000)},
+    }
+    assert shipped(1000, 50, **more) == shipped(1000, 50)
 
 
 def test_a_task_leaves_the_same_in_the_group_as_if_it_had_the_whole_offset():
