@@ -11,9 +11,10 @@ import pytest
 from broker import Broker, Record
 from kafka_query import DAY_MS, Stream, event
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream import explain_time
+from pyspark_timestream import advance_time, explain_time
 from pyspark_timestream.explanation import PartitionFacts, StreamExplanation
 from pyspark_timestream.findings import Finding, Kind
 from pyspark_timestream.ranges import Partition
@@ -213,6 +214,42 @@ def command(checkpoint: Path) -> str:
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     return done.stdout
+
+
+# -- the likeliest mistakes of a query, and of who asks -------------------------------------------
+
+
+def test_a_watermark_beside_the_ctis_is_the_headline_and_names_advance_time(stream) -> None:
+    made = stream([event(1), event(2)], ctiFrequency=1)
+    start(made, made.load().withWatermark("start_time", "1 second").dropDuplicates(["start_time"]))
+    made.query.awaitTermination()
+    found = finding(made)
+    assert found.kind is Kind.OWN_WATERMARK
+    assert found.culprit == "withWatermark on column 'start_time'"
+    assert "advance_time(df)" in found.fix
+
+
+def test_state_without_advance_time_is_the_headline_and_right_with_it(stream) -> None:
+    made = stream([event(1), event(2)], ctiFrequency=1)
+    run(made, made.load().dropDuplicates(["value"]))
+    assert (finding(made).kind, finding(made).culprit) == (Kind.NO_ADVANCE_TIME, "Deduplicate")
+    assert "advance_time(df)" in finding(made).fix
+    right = stream([event(1), event(2)], ctiFrequency=1)
+    run(right, advance_time(right.load()).dropDuplicates(["value", "start_time"]))
+    assert finding(right).kind is Kind.CAUGHT_UP
+
+
+def test_only_the_stream_that_the_mistake_is_made_with_is_told_of_it(stream) -> None:
+    one, other = stream([event(1)], ctiFrequency=1), stream([event(1)], ctiFrequency=1)
+    left = advance_time(one.load(), releases="rows").select("value")
+    run(one, left.join(other.load().withColumnRenamed("value", "b"), F.expr("value = b")))
+    found = {each.topics: each.findings[0].kind for each in explain_time(one.query).streams}
+    assert found == {(one.topic,): Kind.CAUGHT_UP, (other.topic,): Kind.NO_ADVANCE_TIME}
+
+
+def test_who_passes_a_frame_is_told_what_explain_time_wants(stream) -> None:
+    with pytest.raises(TypeError, match=r"got a DataFrame; accepted: the StreamingQuery that \.st"):
+        explain_time(stream([]).load())
 
 
 # -- in-band and imported CTIs --------------------------------------------------------------------

@@ -11,13 +11,15 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 SCRIPT = """
+import os
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 clock = spark.readStream.format("timestream").option("rate", "max").option("maxCount", "3").load()
 query = clock.writeStream.format("tseries").option("seriesName", "clock")
-query = query.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start("store")
+store = os.path.abspath("store")
+query = query.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start(store)
 query.awaitTermination()
-print("rows", spark.read.format("tseries").load("store").count())
+print("rows", spark.read.format("tseries").load(store).count())
 """
 
 

@@ -122,3 +122,11 @@ def test_each_mistake_is_one_warn_line_of_the_drivers_log_over_all_restarts(told
     for case in CASES.values():
         assert sum(f"{case.kind}: " in line and case.said in line for line in lines) == 1, case.kind
     assert len(lines) == len(CASES)
+
+
+@pytest.mark.parametrize("kind", ["readStream", "read"])
+def test_json_without_a_schema_is_refused_before_anything_is_asked_of_a_broker(spark, kind) -> None:
+    reader = getattr(spark, kind).format("timestream").option("transport", "kafka")
+    reader = reader.option("kafka.bootstrap.servers", "localhost:1").option("subscribe", "trips")
+    with pytest.raises(Exception, match=r"SchemaRefused: option 'valueFormat' is 'json', and no"):
+        reader.option("valueFormat", "json").load()

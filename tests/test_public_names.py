@@ -13,7 +13,7 @@ def test_the_public_names_of_timestream() -> None:
 
 def test_the_public_names_of_tseries() -> None:
     errors = {"IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"}
-    errors |= {"PermissionDenied"}
+    errors |= {"PermissionDenied", "StoreMismatch"}
     results = {"Event", "EventMetadata", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "describe", *errors, *results}
     assert set(pyspark_tseries.__all__) == names

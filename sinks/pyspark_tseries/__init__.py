@@ -13,8 +13,8 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`,
 `log_statistics`, `inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`,
 `row_groups`, `scan`, `history`, `late_binding`, `deliveries`, `follower` (storage), `chart`,
-`results`, `receipts`, `arguments`, `client` (without Spark), `writer`, `reader`, `subscriber`,
-`sink` (Spark).
+`results`, `receipts`, `arguments`, `client` (without Spark), `checkpoint_store`, `writer`,
+`reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         NoSuchEvent,
         NoSuchStore,
         PermissionDenied,
+        StoreMismatch,
         UpdateFailed,
     )
     from pyspark_tseries.range_query import RangeQuery
@@ -46,6 +47,7 @@ __all__ = [
     "PermissionDenied",
     "QueryResult",
     "RangeQuery",
+    "StoreMismatch",
     "TimeSeries",
     "UpdateFailed",
     "describe",
@@ -53,7 +55,7 @@ __all__ = [
 
 _PLACES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
-    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "UpdateFailed"], "errors"),
+    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "StoreMismatch", "UpdateFailed"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
     "DefaultSource": "sink",
     "RangeQuery": "range_query",

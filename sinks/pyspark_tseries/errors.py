@@ -11,6 +11,7 @@ __all__ = [
     "NoSuchStore",
     "PermissionDenied",
     "StoreBusy",
+    "StoreMismatch",
     "TseriesError",
     "UnusableStore",
     "UpdateFailed",
@@ -56,3 +57,7 @@ class UnusableStore(TseriesError):
 
 class StoreBusy(TseriesError):
     """Other writers won every attempt to commit; nothing of the batch is stored."""
+
+
+class StoreMismatch(TseriesError):
+    """A query goes on with another store than its checkpoint has written to; nothing is stored."""

@@ -76,8 +76,22 @@ def _series_names(value: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _fixed_location(value: str) -> str:
+    """Where a store lies, whatever the working directory of the process is."""
+    location = location_of(value)
+    if not location.startswith(("/", "s3://")):
+        raise ValueError(
+            "a relative path would be taken from the working directory of Spark's processes, which "
+            f"need not be your program's: give os.path.abspath({value!r})"
+        )
+    return location
+
+
 _PATH: Final = Reader(
-    location_of, "a local path, a file: URI, or an s3: URI", wrong_type="gs://bucket/a"
+    _fixed_location,
+    "an absolute local path, a file: URI, or an s3: URI",
+    wrong_type="gs://bucket/a",
+    out_of_range="trips/store",
 )
 _NAME: Final = Reader(str, "the name of a column")
 _RANGE: Final = Reader(

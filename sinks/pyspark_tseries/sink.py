@@ -1,5 +1,7 @@
 """The data source `tseries` as Spark sees it."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
@@ -12,8 +14,10 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
+from pyspark_timestream.driver_log import log_like_spark
 from pyspark_timestream.option_fields import OptionError
 from pyspark_timestream.worker_memory import settle
+from pyspark_tseries.checkpoint_store import check_before_batch, checkpoint_directory
 from pyspark_tseries.columns import query_schema, unstorable, value_type
 from pyspark_tseries.history import snapshot_as_of
 from pyspark_tseries.options import (
@@ -91,7 +95,10 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """A batch of a stream, checked against the store before any task."""
         options = parse_write(self.options)
-        return StreamWriter(_prepare(options, schema, overwrite))
+        checkpoint = checkpoint_directory(self.options)
+        check_before_batch(checkpoint, options.place)
+        target = _prepare(options, schema, overwrite)
+        return StreamWriter(replace(target, checkpoint=checkpoint))
 
     def streamReader(self, schema: StructType) -> Subscriber:
         """A subscription."""
@@ -118,6 +125,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
         UnusableStore: what is at the path is no store of this version.
         PermissionDenied: the principal may not add events, or not in this author's name.
     """
+    log_like_spark("pyspark_tseries")
     if overwrite:
         raise OptionError(
             "mode",

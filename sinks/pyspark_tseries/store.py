@@ -5,6 +5,7 @@ writer's token. Delta refuses it where another writer has set a head meanwhile: 
 """
 
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -27,9 +28,11 @@ from pyspark_tseries.log_check import HEAD
 from pyspark_tseries.permissions import Policy
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.races import busy, wait_out
-from pyspark_tseries.retention import RetainedRange
+from pyspark_tseries.retention import DEFAULT, RetainedRange, format_range
 
 __all__ = ["HORIZON", "Store", "now_us"]
+
+_LOG: Final = logging.getLogger(__name__)
 
 HORIZON: Final = "tseries:horizon"
 """The mark that says one more than the last commit compaction has removed events of."""
@@ -127,7 +130,16 @@ class Store:
         """The new store at `path`, or the one that another writer has just created there."""
         fixed = properties.new_properties(retained, min_retention_us, subscription, policy)
         create_table(place_of(path), layout(values), fixed)
-        return Store.open(path)
+        store = Store.open(path)
+        if retained is None:
+            _LOG.warning(
+                "no retained range was given for the new store '%s', so that it keeps '%s': reads "
+                "show the ten newest events of each series; next step: give 'retainedRange' "
+                "(retained_range=) when a store is created, such as 'last 30D' or 'unlimited'",
+                store.root,
+                format_range(DEFAULT),
+            )
+        return store
 
     @property
     def values(self) -> list[pa.Field]:

@@ -39,6 +39,7 @@ class Target:
     author: str
     principal: str
     forecast: Forecast
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,14 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
             after_commit(store)
     _discard(target, tasks)
     settle()
+
+
+def _check_own_store(target: Target, token: tuple[str, int], is_empty: bool) -> None:
+    from pyspark_tseries.checkpoint_store import check_in_commit
+    from pyspark_tseries.store import Store
+
+    store, synced = Store.open(target.place), target.options.synced
+    check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
 
 
 def _batch(
@@ -185,8 +194,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Appends the rows of all tasks, unless the store has this batch already."""
         tasks = _present(messages)
-        if tasks:
-            _commit(self._target, tasks, (f"tseries:q:{_query_id(tasks)}", batchId))
+        if not tasks:
+            return
+        token = f"tseries:q:{_query_id(tasks)}", batchId
+        is_empty = not any(task.share.rows for task in tasks)
+        if batchId == 0 or not is_empty:
+            _check_own_store(self._target, token, is_empty)
+        _commit(self._target, tasks, token)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Removes what the tasks staged."""

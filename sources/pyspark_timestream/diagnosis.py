@@ -5,7 +5,7 @@ the state *before* its batch's records, so what a batch did shows one batch late
 an empty batch after the last records, which completes the picture.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pyspark_timestream.cti import PartitionState
@@ -37,17 +37,20 @@ _TOLD_AS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
 """What a warning may turn out to be when all of the history is looked at."""
 
 
-def diagnose(history: History, failed: bool = False) -> tuple[Finding, ...]:
+def diagnose(
+    history: History, failed: bool = False, known: Sequence[Finding] = ()
+) -> tuple[Finding, ...]:
     """What is found, what matters most first, and before all what was warned of; never empty.
 
     Args:
         history: the stream's.
         failed: the query has failed after the last batch was planned.
+        known: what was found by other means; it counts as warned of.
     """
     last = history[-1]
     far = frozenset(part for part in last.offset.partitions if is_far(last, part))
     causes, late = _causes(history), _losses(history, far)
-    rules = [*causes, *far_future(history, far), *late]
+    rules = [*known, *causes, *far_future(history, far), *late]
     if not last.offset.final:
         rules += _holding(history, far)
     warnings = standing_warnings(last.offset.warnings)
@@ -56,7 +59,9 @@ def diagnose(history: History, failed: bool = False) -> tuple[Finding, ...]:
         rules.append(_final(history, failed or bool(rules)))
     elif all(finding.kind is not Kind.BACKLOG for finding in rules):
         rules += _backlog(history, {part for part, left in behind(history).items() if left})
-    said = {kind for each in warnings for kind in (each.kind, *_TOLD_AS.get(each.kind, ()))}
+    said = {
+        kind for each in (*known, *warnings) for kind in (each.kind, *_TOLD_AS.get(each.kind, ()))
+    }
     found = sorted(rules, key=lambda each: (each.kind not in said, _ORDER.index(each.kind)))
     return tuple(with_details(found, last.offset.warnings)) or (_caught_up(last),)
 

@@ -1,6 +1,6 @@
 """What a stream's history amounts to: each partition's facts, and what was found."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_timestream.cti import PartitionState
@@ -77,11 +77,13 @@ class StreamExplanation:
     partitions: tuple[PartitionFacts, ...]
 
 
-def explain_stream(history: History, failed: bool = False) -> StreamExplanation:
-    """What `history` amounts to; `failed`: the query has failed since."""
+def explain_stream(
+    history: History, failed: bool = False, known: Sequence[Finding] = ()
+) -> StreamExplanation:
+    """What `history` amounts to; see `diagnose` for the arguments."""
     last = history[-1]
     offset = last.offset
-    findings = diagnose(history, failed)
+    findings = diagnose(history, failed, known)
     left = behind(history)
     facts = []
     for part, share in sorted(offset.partitions.items()):

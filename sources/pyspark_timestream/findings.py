@@ -19,6 +19,8 @@ class Kind(StrEnum):
     MALFORMED = "malformed events"
     IMPROBABLE_TIMES = "improbable times"
     WRONG_TYPE = "values of another type"
+    OWN_WATERMARK = "a watermark beside the CTIs"
+    NO_ADVANCE_TIME = "state without advance_time"
     START_AT_END = "a start at the end"
     FAR_FUTURE = "an event far in the future"
     IDLE_PARTITION = "an idle partition"
@@ -47,6 +49,10 @@ FIXES: Final[Mapping[Kind, str]] = {
         "correct the field's type in .schema(...), or declare it a string; "
         "'columnNameOfCorruptRecord' shows such values"
     ),
+    Kind.OWN_WATERMARK: (
+        "call advance_time(df) in place of withWatermark: it makes the CTIs Spark's watermark"
+    ),
+    Kind.NO_ADVANCE_TIME: ("call advance_time(df) before the aggregation, join or deduplication"),
     Kind.START_AT_END: (
         "to read what is there, set 'startingOffsets' to 'earliest' and start with a new checkpoint"
     ),

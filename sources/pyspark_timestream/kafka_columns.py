@@ -59,7 +59,18 @@ class Projection:
 
 
 def default_schema(options: KafkaOptions) -> pa.Schema:
-    """The columns without a user schema: Spark's Kafka columns, then those of event time."""
+    """The columns without a user schema: Spark's Kafka columns, then those of event time.
+
+    Raises:
+        SchemaRefused: the values are JSON, whose fields only a schema names.
+    """
+    if options.value_format == "json":
+        raise SchemaRefused(
+            "option 'valueFormat' is 'json', and no schema was given: the schema names the fields "
+            "that are read from the values; accepted: .schema(...) with fields and metadata "
+            "columns, such as .schema('name string, start_time timestamp, cti timestamp'); next "
+            "step: add it, or leave 'valueFormat' out to get the values as they are"
+        )
     unfilled = _unfilled(options)
     if not options.include_headers:
         unfilled["headers"] = "option 'includeHeaders'"

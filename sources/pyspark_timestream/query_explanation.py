@@ -1,7 +1,7 @@
 """`explain_time(query)`: why a query does not emit, or loses rows, from what Spark knows of it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
@@ -11,6 +11,8 @@ from pyspark_timestream.checkpoint import local_directory, read_offset_log
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.explanation import explain_stream
 from pyspark_timestream.explanation_views import Explanation
+from pyspark_timestream.findings import Finding
+from pyspark_timestream.plan_mistakes import Operator, mistakes_in_plan, mistakes_in_progress
 from pyspark_timestream.stream_history import Batch, histories, read_progress
 
 __all__ = ["explain_time"]
@@ -26,15 +28,61 @@ def explain_time(query: StreamingQuery) -> Explanation:
     recent progress and, where the checkpoint is a local directory, from its offset log.
 
     Raises:
+        TypeError: `query` is something else, such as a DataFrame.
         CheckpointMismatch: the checkpoint was written by a newer version.
     """
-    progress = [read_progress(json.loads(each.json)) for each in query.recentProgress]
-    streams = histories([*_logged(query), *progress])
+    if not hasattr(query, "recentProgress"):
+        raise TypeError(
+            f"explain_time got a {type(query).__name__}; accepted: the StreamingQuery that "
+            ".start() returns; next step: query = df.writeStream....start(), then "
+            "explain_time(query); of a query that is gone, `python -m pyspark_timestream explain "
+            "--checkpoint DIRECTORY` says the same"
+        )
+    reports = [json.loads(each.json) for each in query.recentProgress]
+    batches = [*_logged(query), *map(read_progress, reports)]
+    streams = histories(batches)
+    failed = query.exception() is not None
+    known = _known(query, batches, reports)
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
-        tuple(explain_stream(each, query.exception() is not None) for each in streams.values()),
+        tuple(
+            explain_stream(history, failed, known.get(stream, ()))
+            for stream, history in streams.items()
+        ),
         tuple(_notes(query, bool(streams))),
     )
+
+
+def _known(
+    query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
+) -> dict[str, list[Finding]]:
+    """What the query's plan shows, or its progress where a client has no plan, by stream."""
+    offsets = batches[-1].offsets if batches else ()
+    streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
+    found: Sequence[Finding | None]
+    try:
+        java: Any = query._jsq
+        found = mistakes_in_plan(_operator(java.streamingQuery().logicalPlan()))
+    except (AttributeError, Py4JError):
+        alone = len(streams) == 1 and reports and batches[-1].reports
+        found = [mistakes_in_progress(reports[-1], batches[-1].reports[0] or {})] if alone else []
+    pairs = zip(streams, found, strict=False)
+    return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
+
+
+def _operator(node: Any) -> Operator:
+    """A node of Spark's plan, and all below it."""
+    name = str(node.getClass().getSimpleName())
+    inputs, children = [], node.children().iterator()
+    while children.hasNext():
+        inputs.append(_operator(children.next()))
+    watermark = str(node.eventTime().name()) if name == "EventTimeWatermark" else None
+    columns = []
+    if not inputs and node.isStreaming():
+        attributes = node.output().iterator()
+        while attributes.hasNext():
+            columns.append(str(attributes.next().name()))
+    return Operator(name, tuple(inputs), watermark, tuple(columns))
 
 
 def _logged(query: StreamingQuery) -> list[Batch]:

@@ -126,3 +126,10 @@ def test_a_column_that_may_not_be_null_is_refused_because_a_cti_row_is_null_else
 
 def test_headers_may_be_named_without_include_headers():
     assert projection(options(), ("headers", METADATA["headers"])).wants("headers")
+
+
+def test_json_values_without_a_schema_are_refused_since_the_schema_is_the_projection():
+    with pytest.raises(
+        SchemaRefused, match=r"'valueFormat' is 'json'.*next step: add it, or leave"
+    ):
+        default_schema(options(valueFormat="json"))
