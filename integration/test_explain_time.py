@@ -183,7 +183,7 @@ def test_a_final_cti_is_named_before_and_after_new_data_is_refused(stream) -> No
         run(made)
     assert finding(made).kind is Kind.FINAL_CTI
     assert "'finalCti'" in finding(made).fix
-    assert "the query has failed: CheckpointMismatch: this checkpoint's stream has ended" in str(
+    assert "the query has failed: this checkpoint's stream has ended" in str(
         explain_time(made.query)
     )
 

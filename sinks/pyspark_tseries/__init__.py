@@ -29,7 +29,10 @@ if TYPE_CHECKING:
         NoSuchEvent,
         NoSuchStore,
         PermissionDenied,
+        StoreBusy,
         StoreMismatch,
+        TseriesError,
+        UnusableStore,
         UpdateFailed,
     )
     from pyspark_tseries.range_query import RangeQuery
@@ -47,15 +50,19 @@ __all__ = [
     "PermissionDenied",
     "QueryResult",
     "RangeQuery",
+    "StoreBusy",
     "StoreMismatch",
     "TimeSeries",
+    "TseriesError",
+    "UnusableStore",
     "UpdateFailed",
     "describe",
 ]
 
 _PLACES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
-    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "StoreMismatch", "UpdateFailed"], "errors"),
+    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "StoreBusy", "StoreMismatch"], "errors"),
+    **dict.fromkeys(["TseriesError", "UnusableStore", "UpdateFailed"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
     "DefaultSource": "sink",
     "RangeQuery": "range_query",

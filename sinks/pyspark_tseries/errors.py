@@ -21,6 +21,10 @@ __all__ = [
 class TseriesError(Exception):
     """The base of this package's errors; only its leaves are raised."""
 
+    def __init_subclass__(cls) -> None:
+        """Call the error by the name that users import it by."""
+        cls.__module__ = "pyspark_tseries"
+
     def __init__(self, message: str) -> None:
         if type(self) is TseriesError:
             raise TypeError("raise one of the leaves of TseriesError")

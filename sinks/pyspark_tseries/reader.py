@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.evaluation import later_evaluation_us
+from pyspark_timestream.spark_errors import brief_errors
 from pyspark_tseries import files
 from pyspark_tseries.columns import query_schema, type_name
 from pyspark_tseries.errors import IncompatibleValue
@@ -62,6 +63,7 @@ class TaskPart(InputPartition):
         self.part, self.number, self.tasks = part, number, tasks
 
 
+@brief_errors
 class RangeReader(DataSourceReader):
     """Answers a range query of the store as it is when Spark begins to evaluate the read.
 

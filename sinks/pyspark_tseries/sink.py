@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
@@ -16,9 +16,11 @@ from pyspark.sql.types import (
 
 from pyspark_timestream.driver_log import log_like_spark
 from pyspark_timestream.option_fields import OptionError
+from pyspark_timestream.spark_errors import RefusedReader, brief_errors
 from pyspark_timestream.worker_memory import settle
 from pyspark_tseries.checkpoint_store import check_before_batch, checkpoint_directory
 from pyspark_tseries.columns import query_schema, unstorable, value_type
+from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.history import snapshot_as_of
 from pyspark_tseries.options import (
     WriteOptions,
@@ -42,6 +44,7 @@ from pyspark_tseries.writer import BatchWriter, StreamWriter, Target
 __all__ = ["DefaultSource"]
 
 
+@brief_errors
 class DefaultSource(DataSource):
     """An append-only store of time series.
 
@@ -100,8 +103,14 @@ class DefaultSource(DataSource):
         target = _prepare(options, schema, overwrite)
         return StreamWriter(replace(target, checkpoint=checkpoint))
 
-    def streamReader(self, schema: StructType) -> Subscriber:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A subscription."""
+        try:
+            return self._subscriber(schema)
+        except (OptionError, TseriesError) as error:
+            return RefusedReader(error)
+
+    def _subscriber(self, schema: StructType) -> Subscriber:
         options = parse_subscribe(self.options)
         store = Store.open(options.place)
         guard = _guard(store, options.principal)

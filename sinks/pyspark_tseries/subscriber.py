@@ -16,6 +16,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.offsets import is_sentinel
+from pyspark_timestream.spark_errors import brief_errors
 from pyspark_tseries.deliveries import Delivery, deliver
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.subscription import POSITION_VERSION, Initial, Position
@@ -30,6 +31,7 @@ class DeliveryTask(InputPartition):
     delivery: Delivery
 
 
+@brief_errors
 class Subscriber(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The initial events, then every event that is appended, exactly once per checkpoint.
 

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_timestream.spark_errors import brief_errors
 from pyspark_timestream.worker_memory import settle
 from pyspark_tseries import staging
 from pyspark_tseries.attempts import Appended, Batch
@@ -154,6 +155,7 @@ def _query_id(tasks: list[StagedTask]) -> str:
     return query_id
 
 
+@brief_errors
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
@@ -177,6 +179,7 @@ class BatchWriter(DataSourceArrowWriter):
         _discard(self._target, _present(messages))
 
 
+@brief_errors
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes every batch of a query as one commit, exactly once.
 

@@ -18,11 +18,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.source import TimestreamSource as DefaultSource
+    from pyspark_timestream.error_text import why
+    from pyspark_timestream.errors import (
+        BrokerUnreachable,
+        CheckpointMismatch,
+        CheckpointUnreadable,
+        DataLost,
+        DeliveryFailed,
+        SchemaRefused,
+        SettingRefused,
+        TimestreamError,
+        ViolationFound,
+        WrongInterpreter,
+    )
+    from pyspark_timestream.frame_order import order_by_time
+    from pyspark_timestream.frames import advance_time, await_end, import_ctis, shift_time
+    from pyspark_timestream.option_fields import OptionError
+    from pyspark_timestream.producer import PunctuatedProducer
+    from pyspark_timestream.query_explanation import explain_time
+    from pyspark_timestream.session_settings import configure_spark
+    from pyspark_timestream.source import DefaultSource
 
 __all__ = [
+    "BrokerUnreachable",
+    "CheckpointMismatch",
+    "CheckpointUnreadable",
+    "DataLost",
     "DefaultSource",
+    "DeliveryFailed",
+    "OptionError",
     "PunctuatedProducer",
+    "SchemaRefused",
+    "SettingRefused",
+    "TimestreamError",
+    "ViolationFound",
+    "WrongInterpreter",
     "advance_time",
     "await_end",
     "configure_spark",
@@ -30,20 +60,22 @@ __all__ = [
     "import_ctis",
     "order_by_time",
     "shift_time",
+    "why",
 ]
 
 _PLACES: Final = {
-    "DefaultSource": ("source", "TimestreamSource"),
-    "PunctuatedProducer": ("producer", "PunctuatedProducer"),
-    "advance_time": ("frames", "advance_time"),
-    "await_end": ("frames", "await_end"),
-    "configure_spark": ("session_settings", "configure_spark"),
-    "explain_time": ("query_explanation", "explain_time"),
-    "import_ctis": ("frames", "import_ctis"),
-    "order_by_time": ("frame_order", "order_by_time"),
-    "shift_time": ("frames", "shift_time"),
+    **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
+    **dict.fromkeys(["DataLost", "DeliveryFailed", "SchemaRefused", "TimestreamError"], "errors"),
+    **dict.fromkeys(["SettingRefused", "ViolationFound", "WrongInterpreter"], "errors"),
+    **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames"),
+    "DefaultSource": "source",
+    "OptionError": "option_fields",
+    "PunctuatedProducer": "producer",
+    "configure_spark": "session_settings",
+    "explain_time": "query_explanation",
+    "order_by_time": "frame_order",
+    "why": "error_text",
 }
-
 
 _FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
 """What only a driver that uses our formats asks for."""
@@ -56,8 +88,7 @@ _asked: set[str] = set()
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PLACES[name]
-    found = getattr(import_module(f"{__name__}.{module}"), attribute)
+    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
     _check_interpreter(name)
     return found
 

@@ -20,6 +20,10 @@ __all__ = [
 class TimestreamError(Exception):
     """The base of this package's run-time errors; only its leaves are raised."""
 
+    def __init_subclass__(cls) -> None:
+        """Call the error by the name that users import it by."""
+        cls.__module__ = "pyspark_timestream"
+
     def __init__(self, message: str) -> None:
         if type(self) is TimestreamError:
             raise TypeError("raise one of the leaves of TimestreamError")

@@ -234,7 +234,8 @@ def _from_1970_on(event_time: str, releases: str) -> Column:
     since_1970_us = F.unix_micros(time)
     is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
     text = F.concat(
-        F.lit(f"column '{event_time}' has a row at "),
+        # The beginning is what `why` looks for.
+        F.lit(f"pyspark_timestream.advance_time: column '{event_time}' has a row at "),
         F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
         F.lit(
             ", where Spark's watermark begins or before: Spark would drop it without a word; "

@@ -44,6 +44,7 @@ from pyspark_timestream.kafka_uses import (
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Partition
+from pyspark_timestream.spark_errors import brief_errors
 from pyspark_timestream.worker_memory import settle
 
 __all__ = ["KafkaTransport"]
@@ -97,6 +98,7 @@ class KafkaTask(InputPartition):
     offset: StreamOffset | None = None
 
 
+@brief_errors
 class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Kafka records and CTIs as a stream; exactly once per checkpoint.
 
@@ -168,6 +170,7 @@ class BatchTask(InputPartition):
     share: BatchShare
 
 
+@brief_errors
 class KafkaBatchReader(DataSourceReader):
     """Kafka records and CTIs as a batch, from the starting to the ending options.
 

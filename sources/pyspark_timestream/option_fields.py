@@ -54,10 +54,19 @@ def without_secrets(text: str, config: Mapping[str, Any]) -> str:
 
 
 class OptionError(ValueError):
-    """The user gave options that cannot be carried out; nothing has been read or written."""
+    """The user gave options that cannot be carried out; nothing has been read or written.
 
-    def __init__(self, name: str, problem: str, accepts: str, next_step: str) -> None:
-        super().__init__(f"option '{name}': {problem}; accepted: {accepts}; next step: {next_step}")
+    With `list_last` what is accepted, a long list, stands behind the next step.
+    """
+
+    __module__ = "pyspark_timestream"  # As users import it.
+
+    def __init__(
+        self, name: str, problem: str, accepts: str, next_step: str, *, list_last: bool = False
+    ) -> None:
+        parts = [f"accepted: {accepts}", f"next step: {next_step}"]
+        rest = "; ".join(reversed(parts) if list_last else parts)
+        super().__init__(f"option '{name}': {problem}; {rest}")
         self.name = name
 
 
@@ -195,11 +204,14 @@ def _unknown(key: str, value: str, names: Mapping[str, str]) -> OptionError:
     """
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
+    meant = f": did you mean '{names[near[0]]}'?" if near else ""
+    given = shown(key, value) if alike else "[hidden]"
     return OptionError(
         key,
-        f"there is no such option (its value was {shown(key, value) if alike else '[hidden]'})",
+        f"there is no such option{meant} (its value was {given})",
         ", ".join(sorted(names.values())),
-        f"did you mean '{names[near[0]]}'?" if near else "leave it out",
+        "correct the name, or leave it out",
+        list_last=True,
     )
 
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.checkpoint import local_directory, read_offset_log
+from pyspark_timestream.error_text import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.explanation import explain_stream
 from pyspark_timestream.explanation_views import Explanation
@@ -16,8 +17,6 @@ from pyspark_timestream.plan_mistakes import Operator, mistakes_in_plan, mistake
 from pyspark_timestream.stream_history import Batch, histories, read_progress
 
 __all__ = ["explain_time"]
-
-_OUR_ERRORS: Final = "pyspark_timestream.errors."
 
 
 def explain_time(query: StreamingQuery) -> Explanation:
@@ -102,9 +101,7 @@ def _logged(query: StreamingQuery) -> list[Batch]:
 def _notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
     failure = query.exception()
     if failure is not None:
-        own = [line for line in str(failure).splitlines() if _OUR_ERRORS in line]
-        said = own[-1].partition(_OUR_ERRORS)[2] if own else "query.exception() says why"
-        yield f"the query has failed: {said}"
+        yield f"the query has failed: {find_own_message(str(failure)) or 'why(query) says why'}"
     elif not query.isActive:
         yield "the query has stopped"
     if not has_streams:

@@ -18,7 +18,14 @@ from pyspark_timestream.interpreter import (
     worker_command,
 )
 
-__all__ = ["INTERPRETER", "SETTINGS", "Setting", "configure_spark", "warn_of_interpreter"]
+__all__ = [
+    "INTERPRETER",
+    "SETTINGS",
+    "Setting",
+    "configure_spark",
+    "missing_format",
+    "warn_of_interpreter",
+]
 
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 """Set in the processes that spark-submit starts: their JVM runs already."""
@@ -105,6 +112,18 @@ def warn_of_interpreter(stacklevel: int) -> None:
             + _next_step(environment, jvm is not None),
             stacklevel=stacklevel + 1,
         )
+
+
+def missing_format(name: str) -> str:
+    """Why Spark has not found the format `name` of ours, and the next step."""
+    jvm = _running_jvm()
+    environment = _environment(jvm)
+    if fault := find_fault(environment):
+        step = _next_step(environment, jvm is not None)
+    else:
+        fault = "Spark imports every package that is called pyspark_*, and one that fails hides all"
+        step = "look in Spark's log for 'Skipping the lookup of Python Data Sources'"
+    return f"format '{name}' was not found: {fault}; next step: {step}"
 
 
 def _next_step(environment: Mapping[str, str], is_running: bool) -> str:

@@ -1,6 +1,6 @@
 """Format `timestream`: the class that Spark finds, and its choice of a transport."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -8,16 +8,15 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.option_fields import OptionError, choice, option, read_options
+from pyspark_timestream.spark_errors import RefusedReader, brief_errors
 from pyspark_timestream.time_reader import TimeTransport
 
-__all__ = ["TimestreamSource", "Transport"]
+__all__ = ["DefaultSource", "Transport"]
 
 
 class Transport(Protocol):
@@ -41,7 +40,8 @@ class _Choice:
     transport: str = option("transport", choice("time", "kafka"), "time")
 
 
-class TimestreamSource(DataSource):
+@brief_errors
+class DefaultSource(DataSource):
     """Timestamps of a simulated clock, or Kafka records with current time increments.
 
     Schema: `timestamp timestamp, value long` with transport `time`.
@@ -90,33 +90,6 @@ class TimestreamSource(DataSource):
 
             return KafkaTransport(self.options)
         return TimeTransport(self.options)
-
-
-class RefusedReader(DataSourceStreamReader):
-    """A reader that says why there is none.
-
-    An error in `streamReader` itself is hidden by one of Spark's own (it stops a reader that it
-    does not have yet), so it is raised at the first call instead, before any task.
-    """
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Raise the reason."""
-        raise self._error
-
-    def initialOffset(self) -> dict[str, Any]:
-        """Raise the reason."""
-        raise self._error
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Raise the reason."""
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        """Raise the reason."""
-        raise self._error
 
 
 def _input_only() -> OptionError:

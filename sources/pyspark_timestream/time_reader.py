@@ -35,6 +35,7 @@ from pyspark_timestream.clock import (
 from pyspark_timestream.instants import format_instant
 from pyspark_timestream.offsets import FORMAT_VERSION, SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.option_fields import OptionError
+from pyspark_timestream.spark_errors import brief_errors
 from pyspark_timestream.time_options import TimeOptions, read_time_options
 
 __all__ = ["TIME_SCHEMA", "TickPartition", "TimeStreamReader", "TimeTransport", "wall_clock_us"]
@@ -103,6 +104,7 @@ class TimeTransport:
         )
 
 
+@brief_errors
 class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches of ticks on the driver and delivers them in tasks.
 

@@ -79,6 +79,15 @@ def test_a_misspelt_option_is_refused_with_the_nearest_name(spec):
     assert f"did you mean '{spec.name}'?" in message
 
 
+def test_a_misspelt_option_is_named_first_and_the_list_of_names_last():
+    message = refusal(**{**GIVEN, "ctiFrequncy": "10"})
+    names = ", ".join(sorted(spec.name for spec in DECLARED))
+    assert message == (
+        "option 'ctifrequncy': there is no such option: did you mean 'ctiFrequency'? (its value "
+        f"was '10'); next step: correct the name, or leave it out; accepted: {names}"
+    )
+
+
 @pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
 def test_declared_conflicts_name_both_options(spec):
     for other in spec.excludes:

@@ -16,6 +16,7 @@ SPARK = {
     "frame_order",
     "query_explanation",
     "session_settings",
+    "spark_errors",
 }
 CLIENT = {
     "kafka_client",
