@@ -9,12 +9,11 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `permissions`, `slices`, `standing`, `sieve`, `invariants`, `compaction`, `subscription`,
 `properties`, `log_entries`, `foreign_changes` (rules), `parquet_layout`, `foreign_files`, `files`,
 `table_scan`, `head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`, `shares`,
-`large_batches`,
-`durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`, `store`, `upkeep`,
-`log_statistics`, `inspection`, `repair`, `compactor`, `maintenance`, `description`, `footers`,
-`row_groups`, `scan`, `history`, `late_binding`, `deliveries`, `follower` (storage), `chart`,
-`results`, `receipts`, `arguments`, `client` (without Spark), `checkpoint_store`, `writer`,
-`reader`, `subscriber`, `sink` (Spark).
+`large_batches`, `durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`,
+`store`, `upkeep`, `log_statistics`, `inspection`, `lost_commits`, `rewind`, `undoing`, `repair`,
+`compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`,
+`late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`,
+`client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

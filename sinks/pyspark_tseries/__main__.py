@@ -38,6 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument(
                 "--dry-run", action="store_true", help="only say what would be done first"
             )
+            command.add_argument(
+                "--give-up",
+                action="store_true",
+                help="give up whole commits, too, that came after a file that cannot be put back",
+            )
     given = parser.parse_args(arguments)
     try:
         place = place_of(given.path, _options(given.storage_option))
@@ -75,7 +80,7 @@ def _verify(path: Place, given: argparse.Namespace) -> int:
 
 
 def _repair(path: Place, given: argparse.Namespace) -> int:
-    done = repair(path, dry_run=given.dry_run)
+    done = repair(path, dry_run=given.dry_run, give_up=given.give_up)
     if done == Repaired():
         print("nothing to repair")
     for heading, sentences in dataclasses.asdict(done).items():

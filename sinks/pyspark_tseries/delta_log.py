@@ -211,7 +211,11 @@ class Log:
         if self.place.local:
             head = self.mark(HEAD)
             path = None if head is None else head_path(self.place, head)
-            check_whole(self.place, self.version(), path, self._sizes)
+            check_whole(self.place, self.version(), path, self.sizes)
+
+    def accept(self) -> None:
+        """Takes for granted that nobody else has changed rows, since somebody has seen to it."""
+        self._checked = self.version()
 
     def check(self) -> None:
         """Makes sure that nobody else has changed rows since this was last looked at.
@@ -335,9 +339,10 @@ class Log:
 
     def paths(self) -> list[str]:
         """The paths of the table's files, relative to it."""
-        return [path for path, _ in self._sizes()]
+        return [path for path, _ in self.sizes()]
 
-    def _sizes(self) -> list[tuple[str, int]]:
+    def sizes(self) -> list[tuple[str, int]]:
+        """The paths of the table's files, relative to it, with their sizes in bytes."""
         files = pa.table(self.table.get_add_actions())
         return list(zip(*(files[name].to_pylist() for name in ("path", "size_bytes")), strict=True))
 

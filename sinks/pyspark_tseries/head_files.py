@@ -4,6 +4,7 @@ A head counts once a commit names it, so a crash leaves at most files that nobod
 """
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -80,13 +81,14 @@ def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str
         head_id = note.parent if note.depth or note.commit_us >= since_us else None
 
 
-def readable_notes(place: Place) -> list[Note]:
-    """The notes of all head files that can be read, in no order."""
-    notes = []
+def readable_notes(place: Place) -> dict[int, Note]:
+    """The notes of all head files that can be read, by the ids of the heads."""
+    notes = {}
     heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
     for path in heads:
         with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
-            notes.append(read_note(_read_head_schema(place, path)))
+            head_id = int(os.path.basename(path).split(".")[0], 16)
+            notes[head_id] = read_note(_read_head_schema(place, path))
     return notes
 
 

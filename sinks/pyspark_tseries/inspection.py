@@ -150,9 +150,12 @@ def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None)
         found, newest_us = scan_standing(store.place, store.data_files(), -1)
         note, floors = _last_known(store, head_id)
         commit_us = max(newest_us, note.commit_us)
-        # A commit's number is below that of its log entry, so this one is higher than all before.
+        # A commit's number is below that of its log entry, unless a repair has raised it; so this
+        # one is higher than all before.
+        last = max((file.last_commit for file in store.data_files()), default=-1)
+        number = max(version, last + 1, note.commit + 1)
         note = dataclasses.replace(
-            note, parent=None, commit=version, commit_us=commit_us, depth=0, rows=0
+            note, parent=None, commit=number, commit_us=commit_us, depth=0, rows=0
         )
         head = merge(Head(), with_note(standing_columns(found), note))
         return head if floors is None else merge(head, with_note(floors, note))
@@ -165,6 +168,6 @@ def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | Non
     try:
         head = load_head(store.place, head_id, None, Head())
     except UnusableStore:
-        notes = readable_notes(store.place)
+        notes = readable_notes(store.place).values()
         return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE), None
     return head.note, floors_of(head)

@@ -6,7 +6,7 @@ newest. An entry that was not synced may have been torn by a power loss, and so 
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,13 +23,18 @@ from pyspark_tseries.places import Place, lies_inside
 
 __all__ = [
     "HEAD",
+    "LAST_CHECKPOINT",
     "LogDamage",
     "check_entries",
     "check_whole",
     "damaged_log",
     "find_log_damage",
+    "newest_version",
+    "reach_of_log",
     "read_entry",
     "torn_files",
+    "unchecked_entries",
+    "unknown_changes",
     "unsynced_files",
 ]
 
@@ -40,6 +45,9 @@ HEAD: Final = "tseries:head"
 
 MOST_UNSYNCED: Final = 64
 """So many entries are looked through for what was not synced; if there are more, all is synced."""
+
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+"""The file that names the last checkpoint."""
 
 NEXT_STEP: Final = (
     "accepted: a store as it was written; next step: see what would be lost with: python -m "
@@ -75,29 +83,48 @@ def check_entries(place: Place, newest: int, checked: int) -> list[Entry]:
             changed rows, or may have changed some.
         OSError: an entry cannot be read.
     """
-    entries: list[Entry] = []
-    version = newest
-    while version > checked:
-        try:
-            entry = read_entry(place, version)
-        except TornEntry as error:
-            raise damaged_log(place, LogDamage(version, str(error), ())) from None
-        if entry is None:
-            raise _unknown(place, version, newest)
-        for path in (*entry.added, *entry.removed):
+    entries, gone = unchecked_entries(place, newest, checked)
+    for entry in entries:
+        for path in entry.added:
             if not lies_inside(path):
                 raise outside(place, path)
-        entries.append(entry)
-        checked = max(checked, entry.checked)
-        version -= 1
-    entries.reverse()
+    if gone is not None:
+        raise unknown_changes(place, gone, newest)
     change = find_foreign_change(entries)
     if change is not None:
         raise _foreign_change(place, change)
     return entries
 
 
-def _unknown(place: Place, version: int, newest: int) -> UnusableStore:
+def unchecked_entries(place: Place, newest: int, checked: int) -> tuple[list[Entry], int | None]:
+    """The entries after `checked`, rising, as far back as nobody has checked them before.
+
+    Returns:
+        The entries; and the version that would have to be looked at next, but is not in the log
+        any more, None as a rule.
+
+    Raises:
+        UnusableStore: an entry is torn.
+        OSError: an entry cannot be read.
+    """
+    entries: list[Entry] = []
+    version, gone = newest, None
+    while version > checked:
+        try:
+            entry = read_entry(place, version)
+        except TornEntry as error:
+            raise damaged_log(place, LogDamage(version, str(error), ())) from None
+        if entry is None:
+            gone = version
+            break
+        entries.append(entry)
+        checked = max(checked, entry.checked)
+        version -= 1
+    return entries[::-1], gone
+
+
+def unknown_changes(place: Place, version: int, newest: int) -> UnusableStore:
+    """The error of a store of which `version` of the log is gone, though nobody has checked it."""
     return UnusableStore(
         f"store '{place.location}': other tools made the versions up to {newest} of its log, and "
         f"version {version} is gone, so nobody knows whether they changed rows; accepted: a log "
@@ -135,34 +162,76 @@ class LogDamage:
 
 
 def find_log_damage(place: Place) -> LogDamage | None:
-    """What is torn of the log of a store on a local path; None where it is whole.
+    """What is torn of the log of a store on a local path; None where it is whole, or no log.
 
     Reads the newest checkpoint and the entries after it.
 
     Raises:
         OSError: a file cannot be read.
     """
-    log = place.file("_delta_log")
-    names = sorted(os.listdir(log)) if os.path.isdir(log) else []
-    torn: list[str] = []
-    base = -1
-    for name in (name for name in reversed(names) if _CHECKPOINT.fullmatch(name)):
-        if _is_whole_checkpoint(os.path.join(log, name)):
-            base = int(name[:20])
-            break
-        torn.append(name)
-    last = _last_checkpoint(os.path.join(log, "_last_checkpoint"))
-    if last is not None and f"{last:020d}.checkpoint.parquet" in torn:
-        torn.append("_last_checkpoint")
-    versions = [int(name[:20]) for name in names if _ENTRY.fullmatch(name)]
-    if base < 0 and 0 not in versions:
+    newest = newest_version(place)
+    reach = reach_of_log(place, newest)
+    torn = list(reach.torn)
+    if reach.last == newest and not torn:
+        return None
+    if reach.last < 0:  # No store was ever here, unless its last checkpoint is what was torn.
         return LogDamage(None, "", tuple(torn)) if torn else None
-    entry, reason = _first_torn(place, base, versions)
-    if entry == 0 or (entry is None and not torn):
-        return None  # Whole, or no store was ever here.
-    if entry is not None:
-        torn += [name for name in names if _CHECKPOINT.fullmatch(name) and int(name[:20]) >= entry]
-    return LogDamage(entry, reason, tuple(dict.fromkeys(torn)))
+    if reach.last == newest:
+        return LogDamage(None, "", tuple(torn))
+    return LogDamage(reach.last + 1, reach.reason, tuple(torn))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far a log can be read.
+
+    Attributes:
+        last: the last version of which it tells the state; -1: of none.
+        reason: what is wrong with the next entry.
+        torn: names of files in the log's directory that are torn checkpoints, or name one.
+    """
+
+    last: int
+    reason: str
+    torn: tuple[str, ...]
+
+
+def newest_version(place: Place) -> int:
+    """The highest version that the log of a store on a local path knows; -1: none."""
+    names = _log_names(place)
+    return max((int(name[:20]) for name in names if name[:20].isdigit()), default=-1)
+
+
+def reach_of_log(place: Place, upto: int) -> Reach:
+    """How far the log of a store on a local path can be read, `upto` a version.
+
+    Entries are read from the last whole checkpoint on, or from the first entry.
+    """
+    names, torn, base = _log_names(place), [], -1
+    for name in reversed(names):
+        if _CHECKPOINT.fullmatch(name) and int(name[:20]) <= upto:
+            if _is_whole_checkpoint(place.file("_delta_log", name)):
+                base = int(name[:20])
+                break
+            torn.append(name)
+    named = _last_checkpoint(place.file("_delta_log", LAST_CHECKPOINT))
+    if named is not None and f"{named:020d}.checkpoint.parquet" in torn:
+        torn.append(LAST_CHECKPOINT)
+    for version in range(base + 1, upto + 1):
+        try:
+            reason = "it is missing" if read_entry(place, version) is None else None
+        except TornEntry as error:
+            reason = str(error)
+        if reason is not None:
+            return Reach(version - 1, reason, tuple(torn))
+    return Reach(upto, "", tuple(torn))
+
+
+def _log_names(place: Place) -> list[str]:
+    log = place.file("_delta_log")
+    numbered = (_ENTRY, _CHECKPOINT)
+    names = os.listdir(log) if os.path.isdir(log) else []
+    return sorted(name for name in names if any(kind.fullmatch(name) for kind in numbered))
 
 
 def _is_whole_checkpoint(path: str) -> bool:
@@ -182,17 +251,6 @@ def _last_checkpoint(path: str) -> int | None:
     except (FileNotFoundError, IsADirectoryError):
         return None
     return int(found[1]) if found else None
-
-
-def _first_torn(place: Place, base: int, versions: Sequence[int]) -> tuple[int | None, str]:
-    """The first entry after `base` that is not whole, and what is wrong with it."""
-    for version in range(base + 1, max(versions, default=base) + 1):
-        try:
-            if read_entry(place, version) is None:
-                return version, "it is missing"
-        except TornEntry as error:
-            return version, str(error)
-    return None, ""
 
 
 def damaged_log(place: Place, damage: LogDamage) -> UnusableStore:

@@ -11,7 +11,7 @@ import pathlib
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from deltalake import DeltaTable
@@ -24,6 +24,7 @@ __all__ = [
     "entry_written_by",
     "publish",
     "remove_shadows",
+    "shadow",
     "sync_checkpoint",
     "write_checkpoint",
 ]
@@ -85,7 +86,7 @@ def entry_written_by(place: Place, version: int, change: Callable[[DeltaTable], 
     Raises:
         DeltaError: whatever Delta raises.
     """
-    with _shadow(place, version) as copy:
+    with shadow(place, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
         with open(os.path.join(copy, _LOG, f"{version + 1:020d}.json"), "rb") as file:
             return file.read()
@@ -98,7 +99,7 @@ def write_checkpoint(place: Place, version: int) -> None:
         DeltaError, OSError: it could not be made; the log is as good as before.
     """
     log = place.file(_LOG)
-    with _shadow(place, version) as copy:
+    with shadow(place, version) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         made = os.path.join(copy, _LOG)
         names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
@@ -134,20 +135,27 @@ def remove_shadows(place: Place, before_us: int) -> None:
 
 
 @contextlib.contextmanager
-def _shadow(place: Place, version: int) -> Iterator[str]:
-    """A directory whose log is the end of the store's, from its last checkpoint to `version`."""
+def shadow(place: Place, version: int, without: Collection[str] = ()) -> Iterator[str]:
+    """A directory whose log is the end of the store's, from its last checkpoint to `version`.
+
+    Args:
+        place: where the store lies, a local path.
+        version: the last that is wanted.
+        without: names of files of the log that are left out.
+    """
     copy = place.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
     log = os.path.join(copy, _LOG)
     os.makedirs(log)
     try:
-        for name in _end_of_log(os.listdir(place.file(_LOG)), version):
+        names = set(os.listdir(place.file(_LOG))).difference(without)
+        for name in _end_of_log(names, version):
             os.link(place.file(_LOG, name), os.path.join(log, name))
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _end_of_log(names: Sequence[str], version: int) -> list[str]:
+def _end_of_log(names: Iterable[str], version: int) -> list[str]:
     """The last checkpoint that is not after `version`, and the entries from it up to `version`."""
     numbered = [
         (int(found[1]), found[2], found[0])

@@ -5,16 +5,25 @@ rely on those before it. A mend finds its damage by itself, says what it did, an
 it; what it cannot mend it leaves as it is and says so. Writers should rest meanwhile.
 """
 
+import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_tseries import host_locks
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.inspection import rebuild
+from pyspark_tseries.heads import Head, next_note
+from pyspark_tseries.inspection import rebuild, verify
+from pyspark_tseries.log_check import unknown_changes
 from pyspark_tseries.log_statistics import misstated, restate
-from pyspark_tseries.places import Place, place_of
+from pyspark_tseries.lost_commits import find_lost_commits, sentences
+from pyspark_tseries.places import Place, lies_inside, place_of
+from pyspark_tseries.rewind import Rewind, carry_out, find_rewind, highest_lost, state_at
 from pyspark_tseries.store import Store
+from pyspark_tseries.undoing import Undoing, carry_out_undoing, find_undoing
+from pyspark_tseries.upkeep import replace_head
 
 __all__ = ["Repaired", "repair"]
 
@@ -37,14 +46,23 @@ class Repaired:
         return Repaired(self.mended + other.mended, self.lost + other.lost, self.left + other.left)
 
 
-Mend = Callable[[Place, bool], Repaired]
-"""Finds one kind of damage in the store at a place; mends it, unless the flag `dry_run` is set."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a repair may do: see `repair`."""
+
+    dry_run: bool = False
+    give_up: bool = False
+
+
+Mend = Callable[[Place, Asked], Repaired]
+"""Finds one kind of damage in the store at a place, and mends it unless it is a dry run."""
 
 
 def repair(
     path: str | Place,
     *,
     dry_run: bool = False,
+    give_up: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> Repaired:
     """Mends what can be mended of the store at `path`, and says what it did and what is lost.
@@ -52,6 +70,8 @@ def repair(
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
         dry_run: only says what it would do first; what follows from that is not known before.
+        give_up: whether whole commits may be given up, too, where a file of an earlier one is
+            broken and cannot be put back.
         storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
 
     Raises:
@@ -60,34 +80,148 @@ def repair(
         OSError: a file could not be read or written.
         StoreBusy: other writers won every attempt.
     """
-    place = place_of(path, storage_options)
+    place, asked = place_of(path, storage_options), Asked(dry_run, give_up)
     done = Repaired()
     for mend in MENDS:
-        done += mend(place, dry_run)
-        if dry_run and done != Repaired():
-            break
-    return done
+        done += mend(place, asked)
+        if dry_run and done.mended:
+            return done
+    return done + _left(place, done)
 
 
-def _mend_head(place: Place, dry_run: bool) -> Repaired:
+def _left(place: Place, done: Repaired) -> Repaired:
+    """What `verify` finds all the same."""
+    said = " ".join(done.left)
+    found = (line for line in verify(place) if not any(word in said for word in _paths(line)))
+    step = "next step: put what is broken back from a copy of the store"
+    return Repaired(left=tuple(f"{line}; {step}" for line in found))
+
+
+def _paths(line: str) -> list[str]:
+    return [word for word in line.split("'") if word.startswith("kind=")]
+
+
+def _mend_torn(place: Place, asked: Asked) -> Repaired:
+    """A store of which a power loss has torn some goes back to its last whole commit."""
+    rewind = find_rewind(place, give_up=asked.give_up) if place.local else None
+    if rewind is None:
+        return Repaired()
+    left = tuple(_left_file(place, rewind, path) for path in rewind.left)
+    if not rewind.reasons:
+        return Repaired(left=left)
+    _, head_id = state_at(place, rewind.last, rewind.checkpoints)
+    lost = find_lost_commits(place, head_id, rewind.last, rewind.newest)
+    where = place.file("_tseries", "lost")
+    if not asked.dry_run:
+        numbers = [commit.number for commit in lost if commit.number is not None]
+        with host_locks.in_turn(place):
+            where = carry_out(place, rewind, lost, max([rewind.newest, *numbers]))
+    then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
+    what = f"{'; '.join(rewind.reasons)}. {then}; what there is of it was moved to '{where}'"
+    gone = tuple(sentence for commit in lost for sentence in sentences(commit))
+    return Repaired(mended=(what,), lost=gone, left=left)
+
+
+def _left_file(place: Place, rewind: Rewind, path: str) -> str:
+    return (
+        f"file '{path}': {rewind.left[path]}, and no power loss did that: it had been synced; "
+        "accepted: the file as it was written; next step: put it back from a copy of the store, or "
+        "give up its commit and all that followed with: python -m pyspark_tseries repair "
+        f"--give-up {place.location}"
+    )
+
+
+def _mend_foreign(place: Place, asked: Asked) -> Repaired:
+    """Changes of rows by other tools are undone; unknown ones are accepted if all is sound."""
+    store = Store.open_damaged(place)
+    undoing, gone = find_undoing(store)
+    if undoing is not None:
+        return _undone(store, undoing, asked)
+    if gone is None:
+        return Repaired()
+    said = str(unknown_changes(place, gone, store.version()))
+    found = [line for line in verify(place) if line != said]
+    if found:
+        return Repaired(left=(said,))
+    if not asked.dry_run:
+        store.log.accept()
+        replace_head(store, lambda head_id, _: _next_head(store, head_id))
+    return Repaired(mended=(f"{said}. All is sound but values, of which nobody can tell",))
+
+
+def _undone(store: Store, undoing: Undoing, asked: Asked) -> Repaired:
+    said = _said_of_change(store, undoing)
+    if undoing.gone:
+        files = ", ".join(f"'{path}'" for path in undoing.gone)
+        why = "removed meanwhile, as VACUUM does; next step: put them back from a copy of the store"
+        return Repaired(left=(f"{said}. The files that it took are gone: {files} were {why}",))
+    aside = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
+    kept = [(path, f"{aside}/{path}") for path, _ in undoing.removed if lies_inside(path)]
+    if not asked.dry_run:
+        carry_out_undoing(store, undoing, kept)
+    where = store.place.file(aside)
+    lost = tuple(
+        f"what another tool has written to '{path}'; a copy is in '{where}'" for path, _ in kept
+    )
+    return Repaired(mended=(f"{said}. It is undone",), lost=lost)
+
+
+def _said_of_change(store: Store, undoing: Undoing) -> str:
+    change = undoing.change
+    if change is None:
+        return f"the log of the store '{store.root}' names files outside of it"
+    first, last = change.first, change.last.version
+    upto = f" to {last}" if last > first.version else ""
+    return (
+        f"versions {first.version}{upto} of the log: a {first.operation or 'commit'} by "
+        f"'{first.engine}' changed rows"
+    )
+
+
+def _next_head(store: Store, head_id: int | None, commit: int | None = None) -> Head:
+    """The head as it is, as that of another commit."""
+    _, head = store.head()
+    note = next_note(head, head_id, now_us=time.time_ns() // 1000, rows=0)
+    number = note.commit if commit is None else commit
+    return dataclasses.replace(head, note=dataclasses.replace(note, commit=number))
+
+
+def _mend_head(place: Place, asked: Asked) -> Repaired:
     """A head that cannot be read is made again from the events."""
     try:
-        Store.open(place).head()
+        Store.open_damaged(place).head()
     except UnusableStore as error:
-        if not dry_run:
+        if not asked.dry_run:
             rebuild(place)
         return Repaired(mended=(f"{error}. It is made again from the events",))
     return Repaired()
 
 
-def _mend_statistics(place: Place, dry_run: bool) -> Repaired:
+def _mend_numbers(place: Place, asked: Asked) -> Repaired:
+    """The numbers of lost commits are not used again: a subscriber may have seen these."""
+    highest = highest_lost(place) if place.local else -1
+    store = Store.open_damaged(place)
+    if asked.dry_run or store.head()[1].note.commit >= highest:
+        return Repaired()
+
+    replace_head(store, lambda head_id, _: _next_head(store, head_id, highest))
+    return Repaired()
+
+
+def _mend_statistics(place: Place, asked: Asked) -> Repaired:
     """Files of which the log says too little are named again, with the bounds of their rows."""
     store = Store.open_damaged(place)
     found = list(misstated(store))
-    if found and not dry_run:
+    if found and not asked.dry_run:
         restate(store, {file: rows for file, rows, _ in found}, time.time_ns() // 1000)
     return Repaired(mended=tuple(f"{why}. The log says so now" for _, _, why in found))
 
 
-MENDS: Final[tuple[Mend, ...]] = (_mend_statistics, _mend_head)
+MENDS: Final[tuple[Mend, ...]] = (
+    _mend_torn,
+    _mend_foreign,
+    _mend_statistics,
+    _mend_head,
+    _mend_numbers,
+)
 """In order: the log, the files that it names, what it says of them, the head, the clock."""

@@ -15,6 +15,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.history import head_as_of, snapshot_as_of
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.ranges import Query
+from pyspark_tseries.repair import Repaired, repair
 from pyspark_tseries.retention import parse_range
 from pyspark_tseries.scan import answer
 from pyspark_tseries.store import Store, now_us
@@ -242,6 +243,38 @@ def test_a_change_of_rows_is_refused_by_name_appends_included_until_it_is_restor
     assert verify(str(path)) == []
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_repair_undoes_a_change_of_rows_and_keeps_what_the_tool_has_written(path, change):
+    before, series = contents(path), opened(path)
+    change(DeltaTable(path))
+    compacted(DeltaTable(path))
+    planned = repair(str(path), dry_run=True)
+    with pytest.raises(UnusableStore):
+        opened(path)
+    done = repair(str(path))
+    assert done == planned
+    (mended,) = done.mended
+    assert f"a {CHANGES[change]} by 'delta-rs" in mended
+    assert all("a copy is in '" in line for line in done.lost)
+    copies = {copy.name for copy in (path / "_tseries" / "lost").rglob("*.parquet")}
+    assert len(copies) == len(done.lost)
+    assert contents(path) == before
+    assert verify(str(path)) == []
+    assert series.append("a", 1.0).sequence == 7
+    assert repair(str(path)) == Repaired()
+
+
+def test_a_change_of_rows_whose_files_are_gone_is_left_and_said_by_file(path):
+    deleted(DeltaTable(path))
+    (gone, *_) = DeltaTable(path).vacuum(0, False, enforce_retention_duration=False)
+    done = repair(str(path))
+    assert done.mended == ()
+    assert f"'{gone}'" in done.left[0]
+    assert "put them back from a copy of the store" in done.left[0]
+    with pytest.raises(UnusableStore):
+        opened(path)
+
+
 def test_a_change_of_rows_stays_refused_after_more_of_them_optimize_and_checkpoints(path):
     sound = DeltaTable(path).version()
     before = contents(path)
@@ -276,6 +309,23 @@ def test_changes_whose_log_is_gone_are_not_taken_for_harmless(path):
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(UnusableStore, match="nobody knows whether they changed rows"):
         opened(path)
+    done = repair(str(path))
+    assert "nobody knows whether they changed rows" in done.left[0]
+    assert any("sequences 1 to 1 are missing" in line for line in done.left)
+
+
+def test_changes_whose_log_is_gone_are_accepted_by_a_repair_that_finds_all_sound(path):
+    before = contents(path)
+    compacted(DeltaTable(path))
+    clustered(DeltaTable(path))
+    DeltaTable(path).create_checkpoint()
+    for version in range(DeltaTable(path).version()):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(UnusableStore, match="nobody knows whether they changed rows"):
+        opened(path)
+    assert "All is sound" in repair(str(path)).mended[0]
+    assert contents(path) == before
+    assert opened(path).append("a", 1.0).sequence == 7
 
 
 def test_a_property_that_another_tool_sets_changes_nothing(path):

@@ -11,6 +11,7 @@ import traceback
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
@@ -37,6 +38,7 @@ from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.maintenance import clean, maintain
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.ranges import Query
+from pyspark_tseries.repair import repair
 from pyspark_tseries.retention import RetainedRange
 from pyspark_tseries.scan import answer
 from pyspark_tseries.shares import Limits
@@ -460,3 +462,50 @@ def test_wrong_credentials_are_said_so_without_showing_them(refusing, name, done
     assert "InvalidAccessKeyId" in message
     assert "AKIAWRONG" not in str(error.value)
     assert "s3cret" not in message
+
+
+def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, place):
+    for number in range(3):
+        store.append(batch(("a", number), ("\U00020bb7", number)))
+    before = keys(store)
+    table_of(place).optimize.compact()
+    assert keys(store) == before
+    assert store.append(batch(("a", 3))) is not None
+    before = keys(store)
+    table_of(place).delete("sequence = 1")
+    for use in (store.snapshot, lambda: store.append(batch(("a", 4)))):
+        with pytest.raises(UnusableStore, match=r"is a DELETE by .* pyspark_tseries repair s3://"):
+            use()
+    assert "a DELETE by" in repair(place).mended[0]
+    assert keys(store) == before
+    assert store.append(batch(("a", 4))) is not None
+    assert verify(place) == []
+
+
+def keys(store):
+    found = answer(store.snapshot(), store.head()[1], Query()).table
+    return list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
+
+
+def test_a_change_that_slips_in_before_a_commit_is_found_all_the_same(store, place, monkeypatch):
+    """Delta lets an append pass a rival's commit that it does not conflict with."""
+    store.append(batch(("a", 1)))
+    real = Store._publish
+
+    def publish(self, attempt, token, synced):
+        monkeypatch.setattr(Store, "_publish", real)
+        write_deltalake(
+            table_of(place),
+            table_of(place).to_pyarrow_table(),
+            mode="append",
+        )
+        return real(self, attempt, token, synced)
+
+    monkeypatch.setattr(Store, "_publish", publish)
+    store.append(batch(("a", 2)))
+    with pytest.raises(UnusableStore, match="is a WRITE by 'delta-rs") as error:
+        store.snapshot()
+    assert "restore(" not in str(error.value), "it would take the commit after it"
+    repair(place)
+    assert keys(store) == [("a", 0), ("a", 1)]
+    assert verify(place) == []
