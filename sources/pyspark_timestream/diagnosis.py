@@ -300,12 +300,13 @@ def _missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
 def _late_import(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     parts, offset = sorted(parts), history[-1].offset
     imported = offset.imported or Imported()
-    least = merge(each.cti_us for each in imported.partitions.values() if not each.ended)
-    slow = sorted(
-        part
+    holding = {
+        part: each.cti_us
         for part, each in imported.partitions.items()
-        if each.cti_us == least and not each.ended
-    )
+        if not (each.ended or each.idle)
+    }
+    least = merge(holding.values())
+    slow = sorted(part for part, cti_us in holding.items() if cti_us == least)
     told = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
     text = f"the imported CTI is {told}"
     waiting = [pair for part in parts for pair in offset.partitions[part].pending[:1]]

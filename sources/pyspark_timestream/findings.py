@@ -78,7 +78,8 @@ FIXES: Final[Mapping[Kind, str]] = {
     ),
     Kind.LATE_IMPORT: (
         "see to it that the imported topic goes on, and that its own CTIs advance: it is read "
-        "from its earliest offset with the settings in 'ctiImport'"
+        "from its earliest offset with the settings in 'ctiImport'; with option 'idleTimeout' a "
+        "quiet partition of it stops counting"
     ),
     Kind.EVERYTHING_DROPPED: (
         "start with a new checkpoint and a larger 'ctiDelay', or with 'violationPolicy' = 'flag' "

@@ -266,6 +266,16 @@ def test_an_import_without_news_is_named(clock, cti_us):
     assert "ctiImport" in finding.fix
 
 
+def test_an_imported_partition_that_is_idle_is_not_the_one_that_is_waited_for():
+    idle = ImportedPartition(0, idle=True)
+    told_us = NOON + 3 * SECOND
+    both = Imported({**imported(told_us).partitions, at(1, "slow"): idle}, told_us)
+    waiting = share(state(3, last_us=NOON + 8 * SECOND))
+    finding = only([waiting], settings={"ctiImport": "slow"}, imported=both)
+    assert finding.culprit == "the import of topic 'slow' partition 0"
+    assert "'idleTimeout'" in finding.fix
+
+
 def test_an_import_that_waits_for_a_backlog_says_until_where():
     waiting = share(state(None), 5, pending=((400, NOON + 9 * SECOND),))
     first, second = diagnose(history([waiting], imported=imported(NOON), left=9))
