@@ -15,7 +15,7 @@ from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka_task import Share, TaskPlan
-from pyspark_timestream.ranges import Partition
+from pyspark_timestream.ranges import Partition, Range
 
 __all__ = ["join_batches", "remember_beginning", "remember_raise"]
 
@@ -78,33 +78,27 @@ def join_batches(
         CheckpointMismatch: `end` is of a release that did not remember what is needed.
     """
     after = -1 if start is None else start.number
-    known = {} if start is None else {**start.hidden, **start.partitions}
-    shares: dict[Partition, PartitionOffset] = {}
-    raises: dict[Partition, tuple[tuple[int, int], ...]] = {}
+    hidden = {} if start is None else start.hidden
+    known = {} if start is None else {**hidden, **start.partitions}
+    states = {**{part: share.state for part, share in hidden.items()}, **states}
+    whole: dict[Partition, PartitionOffset] = {}
+    shares: dict[Partition, Share] = {}
     for part, share in {**end.hidden, **end.partitions}.items():
-        begin = _beginning(part, share, known.get(part), after)
-        if begin >= share.end_exclusive:
-            begin = share.end_exclusive
-        shares[part] = dataclasses.replace(share, start_inclusive=begin)
-        raises[part] = tuple(
-            (max(at, begin), cti_us) for number, at, cti_us in share.raises if number > after
+        begin = min(_beginning(part, share, known.get(part), after), share.end_exclusive)
+        raises = [(max(at, begin), us) for number, at, us in share.raises if number > after]
+        whole[part] = dataclasses.replace(share, start_inclusive=begin)
+        shares[part] = Share(
+            Range(part, begin, share.end_exclusive),
+            states.get(part, PartitionState()),
+            raises=tuple(raises),
         )
-    whole = dataclasses.replace(end, partitions=shares, tasks=max(end.tasks, 1))
+    joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
     # How far the others were at each moment is known to nobody any more; what the batches told in
     # all is true once everything has been read.
     others: tuple[None, ...] = (None,) * (len(shares) > 1)
     plans = [
-        TaskPlan(
-            tuple(
-                Share(
-                    span, states.get(span.partition, PartitionState()), None, raises[span.partition]
-                )
-                for span in group
-            ),
-            others,
-            emitted_us,
-        )
-        for group in whole.groups()
+        TaskPlan(tuple(shares[span.partition] for span in group), others, emitted_us)
+        for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
 

@@ -15,6 +15,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka_joined import join_batches, remember_beginning, remember_raise
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka_plan import emitted_cti
+from pyspark_timestream.ranges import Range
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,6 +114,17 @@ def test_a_partition_that_was_read_on_has_begun_nowhere_else():
     assert remember_beginning(share, 5, 25, 0) == ((1, 0),)
     assert remember_beginning(share, 5, 20, 1) == ()
     assert remember_beginning(None, 5, 25, 4) == ((5, 25),)
+
+
+def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
+    clock = PartitionState(cti_us=9)
+    start = replace(
+        offset(4, PartitionOffset(0, 5, PartitionState())),
+        hidden={at(1): PartitionOffset(7, 7, clock)},
+    )
+    end = offset(6, PartitionOffset(7, 12, clock), 1)
+    (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
+    assert [(share.span, share.state) for share in plan.shares] == [(Range(at(1), 7, 12), clock)]
 
 
 def test_a_found_partition_of_an_older_release_is_refused_by_name():
