@@ -10,10 +10,11 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `properties`, `log_entries`, `foreign_changes` (rules), `parquet_layout`, `foreign_files`, `files`,
 `table_scan`, `head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`, `shares`,
 `large_batches`, `durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`,
-`store`, `upkeep`, `log_statistics`, `inspection`, `lost_commits`, `rewind`, `undoing`, `repair`,
-`compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`,
-`late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`,
-`client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink` (Spark).
+`store`, `ownership`, `upkeep`, `log_statistics`, `inspection`, `lost_commits`, `rewind`,
+`undoing`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
+`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
+`arguments`, `client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink`
+(Spark).
 """
 
 import importlib

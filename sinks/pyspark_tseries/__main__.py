@@ -34,6 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
             action="append",
             help=f"how an object store is reached: {', '.join(STORAGE_OPTIONS)}",
         )
+        if name in OWNERS:
+            command.add_argument(
+                "--principal", help="who asks, where the store has a policy; default: the OS user"
+            )
         if name == "repair":
             command.add_argument(
                 "--dry-run", action="store_true", help="only say what would be done first"
@@ -80,7 +84,7 @@ def _verify(path: Place, given: argparse.Namespace) -> int:
 
 
 def _repair(path: Place, given: argparse.Namespace) -> int:
-    done = repair(path, dry_run=given.dry_run, give_up=given.give_up)
+    done = repair(path, dry_run=given.dry_run, give_up=given.give_up, principal=given.principal)
     if done == Repaired():
         print("nothing to repair")
     for heading, sentences in dataclasses.asdict(done).items():
@@ -90,12 +94,12 @@ def _repair(path: Place, given: argparse.Namespace) -> int:
 
 
 def _rebuild(path: Place, given: argparse.Namespace) -> int:
-    print(f"{rebuild(path)} series")
+    print(f"{rebuild(path, principal=given.principal)} series")
     return 0
 
 
 def _compact(path: Place, given: argparse.Namespace) -> int:
-    for name, value in dataclasses.asdict(compact(path)).items():
+    for name, value in dataclasses.asdict(compact(path, principal=given.principal)).items():
         print(f"{name:17} {value}")
     return 0
 
@@ -105,8 +109,11 @@ def _maintain(path: Place, given: argparse.Namespace) -> int:
     if LOCK_VARIABLE in os.environ:
         keep_up(path)
         return 0
-    return 0 if maintain(path) else 2
+    return 0 if maintain(path, principal=given.principal) else 2
 
+
+OWNERS = ("repair", "rebuild", "compact", "maintain")
+"""The commands that ask for the right `own` where a store has a policy."""
 
 COMMANDS: dict[str, tuple[str, Callable[[Place, argparse.Namespace], int]]] = {
     "describe": ("what a store holds", _describe),

@@ -32,7 +32,7 @@ from pyspark_tseries.files import reading
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, parse_write
-from pyspark_tseries.permissions import Guard, parse_policy
+from pyspark_tseries.permissions import Guard, parse_policy, with_owner
 from pyspark_tseries.places import place_of
 from pyspark_tseries.properties import new_properties, own
 from pyspark_tseries.range_query import RangeQuery
@@ -96,7 +96,8 @@ class TimeSeries:
                 `unlimited` or `none`; None: `limit 1`.
             min_retention_age: compaction removes nothing younger; None: 10 minutes.
             auto_compact: whether appends start the store's upkeep now and then.
-            policy: principal -> a subset of `PERMISSIONS`; None: everything is allowed.
+            policy: principal -> a subset of `PERMISSIONS`; where nobody may `own`, the author may;
+                None: everything is allowed.
             durability: on a local path, `fsync`: an append or edit that returned outlives a power
                 loss; `os`: it does once the operating system has written it to the disk, within
                 half a minute as a rule. Nothing else than appends and edits is ever left to it.
@@ -119,7 +120,7 @@ class TimeSeries:
         )
         refuse_metadata(plan)
         who = author_of(author)
-        allowed = None if policy is None else parse_policy(policy)
+        allowed = None if policy is None else with_owner(parse_policy(policy), who)
         if Store.find(place) is not None:
             raise _taken(path)
         values = [field for _, field in plan.values]
@@ -241,17 +242,20 @@ class TimeSeries:
 
         Raises:
             ValueError: no retained range.
+            PermissionDenied: the store has a policy, and the author is no owner.
             StoreBusy: other writers won every attempt.
         """
-        set_retained_range(self._store, parse_range(retained_range), now_us())
+        self._store.refresh()
+        set_retained_range(self._store, parse_range(retained_range), now_us(), self._author)
 
     def compact(self) -> Compacted:
         """Clusters the files by series and removes what is out of the retained range.
 
         Raises:
+            PermissionDenied: the store has a policy, and the author is no owner.
             StoreBusy: other compactions were faster each time.
         """
-        return compact(self._store.place)
+        return compact(self._store.place, principal=self._author)
 
     def verify(self) -> list[str]:
         """What is broken, as sentences; empty where the store is sound."""
@@ -260,11 +264,15 @@ class TimeSeries:
     def set_policy(self, policy: Mapping[str, Iterable[str]]) -> None:
         """Makes `policy` (principal -> permissions) the store's from now on.
 
+        Where it names no owner, the author is one: somebody must be able to change it.
+
         Raises:
             ValueError: no policy.
+            PermissionDenied: the store has a policy, and the author is no owner.
             StoreBusy: other writers won every attempt.
         """
-        set_policy(self._store, parse_policy(policy), now_us())
+        allowed = with_owner(parse_policy(policy), self._author)
+        set_policy(self._store, allowed, now_us(), self._author)
 
     def _add(
         self, series: str, value: Any, stamp: int | None, original: int | None

@@ -20,6 +20,7 @@ from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
 from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
 from pyspark_tseries.numbering import series_column
+from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.properties import min_retention_us
 from pyspark_tseries.slices import Sample, Slice, by_name, cut, key_order
@@ -50,6 +51,7 @@ def compact(
     path: str | Place,
     now_us: int | None = None,
     storage_options: Mapping[str, str] | None = None,
+    principal: str | None = None,
 ) -> Compacted:
     """Merges all files of the store at `path` and removes what is out of the retained range.
 
@@ -59,13 +61,16 @@ def compact(
         path: a local path, a `file:` URI or an `s3:` URI.
         now_us: the wall clock, where it is not the machine's.
         storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        principal: who does it; None: the OS user.
 
     Raises:
         NoSuchStore: there is none.
+        PermissionDenied: the store has a policy, and the principal is no owner.
         StoreBusy: other compactions were faster each time.
         UnusableStore: the log does not fit the files; nothing is changed.
     """
     store = Store.open(place_of(path, storage_options))
+    need_owner(store, principal, "compact the store")
     now_us = time.time_ns() // 1000 if now_us is None else now_us
     return merge_runs(store, now_us, everything=True)
 

@@ -17,6 +17,7 @@ from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.log_check import damaged_log, find_log_damage
 from pyspark_tseries.log_statistics import misstated
+from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
 from pyspark_tseries.standing import longs, standing_columns
@@ -133,18 +134,29 @@ def _read(place: Place, data: Iterable[DataFile], part: Slice, columns: Sequence
     return slice_rows(place, data, part, SCANNED, columns)
 
 
-def rebuild(path: str | Place, storage_options: Mapping[str, str] | None = None) -> int:
+def rebuild(
+    path: str | Place,
+    storage_options: Mapping[str, str] | None = None,
+    principal: str | None = None,
+) -> int:
     """Makes the head of the store at `path` anew from its events; returns the number of series.
 
     The counts of dropped and adjusted rows and a changed retained range are those of the newest
     head file that can still be read.
 
+    Args:
+        path: a local path, a `file:` URI or an `s3:` URI.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        principal: who does it; None: the OS user.
+
     Raises:
+        PermissionDenied: the store has a policy, and the principal is no owner.
         NoSuchStore: there is none.
         OSError: a file of events cannot be read; see `verify`.
     """
     store = Store.open_damaged(place_of(path, storage_options))
     store.log.check()
+    need_owner(store, principal, "make the head again")
 
     def anew(head_id: int | None, version: int) -> Head:
         found, newest_us = scan_standing(store.place, store.data_files(), -1)

@@ -23,6 +23,7 @@ from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.head_files import head_chain
 from pyspark_tseries.host_locks import alone
 from pyspark_tseries.log_writer import remove_shadows, sync_checkpoint
+from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, lies_inside, place_of
 from pyspark_tseries.store import Store
 
@@ -113,16 +114,27 @@ def _run(place: Place) -> None:
         process.wait()
 
 
-def maintain(path: str | Place, storage_options: Mapping[str, str] | None = None) -> bool:
+def maintain(
+    path: str | Place,
+    storage_options: Mapping[str, str] | None = None,
+    principal: str | None = None,
+) -> bool:
     """Merges what is due and cleans the store at `path`; False where somebody else is at it.
 
     What went wrong is noted for `describe`; the next upkeep tries again.
 
+    Args:
+        path: a local path, a `file:` URI or an `s3:` URI.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        principal: who does it; None: the OS user.
+
     Raises:
+        PermissionDenied: the store has a policy, and the principal is no owner.
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
     store = Store.open(place_of(path, storage_options))
+    need_owner(store, principal, "maintain the store")
     with alone(store.place, UPKEEP_LOCK) as lock:
         if lock is None:
             return False

@@ -12,9 +12,9 @@ from typing import Any, Final
 from pyspark_tseries.errors import PermissionDenied
 from pyspark_tseries.ranges import EVERYTHING, Query
 
-__all__ = ["PERMISSIONS", "Guard", "Policy", "format_policy", "parse_policy"]
+__all__ = ["PERMISSIONS", "Guard", "Policy", "format_policy", "parse_policy", "with_owner"]
 
-PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete")
+PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 
 Policy = dict[str, tuple[str, ...]]
 """Principal -> what it may; who is not in it may nothing."""
@@ -47,6 +47,30 @@ def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
     return policy
 
 
+def with_owner(policy: Policy, principal: str) -> Policy:
+    """`policy`, in which `principal`, who sets it, is an owner where it names none.
+
+    >>> with_owner({"ann": ("read",)}, "boss")
+    {'ann': ('read',), 'boss': ('own',)}
+    """
+    if any("own" in permissions for permissions in policy.values()):
+        return policy
+    return {**policy, principal: (*policy.get(principal, ()), "own")}
+
+
+def _owns(policy: Policy, principal: str) -> bool:
+    """Whether `principal` may do what asks for `own`.
+
+    A policy of before that right was known names no owner: then whoever may update is one, where
+    nobody may do that either, whoever is named, and of a policy that names nobody, everybody.
+    """
+    for right in ("own", "update"):
+        owners = {name for name, permissions in policy.items() if right in permissions}
+        if owners:
+            return principal in owners
+    return not policy or principal in policy
+
+
 def format_policy(policy: Policy) -> str:
     """`policy` as JSON; reads back with `parse_policy(json.loads(...))`."""
     return json.dumps(policy, ensure_ascii=False, sort_keys=True)
@@ -61,7 +85,11 @@ class Guard:
 
     def may(self, permission: str) -> bool:
         """Whether the principal has `permission`."""
-        return self.policy is None or permission in self.policy.get(self.principal, ())
+        if self.policy is None:
+            return True
+        if permission == "own":
+            return _owns(self.policy, self.principal)
+        return permission in self.policy.get(self.principal, ())
 
     def need(self, permission: str, to_do: str) -> None:
         """Raises PermissionDenied where the principal lacks `permission`."""

@@ -19,6 +19,7 @@ from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.log_check import unknown_changes
 from pyspark_tseries.log_statistics import misstated, restate
 from pyspark_tseries.lost_commits import find_lost_commits, sentences
+from pyspark_tseries.ownership import need_owner_of_damaged
 from pyspark_tseries.places import Place, lies_inside, place_of
 from pyspark_tseries.rewind import Rewind, carry_out, find_rewind, highest_lost, state_at
 from pyspark_tseries.store import Store
@@ -52,6 +53,7 @@ class Asked:
 
     dry_run: bool = False
     give_up: bool = False
+    principal: str | None = None
 
 
 Mend = Callable[[Place, Asked], Repaired]
@@ -64,6 +66,7 @@ def repair(
     dry_run: bool = False,
     give_up: bool = False,
     storage_options: Mapping[str, str] | None = None,
+    principal: str | None = None,
 ) -> Repaired:
     """Mends what can be mended of the store at `path`, and says what it did and what is lost.
 
@@ -73,14 +76,17 @@ def repair(
         give_up: whether whole commits may be given up, too, where a file of an earlier one is
             broken and cannot be put back.
         storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        principal: who does it; None: the OS user.
 
     Raises:
         NoSuchStore: there is no store.
+        PermissionDenied: the store has a policy, and the principal is no owner.
         UnusableStore: what is there cannot be opened at all.
         OSError: a file could not be read or written.
         StoreBusy: other writers won every attempt.
     """
-    place, asked = place_of(path, storage_options), Asked(dry_run, give_up)
+    place, asked = place_of(path, storage_options), Asked(dry_run, give_up, principal)
+    need_owner_of_damaged(place, principal, "repair the store")
     done = Repaired()
     for mend in MENDS:
         done += mend(place, asked)
@@ -192,7 +198,7 @@ def _mend_head(place: Place, asked: Asked) -> Repaired:
         Store.open_damaged(place).head()
     except UnusableStore as error:
         if not asked.dry_run:
-            rebuild(place)
+            rebuild(place, principal=asked.principal)
         return Repaired(mended=(f"{error}. It is made again from the events",))
     return Repaired()
 

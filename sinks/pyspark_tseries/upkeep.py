@@ -18,7 +18,7 @@ from pyspark_tseries.files import DataFile, WrittenFile
 from pyspark_tseries.head_files import write_head
 from pyspark_tseries.heads import NEVER_US, Head, next_note, read_note, snapshot_of
 from pyspark_tseries.log_entries import Removed
-from pyspark_tseries.permissions import Policy, format_policy
+from pyspark_tseries.permissions import Guard, Policy, format_policy
 from pyspark_tseries.races import busy, wait_out
 from pyspark_tseries.retention import RetainedRange, format_range
 from pyspark_tseries.store import HORIZON, Store
@@ -118,20 +118,25 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
     raise busy(store.root, ATTEMPTS, _BUSY) from lost
 
 
-def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> None:
+def set_retained_range(
+    store: Store, retained: RetainedRange, now_us: int, principal: str | None = None
+) -> None:
     """Makes `retained` the store's range from now on; what is out of range stays so.
 
     Args:
         store: the store.
         retained: whole milliseconds, as `parse_range` makes it.
         now_us: the wall clock.
+        principal: who does it; None: the policy is not asked.
 
     Raises:
+        PermissionDenied: the principal is no owner.
         StoreBusy: rivals won every attempt.
     """
     text = format_range(retained)
 
     def changed(head_id: int | None, version: int) -> Head:
+        _need_owner(store, principal, "change the retained range")
         _, head = store.head()
         before = store.retained
         note = next_note(head, head_id, now_us=now_us, rows=0)
@@ -139,23 +144,32 @@ def set_retained_range(store: Store, retained: RetainedRange, now_us: int) -> No
         columns = BlockColumns({**head.columns, **floors_under(head, before)})
         return Head(head.ids, columns, note)
 
+    _need_owner(store, principal, "change the retained range")
     if store.retained != retained:
         replace_head(store, changed)
 
 
-def set_policy(store: Store, policy: Policy, now_us: int) -> None:
+def _need_owner(store: Store, principal: str | None, to_do: str) -> None:
+    if principal is not None:
+        Guard(store.policy, principal).need("own", to_do)
+
+
+def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None = None) -> None:
     """Makes `policy` the store's from now on.
 
     Args:
         store: the store.
         policy: as `parse_policy` makes it.
         now_us: the wall clock.
+        principal: who does it; None: the policy so far is not asked.
 
     Raises:
+        PermissionDenied: the principal is no owner.
         StoreBusy: rivals won every attempt.
     """
 
     def changed(head_id: int | None, version: int) -> Head:
+        _need_owner(store, principal, "set the policy")
         _, head = store.head()
         note = next_note(head, head_id, now_us=now_us, rows=0)
         return dataclasses.replace(

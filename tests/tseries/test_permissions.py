@@ -2,13 +2,21 @@
 
 import itertools
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from tseries.builders import stored
 
-from pyspark_tseries import PermissionDenied, TimeSeries
+from pyspark_tseries import PermissionDenied, TimeSeries, describe
+from pyspark_tseries import store as storage
+from pyspark_tseries.__main__ import main
+from pyspark_tseries.compactor import compact
+from pyspark_tseries.inspection import rebuild
+from pyspark_tseries.maintenance import maintain
 from pyspark_tseries.permissions import PERMISSIONS, Guard, format_policy, parse_policy
+from pyspark_tseries.repair import repair
 from pyspark_tseries.sink import DefaultSource
 
 VALUE = {"value": pa.float64()}
@@ -89,16 +97,14 @@ def test_under_a_policy_nobody_writes_in_the_name_of_another(path):
 
 
 def test_a_policy_is_changed_for_open_stores_and_survives_rebuilding(path):
-    from pyspark_tseries.inspection import rebuild
-
     sensor = as_(path, "sensor")
     sensor.append("a", 1.0)
-    as_(path, "owner").set_policy({"sensor": ["read"]})
+    as_(path, "owner").set_policy({"sensor": ["read"]})  # Its owner remains one.
     with pytest.raises(PermissionDenied, match="'update'"):
         sensor.append("a", 1.0)
-    rebuild(path)
+    rebuild(path, principal="owner")
     assert len(sensor.range_query().select_from("a")) == 2
-    assert sensor.describe()["policy"] == {"sensor": ("read",)}
+    assert sensor.describe()["policy"] == {"owner": ("own",), "sensor": ("read",)}
     with pytest.raises(PermissionDenied):
         as_(path, "owner").append("a", 1.0)
 
@@ -132,6 +138,83 @@ def test_what_is_no_policy_is_refused_and_creates_no_store(tmp_path, wrong):
     with pytest.raises(ValueError, match="permission"):
         TimeSeries.create(str(tmp_path / "s"), VALUE, policy=wrong)
     assert not (tmp_path / "s").exists()
+
+
+OWNERS_CALLS = {
+    "policy": lambda path, who: as_(path, who).set_policy({"x": ["read"]}),
+    "range": lambda path, who: as_(path, who).set_retained_range("limit 1"),
+    "same range": lambda path, who: as_(path, who).set_retained_range("limit 100"),
+    "compact": lambda path, who: as_(path, who).compact(),
+    "compact it": lambda path, who: compact(path, principal=who),
+    "rebuild": lambda path, who: rebuild(path, principal=who),
+    "repair": lambda path, who: repair(path, principal=who),
+    "maintain": lambda path, who: maintain(path, principal=who),
+}
+
+
+@pytest.mark.parametrize("call", OWNERS_CALLS)
+def test_an_owners_call_is_an_owners_only(path, call):
+    before = DeltaTable(path).version(), describe(path)
+    for who in (*POLICY, "stranger"):
+        if who != "owner":
+            with pytest.raises(PermissionDenied, match=rf"'{who}' may not .* '{'own'}'"):
+                OWNERS_CALLS[call](path, who)
+    assert (DeltaTable(path).version(), describe(path)) == before
+    OWNERS_CALLS[call](path, "owner")
+
+
+@pytest.mark.parametrize("command", ["compact", "rebuild", "repair", "maintain"])
+def test_on_the_command_line_too_who_asks_is_the_os_user_or_named(path, command, capsys):
+    assert main([command, path]) == 1
+    assert "may not" in capsys.readouterr().err
+    assert main([command, path, "--principal", "reader"]) == 1
+    assert main([command, path, "--principal", "owner"]) == 0
+
+
+def test_the_right_of_an_owner_is_asked_for_where_the_head_or_the_log_is_torn(path):
+    (head,) = Path(path, "_tseries", "head").iterdir()
+    for file in (head, Path(path, "_delta_log", f"{1:020d}.json")):
+        whole = file.read_bytes()
+        file.write_bytes(b"")
+        storage._OPEN.clear()
+        with pytest.raises(PermissionDenied, match="'reader' may not repair"):
+            repair(path, principal="reader")
+        assert repair(path, principal="owner", dry_run=True).mended
+        file.write_bytes(whole)
+
+
+def test_who_sets_a_policy_without_an_owner_is_its_owner(tmp_path):
+    path = str(tmp_path / "s")
+    series = TimeSeries.create(path, VALUE, author="boss", policy={"ann": ["read"]})
+    assert series.describe()["policy"] == {"ann": ("read",), "boss": ("own",)}
+    series.set_policy({"ann": ["read", "own"]})
+    with pytest.raises(PermissionDenied, match="'boss' may not set the policy"):
+        series.set_policy({})
+    as_(path, "ann").set_policy({})
+    assert series.describe()["policy"] == {"ann": ("own",)}
+
+
+@pytest.mark.parametrize(
+    ("policy", "owners"),
+    [
+        ({"a": ["update"], "b": ["update", "read"], "c": ["read"]}, {"a", "b"}),
+        ({"a": ["read"], "b": ["query_obsolete"]}, {"a", "b"}),
+        ({"a": ["update"], "b": ["own"]}, {"b"}),
+        ({}, {"a", "b", "c", "stranger"}),
+    ],
+)
+def test_a_policy_of_before_there_was_an_owner_locks_nobody_out(policy, owners):
+    """Such a policy may be in a store's properties or in its head."""
+    guards = [Guard(parse_policy(policy), who) for who in ("a", "b", "c", "stranger")]
+    assert {guard.principal for guard in guards if guard.may("own")} == owners
+
+
+def test_in_a_store_without_a_policy_anybody_may_set_the_first(tmp_path):
+    path = str(tmp_path / "s")
+    TimeSeries.create(path, VALUE, author="a")
+    as_(path, "b").set_policy({"a": ["read"]})
+    with pytest.raises(PermissionDenied, match="'a' may not set the policy"):
+        as_(path, "a").set_policy({"a": ["own"]})
 
 
 def test_a_policy_reads_back_from_its_text():

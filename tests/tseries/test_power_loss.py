@@ -87,9 +87,9 @@ def test_an_acknowledged_commit_outlives_a_power_loss_whatever_was_not_synced(
     machine.acknowledge()
     series.set_retained_range("limit 40")
     machine.acknowledge()
-    compact(machine.path, NEVER)
+    compact(machine.path, NEVER, principal="me")
     machine.acknowledge()
-    rebuild(machine.path)
+    rebuild(machine.path, principal="me")
     machine.acknowledge()
     add_columns(series._store, [pa.field("more", pa.string())])
     for number in range(4):
