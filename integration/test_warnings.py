@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from broker import Broker, Record
-from kafka_query import DAY_MS, event
+from kafka_query import DAY_MS, Stream, event
+from pyspark.sql import SparkSession
+
+from pyspark_timestream import explain_time
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -122,6 +127,38 @@ def test_each_mistake_is_one_warn_line_of_the_drivers_log_over_all_restarts(told
     for case in CASES.values():
         assert sum(f"{case.kind}: " in line and case.said in line for line in lines) == 1, case.kind
     assert len(lines) == len(CASES)
+
+
+def test_a_quiet_partition_is_warned_of_after_half_a_minute_until_it_has_records_again(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic(2)
+    broker.produce(name, [event(1), event(2)])
+    made = Stream(spark, broker, name, tmp_path, {"ctiFrequency": "1"})
+    writer = made.load().writeStream.format("noop")
+    made.query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        until(lambda: made.query.lastProgress is not None)
+        began = time.monotonic()
+        assert made.report()["warnings"] == []
+        until(lambda: made.report()["warnings"])
+        # The partition was seen at rest at most a batch before the first progress.
+        assert time.monotonic() - began > 20
+        (warning,) = made.report()["warnings"]
+        assert warning.startswith(f"an idle partition: topic '{name}' partition 1: ")
+        assert "'idleTimeout'" in warning
+        assert "=> an idle partition: " in str(explain_time(made.query))
+        broker.produce(name, [event(2, 1)])
+        until(lambda: made.report()["warnings"] == [])
+    finally:
+        made.query.stop()
+
+
+def until(condition: Callable[[], object], patience_s: float = 120) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "nothing came in time"
+        time.sleep(0.2)
 
 
 @pytest.mark.parametrize("kind", ["readStream", "read"])

@@ -17,7 +17,13 @@ from pyspark_tseries.errors import StoreMismatch
 from pyspark_tseries.places import Place
 from pyspark_tseries.store import Store
 
-__all__ = ["CheckpointStore", "check_before_batch", "check_in_commit", "checkpoint_directory"]
+__all__ = [
+    "CheckpointStore",
+    "check_before_batch",
+    "check_in_commit",
+    "checkpoint_directory",
+    "remember_store",
+]
 
 _FILE: Final = ("sinks", "tseries.json")
 _OPTION: Final = "checkpointlocation"
@@ -95,8 +101,22 @@ def check_in_commit(
             with store.turn() as log:
                 # Batches are numbered from 0: the query is known, and none of it is stored yet.
                 log.commit([], {mark: -1}, synced=synced)
-    if before is None and checkpoint is not None:
-        _remember(checkpoint, CheckpointStore(store.id, store.root))
+
+
+def remember_store(checkpoint: str | None, store: Store) -> None:
+    """Notes in the checkpoint that a batch of its query is in the store, unless it is known."""
+    if checkpoint is None or _remembered(checkpoint) is not None:
+        return
+    path = os.path.join(checkpoint, *_FILE)
+    text = {"id": store.id, "location": store.root, "version": _VERSION}
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+            json.dump(text, file)
+        os.replace(file.name, path)
+    except OSError:
+        # The store knows its queries all the same; only the message will say less.
+        return
 
 
 def _mismatch(written: str, found: str) -> StoreMismatch:
@@ -120,16 +140,3 @@ def _remembered(checkpoint: str) -> CheckpointStore | None:
         return CheckpointStore(str(read["id"]), str(read["location"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _remember(checkpoint: str, store: CheckpointStore) -> None:
-    path = os.path.join(checkpoint, *_FILE)
-    text = {"id": store.id, "location": store.location, "version": _VERSION}
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
-            json.dump(text, file)
-        os.replace(file.name, path)
-    except OSError:
-        # The store knows its queries all the same; only the message will say less.
-        return

@@ -95,14 +95,6 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     settle()
 
 
-def _check_own_store(target: Target, token: tuple[str, int], is_empty: bool) -> None:
-    from pyspark_tseries.checkpoint_store import check_in_commit
-    from pyspark_tseries.store import Store
-
-    store, synced = Store.open(target.place), target.options.synced
-    check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
-
-
 def _batch(
     target: Target, shares: list[Share], schema: pa.Schema, token: tuple[str, int] | None
 ) -> Appended:
@@ -201,9 +193,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         token = f"tseries:q:{_query_id(tasks)}", batchId
         is_empty = not any(task.share.rows for task in tasks)
-        if batchId == 0 or not is_empty:
-            _check_own_store(self._target, token, is_empty)
-        _commit(self._target, tasks, token)
+        if batchId > 0 and is_empty:
+            return _commit(self._target, tasks, token)
+        # Imported here because tasks, which unpickle this module's classes, need no Delta.
+        from pyspark_tseries.checkpoint_store import check_in_commit, remember_store
+        from pyspark_tseries.store import Store
+
+        target, store = self._target, Store.open(self._target.place)
+        synced = target.options.synced
+        check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
+        _commit(target, tasks, token)
+        if not is_empty:
+            # Not before: a query whose first batch fails may be given another store.
+            remember_store(target.checkpoint, store)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Removes what the tasks staged."""

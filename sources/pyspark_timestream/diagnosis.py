@@ -6,15 +6,22 @@ an empty batch after the last records, which completes the picture.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.findings import IN_BOUNDED_RUN, Finding, Kind, names
-from pyspark_timestream.frontier import merge
+from pyspark_timestream.frontier import greatest, merge
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.instants import format_duration, format_instant
 from pyspark_timestream.kafka_offset import StreamOffset
-from pyspark_timestream.mistakes import improbable_times, late_rows, malformed_events, wrong_types
+from pyspark_timestream.mistakes import (
+    improbable_times,
+    late_rows,
+    makes_ctis,
+    malformed_events,
+    wrong_types,
+)
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.row_losses import far_future, is_far, mostly_lost
 from pyspark_timestream.stream_history import History, Moment, behind, holders, since
@@ -27,11 +34,6 @@ QUIET_US: Final = 30_000_000
 
 _ORDER: Final = tuple(Kind)
 """Kinds are declared in the order in which they are told."""
-
-_SEEN_AGAIN: Final = frozenset(
-    (Kind.MALFORMED, Kind.IMPROBABLE_TIMES, Kind.WRONG_TYPE, Kind.LATE_ROWS, Kind.IDLE_PARTITION)
-)
-"""Warnings that a history shows by itself, with partitions and since when."""
 
 _TOLD_AS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
 """What a warning may turn out to be when all of the history is looked at."""
@@ -53,8 +55,10 @@ def diagnose(
     rules = [*known, *causes, *far_future(history, far), *late]
     if not last.offset.final:
         rules += _holding(history, far)
-    warnings = standing_warnings(last.offset.warnings)
-    rules += [each for each in warnings if each.kind not in _SEEN_AGAIN]
+    warnings, seen = standing_warnings(last.offset.warnings), {finding.kind for finding in rules}
+    rules += [
+        each for each in warnings if seen.isdisjoint((each.kind, *_TOLD_AS.get(each.kind, ())))
+    ]
     if last.offset.final:
         rules.append(_final(history, failed or bool(rules)))
     elif all(finding.kind is not Kind.BACKLOG for finding in rules):
@@ -77,15 +81,18 @@ def _quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
     A bounded run, which waits for nobody, tells so once everything is read, and of a partition that
     never had a record at once.
     """
-    offset = history[-1].offset
-    if offset.bounded and any(behind(history).values()):
+    last, left = history[-1], behind(history)
+    shares = last.offset.partitions
+    if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
         return
+    ahead_us = greatest(*(share.state.cti_us for share in shares.values()))
     parts = {
         part
-        for finding in _holding(history, frozenset())
-        if finding.kind is Kind.IDLE_PARTITION
-        for part in finding.partitions
-        if _is_quiet(offset, part, now_us)
+        for part in holders(last)
+        if shares[part].state.cti_us != ahead_us
+        and not left.get(part)
+        and not shares[part].pending
+        and _is_quiet(last.offset, part, now_us)
     }
     if parts:
         yield from _idle_partition(history, parts)
@@ -143,16 +150,38 @@ def _caught_up(last: Moment) -> Finding:
 def _holding(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
     """A finding for each reason why partitions at the minimum do not move on."""
     left, reasons = behind(history), dict[Kind, set[Partition]]()
+    whole = _whole(history[-1].offset, far)
     for part in sorted(holders(history[-1])):
-        kind = _reason(history, part, far, left)
+        kind = _reason(history, part, whole, left)
         if kind is not None:
             reasons.setdefault(kind, set()).add(part)
     for kind, parts in reasons.items():
         yield from _REPORTS[kind](history, parts)
 
 
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """What a partition is compared with.
+
+    Attributes:
+        events: of all partitions.
+        cti_us: the greatest CTI of partitions that no wrong event has driven; None: none has any.
+    """
+
+    events: int
+    cti_us: int | None
+
+
+def _whole(offset: StreamOffset, far: frozenset[Partition]) -> _Whole:
+    states = {part: share.state for part, share in offset.partitions.items()}
+    return _Whole(
+        sum(state.events for state in states.values()),
+        greatest(*(state.cti_us for part, state in states.items() if part not in far)),
+    )
+
+
 def _reason(
-    history: History, part: Partition, far: frozenset[Partition], left: Mapping[Partition, int]
+    history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
 ) -> Kind | None:
     """Why `part`, which is at the minimum or has no CTI, stands there; None: it moves."""
     offset = history[-1].offset
@@ -165,13 +194,11 @@ def _reason(
     generated = "ctiFrequency" in offset.settings
     if not generated and _stands(history, part) and _silent(state):
         return Kind.SILENT_WRITER
-    others = {other: each.state for other, each in offset.partitions.items() if other != part}
     if state.cti_us is None:
-        return _why_none(state, size, any(each.events for each in others.values()))
-    ahead = (each.cti_us for other, each in others.items() if other not in far)
-    if not size and any(cti_us is not None and cti_us > state.cti_us for cti_us in ahead):
-        return Kind.IDLE_PARTITION
-    return None
+        others_have_events = whole.events > state.events and makes_ctis(history[-1])
+        return _why_none(state, size, others_have_events)
+    is_behind = whole.cti_us is not None and whole.cti_us > state.cti_us
+    return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
 def _why_none(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:

@@ -13,7 +13,14 @@ from pyspark_timestream.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.stream_history import History, Moment, since
 
-__all__ = ["improbable_times", "late_rows", "malformed_events", "start_at_end", "wrong_types"]
+__all__ = [
+    "improbable_times",
+    "late_rows",
+    "makes_ctis",
+    "malformed_events",
+    "start_at_end",
+    "wrong_types",
+]
 
 _EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
 """Numbers of seconds up to the year 2100, read as milliseconds, lie before this."""
@@ -118,11 +125,15 @@ def _is_improbable(us: int | None) -> bool:
     return us is not None and (-_DAY_US <= us < _EPOCH_END_US or _FAR_US <= us < FINAL_US)
 
 
+def makes_ctis(moment: Moment) -> bool:
+    """Whether some option makes CTIs while the stream runs."""
+    settings = moment.offset.settings
+    return not settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
+
+
 def _needs_times(moment: Moment) -> bool:
     """Whether somebody has asked for event times: not who uses the format as Spark's own source."""
-    settings = moment.offset.settings
-    makes_ctis = not settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
-    return makes_ctis or settings.get("startTime", "timestamp") != "timestamp"
+    return makes_ctis(moment) or moment.offset.settings.get("startTime", "timestamp") != "timestamp"
 
 
 def _states(moment: Moment) -> Mapping[Partition, PartitionState]:

@@ -51,8 +51,8 @@ def warned(
 ) -> dict[Kind, Warned]:
     """The warnings after another look.
 
-    A warning keeps its text while it holds, so that a stream that stands still has equal offsets;
-    one that holds again has the newest text.
+    A warning keeps its text while it holds for the same culprit, so that a stream that stands still
+    has equal offsets; one that holds again, or for another culprit, has the newest text.
 
     Args:
         before: the warnings before.
@@ -63,7 +63,7 @@ def warned(
     for kind, finding in {each.kind: each for each in reversed(list(found))}.items():
         given = before.get(kind)
         level = max(finding.level, given.finding.level if given else 0)
-        if given is not None and given.holds and given.finding.level == level:
+        if given is not None and _is_same(given, finding, level):
             after[kind] = given
         else:
             after[kind] = Warned(_words(finding, finding.detail or detail(finding), level))
@@ -130,6 +130,11 @@ def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, War
         for name, said in sorted(value.items())
         if name in known
     }
+
+
+def _is_same(given: Warned, finding: Finding, level: int) -> bool:
+    said = given.finding
+    return given.holds and said.level == level and said.culprit == finding.culprit
 
 
 def _words(finding: Finding, detail: str, level: int) -> Finding:

@@ -456,6 +456,22 @@ def test_a_partition_that_has_held_the_cti_for_half_a_minute_is_warned_of(clock)
     assert warned_of(share(state(5)), quiet(clock, 30), left=1) == []
 
 
+def test_a_quiet_partition_with_too_few_events_for_a_cti_is_warned_of():
+    assert warned_of(quiet(state(5), 99), quiet(state(None, events=3), 30)) == [Kind.IDLE_PARTITION]
+
+
+def test_a_stream_without_ctis_has_no_partition_that_holds_anything_back():
+    empty = quiet(state(None, events=0), 99)
+    assert warned_of(quiet(state(None), 99), empty, settings={}) == []
+    kinds = dict(found([share(state(None)), share(state(None, events=0))], settings={}))
+    assert kinds.keys() == {Kind.NO_CTI}
+
+
+def test_a_quiet_partition_that_waits_for_an_import_is_not_to_blame():
+    waits = share(state(-5), quiet_since_us=NOON - 99 * SECOND, pending=((7, NOON),))
+    assert warned_of(quiet(state(5), 99), waits) == []
+
+
 def test_a_partition_that_stands_where_all_stand_is_not_warned_of():
     assert warned_of(quiet(state(5), 99), quiet(state(5), 99)) == []
 

@@ -57,6 +57,14 @@ def test_what_holds_keeps_its_text_and_what_holds_again_has_the_newest():
     assert again.text == "third"
 
 
+def test_another_culprit_is_named_in_the_list_and_not_said_again():
+    first = warned({}, [found()])
+    other = Finding(LATE, "partition 7", "seen there")
+    after = warned(first, [other])
+    assert new_warnings(first, after) == []
+    assert [finding.culprit for finding in standing_warnings(after)] == ["partition 7"]
+
+
 def test_the_records_are_looked_at_only_for_what_is_written_down():
     asked = []
 
