@@ -7,14 +7,14 @@ however many writers share the store; a *retained range* says how much of each s
 Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (vocabulary),
 `block_columns`, `heads`, `numbering`, `edits`, `rows`, `selection`, `pruning`, `range_query`,
 `permissions`, `slices`, `standing`, `sieve`, `invariants`, `compaction`, `subscription`,
-`properties`, `log_entries`, `foreign_changes` (rules), `parquet_layout`, `foreign_files`, `files`,
-`table_scan`, `head_files`, `staging`, `originals`, `attempts`, `runs`, `merges`, `shares`,
-`large_batches`, `durability`, `log_writer`, `log_check`, `delta_log`, `host_locks`, `races`,
-`store`, `ownership`, `upkeep`, `log_statistics`, `inspection`, `lost_commits`, `rewind`,
-`undoing`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
-`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
-`arguments`, `client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink`
-(Spark).
+`properties`, `commit_time`, `log_entries`, `foreign_changes` (rules), `parquet_layout`,
+`foreign_files`, `files`, `table_scan`, `head_files`, `staging`, `originals`, `attempts`, `runs`,
+`merges`, `shares`, `large_batches`, `durability`, `log_writer`, `log_check`, `delta_log`,
+`host_locks`, `races`, `store`, `ownership`, `upkeep`, `log_statistics`, `inspection`,
+`lost_commits`, `rewind`, `undoing`, `restamping`, `time_repair`, `repair`, `compactor`,
+`maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`, `late_binding`,
+`deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`, `client` (without
+Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TseriesError,
         UnusableStore,
         UpdateFailed,
+        WrongClock,
     )
     from pyspark_tseries.range_query import RangeQuery
     from pyspark_tseries.results import Event, EventMetadata, QueryResult
@@ -56,13 +57,14 @@ __all__ = [
     "TseriesError",
     "UnusableStore",
     "UpdateFailed",
+    "WrongClock",
     "describe",
 ]
 
 _PLACES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
     **dict.fromkeys(["NoSuchStore", "PermissionDenied", "StoreBusy", "StoreMismatch"], "errors"),
-    **dict.fromkeys(["TseriesError", "UnusableStore", "UpdateFailed"], "errors"),
+    **dict.fromkeys(["TseriesError", "UnusableStore", "UpdateFailed", "WrongClock"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
     "DefaultSource": "sink",
     "RangeQuery": "range_query",

@@ -4,7 +4,6 @@ Appends go on meanwhile: the commit leaves the head alone, so neither makes the 
 """
 
 import secrets
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -67,11 +66,12 @@ def compact(
         NoSuchStore: there is none.
         PermissionDenied: the store has a policy, and the principal is no owner.
         StoreBusy: other compactions were faster each time.
+        WrongClock: this machine's clock is far ahead, or was when the last commit was made.
         UnusableStore: the log does not fit the files; nothing is changed.
     """
     store = Store.open(place_of(path, storage_options))
     need_owner(store, principal, "compact the store")
-    now_us = time.time_ns() // 1000 if now_us is None else now_us
+    now_us = store.wall_us() if now_us is None else now_us
     return merge_runs(store, now_us, everything=True)
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "TseriesError",
     "UnusableStore",
     "UpdateFailed",
+    "WrongClock",
 ]
 
 
@@ -61,6 +62,10 @@ class UnusableStore(TseriesError):
 
 class StoreBusy(TseriesError):
     """Other writers won every attempt to commit; nothing of the batch is stored."""
+
+
+class WrongClock(TseriesError):
+    """A clock is far ahead, of this machine or of one that wrote before; nothing is stored."""
 
 
 class StoreMismatch(TseriesError):

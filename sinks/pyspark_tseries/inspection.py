@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.commit_time import MOST_SKEW_US
+from pyspark_tseries.errors import UnusableStore, WrongClock
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.head_files import load_head, readable_notes
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
@@ -21,7 +22,7 @@ from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, place_of
 from pyspark_tseries.slices import Sample, Slice, by_name, cut
 from pyspark_tseries.standing import longs, standing_columns
-from pyspark_tseries.store import Store
+from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.table_scan import SCANNED, sample, scan_standing, slice_rows
 from pyspark_tseries.upkeep import replace_head
 
@@ -54,6 +55,11 @@ def _findings(store: Store) -> Iterator[str]:
     try:
         store.log.check()
     except UnusableStore as error:
+        yield str(error)
+    try:
+        if store.note().commit_us > now_us() + MOST_SKEW_US:
+            store.wall_us()
+    except (UnusableStore, WrongClock) as error:
         yield str(error)
     try:
         data = store.data_files()
@@ -172,7 +178,7 @@ def rebuild(
         head = merge(Head(), with_note(standing_columns(found), note))
         return head if floors is None else merge(head, with_note(floors, note))
 
-    return len(replace_head(store, anew).ids)
+    return len(replace_head(store, anew, timed=False).ids)
 
 
 def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | None]:

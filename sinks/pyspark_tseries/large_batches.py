@@ -168,7 +168,8 @@ class _Attempting:
         next_commit = self._head_id, self._head.note.commit + 1
         if forecast is None or (forecast.head_id, forecast.commit) != next_commit:
             return None
-        late = now_us - forecast.commit_us > MOST_DELAY_US
+        # It may also lie ahead: then the clock was set back since.
+        late = abs(max(now_us, self._head.note.commit_us) - forecast.commit_us) > MOST_DELAY_US
         return None if late or forecast.commit_us < self._head.note.commit_us else forecast
 
     def _is_published(self, group: Sequence[Share]) -> bool:

@@ -165,8 +165,8 @@ def keep_up(place: Place, pause: Callable[[float], None] = time.sleep) -> None:
 def _upkeep(store: Store) -> None:
     note = store.place.file("_tseries", "upkeep.error")
     try:
-        merge_runs(store, time.time_ns() // 1000, everything=False)
-        clean(store, time.time_ns() // 1000)
+        merge_runs(store, store.wall_us(), everything=False)
+        clean(store, store.wall_us())
     except (TseriesError, OSError) as error:
         with store.place.write(note) as file:
             file.write(store.place.hides(f"{type(error).__name__}: {error}").encode())

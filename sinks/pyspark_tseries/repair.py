@@ -7,14 +7,15 @@ it; what it cannot mend it leaves as it is and says so. Writers should rest mean
 
 import dataclasses
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from pyspark_timestream.instants import format_instant
 from pyspark_tseries import host_locks
-from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.heads import Head, next_note
+from pyspark_tseries.commit_time import MOST_SKEW_US, check_commit_time
+from pyspark_tseries.errors import UnusableStore, WrongClock
+from pyspark_tseries.heads import NEVER_US, Head, next_note
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.log_check import unknown_changes
 from pyspark_tseries.log_statistics import misstated, restate
@@ -22,7 +23,8 @@ from pyspark_tseries.lost_commits import find_lost_commits, sentences
 from pyspark_tseries.ownership import need_owner_of_damaged
 from pyspark_tseries.places import Place, lies_inside, place_of
 from pyspark_tseries.rewind import Rewind, carry_out, find_rewind, highest_lost, state_at
-from pyspark_tseries.store import Store
+from pyspark_tseries.store import Store, now_us
+from pyspark_tseries.time_repair import FutureCommits, correct, find_future_commits
 from pyspark_tseries.undoing import Undoing, carry_out_undoing, find_undoing
 from pyspark_tseries.upkeep import replace_head
 
@@ -84,9 +86,12 @@ def repair(
         UnusableStore: what is there cannot be opened at all.
         OSError: a file could not be read or written.
         StoreBusy: other writers won every attempt.
+        WrongClock: this machine's clock is ahead of the storage's.
     """
     place, asked = place_of(path, storage_options), Asked(dry_run, give_up, principal)
     need_owner_of_damaged(place, principal, "repair the store")
+    # A clock that is ahead would do more harm: no last commit is asked about that.
+    check_commit_time(place.location, NEVER_US, now_us(), place.clock_us(), same_machine=False)
     done = Repaired()
     for mend in MENDS:
         done += mend(place, asked)
@@ -151,7 +156,7 @@ def _mend_foreign(place: Place, asked: Asked) -> Repaired:
         return Repaired(left=(said,))
     if not asked.dry_run:
         store.log.accept()
-        replace_head(store, lambda head_id, _: _next_head(store, head_id))
+        replace_head(store, lambda head_id, _: _next_head(store, head_id), timed=False)
     return Repaired(mended=(f"{said}. All is sound but values, of which nobody can tell",))
 
 
@@ -187,7 +192,7 @@ def _said_of_change(store: Store, undoing: Undoing) -> str:
 def _next_head(store: Store, head_id: int | None, commit: int | None = None) -> Head:
     """The head as it is, as that of another commit."""
     _, head = store.head()
-    note = next_note(head, head_id, now_us=time.time_ns() // 1000, rows=0)
+    note = next_note(head, head_id, now_us=now_us(), rows=0)
     number = note.commit if commit is None else commit
     return dataclasses.replace(head, note=dataclasses.replace(note, commit=number))
 
@@ -210,8 +215,44 @@ def _mend_numbers(place: Place, asked: Asked) -> Repaired:
     if asked.dry_run or store.head()[1].note.commit >= highest:
         return Repaired()
 
-    replace_head(store, lambda head_id, _: _next_head(store, head_id, highest))
+    replace_head(store, lambda head_id, _: _next_head(store, head_id, highest), timed=False)
     return Repaired()
+
+
+def _mend_clock(place: Place, asked: Asked) -> Repaired:
+    """Commits in the future get the times that they had; a long pause is taken for granted."""
+    store = Store.open_damaged(place)
+    try:
+        us = store.wall_us()
+    except WrongClock as error:
+        us, last_us, said = now_us(), store.note().commit_us, str(error)
+    else:
+        return Repaired()
+    if last_us <= us:
+        if not asked.dry_run:
+            replace_head(store, lambda head_id, _: _next_head(store, head_id), timed=False)
+        return Repaired(mended=(f"{_cause(said)}. That clock is taken for right",))
+    found = find_future_commits(store, max(us, place.clock_us() or us) + MOST_SKEW_US, us)
+    if not asked.dry_run:
+        correct(store, found)
+    return Repaired(mended=(f"{_cause(said)}. {_corrected(found)}",))
+
+
+def _cause(said: str) -> str:
+    return said.partition("; accepted:")[0]
+
+
+def _corrected(found: FutureCommits) -> str:
+    times = found.change.commit_us
+    if not times:
+        return "No event is of such a commit; the store's time is set back"
+    first, last = min(times), max(times)
+    events, series = found.change.events.num_rows, found.change.events["series"].unique()
+    return (
+        f"The commits {first} to {last} are now of {format_instant(times[first])} to "
+        f"{format_instant(times[last])}, and so are {events} events of {len(series)} series that "
+        "had taken their times; times that were given stay"
+    )
 
 
 def _mend_statistics(place: Place, asked: Asked) -> Repaired:
@@ -219,7 +260,7 @@ def _mend_statistics(place: Place, asked: Asked) -> Repaired:
     store = Store.open_damaged(place)
     found = list(misstated(store))
     if found and not asked.dry_run:
-        restate(store, {file: rows for file, rows, _ in found}, time.time_ns() // 1000)
+        restate(store, {file: rows for file, rows, _ in found}, now_us())
     return Repaired(mended=tuple(f"{why}. The log says so now" for _, _, why in found))
 
 
@@ -229,5 +270,6 @@ MENDS: Final[tuple[Mend, ...]] = (
     _mend_statistics,
     _mend_head,
     _mend_numbers,
+    _mend_clock,
 )
 """In order: the log, the files that it names, what it says of them, the head, the clock."""

@@ -170,7 +170,7 @@ def _prepare(options: WriteOptions, schema: StructType, overwrite: bool) -> Targ
 def _forecast(store: Store) -> Forecast:
     """The batch's commit, if it is made soon and nobody else makes one before."""
     note = store.note()
-    return Forecast(store.head_id(), note.commit + 1, max(now_us(), note.commit_us))
+    return Forecast(store.head_id(), note.commit + 1, max(store.wall_us(), note.commit_us))
 
 
 def _guard(store: Store, principal: str | None) -> Guard:

@@ -19,6 +19,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries import host_locks, properties
 from pyspark_tseries.attempts import Appended, Attempt, Sight
 from pyspark_tseries.columns import layout, stored_values
+from pyspark_tseries.commit_time import check_commit_time, is_suspicious
 from pyspark_tseries.delta_log import Log, added, create_table, open_table, table_at, unreachable
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.files import DataFile, Snapshot, data_files
@@ -286,6 +287,27 @@ class Store:
             self._catch_up()
             yield self.log
 
+    def wall_us(self, clock: Callable[[], int] = now_us) -> int:
+        """The wall clock, in microseconds.
+
+        Raises:
+            WrongClock: it is far ahead, or was when the last commit was made.
+        """
+        us = clock()
+        self.check_time(us)
+        return us
+
+    def check_time(self, us: int) -> None:
+        """Refuses a clock that says `us` where it, or the last commit's, is far ahead.
+
+        Raises:
+            WrongClock: it is so; see `check_commit_time`.
+        """
+        last_us = self.note().commit_us
+        if is_suspicious(last_us, us):
+            storage_us = self.place.clock_us()
+            check_commit_time(self.root, last_us, us, storage_us, same_machine=self.place.local)
+
     def publish_head(self, head_id: int, head: Head) -> None:
         """Commits the head that was written as `head_id`, without events; within a turn.
 
@@ -311,6 +333,7 @@ class Store:
             UpdateFailed: a row may not be added.
             NoSuchEvent: an edit may not.
             PermissionDenied: the batch's principal may not do this.
+            WrongClock: `clock` is far ahead, or was when the last commit was made.
             StoreBusy: other writers won every attempt.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
@@ -351,7 +374,8 @@ class Store:
         policy = properties.policy_of(self.log.properties(), head.note)
         working = host_locks.at_work(self.place) if batch.takes_long else contextlib.nullcontext()
         with working:
-            attempt = batch.prepare(self.place, head_id, head, clock(), new_id, sight, policy)
+            us = self.wall_us(clock)
+            attempt = batch.prepare(self.place, head_id, head, us, new_id, sight, policy)
             tried.append(attempt)
             self._publish(attempt, batch.token, synced)
         return attempt

@@ -29,12 +29,20 @@ ATTEMPTS: Final = 50
 _BUSY: Final = "nothing was changed; next step: try again"
 
 
-def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
+def replace_head(
+    store: Store, make: Callable[[int | None, int], Head], *, timed: bool = True
+) -> Head:
     """Commits the head that `make` returns for the present head's id and the log's version.
 
     `make` is called again where a rival was first; it may read the store, which is up to date.
 
+    Args:
+        store: the store.
+        make: makes the head.
+        timed: whether the head has the time of a commit, which must not be far ahead.
+
     Raises:
+        WrongClock: the clock is far ahead, or was when the last commit was made.
         StoreBusy: rivals won every attempt.
         NoSuchStore: the store is gone.
         OSError: the storage failed.
@@ -42,7 +50,11 @@ def replace_head(store: Store, make: Callable[[int | None, int], Head]) -> Head:
     lost: DeltaError | None = None
     for turn in range(ATTEMPTS):
         with store.turn():
+            if timed:
+                store.wall_us()
             head = make(store.head_id(), store.version())
+            if timed:
+                store.check_time(head.note.commit_us)
             new_id = secrets.randbits(62)
             written = snapshot_of(head)
             head = dataclasses.replace(head, note=read_note(written.schema))

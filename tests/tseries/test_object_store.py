@@ -22,6 +22,7 @@ from pyspark_tseries import (
     DefaultSource,
     NoSuchStore,
     TimeSeries,
+    WrongClock,
     describe,
     maintenance,
     places,
@@ -479,6 +480,16 @@ def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, place):
     assert "a DELETE by" in repair(place).mended[0]
     assert keys(store) == before
     assert store.append(batch(("a", 4))) is not None
+    assert verify(place) == []
+
+
+def test_the_object_stores_own_clock_says_that_a_writers_is_ahead(store, place):
+    now = storage.now_us()
+    for ahead in (2 * HOUR_US, 60 * 365 * 24 * HOUR_US):
+        with pytest.raises(WrongClock, match="set this machine's clock"):
+            store.append(batch(("a", None)), clock=lambda ahead=ahead: now + ahead)
+    store.append(batch(("a", None)), clock=lambda: now - 10 * 365 * 24 * HOUR_US)
+    assert store.append(batch(("a", None)), clock=lambda: now) is not None
     assert verify(place) == []
 
 
