@@ -70,7 +70,7 @@ def check_version(properties: Properties, location: str) -> None:
             f"'{location}' is a Delta table but no tseries store; accepted: a path that a "
             "tseries write has created; next step: choose another path"
         )
-    if int(version) > FORMAT_VERSION:
+    if not (version.isascii() and version.isdecimal()) or int(version) > FORMAT_VERSION:
         raise UnusableStore(
             f"store '{location}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or "
             "older; next step: install a newer version of this package"

@@ -36,8 +36,9 @@ QUERIES: Final = ("values", "allEdits", "latestEdits")
 _MOST: Final = 2**61
 """No sequence, count or duration reaches this far (exclusive): arithmetic stays in 64 bits."""
 
-_RELATIVE: Final = re.compile(r"(last|next|previous)\s+(.+)", re.I | re.S)
-_SEQUENCE: Final = re.compile(r"sequence\s+(-?\d+)", re.I)
+_RELATIVE: Final = re.compile(r"(last|next|previous)\s+(.+)", re.IGNORECASE | re.DOTALL | re.ASCII)
+_SEQUENCE: Final = re.compile(r"sequence\s+(-?[0-9]+)", re.IGNORECASE | re.ASCII)
+_COUNT: Final = re.compile(r"-?[0-9]+")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -125,7 +126,7 @@ def parse_span(text: str) -> Point:
 
 
 def _relative(word: str, amount: str) -> Point:
-    if re.fullmatch(r"-?\d+", amount):
+    if _COUNT.fullmatch(amount):
         return Point(f"{word}_count", int(amount))
     return Point(f"{word}_us", parse_duration(amount))
 

@@ -20,7 +20,10 @@ _UNITS_US: Final = {
     "S": 1_000_000,
     "MS": 1_000,
 }
-_CLAUSE: Final = re.compile(r"(limit)\s+(\d+)(?:\s+|$)|(last)\s+(\d+)\s*(ms|[smhd])(?:\s+|$)", re.I)
+_CLAUSE: Final = re.compile(
+    r"(limit)\s+([0-9]+)(?:\s+|$)|(last)\s+([0-9]+)\s*(ms|[smhd])(?:\s+|$)",
+    re.IGNORECASE | re.ASCII,
+)
 _MOST: Final = 2**62
 """No clause reaches this far (exclusive), so that subtracting one never leaves 64 bits."""
 

@@ -171,6 +171,8 @@ def parse_fraction(text: str) -> Fraction:
     """
     numerator, slash, denominator = text.strip().partition("/")
     try:
+        if not text.isascii() or "_" in text:
+            raise ValueError("digits are 0 to 9")
         over = int(denominator) if slash else 1
         top = Fraction(int(numerator)) if slash else Fraction(Decimal(numerator))
         return top / over

@@ -95,7 +95,7 @@ def _parse_edge_from(value: str) -> TimeFrom:
 
 def _parse_frequency(value: str) -> Frequency:
     count = value.strip()
-    if re.fullmatch(r"[+-]?\d+", count):
+    if re.fullmatch("[+-]?[0-9]+", count):
         if not 0 < int(count) < 2**31:
             raise ValueError("a count must be at least 1 and below 2^31")
         return Frequency(events=int(count))
@@ -181,10 +181,14 @@ def _by_partition(value: str) -> dict[Partition, Any]:
     """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
     leaves: dict[Partition, Any] = {}
     for topic, numbers in _json_object(value).items():
-        if not isinstance(numbers, dict) or not all(key.isdecimal() for key in numbers):
+        if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
             raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
         leaves.update({Partition(topic, int(number)): leaf for number, leaf in numbers.items()})
     return leaves
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
 
 
 def _parse_pattern(value: str) -> str:
@@ -197,7 +201,7 @@ def _parse_pattern(value: str) -> str:
 
 def _parse_trigger_delay(value: str) -> int:
     # Spark reads a bare number as milliseconds.
-    us = _bounded_duration(f"{value} ms" if value.strip().isdecimal() else value)
+    us = _bounded_duration(f"{value} ms" if _is_number(value.strip()) else value)
     if us < 0:
         raise ValueError("a wait cannot be negative")
     return us

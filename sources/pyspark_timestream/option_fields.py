@@ -274,10 +274,16 @@ def choice(*names: str) -> Reader[str]:
     return Reader(parse, ", ".join(f"'{name}'" for name in names), wrong_type="42")
 
 
+_WHOLE: Final = re.compile("[+-]?[0-9]+")
+
+
 def whole_number(at_least: int = 0) -> Reader[int]:
     """A whole number, `at_least` inclusive, below 2**63."""
 
     def parse(value: str) -> int:
+        # int() takes digits of every script, and underscores.
+        if not _WHOLE.fullmatch(value.strip()):
+            raise ValueError("not a whole number")
         number = int(value)
         if not at_least <= number < 2**63:
             raise ValueError(f"must be at least {at_least} and below 2^63")
