@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pyspark_tseries.broken_text import is_text
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.options import DURABILITIES, os_user
 from pyspark_tseries.ranges import instant_us
@@ -27,7 +28,7 @@ __all__ = [
 
 def author_of(given: str | None) -> str:
     """Who writes; None: the OS user. Raises ValueError where it is no text."""
-    if given is not None and not isinstance(given, str):
+    if given is not None and not is_text(given):
         raise ValueError(f"author {given!r} is no text")
     return os_user() if given is None else given
 
@@ -72,11 +73,11 @@ def refuse_metadata(plan: RowPlan) -> None:
 
 def series_of(given: Any) -> str:
     """The name of a series; raises InvalidQuery."""
-    if not isinstance(given, str):
+    if not is_text(given):
         raise InvalidQuery(
             f"{given!r} names no series; accepted: a text; next step: ask for one series at a time"
         )
-    return given
+    return str(given)
 
 
 def stamp_of(given: Any) -> int | None:

@@ -24,11 +24,11 @@ from pyspark_tseries.arguments import (
     values_of,
 )
 from pyspark_tseries.attempts import Attempt, Batch
+from pyspark_tseries.broken_text import is_text
 from pyspark_tseries.columns import EVENT, one_value
 from pyspark_tseries.compactor import Compacted, compact
 from pyspark_tseries.description import describe
 from pyspark_tseries.errors import IncompatibleValue, UnusableStore
-from pyspark_tseries.files import reading
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import after_commit
 from pyspark_tseries.options import WriteOptions, parse_write
@@ -277,7 +277,7 @@ class TimeSeries:
     def _add(
         self, series: str, value: Any, stamp: int | None, original: int | None
     ) -> EventMetadata:
-        if not isinstance(series, str):
+        if not is_text(series):
             raise IncompatibleValue(
                 f"{series!r} names no series; accepted: a text; next step: correct it"
             )
@@ -306,8 +306,7 @@ class TimeSeries:
         names = [series_of(series)]
         snapshot, head = self._store.glance(names)
         Guard(snapshot.policy, self._author).need_query(query)
-        with reading(snapshot.place):
-            found = answer(snapshot, head, query, names)
+        found = answer(snapshot, head, query, names)
         return QueryResult(found.table, found.selected)
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries import files
@@ -18,6 +17,7 @@ from pyspark_tseries.columns import layout
 from pyspark_tseries.compaction import horizon_of, kept_events, to_merge
 from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Snapshot, WrittenFile
+from pyspark_tseries.footers import footers
 from pyspark_tseries.numbering import series_column
 from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, place_of
@@ -158,17 +158,16 @@ class _Merge:
     def _horizon(self, latest_us: int) -> int:
         newest = -1
         for file in self._chosen:
-            for batch in scan(self._place, file, self._schema, ("commit", "commit_time")):
-                commit, us = (longs(batch[name]) for name in ("commit", "commit_time"))
+            for rows in scan(self._place, file, self._schema, ("commit", "commit_time")):
+                commit, us = (longs(rows[name]) for name in ("commit", "commit_time"))
                 newest = max(newest, horizon_of(commit, us, latest_us))
         return newest
 
     def _look(self, file: DataFile) -> pa.Table:
         """Where the series of a file stand by it; takes samples of it on the way."""
-        size = _row_bytes(self._place, file.path, self._schema)
+        size = _row_bytes(self._place, file, self._schema)
         parts = []
-        for batch in scan(self._place, file, self._schema, KEYS):
-            table = pa.Table.from_batches([batch])
+        for table in scan(self._place, file, self._schema, KEYS):
             self._found += table.num_rows
             self._samples += sample(table, size)
             parts.append(standing(table, self.horizon))
@@ -182,9 +181,9 @@ class _Merge:
         if self.horizon < 0:
             return False
         return any(
-            not self._kept(pa.Table.from_batches([batch])).all()
+            not self._kept(rows).all()
             for file in self._chosen
-            for batch in scan(self._place, file, self._schema, KEYS)
+            for rows in scan(self._place, file, self._schema, KEYS)
         )
 
     def _kept(self, events: pa.Table) -> np.ndarray:
@@ -226,9 +225,10 @@ class _Merge:
         return table.set_column(0, "series", series_column(names, codes[order]))
 
 
-def _row_bytes(place: Place, path: str, schema: pa.Schema) -> int:
+def _row_bytes(place: Place, file: DataFile, schema: pa.Schema) -> int:
     """About how many bytes a row takes in memory."""
-    about = pq.read_metadata(place.file(path), filesystem=place.filesystem)
+    with files.reading(place, file):
+        about = footers.of(place, file).metadata
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     size: int = stored // max(about.num_rows, 1)
     return max(size, 16 * len(schema)) + 1

@@ -3,7 +3,9 @@
 A task has whole series, so each series comes from one task, in the order of sequences.
 """
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,14 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.columns import layout, query_schema
-from pyspark_tseries.files import reading
+from pyspark_tseries.files import DataFile
 from pyspark_tseries.head_files import load_series
 from pyspark_tseries.heads import NEVER_US, Head, Longs
 from pyspark_tseries.places import Place
+from pyspark_tseries.pruning import LOWEST
 from pyspark_tseries.retention import RetainedRange, kept
+from pyspark_tseries.sieve import Sieve
 from pyspark_tseries.slices import Slice, by_name, key_order
 from pyspark_tseries.standing import KEYS, longs
 from pyspark_tseries.subscription import Initial, Position
+from pyspark_tseries.table_scan import SCANNED, rows_of
 
 __all__ = ["Delivery", "after", "deliver", "initial_counts", "initial_rows", "up_to"]
 
@@ -33,7 +38,7 @@ class Delivery:
 
     Attributes:
         place: where the store lies.
-        paths: the files that may hold them, relative to the store.
+        files: the store's that may hold them.
         values: the value columns.
         part: the series.
         start: the position before; `initial` decides which kind of events it is.
@@ -44,7 +49,7 @@ class Delivery:
     """
 
     place: Place
-    paths: tuple[str, ...]
+    files: tuple[DataFile, ...]
     values: tuple[pa.Field, ...]
     part: Slice
     start: Position
@@ -80,8 +85,7 @@ def _next(key: tuple[str, int]) -> tuple[str, int]:
 
 def deliver(task: Delivery) -> Iterator[pa.RecordBatch]:
     """The task's events by (series, sequence), as the columns of a query."""
-    with reading(task.place):
-        chosen = _initial(task) if task.start.initial else _live(task)
+    chosen = _initial(task) if task.start.initial else _live(task)
     if not chosen.num_rows:
         return
     _, codes = by_name(chosen["series"])
@@ -91,48 +95,50 @@ def deliver(task: Delivery) -> Iterator[pa.RecordBatch]:
 
 
 def _live(task: Delivery) -> pa.Table:
+    # Of the next commit there may be a part.
+    commits = task.start.commit + 1, task.end.commit + 1
     wanted = after(task.start) & up_to(task.end)
-    inside = task.part.expression()
-    columns = query_schema(task.values).names
-    return _read(task, columns, wanted if inside is None else wanted & inside)
+    return _read(task, task.files, Sieve(part=task.part, commits=commits), wanted)
 
 
 def _initial(task: Delivery) -> pa.Table:
-    wanted = _initial_filter(task.start, task.end)
-    inside = task.part.expression()
-    wanted = wanted if inside is None else wanted & inside
-    keys = [_read(task, list(KEYS), wanted, path) for path in task.paths]
+    sieve = Sieve(part=task.part, commits=(LOWEST, task.start.began))
+    wanted = _between(task.start, task.end)
+    keys = [rows_of(task.place, [file], SCANNED, KEYS, sieve, wanted) for file in task.files]
     if not sum(table.num_rows for table in keys):
-        return _read(task, query_schema(task.values).names, pc.scalar(False))
+        return _read(task, [], sieve)
     found = pa.concat_tables(keys)
     head, _ = load_series(task.place, task.head_id, found["series"].unique().to_pylist())
     chosen = initial_rows(found, task.retained, head, task.initial)
     rows, first = [], 0
-    for path, table in zip(task.paths, keys, strict=True):
+    for file, table in zip(task.files, keys, strict=True):
         mine, first = chosen[first : first + table.num_rows], first + table.num_rows
         if mine.any():
-            # The same filter on the same file gives the same rows in the same order.
-            events = _read(task, query_schema(task.values).names, wanted, path)
-            rows.append(events.filter(pa.array(mine)))
-    return pa.concat_tables(rows) if rows else keys[0].slice(0, 0)
+            # The same conditions on the same file give the same rows in the same order.
+            rows.append(_read(task, [file], sieve, wanted).filter(pa.array(mine)))
+    return pa.concat_tables(rows) if rows else _read(task, [], sieve)
 
 
-def _initial_filter(start: Position, end: Position) -> pc.Expression:
-    series = pc.field("series")
-    wanted = pc.field("commit") <= start.began
+def _between(start: Position, end: Position) -> pc.Expression | None:
+    """The initial events' series between two positions, as a filter; None: all of them."""
+    series, bounds = pc.field("series"), []
     if start.upto is not None:
-        wanted &= series > start.upto
-    return wanted & (series <= end.upto) if end.initial else wanted
+        bounds.append(series > start.upto)
+    if end.initial:
+        bounds.append(series <= end.upto)
+    return functools.reduce(operator.and_, bounds) if bounds else None
 
 
 def _read(
-    task: Delivery, columns: list[str], wanted: pc.Expression, path: str | None = None
+    task: Delivery,
+    data: Sequence[DataFile],
+    sieve: Sieve,
+    wanted: pc.Expression | None = None,
 ) -> pa.Table:
+    """The columns of a query, and the commit."""
     schema = pa.schema(list(layout(task.values))[:-1])
-    paths = task.paths if path is None else (path,)
-    if not paths:
-        return schema.empty_table().select(columns)
-    return task.place.dataset(paths, schema).to_table(columns=columns, filter=wanted)
+    columns = [*query_schema(task.values).names, "commit"]
+    return rows_of(task.place, data, schema, columns, sieve, wanted)
 
 
 def initial_counts(keys: pa.Table, chosen: npt.NDArray[np.bool_]) -> tuple[list[str], Longs]:

@@ -15,7 +15,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_timestream.instants import format_instant, parse_instant
+from pyspark_timestream.instants import clamp_instant, format_instant, parse_instant
+from pyspark_tseries.checksums import room_for, seal
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.foreign_files import FileBounds, bounds_of_file
 from pyspark_tseries.heads import Note
@@ -31,8 +32,10 @@ __all__ = [
     "Snapshot",
     "WrittenFile",
     "as_stored",
+    "contents",
     "data_files",
     "extent_of",
+    "finished",
     "logged_series",
     "outside",
     "reading",
@@ -42,24 +45,6 @@ __all__ = [
 
 FEW_ROWS: Final = 64
 """Fewer are larger when compressed, and take half a millisecond longer."""
-
-
-@contextlib.contextmanager
-def reading(place: Place) -> Iterator[None]:
-    """While events are read: says of a file that is missing or broken what to do about it.
-
-    Raises:
-        UnusableStore: it is so.
-    """
-    try:
-        yield
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise UnusableStore(
-            f"a file of the store '{place.location}' cannot be read: {place.hides(str(error))}; "
-            "accepted: a store whose files are all there, and a query that was planned within the "
-            "hour; next step: start the query again, or see what is broken with: "
-            f"python -m pyspark_tseries verify {place.location}"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +93,40 @@ class DataFile:
     def merged(self) -> bool:
         """Whether compaction wrote it, or another tool."""
         return "_" in os.path.basename(self.path) or self.is_foreign
+
+
+@contextlib.contextmanager
+def reading(place: Place, file: DataFile) -> Iterator[None]:
+    """While `file` is read: says where it is missing or broken what is in it and what to do.
+
+    Raises:
+        UnusableStore: it is so.
+        OSError: the object store cannot be reached.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        said = place.hides(str(error))
+        if not place.local and "AWS Error" in said and not isinstance(error, FileNotFoundError):
+            raise
+        raise UnusableStore(
+            f"file '{file.path}' of the store '{place.location}' cannot be read: {said}; by the "
+            f"log it has {contents(file)}; accepted: files that are there and as they were "
+            "written, and a query that was planned within the hour; next step: start the query "
+            f"again, or see what is broken with: python -m pyspark_tseries verify {place.location}"
+        ) from error
+
+
+def contents(file: DataFile) -> str:
+    """What is in `file` by the log, for people."""
+    if not file.rows:
+        return "rows that only the file knows"
+    least, most = (format_instant(clamp_instant(us)) for us in (file.least_us, file.most_us))
+    return (
+        f"{file.rows} rows of series '{file.first}' to '{file.last}', sequences "
+        f"{file.least_sequence} to {file.most_sequence}, times {least} to {most}, commits "
+        f"{file.first_commit} to {file.last_commit}"
+    )
 
 
 def run_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
@@ -254,13 +273,34 @@ def write_events(
     `table` is sorted by (series, sequence) and not empty.
     """
     full = place.file(path)
-    if place.local:
-        os.makedirs(os.path.dirname(full), exist_ok=True)
     options = parquet_options(table)
     options["compression"] = "none" if table.num_rows < FEW_ROWS else compression(table)
     rows = by_groups(table, group_rows)
-    pq.write_table(rows, full, row_group_size=group_rows, filesystem=place.filesystem, **options)
-    return WrittenFile(path, place.size(full), extent_of(table).statistics())
+    made: list[Any] = []
+    try:
+        with (
+            place.write(full) as sink,
+            pq.ParquetWriter(sink, rows.schema, metadata_collector=made, **options) as writer,
+        ):
+            writer.write_table(rows, row_group_size=group_rows)
+            if place.local:
+                groups = -(-rows.num_rows // group_rows)
+                writer.add_key_value_metadata(room_for(rows.schema, groups))
+        size = finished(place, full, made[0])
+    except BaseException:
+        place.remove([full])
+        raise
+    return WrittenFile(path, size, extent_of(table).statistics())
+
+
+def finished(place: Place, full: str, metadata: Any) -> int:
+    """The size of a file of events that was just written to `full`, once it has its checksums.
+
+    On a local path its writer has left room for them; `metadata` is what Arrow says of it.
+    """
+    if place.local:
+        seal(full, metadata)
+    return place.size(full)
 
 
 @dataclass(frozen=True, slots=True)

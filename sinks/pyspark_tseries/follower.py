@@ -1,19 +1,19 @@
 """The driver's side of a subscription: what a store has for a position, and tasks for it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
-from pyspark_tseries.columns import layout
 from pyspark_tseries.deliveries import Delivery, after, initial_counts, initial_rows
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.files import DataFile, Snapshot
+from pyspark_tseries.files import Snapshot
 from pyspark_tseries.heads import Head, Longs
 from pyspark_tseries.places import Place
+from pyspark_tseries.pruning import HIGHEST, LOWEST
+from pyspark_tseries.sieve import Sieve
 from pyspark_tseries.slices import Key, Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs
 from pyspark_tseries.store import Store
@@ -25,12 +25,12 @@ from pyspark_tseries.subscription import (
     live_end,
     subscribe,
 )
+from pyspark_tseries.table_scan import SCANNED, rows_of
 
 __all__ = ["Follower"]
 
 ROWS_PER_TASK: Final = 250_000
 MOST_SAMPLES: Final = 10_000
-_SCANNED: Final = pa.schema(list(layout([]))[:-1])
 
 
 class Follower:
@@ -99,7 +99,7 @@ class Follower:
         return [
             Delivery(
                 snapshot.place,
-                tuple(file.path for file in data if part.touches(file.first, file.last)),
+                tuple(file for file in data if part.touches(file.first, file.last)),
                 tuple(snapshot.values),
                 part,
                 start,
@@ -131,34 +131,38 @@ class Follower:
     def _supply(self, start: Position, snapshot: Snapshot, head: Head, upto: int | None) -> Supply:
         commit, seen = head.note.commit, _events(head)
         if upto is not None and upto < commit:
-            later = self._count(snapshot, pc.field("commit") > upto, upto)
+            later = self._rows(snapshot, ("commit",), (upto + 1, commit)).num_rows
             commit, seen = upto, seen - later
         if self._store.horizon() <= start.commit:
             return Supply(commit, seen, None)
-        wanted = after(start) & (pc.field("commit") <= commit)
-        return Supply(commit, seen, self._count(snapshot, wanted, start.commit))
+        columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
+        found = self._rows(snapshot, columns, (start.commit + 1, commit), after(start))
+        return Supply(commit, seen, found.num_rows)
 
-    def _count(self, snapshot: Snapshot, wanted: pc.Expression, beyond: int) -> int:
-        return int(self._source(_later(snapshot.files, beyond)).count_rows(filter=wanted))
-
-    def _source(self, data: Iterable[DataFile]) -> ds.Dataset:
-        paths = [file.path for file in data]
-        if not paths:
-            return ds.dataset(_SCANNED.empty_table())
-        return self._store.place.dataset(paths, _SCANNED)
+    def _rows(
+        self,
+        snapshot: Snapshot,
+        columns: Sequence[str],
+        commits: tuple[int, int],
+        wanted: pc.Expression | None = None,
+    ) -> pa.Table:
+        """Some columns of the events of some commits, first and last inclusive."""
+        data = [
+            file
+            for file in snapshot.files
+            if file.last_commit >= commits[0] and file.first_commit <= commits[1]
+        ]
+        sieve = Sieve(commits=commits)
+        return rows_of(self._store.place, data, SCANNED, columns, sieve, wanted)
 
     def _counts(self, snapshot: Snapshot, start: Position, commit: int) -> tuple[Longs, Longs]:
-        source = self._source(_later(snapshot.files, start.commit))
-        wanted = after(start) & (pc.field("commit") <= commit)
-        found = source.to_table(columns=["commit"], filter=wanted)["commit"]
-        return np.unique(longs(found), return_counts=True)
+        columns = ("commit",) if start.after is None else ("commit", "series", "sequence")
+        found = self._rows(snapshot, columns, (start.commit + 1, commit), after(start))
+        return np.unique(longs(found["commit"]), return_counts=True)
 
     def _key_at(self, snapshot: Snapshot, commit: int, key: Key | None, number: int) -> Key:
-        data = [f for f in snapshot.files if f.first_commit <= commit <= f.last_commit]
-        wanted = pc.field("commit") == commit
-        if key is not None:
-            wanted &= Slice((key[0], key[1] + 1)).expression()
-        rows = self._source(data).to_table(columns=["series", "sequence"], filter=wanted)
+        wanted = None if key is None else Slice((key[0], key[1] + 1)).expression()
+        rows = self._rows(snapshot, ("series", "sequence"), (commit, commit), wanted)
         names, codes = by_name(rows["series"])
         sequence = longs(rows["sequence"])
         row = int(key_order(codes, sequence)[number - 1])
@@ -169,15 +173,13 @@ class Follower:
     ) -> tuple[list[str], Longs]:
         """Found once for all batches of initial events: how many there are of each series."""
         if self._first is None or self._first[0].began != start.began:
-            wanted = pc.field("commit") <= start.began
             names: list[str] = []
             counts: list[Longs] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
             samples = _samples(head, sum(file.rows for file in data))
             for part in cut(samples, 4 * ROWS_PER_TASK, whole_series=True):
-                inside = part.expression()
-                both = wanted if inside is None else wanted & inside
-                keys = self._source(data).to_table(columns=list(KEYS), filter=both)
+                sieve = Sieve(part=part, commits=(LOWEST, start.began))
+                keys = rows_of(snapshot.place, data, SCANNED, KEYS, sieve)
                 chosen = initial_rows(keys, snapshot.retained, head, self._initial)
                 some = initial_counts(keys, chosen)
                 names += some[0]
@@ -193,12 +195,11 @@ class Follower:
         names = list(starts)
         last = head.of(names)["last_sequence"]
         asked = np.maximum(last + 1 - np.array([starts[name] for name in names]), 0).sum()
-        series, sequence = pc.field("series"), pc.field("sequence")
         there = 0
         for name in names:
             data = [file for file in snapshot.files if file.first <= name <= file.last]
-            wanted = (series == name) & (sequence >= starts[name])
-            there += self._source(data).count_rows(filter=wanted)
+            sieve = Sieve([name], sequences=(starts[name], HIGHEST))
+            there += rows_of(snapshot.place, data, SCANNED, ("sequence",), sieve).num_rows
         return int(asked - there)
 
 
@@ -211,10 +212,6 @@ def live_start(start: Position) -> Position:
 
 def _events(head: Head) -> int:
     return int((head.columns["last_sequence"] + 1).sum())
-
-
-def _later(data: Sequence[DataFile], commit: int) -> list[DataFile]:
-    return [file for file in data if file.last_commit > commit]
 
 
 def _samples(head: Head, rows: int) -> list[Sample]:

@@ -6,11 +6,10 @@ whatever other processes commit, compact or remove meanwhile.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-import pyarrow.parquet as pq
-
+from pyspark_tseries.checksums import Sums, chunk_span, leaves, read_footer
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.places import Place
 
@@ -31,13 +30,20 @@ class Footer:
 
     Attributes:
         metadata: as Arrow reads it; spares a reader of the file to read it again.
+        sums: the checksums of its column chunks; None where it has none.
         names: of the file's columns.
     """
 
-    def __init__(self, metadata: Any) -> None:
+    def __init__(self, metadata: Any, sums: Sums | None = None) -> None:
         self.metadata = metadata
+        self.sums = sums
         schema = metadata.schema
-        self.names = frozenset(schema.to_arrow_schema().names)
+        columns = schema.to_arrow_schema()
+        self.names = frozenset(columns.names)
+        self._leaves: dict[str, range] = {}
+        first = 0
+        for field in columns:
+            self._leaves[field.name] = range(first, first := first + leaves(field.type))
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
         self._constants: dict[str, list[tuple[Any] | None]] = {}
         self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
@@ -50,6 +56,20 @@ class Footer:
     def rows(self, group: int) -> int:
         """The number of rows of a row group."""
         return int(self.metadata.row_group(group).num_rows)
+
+    def chunks(
+        self, groups: Iterable[int], columns: Iterable[str]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Offset, size and checksum of the chunks of some columns; none where there are no sums."""
+        if self.sums is None:
+            return
+        which = [leaf for name in columns for leaf in self._leaves[name]]
+        width = self.metadata.num_columns
+        for group in groups:
+            row_group = self.metadata.row_group(group)
+            for leaf in which:
+                at, size = chunk_span(row_group.column(leaf))
+                yield at, size, int(self.sums[group * width + leaf])
 
     def ends(self, column: str) -> list[tuple[Any, Any] | None]:
         """The lowest and the highest value of `column` in each row group; None: not known."""
@@ -115,15 +135,19 @@ class Footers:
         return (place, file.path, file.size) in self._kept
 
     def of(self, place: Place, file: DataFile) -> Footer:
-        """The footer of `file`; raises OSError where it must be read and cannot."""
+        """The footer of `file`.
+
+        Raises:
+            OSError, pa.ArrowException: it must be read and cannot, or is broken.
+        """
         key = place, file.path, file.size
         with self._lock:
             footer = self._kept.get(key)
             if footer is not None:
                 self._kept.move_to_end(key)
                 return footer
-        metadata = pq.read_metadata(place.file(file.path), filesystem=place.filesystem)
-        return self._keep(key, Footer(metadata))
+        with place.read(place.file(file.path)) as source:
+            return self._keep(key, Footer(*read_footer(source, file.size)))
 
     def _keep(self, key: tuple[Place, str, int], footer: Footer) -> Footer:
         with self._lock:

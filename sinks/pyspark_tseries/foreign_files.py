@@ -22,7 +22,7 @@ _MOST_KNOWN: Final = 4096
 _AFTER_ALL: Final = chr(0x10FFFF) * 64
 """A name after every one that is likely."""
 
-_READ: Final = pa.schema([*EVENT[:3], COMMIT[0]])
+_READ: Final = tuple(field.name for field in (*EVENT[:3], COMMIT[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def bounds_of_file(place: Place, path: str, size: int) -> FileBounds:
     """
     try:
         metadata = pq.read_metadata(place.file(path), filesystem=place.filesystem)
-        known = {name: _footer_bounds(metadata, name) for name in _READ.names}
+        known = {name: _footer_bounds(metadata, name) for name in _READ}
         missing = [name for name, bounds in known.items() if bounds is None]
         if missing and metadata.num_rows:
             known.update(_row_bounds(place, path, missing))
@@ -60,7 +60,7 @@ def bounds_of_file(place: Place, path: str, size: int) -> FileBounds:
         return _UNKNOWN
     if not metadata.num_rows:
         return FileBounds(0, ("", ""), (0, 0), (0, 0), (0, 0))
-    series, sequence, us, commit = (known[name] for name in _READ.names)
+    series, sequence, us, commit = (known[name] for name in _READ)
     assert series
     assert sequence
     assert us
@@ -83,7 +83,8 @@ def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
 
 
 def _row_bounds(place: Place, path: str, columns: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    table = place.dataset([path], _READ).to_table(columns=list(columns))
+    full, filesystem = place.file(path), place.filesystem
+    table = pq.read_table(full, columns=list(columns), partitioning=None, filesystem=filesystem)
     found = {}
     for name in columns:
         column = table[name]

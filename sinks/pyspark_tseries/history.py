@@ -9,24 +9,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.instants import format_instant
-from pyspark_tseries.columns import layout
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.files import Snapshot
 from pyspark_tseries.heads import EMPTY_NOTE, Head, floors_of, merge, with_note
+from pyspark_tseries.pruning import LOWEST
+from pyspark_tseries.sieve import Sieve
 from pyspark_tseries.slices import EVERYTHING, Slice
 from pyspark_tseries.standing import longs, standing_columns
-from pyspark_tseries.table_scan import scan_standing
+from pyspark_tseries.table_scan import SCANNED, scan, scan_standing
 
 if TYPE_CHECKING:
     from pyspark_tseries.store import Store
 
 __all__ = ["head_as_of", "snapshot_as_of"]
-
-_COMMITS = pa.schema(list(layout([]))[-3:-1])
 
 
 def snapshot_as_of(store: "Store", us: int) -> Snapshot:
@@ -59,9 +57,8 @@ def _commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
     """The last commit with rows not after `us`, and the time of the first from `oldest` on."""
     commit, oldest_us = -1, 2**62
     for file in snapshot.files:
-        source = snapshot.place.dataset([file.path], _COMMITS)
-        for batch in source.to_batches():
-            numbers, times = longs(batch["commit"]), longs(batch["commit_time"])
+        for rows in scan(snapshot.place, file, SCANNED, ("commit", "commit_time")):
+            numbers, times = longs(rows["commit"]), longs(rows["commit_time"])
             commit = max(commit, int(numbers[times <= us].max(initial=-1)))
             oldest_us = min(oldest_us, int(times[numbers >= oldest].min(initial=2**62)))
     return commit, min(oldest_us, snapshot.note.commit_us)
@@ -78,13 +75,11 @@ def head_as_of(
         series: the wanted ones; None for all.
         part: only the series in it; it divides no series.
     """
-    wanted = pc.field("commit") <= past.as_of
-    if (inside := part.expression()) is not None:
-        wanted &= inside
-    if series is not None:
-        wanted &= pc.field("series").isin(pa.array(series, pa.string()))
+    assert past.as_of is not None
+    names = None if series is None else sorted(set(series))
+    sieve = Sieve(names, part, commits=(LOWEST, past.as_of))
     data = [file for file in past.files if part.touches(file.first, file.last)]
-    found, _ = scan_standing(past.place, data, -1, wanted)
+    found, _ = scan_standing(past.place, data, -1, sieve)
     head = merge(Head(), with_note(standing_columns(found), past.note))
     floors = floors_of(now)
     if floors is None:

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pyspark_tseries.commit_time import MOST_SKEW_US
 from pyspark_tseries.errors import UnusableStore, WrongClock
+from pyspark_tseries.file_check import examine
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.head_files import load_head, readable_notes
 from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.log_check import damaged_log, find_log_damage
-from pyspark_tseries.log_statistics import misstated
+from pyspark_tseries.log_statistics import contradiction, logged_bounds
 from pyspark_tseries.ownership import need_owner
 from pyspark_tseries.places import Place, place_of
-from pyspark_tseries.slices import Sample, Slice, by_name, cut
-from pyspark_tseries.standing import longs, standing_columns
+from pyspark_tseries.slices import Sample, Slice, cut
+from pyspark_tseries.standing import standing_columns
 from pyspark_tseries.store import Store, now_us
-from pyspark_tseries.table_scan import SCANNED, sample, scan_standing, slice_rows
+from pyspark_tseries.table_scan import SCANNED, scan_standing, slice_rows
 from pyspark_tseries.upkeep import replace_head
 
 __all__ = ["rebuild", "verify"]
@@ -73,23 +73,20 @@ def _findings(store: Store) -> Iterator[str]:
         yield str(error)
     readable: list[DataFile] = []
     samples: list[Sample] = []
+    values, logged = store.values, logged_bounds(store)
     for file in data:
-        said = _unreadable(store.place, file)
-        if said is None:
-            rows = _read(store.place, [file], Slice(), ("series", "sequence"))
-            samples += sample(rows, sum(field.type.bit_width // 8 for field in _FIXED) + 64)
-            readable.append(file)
-        else:
-            yield said
-    yield from (
-        f"{why}; next step: python -m pyspark_tseries repair {store.root}"
-        for _, _, why in misstated(store)
-    )
+        found = examine(store.place, file, values)
+        if found.problem is not None:
+            yield found.problem
+            continue
+        readable.append(file)
+        samples += found.samples
+        if found.extent is not None and not file.is_foreign:
+            wrong = contradiction(file, logged[file.path], found.extent)
+            if wrong is not None:
+                yield f"{wrong}; next step: python -m pyspark_tseries repair {store.root}"
     if head is not None:
         yield from _rows(store, head, readable, samples)
-
-
-_FIXED = [field for field in SCANNED if not pa.types.is_string(field.type)]
 
 
 def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample]) -> Iterator[str]:
@@ -106,34 +103,6 @@ def _rows(store: Store, head: Head, data: list[DataFile], samples: list[Sample])
     for row in lost[:MOST_FINDINGS]:
         last = head.columns["last_sequence"][row]
         yield f"series '{names[int(row)]}': the head says last_sequence {last}, it has no events"
-
-
-def _unreadable(place: Place, file: DataFile) -> str | None:
-    """What is wrong with a file as such; None where it can be scanned."""
-    path = place.file(file.path)
-    try:
-        size = place.size(path)
-    except FileNotFoundError:
-        return f"file '{file.path}' is missing"
-    if size != file.size:
-        return f"file '{file.path}' has {size} bytes, the log says {file.size}"
-    try:
-        table = pq.read_table(
-            path,
-            columns=["series", "sequence"],
-            partitioning=None,
-            filesystem=place.filesystem,
-        )
-    except (OSError, pa.ArrowException) as error:
-        return f"file '{file.path}' cannot be read: {str(error).splitlines()[0]}"
-    codes = by_name(table["series"])[1]
-    steps = np.diff(codes), np.diff(longs(table["sequence"]))
-    unsorted = ((steps[0] < 0) | ((steps[0] == 0) & (steps[1] <= 0))).any()
-    if unsorted and not file.is_foreign:
-        return f"file '{file.path}' is not sorted by (series, sequence)"
-    if table.num_rows != file.rows:
-        return f"file '{file.path}' has {table.num_rows} rows, the log says {file.rows}"
-    return None
 
 
 def _read(place: Place, data: Iterable[DataFile], part: Slice, columns: Sequence[str]) -> pa.Table:

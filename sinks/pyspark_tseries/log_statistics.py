@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
-from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.files import DataFile, Extent, WrittenFile, extent_of, logged_series
 from pyspark_tseries.places import Place
 from pyspark_tseries.races import wait_out
@@ -21,7 +21,7 @@ from pyspark_tseries.store import Store
 from pyspark_tseries.table_scan import SCANNED, scan
 from pyspark_tseries.upkeep import replace_files
 
-__all__ = ["misstated", "restate"]
+__all__ = ["contradiction", "logged_bounds", "misstated", "restate"]
 
 ATTEMPTS: Final = 5
 
@@ -31,26 +31,35 @@ def misstated(store: Store) -> Iterator[tuple[DataFile, Extent, str]]:
 
     Files of other tools, which write their own statistics, are not looked at.
     """
-    logged = logged_series(pa.table(store.log.table.get_add_actions(flatten=True)))
+    logged = logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
         try:
             rows = _extent(store.place, file)
-        except (OSError, pa.ArrowInvalid):
+        except (OSError, UnusableStore):
             continue
-        why = rows and _contradiction(file, logged[file.path], rows)
+        why = rows and contradiction(file, logged[file.path], rows)
         if rows and why:
             yield file, rows, why
 
 
+def logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
+    """The first and the last series of each file by its path, as the log is read."""
+    return logged_series(pa.table(store.log.table.get_add_actions(flatten=True)))
+
+
 def _extent(place: Place, file: DataFile) -> Extent | None:
     whole: Extent | None = None
-    for batch in scan(place, file, SCANNED, ("series", "sequence", "timestamp")):
-        part = extent_of(pa.Table.from_batches([batch]))
+    for rows in scan(place, file, SCANNED, ("series", "sequence", "timestamp")):
+        part = extent_of(rows)
         whole = part if whole is None else whole.followed(part)
     return whole
 
 
-def _contradiction(file: DataFile, logged: tuple[str, str], rows: Extent) -> str | None:
+def contradiction(file: DataFile, logged: tuple[str, str], rows: Extent) -> str | None:
+    """What the log says wrongly of `file`, whose rows are between `rows`; None: nothing.
+
+    `logged` are the first and the last series as the log is read.
+    """
     pairs = {
         "series": (logged, rows.series),
         "sequences": ((file.least_sequence, file.most_sequence), rows.sequence),

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pyspark_tseries.checksums import room_for
 from pyspark_tseries.columns import layout
 from pyspark_tseries.edits import standing
 from pyspark_tseries.files import (
     Extent,
     WrittenFile,
     extent_of,
+    finished,
     write_events,
 )
 from pyspark_tseries.heads import Head, Longs, Note, delta_of
@@ -154,6 +156,8 @@ class _EventFile:
     _extent: Extent | None = None
     _writer: pq.ParquetWriter | None = None
     _options: dict[str, Any] = field(default_factory=dict)
+    _made: list[Any] = field(default_factory=list)
+    _groups: int = 0
 
     def add(self, events: pa.Table) -> None:
         """Takes the next events, at least one."""
@@ -173,9 +177,12 @@ class _EventFile:
         if self._writer is None:
             full = self.place.file(self.path)
             sink = self.place.write(full)
-            self._writer = pq.ParquetWriter(sink, whole.schema, **self._options)
+            self._writer = pq.ParquetWriter(
+                sink, whole.schema, metadata_collector=self._made, **self._options
+            )
             self._sink = sink
         self._writer.write_table(whole.slice(0, rows), row_group_size=group)
+        self._groups += -(-rows // group)
         self._held = [whole.slice(rows)] if whole.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
@@ -185,9 +192,11 @@ class _EventFile:
             self._write(rows, max(rows, 1))
         if self._writer is None or self._extent is None:
             return None
+        if self.place.local:
+            self._writer.add_key_value_metadata(room_for(self._writer.schema, self._groups))
         self._writer.close()
         self._sink.close()
-        size = self.place.size(self.place.file(self.path))
+        size = finished(self.place, self.place.file(self.path), self._made[0])
         return WrittenFile(self.path, size, self._extent.statistics())
 
 

@@ -1,6 +1,7 @@
 """Finding the originals that edits name, in the files that may hold them."""
 
 from collections.abc import Iterable
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,12 @@ from pyspark_tseries.edits import Targets
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.heads import NEVER_US
 from pyspark_tseries.places import Place
+from pyspark_tseries.sieve import Sieve
+from pyspark_tseries.table_scan import SCANNED, rows_of
 
 __all__ = ["find_originals"]
+
+EVENT_NAMES: Final = tuple(field.name for field in EVENT)
 
 
 def find_originals(place: Place, files: Iterable[DataFile], targets: Targets) -> Targets:
@@ -26,16 +31,12 @@ def find_originals(place: Place, files: Iterable[DataFile], targets: Targets) ->
         files: the store's.
         targets: what the edits name.
     """
-    paths = [file.path for file in files if _may_hold(file, targets)]
-    if not paths:
+    data = [file for file in files if _may_hold(file, targets)]
+    if not data:
         return targets
-    series, sequence = pc.field("series"), pc.field("sequence")
-    low, high = (pa.scalar(int(end), pa.int64()) for end in _ends(targets))
-    wanted = (series >= targets.names[0]) & (series <= targets.names[-1])
-    wanted &= (sequence >= low) & (sequence <= high)
-    wanted &= series.isin(targets.names) & sequence.isin(pa.array(np.unique(targets.sequence)))
-    source = place.dataset(paths, pa.schema(EVENT))
-    return _joined(targets, source.to_table(filter=wanted))
+    sieve = Sieve(targets.names.to_pylist(), sequences=_ends(targets))
+    wanted = pc.field("sequence").isin(pa.array(np.unique(targets.sequence)))
+    return _joined(targets, rows_of(place, data, SCANNED, EVENT_NAMES, sieve, wanted))
 
 
 def _ends(targets: Targets) -> tuple[int, int]:

@@ -78,4 +78,5 @@ def parquet_options(events: pa.Table) -> dict[str, Any]:
         "column_encoding": encoding,
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
         "store_schema": False,
+        "write_page_checksum": True,
     }

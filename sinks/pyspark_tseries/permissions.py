@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pyspark_tseries.broken_text import is_text
 from pyspark_tseries.errors import PermissionDenied
 from pyspark_tseries.ranges import EVERYTHING, Query
 
@@ -34,7 +35,7 @@ def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
     policy: Policy = {}
     for principal, permissions in given.items():
         listed = isinstance(permissions, Iterable) and not isinstance(permissions, str)
-        if not isinstance(principal, str) or not listed:
+        if not is_text(principal) or not listed:
             raise ValueError(f"{principal!r}: {permissions!r} is no name with a set of permissions")
         mine = set(permissions)
         unknown = sorted(set(map(str, mine)) - set(PERMISSIONS))

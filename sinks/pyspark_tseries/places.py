@@ -19,7 +19,6 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from pyspark_timestream.option_fields import OptionError
 
@@ -218,11 +217,6 @@ class Place:
     def file(self, *names: str) -> str:
         """The path of a file of the store, as the methods below and Arrow take it."""
         return os.path.join(self.location if self.local else self.location[5:], *names)
-
-    def dataset(self, paths: Iterable[str], schema: pa.Schema) -> ds.Dataset:
-        """The rows of the store's Parquet files `paths`, given relative to the store."""
-        full = [self.file(path) for path in paths]
-        return ds.dataset(full, schema=schema, format="parquet", filesystem=self.filesystem)
 
     def read(self, path: str) -> pa.NativeFile:
         """A file to read from.

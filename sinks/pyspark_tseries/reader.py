@@ -105,16 +105,15 @@ class RangeReader(DataSourceReader):
         assert isinstance(partition, TaskPart)
         snapshot = self._snapshot
         parts: Sequence[Part] = [partition.part]
-        with files.reading(snapshot.place):
-            later_us = None if self._planned_us is None else later_evaluation_us(self._planned_us)
-            if later_us is not None:
-                snapshot = self._later(later_us)
-                parts = _share(self._parts(snapshot), partition)
-            for part in parts:
-                if isinstance(part, Slice):
-                    yield from self._read_series(snapshot, part)
-                else:
-                    yield from self._read_files(snapshot, part)
+        later_us = None if self._planned_us is None else later_evaluation_us(self._planned_us)
+        if later_us is not None:
+            snapshot = self._later(later_us)
+            parts = _share(self._parts(snapshot), partition)
+        for part in parts:
+            if isinstance(part, Slice):
+                yield from self._read_series(snapshot, part)
+            else:
+                yield from self._read_files(snapshot, part)
 
     def _later(self, us: int) -> files.Snapshot:
         snapshot = snapshot_at(self._snapshot, us)

@@ -4,6 +4,7 @@ The columns that tell whether a row is needed are read first; where none is, the
 """
 
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.files import DataFile
+from pyspark_tseries.files import DataFile, reading
 from pyspark_tseries.footers import Footer, footers
 from pyspark_tseries.places import Place
 from pyspark_tseries.sieve import Sieve
 
-__all__ = ["Piece", "pieces_of", "read", "stream"]
+__all__ = ["OpenFile", "Piece", "pieces_of", "read", "stream"]
 
 ROWS_PER_PIECE: Final = 100_000
 """About how many rows are read at once, before what is not needed of them goes."""
@@ -51,11 +52,12 @@ def read(place: Place, files: Sequence[DataFile], schema: pa.Schema, sieve: Siev
         sieve: tells what is needed.
 
     Raises:
-        OSError: a file cannot be read; FileNotFoundError: it is gone.
+        UnusableStore: a file is gone, or is not as it was written; says which, and what is in it.
+        OSError: an object store cannot be reached.
     """
     width = CORES if place.local else WAITING
     cold = any((place, file) not in footers for file in files)
-    known = _each(lambda file: footers.of(place, file), files, width if cold else 1)
+    known = _each(lambda file: _footer(place, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, known, strict=True)
@@ -70,10 +72,15 @@ def read(place: Place, files: Sequence[DataFile], schema: pa.Schema, sieve: Siev
 
 def stream(place: Place, file: DataFile, schema: pa.Schema, sieve: Sieve) -> Iterator[pa.Table]:
     """The same of one file, one piece after the other."""
-    for piece in pieces_of(file, footers.of(place, file), sieve):
+    for piece in pieces_of(file, _footer(place, file), sieve):
         found = _read(place, piece, schema, sieve, alone=True)
         if found:
             yield _whole(found.fixed, [found], schema)
+
+
+def _footer(place: Place, file: DataFile) -> Footer:
+    with reading(place, file):
+        return footers.of(place, file)
 
 
 def pieces_of(file: DataFile, footer: Footer, sieve: Sieve) -> list[Piece]:
@@ -111,11 +118,11 @@ class _Found(NamedTuple):
 def _read(
     place: Place, piece: Piece, schema: pa.Schema, sieve: Sieve, alone: bool
 ) -> _Found | None:
-    footer, groups = piece.footer, piece.groups
-    with place.read(place.file(piece.file.path)) as file:
-        source = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=not place.local)
-        judged = _columns(source, groups, sieve.columns, alone)
-        rows = sum(map(footer.rows, groups))
+    groups = piece.groups
+    with reading(place, piece.file), place.read(place.file(piece.file.path)) as file:
+        source = OpenFile(place, file, piece.footer)
+        judged = source.columns(groups, sieve.columns, alone)
+        rows = sum(map(piece.footer.rows, groups))
         start, needed = 0, np.ones(rows, bool)
         if judged:
             start, needed = sieve.rows(pa.table(judged), is_sorted=not piece.file.is_foreign)
@@ -123,7 +130,7 @@ def _read(
             return None
         fixed = _fixed(piece, schema.names)
         rest = [name for name in schema.names if name not in judged and name not in fixed]
-        found = pa.table(judged | _columns(source, groups, rest, alone))
+        found = pa.table(judged | source.columns(groups, rest, alone))
     if found.num_columns and (len(needed) < rows or not needed.all()):
         found = found.slice(start, len(needed)).filter(pa.array(needed))
     return _Found(fixed, _cast(found, schema), int(needed.sum()))
@@ -140,13 +147,40 @@ def _fixed(piece: Piece, names: Iterable[str]) -> dict[str, Any]:
     return fixed
 
 
-def _columns(
-    source: Any, groups: Sequence[int], names: Sequence[str], alone: bool
-) -> dict[str, Any]:
-    if not names:
-        return {}
-    found = source.read_row_groups(groups, columns=names, use_threads=alone)
-    return {name: found[name] for name in names}
+class OpenFile:
+    """A file that is open: columns of its row groups, as they were written.
+
+    Args:
+        place: where the store lies.
+        file: as the place opens it.
+        footer: the file's.
+    """
+
+    def __init__(self, place: Place, file: Any, footer: Footer) -> None:
+        self._file, self.footer = file, footer
+        self._parquet = pq.ParquetFile(
+            file,
+            metadata=footer.metadata,
+            pre_buffer=not place.local,
+            page_checksum_verification=footer.sums is None,
+        )
+
+    def columns(self, groups: Sequence[int], names: Sequence[str], alone: bool) -> dict[str, Any]:
+        """Some columns of some row groups by name; `alone`: with all cores.
+
+        Raises:
+            OSError, pa.ArrowException: they cannot be read, or are not as they were written.
+        """
+        if not names:
+            return {}
+        for at, size, wanted in self.footer.chunks(groups, names):
+            if zlib.crc32(self._file.read_at(size, at)) != wanted:
+                raise pa.ArrowInvalid(
+                    f"its {size} bytes from {at} on are not what was written: the checksum is "
+                    "another one"
+                )
+        found = self._parquet.read_row_groups(groups, columns=names, use_threads=alone)
+        return {name: found[name] for name in names}
 
 
 def _cast(found: pa.Table, schema: pa.Schema) -> pa.Table:

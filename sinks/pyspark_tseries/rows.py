@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.option_fields import OptionError
+from pyspark_tseries.broken_text import refuse_broken_text
 from pyspark_tseries.columns import (
     EVENT,
     INSTANT,
@@ -183,7 +184,12 @@ def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
 
     Raises:
         UpdateFailed: a row without a series, or an edit with a timestamp.
+        IncompatibleValue: a text is no UTF-8.
     """
+    named = [plan.series, plan.author, *(name for name, _ in plan.values)]
+    refuse_broken_text(
+        batch, [name for name in named if name is not None], plan.series, plan.series_name
+    )
     _refuse_timed_edits(batch, plan)
     size = batch.num_rows
     if plan.series is None:

@@ -148,7 +148,10 @@ def read_run(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.RecordBa
             yield from pa.ipc.open_stream(file)
         return
     stored = [field.name for field in schema if field.name != EDIT_OF.name]
-    with place.read(place.file(path)) as file, pq.ParquetFile(file) as events:
+    with (
+        place.read(place.file(path)) as file,
+        pq.ParquetFile(file, page_checksum_verification=True) as events,
+    ):
         for part in events.iter_batches(BATCH_ROWS, columns=stored, use_threads=False):
             columns = [
                 part[field.name].cast(field.type)

@@ -21,7 +21,7 @@ from pyspark_tseries.ranges import Query
 from pyspark_tseries.retention import UNLIMITED, RetainedRange, kept
 from pyspark_tseries.row_groups import read, stream
 from pyspark_tseries.selection import Events, select
-from pyspark_tseries.sieve import Sieve
+from pyspark_tseries.sieve import ANY, Sieve
 from pyspark_tseries.slices import EVERYTHING, Slice, by_name, key_order
 from pyspark_tseries.standing import longs
 
@@ -182,7 +182,8 @@ class Scan:
         return pa.schema([self._schema.field(name) for name in names])
 
     def _of_series(self) -> Sieve:
-        return Sieve(self._names, self._part, last_commit=self._as_of)
+        commits = ANY if self._as_of is None else (LOWEST, self._as_of)
+        return Sieve(self._names, self._part, commits=commits)
 
     def _sieve(self) -> Sieve:
         """Which originals may be needed."""

@@ -18,14 +18,14 @@ from pyspark_tseries.pruning import HIGHEST, LOWEST
 from pyspark_tseries.slices import EVERYTHING, Slice
 from pyspark_tseries.standing import longs
 
-__all__ = ["Ends", "Sieve"]
+__all__ = ["ANY", "EVERY_ROW", "Ends", "Sieve"]
 
 Flags = npt.NDArray[np.bool_]
 
 Ends = Callable[[str], list[tuple[Any, Any] | None]]
 """The lowest and the highest value of a column in each row group of a file; None: not known."""
 
-_ANY: Final = (LOWEST, HIGHEST)
+ANY: Final = (LOWEST, HIGHEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,23 @@ class Sieve:
         part: it is in this slice.
         sequences: its sequence is between these.
         times: its timestamp is, in us.
-        last_commit: its commit is not after this one; None: any.
+        commits: its commit is between these.
     """
 
     names: Sequence[str] | None = None
     part: Slice = EVERYTHING
-    sequences: tuple[int, int] = _ANY
-    times: tuple[int, int] = _ANY
-    last_commit: int | None = None
+    sequences: tuple[int, int] = ANY
+    times: tuple[int, int] = ANY
+    commits: tuple[int, int] = ANY
 
     @property
     def columns(self) -> list[str]:
         """The columns that rows are judged by."""
         wanted = {
             "series": self.names is not None or self.part != EVERYTHING,
-            "sequence": self.part != EVERYTHING or self.sequences != _ANY,
-            "timestamp": self.times != _ANY,
-            "commit": self.last_commit is not None,
+            "sequence": self.part != EVERYTHING or self.sequences != ANY,
+            "timestamp": self.times != ANY,
+            "commit": self.commits != ANY,
         }
         return [name for name, needed in wanted.items() if needed]
 
@@ -63,7 +63,7 @@ class Sieve:
             "series": self._series_may_do,
             "sequence": lambda low, high: _overlap(self.sequences, low, high),
             "timestamp": lambda low, high: _overlap(self.times, low, high),
-            "commit": lambda low, _: self.last_commit is None or low <= self.last_commit,
+            "commit": lambda low, high: _overlap(self.commits, low, high),
         }
         groups = list(range(count))
         for name in self.columns:
@@ -96,12 +96,14 @@ class Sieve:
             needed &= _flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
         if self.part != EVERYTHING:
             needed &= self.part.holds(within["series"], longs(within["sequence"]))
-        for name, (low, high) in (("sequence", self.sequences), ("timestamp", self.times)):
-            if (low, high) != _ANY:
+        for name, (low, high) in (
+            ("sequence", self.sequences),
+            ("timestamp", self.times),
+            ("commit", self.commits),
+        ):
+            if (low, high) != ANY:
                 values = longs(within[name])
                 needed &= (values >= low) & (values <= high)
-        if self.last_commit is not None:
-            needed &= longs(within["commit"]) <= self.last_commit
         return start, needed
 
     def _span(self, table: pa.Table) -> tuple[int, int]:
@@ -113,6 +115,9 @@ class Sieve:
         series = table["series"]
         start = bisect_left(series, self.names[0], key=_text)
         return start, bisect_right(series, self.names[-1], start, key=_text)
+
+
+EVERY_ROW: Final = Sieve()
 
 
 def _text(scalar: pa.Scalar) -> str:

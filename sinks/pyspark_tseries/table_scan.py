@@ -1,4 +1,4 @@
-"""Scans of data files by columns and filters: a slice, a file, where series stand.
+"""Scans of data files by columns and conditions: a slice, a file, where series stand.
 
 Needs no Delta: the files are those of a snapshot.
 """
@@ -13,10 +13,12 @@ import pyarrow.compute as pc
 from pyspark_tseries.columns import EVENT, ORIGINAL, layout
 from pyspark_tseries.files import DataFile
 from pyspark_tseries.places import Place
+from pyspark_tseries.row_groups import read, stream
+from pyspark_tseries.sieve import EVERY_ROW, Sieve
 from pyspark_tseries.slices import Sample, Slice
 from pyspark_tseries.standing import KEYS, longs, standing, together
 
-__all__ = ["SCANNED", "sample", "scan", "scan_standing", "slice_rows"]
+__all__ = ["SCANNED", "rows_of", "sample", "scan", "scan_standing", "slice_rows"]
 
 ROWS_PER_SAMPLE: Final = 1000
 
@@ -38,11 +40,33 @@ def slice_rows(
     place: Place, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
 ) -> pa.Table:
     """The rows of a slice, in the order of files; columns that a file lacks are null."""
-    paths = [file.path for file in data if part.touches(file.first, file.last)]
-    if not paths:
-        return schema.empty_table().select(list(columns))
-    source = place.dataset(paths, schema)
-    return source.to_table(columns=list(columns), filter=part.expression())
+    return rows_of(place, data, schema, columns, Sieve(part=part))
+
+
+def rows_of(
+    place: Place,
+    data: Iterable[DataFile],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    sieve: Sieve,
+    wanted: pc.Expression | None = None,
+) -> pa.Table:
+    """Some columns of the rows that pass, in the order of files; what a file lacks is null.
+
+    Args:
+        place: where the store lies.
+        data: files of it.
+        schema: has `columns`, those of `sieve`, and those of `wanted`.
+        columns: the names of the result's columns.
+        sieve: tells what is needed, and what need not be read.
+        wanted: another condition, on columns of the result.
+
+    Raises:
+        UnusableStore: a file is missing or broken.
+    """
+    touched = [file for file in data if sieve.part.touches(file.first, file.last)]
+    found = read(place, touched, _part_of(schema, columns), sieve)
+    return found if wanted is None else found.filter(wanted)
 
 
 def scan(
@@ -50,23 +74,33 @@ def scan(
     file: DataFile,
     schema: pa.Schema,
     columns: Sequence[str],
+    sieve: Sieve = EVERY_ROW,
     wanted: pc.Expression | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Some columns of a file's wanted rows, a part at a time."""
-    source = place.dataset([file.path], schema)
-    rows = source.to_batches(columns=list(columns), filter=wanted)
-    return (batch for batch in rows if batch.num_rows)
+) -> Iterator[pa.Table]:
+    """As `rows_of`, of one file, a part at a time; none is empty."""
+    for rows in stream(place, file, _part_of(schema, columns), sieve):
+        left = rows if wanted is None else rows.filter(wanted)
+        if left.num_rows:
+            yield left
+
+
+def _part_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in columns])
 
 
 def scan_standing(
-    place: Place, data: Iterable[DataFile], horizon: int, wanted: pc.Expression | None = None
+    place: Place,
+    data: Iterable[DataFile],
+    horizon: int,
+    sieve: Sieve = EVERY_ROW,
+    wanted: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
-    """Where series stand by their (wanted) events, and the newest commit's time, file by file."""
+    """Where series stand by their events that pass, and the newest commit's time, file by file."""
     whole, newest_us = [], 0
     for file in data:
         parts = []
-        for batch in scan(place, file, SCANNED, (*KEYS, "commit_time"), wanted):
-            parts.append(standing(pa.Table.from_batches([batch]), horizon))
-            newest_us = max(newest_us, int(longs(batch["commit_time"]).max(initial=0)))
+        for table in scan(place, file, SCANNED, (*KEYS, "commit_time"), sieve, wanted):
+            parts.append(standing(table, horizon))
+            newest_us = max(newest_us, int(longs(table["commit_time"]).max(initial=0)))
         whole.append(together(parts))
     return together(whole), newest_us

@@ -36,10 +36,11 @@ from pyspark_tseries.restamping import (
     find_restamping,
     restamped,
 )
+from pyspark_tseries.sieve import EVERY_ROW
 from pyspark_tseries.slices import by_name, key_order
 from pyspark_tseries.standing import longs, standing_columns
 from pyspark_tseries.store import Store
-from pyspark_tseries.table_scan import SCANNED, scan, scan_standing
+from pyspark_tseries.table_scan import SCANNED, rows_of, scan, scan_standing
 
 __all__ = ["FutureCommits", "correct", "find_future_commits"]
 
@@ -72,18 +73,18 @@ def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommi
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(SCANNED.field("commit_time").type)
     files, parts, last_good_us = [], [SCANNED.empty_table().select(KEYS)], NEVER_US
     for file in store.data_files():
-        batches = scan(store.place, file, SCANNED, KEYS, late)
-        found = [pa.Table.from_batches([batch]) for batch in batches]
+        columns = list(dict.fromkeys([*KEYS, "commit_time"]))
+        found = list(scan(store.place, file, SCANNED, columns, wanted=late))
         if found:
             files.append(file)
-            parts += found
-        for batch in scan(store.place, file, SCANNED, ("commit_time",), ~late):
-            last_good_us = max(last_good_us, int(longs(batch["commit_time"]).max()))
+            parts += [rows.select(KEYS) for rows in found]
+        for rows in scan(store.place, file, SCANNED, ("commit_time",), wanted=~late):
+            last_good_us = max(last_good_us, int(longs(rows["commit_time"]).max()))
     keys = pa.concat_tables(parts)
     now_us = max(now_us, last_good_us)
     numbers = np.unique(longs(keys["commit"]))
     times = corrected_times(numbers, _written_us(store, files), last_good_us, now_us)
-    stood, _ = scan_standing(store.place, store.data_files(), -1, ~late)
+    stood, _ = scan_standing(store.place, store.data_files(), -1, wanted=~late)
     change = find_restamping(keys, stood.select(["series", "newest_us"]), times)
     return FutureCommits(tuple(files), change, store.note().commit_us, now_us)
 
@@ -133,7 +134,7 @@ def _written(
     store: Store, file: DataFile, change: Restamping, new_id: int, number: int
 ) -> WrittenFile:
     schema = pa.schema(list(layout(store.values))[:-1])
-    rows = restamped(store.place.dataset([file.path], schema).to_table(), change)
+    rows = restamped(rows_of(store.place, [file], schema, schema.names, EVERY_ROW), change)
     names, codes = by_name(rows["series"])
     order = key_order(codes, longs(rows["sequence"]))
     rows = rows.take(pa.array(order)).combine_chunks()

@@ -1,0 +1,163 @@
+"""Checksums of a data file: of its footer and of each column chunk, kept in the footer itself.
+
+Parquet's own checksums cover what is inside a page. The header of a page, which says how many
+values there are, and the footer, which says where everything lies, have none: one wrong bit there
+can shift values without an error. So the footer of a file on a local path has a key of ours, whose
+value is written once all else is there: eight hexadecimal digits for the footer, with zeros in
+their place, then eight for each column chunk, row group by row group. Other readers pass over it.
+An object store checks by itself what it keeps, and lets no file be changed: there Parquet's own
+checksums must do.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["chunk_span", "leaves", "read_footer", "room_for", "seal"]
+
+Sums = npt.NDArray[np.uint32]
+
+_KEY: Final = "tseries.crc32"
+_DIGITS: Final = 8
+_FRAME: Final = 8
+"""A file ends with the footer's length and a mark, four bytes each."""
+
+_MARK: Final = b"PAR1"
+_FIELD: Final = b"\x18"
+"""What Thrift puts before the value that follows the key."""
+
+_TAIL_BYTES: Final = 64 * 1024
+"""So much is read of a file's end at once: a footer is rarely longer."""
+
+
+def leaves(kind: pa.DataType) -> int:
+    """How many column chunks a column of the type `kind` has in each row group."""
+    if pa.types.is_map(kind):
+        return leaves(kind.key_type) + leaves(kind.item_type)
+    if pa.types.is_list(kind):
+        return leaves(kind.value_type)
+    if pa.types.is_struct(kind):
+        return sum(leaves(field.type) for field in kind)
+    return 1
+
+
+def room_for(schema: pa.Schema, groups: int) -> dict[str, str]:
+    """The key for a file of `groups` row groups of `schema`, with zeros instead of checksums."""
+    chunks = groups * sum(leaves(field.type) for field in schema)
+    return {_KEY: "0" * _DIGITS * (1 + chunks)}
+
+
+def chunk_span(chunk: Any) -> tuple[int, int]:
+    """Where a column chunk lies in its file, by Arrow's metadata of it: its offset and its size."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    return start, chunk.total_compressed_size
+
+
+def seal(path: str, metadata: Any) -> None:
+    """Writes the checksums into a file that was written with `room_for`, and that nobody knows yet.
+
+    Args:
+        path: of the file, whole.
+        metadata: Arrow's, of the file.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        end = os.fstat(descriptor).st_size - _FRAME
+        length = int.from_bytes(os.pread(descriptor, 4, end), "little")
+        sums = [zlib.crc32(os.pread(descriptor, n, at)) for at, n in _spans(metadata)]
+        at, sealed = _sealed(os.pread(descriptor, length, end - length), sums)
+        os.pwrite(descriptor, sealed, end - length + at)
+    finally:
+        os.close(descriptor)
+
+
+def _spans(metadata: Any) -> Iterator[tuple[int, int]]:
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for column in range(metadata.num_columns):
+            yield chunk_span(row_group.column(column))
+
+
+def _sealed(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
+    """Where in the footer the checksums belong, and what they are."""
+    found = _place(footer)
+    assert found is not None, "the file was written without room for checksums"
+    at, size = found
+    chunks = b"".join(b"%08x" % one for one in sums)
+    assert len(chunks) == size - _DIGITS, "there is not as much room as there are chunks"
+    filled = footer[: at + _DIGITS] + chunks + footer[at + size :]
+    return at, b"%08x" % zlib.crc32(filled) + chunks
+
+
+def _place(footer: bytes) -> tuple[int, int] | None:
+    """Offset and size of the key's value; None where there is no such key."""
+    at = footer.rfind(_KEY.encode())
+    if at < 0:
+        return None
+    at += len(_KEY)
+    if footer[at : at + 1] != _FIELD:
+        return at, 0
+    size = shift = 0
+    for byte in footer[at + 1 : at + 6]:
+        at += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return at + 1, size
+
+
+def read_footer(source: Any, size: int) -> tuple[Any, Sums | None]:
+    """Arrow's metadata of a file, and the checksums of its column chunks, None where it has none.
+
+    Args:
+        source: the file, as Arrow opens it.
+        size: of the file, in bytes.
+
+    Raises:
+        OSError, pa.ArrowException: it cannot be read, or is broken.
+    """
+    tail = _tail(source, size, min(size, _TAIL_BYTES))
+    if tail[-4:] != _MARK:
+        raise pa.ArrowInvalid("it is no Parquet file, or is cut short")
+    length = int.from_bytes(tail[-8:-4], "little") + _FRAME
+    if length > size:
+        raise pa.ArrowInvalid(f"its footer of {length} bytes is longer than the file")
+    if length > len(tail):
+        tail = _tail(source, size, length)
+    tail = tail[-length:]
+    sums = _checked(tail[:-_FRAME])
+    return pq.read_metadata(pa.BufferReader(tail)), sums
+
+
+def _tail(source: Any, size: int, length: int) -> bytes:
+    tail: bytes = source.read_at(length, size - length)
+    if len(tail) < length:
+        raise pa.ArrowInvalid(f"it is shorter than {size} bytes")
+    return tail
+
+
+def _checked(footer: bytes) -> Sums | None:
+    found = _place(footer)
+    if found is None:
+        return None
+    at, size = found
+    zeros = footer[:at] + b"0" * _DIGITS + footer[at + _DIGITS :]
+    try:
+        sums = np.frombuffer(bytes.fromhex(footer[at : at + size].decode()), ">u4")
+    except ValueError:
+        sums = np.empty(0, np.uint32)
+    if not len(sums) or zlib.crc32(zeros) != sums[0]:
+        raise pa.ArrowInvalid("its footer is not what was written: the checksum is another one")
+    return sums[1:]
