@@ -12,11 +12,19 @@ from pyspark_timestream import explain_time
 
 
 def main(queries: list[dict[str, Any]]) -> None:
-    """Run each of `queries`: its `name`, `options`, `schema` or none, and `checkpoint`."""
+    """Run each of `queries`: its `name`, `options`, `schema` or none, and `checkpoint` or none.
+
+    Without a checkpoint it is a batch read, which has nothing but the log.
+    """
     spark = local_spark("warned")
     for asked in queries:
-        reader = spark.readStream.format("timestream").options(**asked["options"])
+        is_batch = "checkpoint" not in asked
+        reader = (spark.read if is_batch else spark.readStream).format("timestream")
+        reader = reader.options(**asked["options"])
         frame = (reader.schema(asked["schema"]) if asked.get("schema") else reader).load()
+        if is_batch:
+            frame.write.format("noop").mode("overwrite").save()
+            continue
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", asked["checkpoint"]).start()
         query.awaitTermination()

@@ -24,7 +24,7 @@ from pyspark_timestream.kafka_broker import Broker, borrowed_broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_ends import end_instants, ending_positions
-from pyspark_timestream.kafka_fetch import borrowed_reader
+from pyspark_timestream.kafka_fetch import RangeReader, borrowed_reader
 from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
@@ -41,6 +41,7 @@ from pyspark_timestream.kafka_uses import (
     stream_tasks,
     useless_in_batch,
 )
+from pyspark_timestream.kafka_warnings import say_of_read
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Partition
@@ -196,7 +197,7 @@ class KafkaBatchReader(DataSourceReader):
             listed = broker.partitions()
             bounds = self._bounds(broker, listed, wanted(partition.share, listed))
         plan = bind(self._options, partition.share, listed, *bounds)
-        return _read_task(self._options, self._projection, KafkaTask(plan, self._group))
+        yield from _read_task(self._options, self._projection, KafkaTask(plan, self._group), True)
 
     def _bounds(
         self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
@@ -220,7 +221,7 @@ def _own_part(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
 
 
 def _read_task(
-    options: KafkaOptions, projection: Projection, task: KafkaTask
+    options: KafkaOptions, projection: Projection, task: KafkaTask, is_batch: bool = False
 ) -> Iterator[pa.RecordBatch]:
     ended: dict[Partition, PartitionState] = {}
     unfit: Counter[Partition] = Counter()
@@ -234,6 +235,11 @@ def _read_task(
         left = _ends_of(options, task.plan, task.offset, ended, unfit) if task.offset else {}
         if left:
             reader.leave(left)
+    if is_batch:
+        ends = {share.span.partition: share.span.end_exclusive for share in task.plan.shares}
+        told = {part: (ends[part], state, unfit[part]) for part, state in ended.items()}
+        log_like_spark("pyspark_timestream")
+        say_of_read(options, projection, RangeReader, told)
     settle()
 
 

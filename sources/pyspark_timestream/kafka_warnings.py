@@ -3,14 +3,19 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
+
+from pyspark_timestream.cti import PartitionState, step
 from pyspark_timestream.diagnosis import worth_a_warning
 from pyspark_timestream.findings import Finding, Kind
 from pyspark_timestream.kafka_columns import Projection
-from pyspark_timestream.kafka_offset import StreamOffset, group_name
+from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset, group_name
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.mistakes import start_at_end
+from pyspark_timestream.payload import read_payload
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 from pyspark_timestream.stream_history import Moment
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Warner"]
 
-__all__ = ["Warner", "say_new"]
+__all__ = ["Warner", "say_new", "say_of_read"]
+
+T = TypeVar("T")
 
 _LOG: Final = logging.getLogger(__name__)
 _SAMPLE: Final = 100
@@ -54,6 +61,7 @@ class Warner:
     ) -> None:
         self._options, self._projection, self._reader = options, projection, reader
         self._details: dict[Kind, str] = {}
+        self._sampled: list[Finding] | None = None
         self._looked: tuple[tuple[str, int], int, Warnings] | None = None
 
     def begin(
@@ -86,13 +94,40 @@ class Warner:
             if looked_at == batch and now_us - looked_us < _AGAIN_US:
                 return warnings
         found = worth_a_warning((Moment(now_us, now, log_ends),), now_us)
-        found += _still_at_end(previous)
+        found += [*_still_at_end(previous), *self._uncounted(previous, now)]
         wanted = [
             each for each in found if each.kind is not Kind.IDLE_PARTITION or self._waits(now)
         ]
         warnings = warned(previous.warnings, wanted, lambda each: self._detail(each, now))
         self._looked = batch, now_us, warnings
         return warnings
+
+    def _uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+        """What a few records show of a partition that was read and not counted; asked once a run.
+
+        Nobody counts where several tasks read a partition, or where a group is forbidden and no
+        clock needs what would have been left there.
+        """
+        if self._sampled is None:
+            read = [span.partition for span in previous.ranges() if span.size]
+            parts = [part for part in read if _stands_still(part, previous, now)]
+            if not parts:
+                return []
+            nothing: list[Finding] = []
+            self._sampled = self._safely(self._sample, parts[0], now, nothing)
+        return self._sampled
+
+    def _sample(self, part: Partition, now: StreamOffset) -> list[Finding]:
+        state, unfit = PartitionState(), 0
+        for block in self._newest_records(part, now):
+            payload = read_payload(self._options, self._projection, block)
+            state, _ = step(self._options.rules, state, payload.events, payload.marks)
+            unfit += 0 if payload.json is None else int(np.count_nonzero(payload.json.malformed))
+        position = now.partitions[part].start_inclusive
+        share = PartitionOffset(position, position, state, unfit=unfit)
+        alone = replace(now, partitions={part: share})
+        found = worth_a_warning((Moment(0, alone),), 0)
+        return [replace(each, text=f"of its newest records, {each.text}") for each in found]
 
     def _waits(self, now: StreamOffset) -> bool:
         """Whether results wait for a quiet partition for longer than the options say."""
@@ -106,19 +141,28 @@ class Warner:
         if describe is None or not finding.partitions:
             return ""
         if finding.kind not in self._details:
-            self._details[finding.kind] = self._described(describe, min(finding.partitions), now)
+            look = partial(self._described, describe)
+            self._details[finding.kind] = self._safely(look, min(finding.partitions), now, "")
         return self._details[finding.kind]
 
     def _described(self, describe: Description, part: Partition, now: StreamOffset) -> str:
+        blocks = self._newest_records(part, now)
+        found = (describe(self._options, self._projection, block) for block in blocks)
+        return next(filter(None, found), "")
+
+    def _safely(
+        self,
+        look: Callable[[Partition, StreamOffset], T],
+        part: Partition,
+        now: StreamOffset,
+        no: T,
+    ) -> T:
+        """What `look` sees in records, which may be of any kind: no reason for a query to fail."""
         try:
-            blocks = self._newest_records(part, now)
-            found = (describe(self._options, self._projection, block) for block in blocks)
-            return next(filter(None, found), "")
+            return look(part, now)
         except Exception:
-            # Records may be of any kind; a warning without an example is one all the same, and no
-            # reason for a query to fail.
-            _LOG.debug("%s: no example", part, exc_info=True)
-            return ""
+            _LOG.debug("%s: nothing can be said of its records", part, exc_info=True)
+            return no
 
     def _newest_records(self, part: Partition, now: StreamOffset) -> list[RecordBlock]:
         position = now.partitions[part].start_inclusive
@@ -151,12 +195,40 @@ _DESCRIBED: Final[Mapping[Kind, Description]] = {
 }
 
 
+def _stands_still(part: Partition, previous: StreamOffset, now: StreamOffset) -> bool:
+    after = now.partitions.get(part)
+    return after is not None and after.state.events == previous.partitions[part].state.events
+
+
 def _still_at_end(previous: StreamOffset) -> list[Finding]:
     """The finding that the stream began at its end, as long as it has read nothing."""
     given = previous.warnings.get(Kind.START_AT_END)
     if given is None or not given.holds or any(span.size for span in previous.ranges()):
         return []
     return [given.finding]
+
+
+def say_of_read(
+    options: KafkaOptions,
+    projection: Projection,
+    reader: "Callable[[KafkaOptions, str], RangeReader]",
+    ended: Mapping[Partition, tuple[int, PartitionState, int]],
+) -> None:
+    """Log what is wrong with what a task of a batch read has read: nobody else will look at it.
+
+    Args:
+        options: what the read asks for.
+        projection: the columns that it wants.
+        reader: makes what reads a few records, for their example.
+        ended: partition -> where the reading ended, the clock there, and how many values were no
+            JSON of the schema.
+    """
+    shares = {
+        part: PartitionOffset(at, at, state, unfit=n) for part, (at, state, n) in ended.items()
+    }
+    blank = StreamOffset("", options.settings(), 1, {})
+    now = replace(blank, partitions=shares)
+    say_new({}, Warner(options, projection, reader).look(blank, now, {}, 0))
 
 
 def say_new(before: Warnings, after: Warnings) -> None:
