@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_timestream import explain_time
 from pyspark_tseries import describe
 
 pytestmark = pytest.mark.timeout(300)
@@ -149,3 +150,17 @@ def test_a_retained_range_that_was_left_out_is_said_once_when_the_store_is_creat
     assert " WARN pyspark_tseries" in line
     assert str(tmp_path / "a") in line
     assert "ten newest events of each series" in line
+
+
+def test_a_query_that_left_the_retained_range_out_is_explained_with_what_reads_show(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    add(tmp_path / "in", 1)
+    said = []
+    for name, options in (("without", {}), ("with", {"RetainedRange": "limit 10"})):
+        writer = numbers(spark, tmp_path / "in").writeStream.format("tseries").options(**options)
+        writer = writer.option("checkpointLocation", str(tmp_path / f"checkpoint-{name}"))
+        query = writer.trigger(availableNow=True).start(str(tmp_path / name))
+        query.awaitTermination()
+        said.append("the ten newest events of each series" in str(explain_time(query)))
+    assert said == [True, False]

@@ -65,8 +65,9 @@ CASES = {
     "field of another type": Case(
         at(*[DAY_S + second for second in range(9)], price="1,50"), 1, FIELD,
         f"price double, {COLUMNS}", "values of another type",
-        "9 of 9 values are no JSON of the schema; what does not fit is null; field 'price' is "
-        "double in .schema(...), and one value there is a text of 4 characters that begins '1,'",
+        "partition 0: 9 of 9 values are no JSON of the schema; what does not fit is null; field "
+        "'price' is double in .schema(...), and one value there is a text of 4 characters that "
+        "begins '1,'",
     ),
     "cut": Case(
         at(*[DAY_S + second for second in range(9)], price="1,50"), 1,

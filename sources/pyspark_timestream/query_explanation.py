@@ -109,3 +109,24 @@ def _notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
             "no Kafka stream of format 'timestream' has planned a batch yet: ask again when the "
             "query has run one"
         )
+    if _leaves_retention_out(query):
+        yield (
+            "the sink 'tseries' was given no 'retainedRange': a store that this query has created "
+            "keeps 'limit 10', so that reads show the ten newest events of each series"
+        )
+
+
+def _leaves_retention_out(query: StreamingQuery) -> bool:
+    """Whether the query writes into format `tseries` without a retained range."""
+    try:
+        java: Any = query._jsq
+        write = java.streamingQuery().logicalPlan()
+        if write.getClass().getSimpleName() != "WriteToMicroBatchDataSource":
+            return False
+        names = write.writeOptions().keysIterator()
+        given = set()
+        while names.hasNext():
+            given.add(str(names.next()).lower())
+        return write.table().name() == "tseries" and "retainedrange" not in given
+    except (AttributeError, Py4JError):
+        return False
