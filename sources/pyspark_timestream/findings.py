@@ -22,6 +22,7 @@ class Kind(StrEnum):
     OWN_WATERMARK = "a watermark beside the CTIs"
     NO_ADVANCE_TIME = "state without advance_time"
     START_AT_END = "a start at the end"
+    SESSION_SETTING = "a setting of the session"
     FAR_FUTURE = "an event far in the future"
     IDLE_PARTITION = "an idle partition"
     SILENT_WRITER = "a silent writer"
@@ -29,6 +30,9 @@ class Kind(StrEnum):
     NO_CTI = "no CTI yet"
     EVERYTHING_DROPPED = "everything dropped"
     LATE_ROWS = "rows dropped as late"
+    UNCOUNTED = "records that are not counted"
+    LARGE_CLOCK = "a clock too large for the group"
+    SHARED_GROUP = "a shared group"
     BACKLOG = "a backlog"
     FINAL_CTI = "a final CTI already sent"
     ENDED = "the stream has ended"
@@ -55,6 +59,10 @@ FIXES: Final[Mapping[Kind, str]] = {
     Kind.NO_ADVANCE_TIME: ("call advance_time(df) before the aggregation, join or deduplication"),
     Kind.START_AT_END: (
         "to read what is there, set 'startingOffsets' to 'earliest' and start with a new checkpoint"
+    ),
+    Kind.SESSION_SETTING: (
+        "give it Spark's default before the query is built, and start with a new checkpoint, which "
+        "may keep the value that it began with"
     ),
     Kind.IDLE_PARTITION: (
         "set option 'idleTimeout', so that a partition without new records stops counting; or "
@@ -89,6 +97,14 @@ FIXES: Final[Mapping[Kind, str]] = {
         "where too many are, start with a new checkpoint and a larger 'ctiDelay', or with "
         "'violationPolicy' = 'flag' to keep them as rows"
     ),
+    Kind.UNCOUNTED: (
+        "let the query read the offsets of its group and commit to it; no row depends on it"
+    ),
+    Kind.LARGE_CLOCK: (
+        "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
+        "partition; 'writerTimeout' forgets those that are gone"
+    ),
+    Kind.SHARED_GROUP: ("give each query a 'kafka.group.id' of its own, or leave that option out"),
     Kind.FINAL_CTI: (
         "start with a new checkpoint; for a job that comes back set 'finalCti' to 'false' from "
         "the beginning"

@@ -16,25 +16,12 @@ from pyspark.sql.types import LongType, TimestampType
 
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
 from pyspark_timestream.instants import FINAL_US, MIN_US, TICK_US, format_instant, parse_duration
+from pyspark_timestream.watermark_settings import broken_settings, next_step, reason
 
 __all__ = ["advance_time", "await_end", "import_ctis", "shift_time"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _RELEASES: Final = ("windows", "rows")
-_SETTINGS: Final = {
-    "spark.sql.streaming.multipleWatermarkPolicy": (
-        "min",
-        "where streams are joined or united, the rows of the slower one would be dropped without "
-        "a word",
-    ),
-    "spark.sql.streaming.noDataMicroBatches.enabled": (
-        "true",
-        "what a CTI releases would wait for the next record, and a bounded run would end without "
-        "its last results",
-    ),
-}
-"""Spark's settings without which the watermark does not do what CTIs promise -> value, reason."""
-
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
 """What transport `time` delivers, and Spark's own `rate` source."""
 
@@ -195,20 +182,15 @@ def _check_times(df: DataFrame, event_time: str) -> None:
 
 
 def _check_session(df: DataFrame) -> None:
-    """Refuse settings of the session; they count when the query starts, which is too late to ask.
-
-    A checkpoint keeps the policy that it was made with.
-    """
+    """Refuse settings of the session; those that a query starts with are looked at in its tasks."""
     if not df.isStreaming:
         return
-    for name, (wanted, otherwise) in _SETTINGS.items():
-        value = str(df.sparkSession.conf.get(name, wanted))
-        if value.lower() != wanted:
-            raise SettingRefused(
-                f"setting '{name}' is '{value}': {otherwise}; accepted: '{wanted}', Spark's "
-                f"default; next step: spark.conf.set('{name}', '{wanted}') before the query is "
-                "built, and start with a new checkpoint if it has run with the other value"
-            )
+    conf = df.sparkSession.conf
+    for name, value in broken_settings(lambda name: conf.get(name, None)).items():
+        raise SettingRefused(
+            f"setting '{name}' is '{value}': {reason(name)}; accepted: Spark's default; next step: "
+            + next_step(name)
+        )
 
 
 def _check_timestamp(df: DataFrame, name: str) -> None:
@@ -235,7 +217,9 @@ def _from_1970_on(event_time: str, releases: str) -> Column:
     is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
     text = F.concat(
         # The beginning is what `why` looks for.
-        F.lit(f"pyspark_timestream.advance_time: column '{event_time}' has a row at "),
+        # In two pieces, or `why` would find the text in the query's plan as well.
+        F.lit("pyspark_timestream."),
+        F.lit(f"advance_time: column '{event_time}' has a row at "),
         F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
         F.lit(
             ", where Spark's watermark begins or before: Spark would drop it without a word; "

@@ -18,6 +18,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.group_metadata import cost_without_states
 from pyspark_timestream.kafka_client import (
     admin_config,
     consumer_config,
@@ -166,10 +167,10 @@ class Broker:
             # Asking a group that is forbidden again would cost every batch the same wait.
             self._next_group_s = time.monotonic() + _GROUP_PAUSE_S
             _LOG.warning(
-                "the metadata of group '%s' cannot be read (%s): clocks are restored by reading "
-                "each batch's records again",
+                "the metadata of group '%s' cannot be read (%s): %s",
                 self._config["group.id"],
                 answer_text(error),
+                cost_without_states(self._options.is_ordered),
             )
             return {}
         return {

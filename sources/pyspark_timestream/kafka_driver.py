@@ -5,9 +5,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.end_states import EndStates, find_end_states, start_states
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.imports import Imported
 from pyspark_timestream.kafka_broker import Broker
@@ -21,7 +23,6 @@ from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
     group_name,
-    read_left_behind,
 )
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_plan import (
@@ -89,10 +90,9 @@ class StreamDriver:
         self._started = False
         self._noted = -1
         self._filled_us: int | None = None
-        self._ended: tuple[StreamOffset, dict[Partition, PartitionState]] | None = None
+        self._ended: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
-        self._unfit: dict[Partition, int] = {}
         self._warner = Warner(options, projection, reader)
 
     def bound(self) -> None:
@@ -155,7 +155,7 @@ class StreamDriver:
         if is_sentinel(start):
             return join_batches(None, {}, end, None)
         previous = StreamOffset.from_json(start)
-        states = self._states_after(previous)
+        states = self._end_states(previous).states
         return join_batches(previous, states, end, emitted_cti(previous, states))
 
     def note_done(self, end: Mapping[str, Any]) -> None:
@@ -227,12 +227,12 @@ class StreamDriver:
             imported=imported,
             written=written,
         )
-        states = self._states_after(previous)
-        sight = replace(sight, unfit=self._unfit)
-        now = standing(previous, states, positions, run, sight)
-        warnings = self._warner.look(previous, now, ends, now_us)
+        ended = self._end_states(previous)
+        sight = replace(sight, unfit=ended.unfit)
+        now = standing(previous, ended.states, positions, run, sight)
+        warnings = self._warner.look(previous, now, ends, now_us, ended.findings)
         sight = replace(sight, warnings=warnings)
-        return next_offset(previous, states, positions, ends, run, sight)
+        return next_offset(previous, ended.states, positions, ends, run, sight)
 
     def _import_side(self) -> Importer | None:
         options = imported_options(self._options)
@@ -311,26 +311,20 @@ class StreamDriver:
             for part, bound in self._bounds.items()
         }
 
-    def _states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
-        """Every partition's state after the batch `offset`."""
+    def _end_states(self, offset: StreamOffset) -> EndStates:
+        """Where every clock stands after the batch `offset`."""
         if self._ended is None or self._ended[0] != offset:
-            self._ended = (offset, self._find_states_after(offset))
+            self._ended = (offset, self._find_end_states(offset))
         return self._ended[1]
 
-    def _find_states_after(self, offset: StreamOffset) -> dict[Partition, PartitionState]:
-        states = {part: share.state for part, share in offset.partitions.items()}
-        self._unfit = {part: share.unfit for part, share in offset.partitions.items()}
+    def _find_end_states(self, offset: StreamOffset) -> EndStates:
         if self._options.is_cut:
             # No task sees all of a partition, and without CTIs a state holds nothing but counts.
-            return states
-        filled = [span for span in offset.ranges() if span.size]
-        left = self._broker.left_metadata([span.partition for span in filled])
-        for span in filled:
-            part = span.partition
-            found = read_left_behind(offset, part, left.get(part))
-            states[part] = found.state if found else self._read_again(offset, span)
-            self._unfit[part] = offset.partitions[part].unfit + (found.unfit if found else 0)
-        return states
+            return start_states(offset)
+        left = self._broker.left_metadata([s.partition for s in offset.ranges() if s.size])
+        read_again = partial(self._read_again, offset) if self._options.is_ordered else None
+        own = group_name(self._options.group_prefix, offset.stream)
+        return find_end_states(offset, left, read_again, self._options.client.get("group.id", own))
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
         """The state after `span`, where no task has left it: by reading the range again."""

@@ -4,6 +4,7 @@
 """
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
+from pyspark_timestream.group_metadata import cost_without_states, without_state
 from pyspark_timestream.kafka_client import consumer_config, made
 from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer, Problem
 from pyspark_timestream.kafka_native import NativeConsumer
@@ -43,9 +45,7 @@ _LOG: Final = logging.getLogger(__name__)
 _WAIT_S: Final = 0.05
 """How long a read waits to fill a block; what a range that ends in a gap costs."""
 
-_METADATA_LIMIT: Final = 4_000
-"""Brokers refuse group metadata above 4096 bytes by default (`offset.metadata.max.bytes`)."""
-
+_TOO_LONG: Final = KafkaError.OFFSET_METADATA_TOO_LARGE
 _COMMIT_PAUSE_S: Final = 60.0
 _LOOK_S: Final = 1.0
 
@@ -65,6 +65,8 @@ class RangeReader:
         self._log = ClientLog(options.client)
         self._is_connected = False
         self._next_commit_s = float("-inf")
+        self._next_long_s = float("-inf")
+        self._length_limit = sys.maxsize
         self._consumer = self._new_consumer()
 
     def read(self, span: Range, needs: Needs) -> Iterator[RecordBlock]:
@@ -102,21 +104,31 @@ class RangeReader:
     def leave(self, states: Mapping[Partition, tuple[int, str]]) -> None:
         """Commit (offset, metadata) of partitions to the group; best effort.
 
-        What the broker refuses is read again by the driver: slower, never wrong.
+        How long a text may be, the broker says by refusing it; then its length is left instead.
+        What is not there is read again by the driver: slower, never wrong.
         """
-        if time.monotonic() < self._next_commit_s:
+        now_s = time.monotonic()
+        if not states or now_s < self._next_commit_s:
             return
-        refusal = self._consumer.commit_offsets(
-            {part: (offset, _fitting(metadata)) for part, (offset, metadata) in states.items()}
-        )
-        if refusal is not None:
+        limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
+        short = {part: _shortened(state, limit) for part, state in states.items()}
+        refused = self._consumer.commit_offsets(short)
+        too_long = {part for part, error in refused.items() if error.code() == _TOO_LONG}
+        if too_long:
+            self._length_limit = min(len(short[part][1]) for part in too_long) - 1
+            self._next_long_s = now_s + _COMMIT_PAUSE_S
+            again = {part: _shortened(short[part], self._length_limit) for part in too_long}
+            others = {part: error for part, error in refused.items() if part not in too_long}
+            refused = {**others, **self._consumer.commit_offsets(again)}
+        if refused:
             # A group that is forbidden would otherwise cost every batch the same wait.
             self._next_commit_s = time.monotonic() + _COMMIT_PAUSE_S
             _LOG.warning(
-                "offsets cannot be committed to group '%s' (%s): clocks are restored by reading "
-                "each batch's records again, and lag tools do not see this query",
+                "offsets cannot be committed to group '%s' (%s): lag tools do not see this query, "
+                "and %s",
                 self._config["group.id"],
-                refusal,
+                next(iter(refused.values())).str(),
+                cost_without_states(self._options.is_ordered),
             )
 
     def close(self) -> None:
@@ -253,5 +265,7 @@ def _is_of_lost_records(problem: Problem, span: Range) -> bool:
     return lost and _is_about(problem, span)
 
 
-def _fitting(metadata: str) -> str:
-    return metadata if len(metadata) <= _METADATA_LIMIT else ""
+def _shortened(state: tuple[int, str], limit: int) -> tuple[int, str]:
+    """(offset, metadata) without the state where the text is longer than `limit`."""
+    offset, metadata = state
+    return offset, metadata if len(metadata) <= limit else without_state(metadata)

@@ -15,7 +15,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.kafka_client import let_go, logged_client
 from pyspark_timestream.kafka_columns import METADATA
-from pyspark_timestream.kafka_patience import answer_text
 from pyspark_timestream.ranges import Partition, Range
 from pyspark_timestream.records import Needs, RecordBlock
 
@@ -77,8 +76,10 @@ class ColumnConsumer(Protocol):
     def is_connected(self, timeout_s: float) -> bool:
         """Whether any broker has ever answered."""
 
-    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
-        """Commit (offset, metadata) to the group; None, or why it was refused."""
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        """Commit (offset, metadata) to the group; the partitions that were refused, and why."""
 
     def close(self) -> None:
         """Release connections and memory."""
@@ -96,7 +97,7 @@ class MessageConsumer:
     """
 
     def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
-        self._answers: dict[frozenset[tuple[Partition, int]], str | None] = {}
+        self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
         own = {**config, "on_commit": self._on_commit}
         self._consumer = logged_client(Consumer, own, log)
 
@@ -133,7 +134,9 @@ class MessageConsumer:
         except KafkaException:
             return False
 
-    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
         """See `ColumnConsumer`."""
         self._answers.clear()
         wanted = [
@@ -143,22 +146,23 @@ class MessageConsumer:
         try:
             self._consumer.commit(offsets=wanted, asynchronous=True)
         except KafkaException as error:
-            return answer_text(error)
+            return dict.fromkeys(offsets, error.args[0])
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
         # An answer that came too late must not pass for that of the next commit.
         key = frozenset((part, offset) for part, (offset, _) in offsets.items())
         while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
-        return self._answers.get(key, f"no answer in {_COMMIT_TIMEOUT_S:.0f} s")
+        late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {_COMMIT_TIMEOUT_S:.0f} s")
+        return self._answers.get(key, dict.fromkeys(offsets, late))
 
     def close(self) -> None:
         """See `ColumnConsumer`."""
         let_go(self._consumer.close)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        refused = [problem for problem in (error, *(p.error for p in partitions)) if problem]
+        refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
         key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
-        self._answers[key] = refused[0].str() if refused else None
+        self._answers[key] = {part: each for part, each in refusals.items() if each is not None}
 
 
 def at_rest(consumer: Consumer) -> None:

@@ -8,7 +8,7 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
 from typing import Any, Final
 
@@ -178,7 +178,9 @@ class NativeConsumer:
             self._kafka.rd_kafka_mem_free(client, cluster)
         return bool(cluster)
 
-    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
         """See `ColumnConsumer`."""
         _, client = self._open
         # Its own queue: an answer that came too late would pass for that of the next commit.
@@ -187,22 +189,31 @@ class NativeConsumer:
             with _Offsets(self._kafka, offsets) as wanted:
                 commit = self._kafka.rd_kafka_commit_queue
                 code = commit(client, wanted, answers, None, None)
-            return self._text_of(code) if code else self._answer(answers)
+            return self._all_refused(offsets, code) if code else self._refusals(answers, offsets)
         finally:
             self._kafka.rd_kafka_queue_destroy(answers)
 
-    def _answer(self, queue: int) -> str | None:
-        """What a commit's answer says; None: it was taken."""
+    def _refusals(
+        self, queue: int, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        """What a commit's answer refuses."""
         event = self._kafka.rd_kafka_queue_poll(queue, _COMMIT_TIMEOUT_MS)
         if not event:
-            return f"no answer in {_COMMIT_TIMEOUT_MS // 1000} s"
+            late = KafkaError(KafkaError._TIMED_OUT, f"no answer in {_COMMIT_TIMEOUT_MS // 1000} s")
+            return dict.fromkeys(offsets, late)
         try:
             answers = self._kafka.rd_kafka_event_topic_partition_list(event)
-            parts = [answers[0].elems[n].err for n in range(answers[0].cnt)] if answers else []
-            codes = [code for code in (self._kafka.rd_kafka_event_error(event), *parts) if code]
-            return self._text_of(codes[0]) if codes else None
+            parts = [answers[0].elems[n] for n in range(answers[0].cnt)] if answers else []
+            codes = {Partition(p.topic.decode(), p.partition): p.err for p in parts if p.err}
+            code = self._kafka.rd_kafka_event_error(event)
+            if code and not codes:
+                return self._all_refused(offsets, code)
+            return {part: self._error_of(each) for part, each in codes.items()}
         finally:
             self._kafka.rd_kafka_event_destroy(event)
+
+    def _all_refused(self, offsets: Iterable[Partition], code: int) -> dict[Partition, KafkaError]:
+        return dict.fromkeys(offsets, self._error_of(code))
 
     def close(self) -> None:
         """See `ColumnConsumer`; closing twice is harmless."""
@@ -218,10 +229,10 @@ class NativeConsumer:
 
     def _demand(self, code: int) -> None:
         if code:
-            raise KafkaException(KafkaError(code, self._text_of(code)))
+            raise KafkaException(self._error_of(code))
 
-    def _text_of(self, code: int) -> str:
-        return str(self._kafka.rd_kafka_err2str(code).decode())
+    def _error_of(self, code: int) -> KafkaError:
+        return KafkaError(code, self._kafka.rd_kafka_err2str(code).decode())
 
 
 class _Offsets:

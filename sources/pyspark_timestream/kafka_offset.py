@@ -8,11 +8,9 @@ Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; versio
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.imports import Imported
@@ -21,17 +19,12 @@ from pyspark_timestream.stream_warnings import Warnings, warnings_from_json, war
 
 __all__ = [
     "OFFSET_VERSION",
-    "LeftBehind",
     "PartitionOffset",
     "StreamOffset",
     "group_name",
-    "left_behind",
-    "read_left_behind",
 ]
 
 OFFSET_VERSION: Final = 3
-_LEFT_VERSION: Final = 1
-"""Of what tasks leave in the group, which is older than the second format of offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,56 +206,3 @@ def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOff
 def group_name(prefix: str, stream: str) -> str:
     """The consumer group of the stream with that id."""
     return f"{prefix}-{stream}"
-
-
-class LeftBehind(NamedTuple):
-    """What a task has left of one range.
-
-    Attributes:
-        state: the partition's clock at its end.
-        unfit: how many of its values were no JSON of the schema.
-    """
-
-    state: PartitionState
-    unfit: int = 0
-
-
-def left_behind(
-    offset: StreamOffset, partition: Partition, end: PartitionState, unfit: int = 0
-) -> str:
-    """What a task leaves in the group's metadata (see `LeftBehind`), and what that follows from.
-
-    The key covers the start state, the range and the settings, so that a copied checkpoint, which
-    shares the group, cannot take another run's state for its own.
-    """
-    value = {"for": _key(offset, partition), "state": end.to_json(), "version": _LEFT_VERSION}
-    if unfit:
-        value["unfit"] = unfit
-    return json.dumps(value, separators=(",", ":"), sort_keys=True)
-
-
-def read_left_behind(
-    offset: StreamOffset, partition: Partition, metadata: str | None
-) -> LeftBehind | None:
-    """What is in `metadata` if it was left by this very range; None otherwise."""
-    try:
-        value = json.loads(metadata or "")
-        if value["version"] == _LEFT_VERSION and value["for"] == _key(offset, partition):
-            return LeftBehind(PartitionState.from_json(value["state"]), value.get("unfit", 0))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        # Foreign metadata, of whatever form, is no state of ours.
-        return None
-    return None
-
-
-def _key(offset: StreamOffset, partition: Partition) -> str:
-    share = offset.partitions[partition]
-    origin = [
-        partition.topic,
-        partition.number,
-        share.start_inclusive,
-        share.end_exclusive,
-        share.state.to_json(),
-        sorted(offset.settings.items()),
-    ]
-    return hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -19,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.driver_log import log_like_spark
+from pyspark_timestream.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka_batch_read import BatchShare, bind, share_out, wanted
 from pyspark_timestream.kafka_broker import Broker, borrowed_broker
 from pyspark_timestream.kafka_columns import Projection, default_schema, project
@@ -29,7 +31,6 @@ from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     StreamOffset,
     group_name,
-    left_behind,
 )
 from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
 from pyspark_timestream.kafka_small import with_small_ranges
@@ -46,6 +47,7 @@ from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.payload import needs_of
 from pyspark_timestream.ranges import Partition
 from pyspark_timestream.spark_errors import brief_errors
+from pyspark_timestream.watermark_settings import broken_settings
 from pyspark_timestream.worker_memory import settle
 
 __all__ = ["KafkaTransport"]
@@ -232,9 +234,9 @@ def _read_task(
     with borrowed_reader(options, task.group) as reader:
         read = with_small_ranges(options, task.group, spans, needs, reader.read)
         yield from run_task(options, projection, task.plan, read, ended.__setitem__, unfit)
-        left = _ends_of(options, task.plan, task.offset, ended, unfit) if task.offset else {}
-        if left:
-            reader.leave(left)
+        if task.offset:
+            settings = _broken_settings() if projection.wants("cti") else {}
+            reader.leave(_ends_of(options, task.plan, task.offset, ended, unfit, settings))
     if is_batch:
         ends = {share.span.partition: share.span.end_exclusive for share in task.plan.shares}
         told = {part: (ends[part], state, unfit[part]) for part, state in ended.items()}
@@ -249,18 +251,25 @@ def _ends_of(
     offset: StreamOffset,
     ended: Mapping[Partition, PartitionState],
     unfit: Mapping[Partition, int],
+    settings: Mapping[str, str],
 ) -> dict[Partition, tuple[int, str]]:
     """What to leave in the group: the offsets that lag tools look at, and the clocks there.
 
     A part of a partition knows no clock, and only the last part knows that offset.
     """
-    return {
-        span.partition: (
-            span.end_exclusive,
-            ""
-            if options.is_cut
-            else left_behind(offset, span.partition, ended[span.partition], unfit[span.partition]),
-        )
-        for span in (share.span for share in plan.shares)
-        if span.end_exclusive == offset.partitions[span.partition].end_exclusive
-    }
+    found = {}
+    for part, end in ((share.span.partition, share.span.end_exclusive) for share in plan.shares):
+        if end == offset.partitions[part].end_exclusive:
+            told = (ended[part], unfit[part], settings)
+            found[part] = end, "" if options.is_cut else encode_group_metadata(offset, part, *told)
+    return found
+
+
+def _broken_settings() -> dict[str, str]:
+    """The settings that a query runs with, and that break what CTIs promise.
+
+    A task has those of its query's session, which were set before the query was started, or are
+    the checkpoint's.
+    """
+    task = TaskContext.get()
+    return {} if task is None else broken_settings(task.getLocalProperty)

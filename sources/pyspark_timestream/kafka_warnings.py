@@ -1,7 +1,7 @@
 """The driver's warnings: looks for mistakes after each batch, and says each of them once."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -79,6 +79,7 @@ class Warner:
         now: StreamOffset,
         log_ends: Mapping[Partition, int],
         now_us: int,
+        found_before: Iterable[Finding] = (),
     ) -> Warnings:
         """The warnings of the stream that stands at `now`, after the batch `previous`.
 
@@ -87,6 +88,7 @@ class Warner:
             now: where the stream stands.
             log_ends: how far there are records to read.
             now_us: the wall clock.
+            found_before: what was found about the batch `previous` itself.
         """
         batch = previous.stream, previous.number
         if self._looked is not None:
@@ -94,7 +96,7 @@ class Warner:
             if looked_at == batch and now_us - looked_us < _AGAIN_US:
                 return warnings
         found = worth_a_warning((Moment(now_us, now, log_ends),), now_us)
-        found += [*_still_at_end(previous), *self._uncounted(previous, now)]
+        found += [*_still_at_end(previous), *self._uncounted(previous, now), *found_before]
         wanted = [
             each for each in found if each.kind is not Kind.IDLE_PARTITION or self._waits(now)
         ]

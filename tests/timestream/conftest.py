@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+# As `make test` has it: importing the helpers warns where Spark would start another Python.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
 
 @pytest.fixture(scope="session")
 def spark():
@@ -13,7 +16,6 @@ def spark():
 
     from pyspark_timestream import DefaultSource
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     session = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

@@ -7,8 +7,9 @@ from timestream.builders import at, options
 
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
+from pyspark_timestream.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka_driver import StreamDriver
-from pyspark_timestream.kafka_offset import StreamOffset, left_behind
+from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.offsets import SENTINEL
 from pyspark_timestream.ranges import Range
 
@@ -744,7 +745,8 @@ def test_who_asked_to_start_at_the_end_or_misses_nothing_is_not_warned(raw, log,
 def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(caplog):
     broker = FakeBroker(p0=(0, 5))
     broker.left_metadata = lambda parts: {
-        part: left_behind(StreamOffset.from_json(run.offset), part, state, 4) for part in parts
+        part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, 4)
+        for part in parts
     }
     run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
     run.plan()
@@ -755,3 +757,18 @@ def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(
     assert StreamOffset.from_json(run.offset).partitions[at(0)].unfit == 12
     assert caplog.text.count("values of another type") == 1
     assert "4 of 5 values are no JSON of the schema" in caplog.text
+
+
+def test_a_stream_without_ctis_is_never_read_again_and_says_what_it_does_not_count():
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker)
+    run.driver._read_again = None
+    run.plan()
+    broker.log[at(0)] = (0, 9)
+    assert run.plan() == {0: (5, 9)}
+    assert told(run) == ["records that are not counted"]
+    # What is cut leaves nothing, which the README says.
+    run = Driven(FakeBroker(p0=(0, 5)), minPartitions="2")
+    run.plan()
+    run.plan()
+    assert told(run) == []

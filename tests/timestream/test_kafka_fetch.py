@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pytest
@@ -80,8 +81,10 @@ class Scripted:
     def is_connected(self, timeout_s: float) -> bool:
         return False
 
-    def commit_offsets(self, offsets: Mapping[Partition, tuple[int, str]]) -> str | None:
-        return None
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        return {}
 
     def close(self) -> None:
         self.closed += 1
@@ -280,3 +283,69 @@ def test_a_consumer_that_is_replaced_is_closed_once(monkeypatch, is_refused: boo
     with refused, kafka_fetch.borrowed_reader(options, "g") as reader:
         assert list(reader.read(SPAN, Needs())) == []
     assert [consumer.closed for consumer in made] == ([1] if is_refused else [1, 0])
+
+
+class Group(Scripted):
+    """A consumer whose broker takes texts of so many characters, and none of partition 9."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(iter([]))
+        self.limit = limit
+        self.commits: list[dict[Partition, int]] = []
+        self.left: dict[Partition, tuple[int, str]] = {}
+
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        self.commits.append({part: len(text) for part, (_, text) in offsets.items()})
+        too_long = KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE)
+        denied = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        refused = {part: too_long for part, (_, text) in offsets.items() if len(text) > self.limit}
+        refused |= {part: denied for part in offsets if part.number == 9}
+        self.left |= {part: each for part, each in offsets.items() if part not in refused}
+        return refused
+
+
+def leaving(monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[RangeReader, Group]:
+    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    group = Group(limit)
+    monkeypatch.setattr(RangeReader, "_new_consumer", lambda _: group)
+    return RangeReader(options, "g"), group
+
+
+def packed(letters: int) -> str:
+    return json.dumps({"for": "k", "packed": "x" * letters, "version": 2})
+
+
+def test_a_state_of_any_size_is_left_where_the_broker_takes_it(monkeypatch) -> None:
+    reader, group = leaving(monkeypatch, 100_000)
+    text = packed(90_000)
+    reader.leave({Partition("t", 0): (7, text)})
+    assert group.left == {Partition("t", 0): (7, text)}
+
+
+def test_of_a_state_that_the_broker_refuses_as_too_long_the_length_is_left(monkeypatch) -> None:
+    reader, group = leaving(monkeypatch, 200)
+    long, short = Partition("t", 0), Partition("t", 1)
+    now_s = 1_000.0
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: now_s)
+    for offset in (7, 8):
+        reader.leave({long: (offset, packed(500)), short: (offset, packed(9))})
+        assert group.left[short] == (offset, packed(9))
+        assert group.left[long][0] == offset
+        left = json.loads(group.left[long][1])
+        assert (left["for"], left["length"]) == ("k", len(packed(500)))
+    # What was refused is not asked for again at once, but a minute later.
+    assert [max(sizes.values()) > 200 for sizes in group.commits] == [True, False, False]
+    now_s += 61
+    reader.leave({long: (9, packed(500))})
+    assert [max(sizes.values()) > 200 for sizes in group.commits[3:]] == [True, False]
+
+
+def test_a_group_that_is_forbidden_is_left_alone_for_a_minute(monkeypatch, caplog) -> None:
+    reader, group = leaving(monkeypatch, 200)
+    for _ in range(3):
+        reader.leave({Partition("t", 9): (7, "")})
+    assert len(group.commits) == 1
+    assert "offsets cannot be committed to group 'g'" in caplog.text
+    assert "the counts in the progress leave its records out" in caplog.text

@@ -17,8 +17,6 @@ from pyspark_timestream.kafka_offset import (
     OFFSET_VERSION,
     PartitionOffset,
     StreamOffset,
-    left_behind,
-    read_left_behind,
 )
 from pyspark_timestream.offsets import SENTINEL, check_offset, is_sentinel
 from pyspark_timestream.stream_warnings import Warned
@@ -195,13 +193,6 @@ def test_an_offset_of_format_version_3_stays_readable():
     assert NEWEST.to_json() == stored
 
 
-def test_what_a_task_of_the_first_version_left_is_still_taken():
-    """A checkpoint that is upgraded between two batches does not read the last one again."""
-    left = '{"for":"30c31377a0cb3892b8e686432e38346d","state":{"events":19},"version":1}'
-    offset = StreamOffset.from_json(json.loads(FIXTURE.read_text()))
-    assert read_left_behind(offset, PART, left) == (PartitionState(events=19), 0)
-
-
 def test_a_newer_format_is_refused_by_name():
     with pytest.raises(CheckpointMismatch, match=f"version {OFFSET_VERSION + 1}; .* up to 3"):
         check_offset({**V1.to_json(), "version": OFFSET_VERSION + 1}, V1.settings, OFFSET_VERSION)
@@ -251,88 +242,7 @@ def test_a_checkpoint_from_before_client_settings_were_kept_goes_on(now):
             check_offset(stored, {**V1.settings, **now, "edge": "k"}, OFFSET_VERSION)
 
 
-def test_a_state_left_under_another_isolation_is_not_taken():
-    offset = replace(V1, settings={**V1.settings, **COMMITTED})
-    left = left_behind(offset, PART, PartitionState(events=19))
-    assert read_left_behind(offset, PART, left) == (PartitionState(events=19), 0)
-    other = replace(V1, settings={**V1.settings, **UNCOMMITTED})
-    assert read_left_behind(other, PART, left) is None
-
-
 def test_only_the_constant_first_offset_is_a_sentinel():
     assert is_sentinel(SENTINEL)
     assert is_sentinel({"version": 99})
     assert not is_sentinel(V1.to_json())
-
-
-PART = at(0, "orders")
-END = PartitionState(1_800_000_000_000_000, 1, 5, 19)
-LEFT = left_behind(V1, PART, END)
-
-
-def changed(**share):
-    partitions = {**V1.partitions, PART: replace(V1.partitions[PART], **share)}
-    return replace_offset(partitions=partitions)
-
-
-def replace_offset(**more):
-    return replace(V1, **more)
-
-
-def test_a_state_left_by_the_same_range_from_the_same_state_is_taken():
-    assert read_left_behind(V1, PART, LEFT) == (END, 0)
-    # What the offset says besides has no influence on the clock.
-    assert read_left_behind(replace_offset(starts=9, tasks=4, stream="copy"), PART, LEFT) == (
-        END,
-        0,
-    )
-
-
-@pytest.mark.parametrize(
-    "offset",
-    [
-        changed(start_inclusive=6),
-        changed(end_exclusive=20),
-        changed(state=PartitionState()),
-        changed(state=replace(V1.partitions[PART].state, count=5)),
-        replace_offset(settings={**V1.settings, "ctiDelay": "6 seconds"}),
-    ],
-    ids=["start", "end", "no state", "another state", "settings"],
-)
-def test_a_state_left_by_another_run_is_not_taken(offset):
-    assert read_left_behind(offset, PART, LEFT) is None
-
-
-def test_a_state_left_by_another_partition_is_not_taken():
-    other = at(0, "trades")
-    offset = replace_offset(partitions={**V1.partitions, other: V1.partitions[PART]})
-    assert read_left_behind(offset, other, LEFT) is None
-    assert read_left_behind(offset, PART, LEFT) == (END, 0)
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        None,
-        "",
-        "spark",
-        "{}",
-        "[]",
-        "7",
-        "null",
-        '"text"',
-        LEFT[:-1],
-        "[" * 4000,
-        json.dumps({**json.loads(LEFT), "version": 3}),
-        json.dumps({**json.loads(LEFT), "state": None}),
-        json.dumps({**json.loads(LEFT), "state": {"unheard_of": 1}}),
-        json.dumps({"for": json.loads(LEFT)["for"]}),
-    ],
-)
-def test_foreign_metadata_is_no_state_of_ours(metadata):
-    assert read_left_behind(V1, PART, metadata) is None
-
-
-def test_what_is_left_fits_the_brokers_default_limit():
-    largest = PartitionState(*[-(2**62)] * 10)
-    assert len(left_behind(V1, PART, largest)) < 1000

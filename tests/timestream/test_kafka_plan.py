@@ -18,10 +18,11 @@ from timestream.oracle import Event, run
 from pyspark_timestream import ranges
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, DataLost
+from pyspark_timestream.group_metadata import decode_group_metadata, encode_group_metadata
 from pyspark_timestream.instants import FINAL_US
 from pyspark_timestream.kafka_batch import plan_tasks
 from pyspark_timestream.kafka_losses import reconcile
-from pyspark_timestream.kafka_offset import StreamOffset, left_behind, read_left_behind
+from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.kafka_plan import Circumstances, first_offset, next_offset
 from pyspark_timestream.kafka_task import Share, end_state, run_task
 
@@ -101,8 +102,8 @@ class Query:
         read = next(s for s in span if s.partition == part)
         if not read.size:
             return share.state
-        left = read_left_behind(previous, part, self.left.get(part))
-        if left is not None:
+        left = decode_group_metadata(previous, part, self.left.get(part))
+        if left.state is not None:
             return left.state
         return end_state(self.options, Share(read, share.state), self.read)
 
@@ -131,7 +132,8 @@ class Query:
                 assert mark is None or not any(value is not None for value in row.values())
                 assert mark is not None or row["offset"] is not None
         if check:
-            self.left |= {part: left_behind(offset, part, state) for part, state in leave.items()}
+            for part, state in leave.items():
+                self.left[part] = encode_group_metadata(offset, part, state)
             self.check(offset, tasks)
         return tasks
 

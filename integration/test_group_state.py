@@ -1,0 +1,184 @@
+"""What tasks leave in the consumer group: read there, not again; and said where it costs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker import Broker, Record, unique_name
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from kafka_query import DAY_MS, Stream, event, times
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from pyspark_timestream import advance_time
+from pyspark_timestream.instants import format_instant
+from pyspark_timestream.kafka_reader import KafkaTransport
+from pyspark_timestream.offsets import SENTINEL
+
+pytestmark = pytest.mark.timeout(300)
+
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_path: Path):
+    """Make a `Stream` over a fresh topic filled with records."""
+
+    def make(records: list[Record], **options: Any) -> Stream:
+        name = topic()
+        broker.produce(name, records)
+        made = {key.replace("__", "."): str(value) for key, value in options.items()}
+        return Stream(spark, broker, name, tmp_path / name, made)
+
+    return make
+
+
+@contextmanager
+def forbidden(broker: Broker, prefix: str) -> Iterator[None]:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    place = (ResourceType.GROUP, prefix, ResourcePatternType.PREFIXED, "User:*", "*")
+    rule = AclBinding(*place, AclOperation.ALL, AclPermissionType.DENY)
+    admin.create_acls([rule])[rule].result(30)
+    try:
+        yield
+    finally:
+        same = AclBindingFilter(*place, AclOperation.ALL, AclPermissionType.DENY)
+        admin.delete_acls([same])[same].result(30)
+
+
+def marks(writers: int, rounds: int) -> list[Record]:
+    """A mark of every writer in turn, so many rounds, each anywhere within a minute of its own.
+
+    None of them has a value. The first writer's mark is the round's beginning.
+    """
+    chance = random.Random(7)
+    records = []
+    for turn, number in itertools.product(range(rounds), range(writers)):
+        ahead_us = chance.randrange(1, 60_000_000) if number else 0
+        time = format_instant(1000 * DAY_MS + 60_000_000 * turn + ahead_us).encode()
+        headers = [("cti", time), ("cti-writer", b"w%03d" % number)]
+        stamp_ms = DAY_MS + 60_000 * turn + chance.randrange(60_000)
+        records.append(Record(None, None, 0, stamp_ms, headers))
+    return records
+
+
+def left_in_group(made: Stream) -> dict[str, Any]:
+    """What the group of a stream holds for partition 0."""
+    (offset,) = sorted((made.place / "checkpoint" / "offsets").glob("[0-9]*"))[-1:]
+    group = "timestream-" + json.loads(offset.read_text().splitlines()[-1])["stream"]
+    consumer = made.broker.consumer(group_id=group)
+    (found,) = consumer.committed([TopicPartition(made.topic, 0)], timeout=30)
+    consumer.close()
+    return dict(json.loads(found.metadata))
+
+
+def test_a_stream_without_ctis_is_not_read_again_for_its_counts(stream) -> None:
+    prefix = unique_name("forbidden")
+    made = stream([event(s) for s in range(5)], groupIdPrefix=prefix)
+    with forbidden(made.broker, prefix):
+        rows = made.run(made.load(maxOffsetsPerTrigger=2))
+    assert [row.offset for row in rows] == [0, 1, 2, 3, 4]
+    report = made.report()
+    # Read again, they would have been counted.
+    assert report["events"] == 0
+    (warning,) = report["warnings"]
+    assert warning.startswith(f"records that are not counted: group '{prefix}-")
+
+
+@pytest.mark.parametrize(("writers", "fits"), [(300, True), (700, False)])
+def test_clocks_of_many_writers_fit_the_group_or_are_said_with_their_size(
+    stream, writers: int, fits: bool
+) -> None:
+    made = stream(marks(writers, 3), ctiHeader="cti", writerTimeout="1 day")
+    made.run(maxOffsetsPerTrigger=writers)
+    assert made.report()["cti"] == "2024-01-01T00:02:00Z"
+    left = left_in_group(made)
+    assert ("packed" in left, "length" in left) == (fits, not fits)
+    warnings = made.report()["warnings"]
+    if fits:
+        assert warnings == []
+    else:
+        (warning,) = warnings
+        said = f"with {writers} writers, takes "
+        assert warning.startswith(f"a clock too large for the group: topic '{made.topic}' part")
+        assert said in warning
+        needed = int(warning.split(said)[1].split()[0])
+        # A warning keeps its first number; the clock's size differs a little from batch to batch.
+        assert needed > 4096
+        assert abs(needed / left["length"] - 1) < 0.1
+        assert f"'offset.metadata.max.bytes' to {needed} at least" in warning
+
+
+def test_two_streams_of_one_group_say_that_they_read_twice(
+    broker: Broker, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    name = topic()
+    broker.produce(name, [event(s) for s in range(6)])
+    given = {
+        "transport": "kafka",
+        "kafka.bootstrap.servers": broker.bootstrap,
+        "subscribe": name,
+        "startingOffsets": "earliest",
+        "ctiFrequency": "1",
+        "kafka.group.id": unique_name("shared"),
+    }
+    transport = KafkaTransport(given)
+    one, other = (transport.stream_reader(transport.schema()) for _ in range(2))
+    offsets: dict[Any, dict[str, Any]] = {one: SENTINEL, other: SENTINEL}
+    # Of the same range from the same state they leave the same.
+    for reader, most in ((one, 2), (other, 3), (one, 2), (one, 2)):
+        start = offsets[reader]
+        offsets[reader] = reader.latestOffset(start, ReadMaxRows(most))
+        for task in reader.partitions(start, offsets[reader]):
+            assert sum(batch.num_rows for batch in reader.read(task)) > 0
+    said = [line for line in caplog.messages if "a shared group" in line]
+    assert len(said) == 1
+    assert (
+        f"group '{given['kafka.group.id']}': stream {offsets[other]['stream'][:8]} writes"
+        in said[0]
+    )
+    # The clock is right all the same.
+    state = offsets[one]["partitions"][name]["0"]
+    assert (state["from"], state["to"], state["state"]["events"]) == (4, 6, 4)
+
+
+def test_a_setting_that_breaks_ctis_is_said_of_the_query_that_runs_with_it(
+    spark: SparkSession, stream
+) -> None:
+    """Also where it was set after the helper looked, or is the checkpoint's."""
+    made = stream([event(s) for s in (1, 2)], ctiFrequency=1)
+    frame = advance_time(made.load())
+    usual = spark.conf.get(POLICY)
+    spark.conf.set(POLICY, "max")
+    try:
+        assert times(row for row in with_cti(made.run(frame))) == [1, 2]
+    finally:
+        spark.conf.set(POLICY, usual)
+    (warning,) = made.report()["warnings"]
+    assert warning.startswith(
+        f"a setting of the session: setting '{POLICY}': the query runs with 'max'"
+    )
+    made.broker.produce(made.topic, [event(3)])
+    made.run(advance_time(made.load()))
+    assert [each[:24] for each in made.report()["warnings"]] == ["a setting of the session"]
+
+
+def with_cti(rows: list[Any]) -> list[Any]:
+    """Rows of `advance_time`, which have no `cti`, as those of the source."""
+    return [{**row.asDict(), "cti": None} for row in rows]
