@@ -25,8 +25,6 @@ from pyspark_timestream.value_samples import describe_malformed, describe_unit, 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka_fetch import RangeReader
 
-__all__ = ["Warner"]
-
 __all__ = ["Warner", "say_new", "say_of_read"]
 
 T = TypeVar("T")
