@@ -166,7 +166,7 @@ def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
     subscriber.drain()
     tear(newest(path, "entry"), "empty")
 
-    def killed(*given):
+    def killed(*given, **named):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(repairing, "replace_head", killed)
