@@ -33,6 +33,7 @@ COMPARISONS: Final = (
     "tseries_append",
     "tseries_query",
     "tseries_commits",
+    "tseries_durability",
     "tseries_memory",
 )
 

@@ -6,7 +6,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -167,6 +167,9 @@ class Log:
         self._trusting = trusting
         self._checked = self._synced = -1
         self._directories: set[str] = set()
+        self._marks: dict[str, int | None] = {}
+        self._marks_at = -1
+        self._mine: tuple[int, dict[str, int]] | None = None
         self._born = self._birth(table.version())
         if not trusting:
             self._check_whole()
@@ -184,7 +187,8 @@ class Log:
             if table is None or table.metadata().id != self.table.metadata().id:
                 return False
             self.table = table
-            self._checked = self._synced = -1
+            self._checked = self._synced = self._marks_at = -1
+            self._mine = None
         self._born = self._birth(self.table.version())
         if not self._trusting:
             self.check()
@@ -226,10 +230,21 @@ class Log:
         newest = self.version()
         if newest <= self._checked:
             return
-        entries = check_entries(self.place, newest, self._checked)
-        if any(entry.own is None and entry.changes_table for entry in entries):
-            _check_table(self.table, self.place)
+        if self._mine is not None and self._mine[0] == newest == self._checked + 1:
+            self._learn(newest, self._mine[1])
+        else:
+            entries = check_entries(self.place, newest, self._checked)
+            if any(entry.own is None and entry.changes_table for entry in entries):
+                _check_table(self.table, self.place)
+            if newest == self._checked + 1:
+                self._learn(newest, entries[-1].marks)
         self._checked = newest
+
+    def _learn(self, version: int, marks: Mapping[str, int]) -> None:
+        """Notes the marks that the entry `version` has set, where all before it are known."""
+        if self._marks_at == version - 1:
+            self._marks.update(marks)
+            self._marks_at = version
 
     def version(self) -> int:
         """The newest version that is known."""
@@ -237,8 +252,12 @@ class Log:
 
     def mark(self, name: str) -> int | None:
         """The last number that a commit gave to the mark `name`; None where there is none."""
-        number: int | None = self.table.transaction_version(name)
-        return number
+        version = self.version()
+        if self._marks_at != version:
+            self._marks, self._marks_at = {}, version
+        if name not in self._marks:
+            self._marks[name] = self.table.transaction_version(name)
+        return self._marks[name]
 
     def has(self, token: tuple[str, int] | None) -> bool:
         """Whether a commit has set a mark to the number that `token` gives it, or a higher one."""
@@ -311,6 +330,7 @@ class Log:
             note = own_note(number, version, synced=synced)
             entry = format_entry(actions, marks, note, time.time_ns() // 1_000_000)
             if self._publish(version + 1, entry, files, synced):
+                self._mine = version + 1, marks
                 break
             # Maintenance may pass, while every rival append trips over the head.
             if any(self.mark(name) != known for name, known in before.items()) or not (
