@@ -10,11 +10,12 @@ Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (
 `subscription`, `properties`, `commit_time`, `log_entries`, `foreign_changes` (rules),
 `parquet_layout`, `checksums`, `foreign_files`, `files`, `table_scan`, `head_files`, `staging`,
 `originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`, `durability`, `log_writer`,
-`log_check`, `delta_log`, `host_locks`, `races`, `store`, `ownership`, `upkeep`, `log_statistics`,
-`file_check`, `inspection`, `lost_commits`, `rewind`, `undoing`, `restamping`, `time_repair`,
-`repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`, `history`,
-`late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`, `arguments`,
-`client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink` (Spark).
+`log_check`, `delta_log`, `host_locks`, `races`, `store`, `ownership`, `head_recovery`, `upkeep`,
+`log_statistics`, `file_check`, `inspection`, `lost_commits`, `rewind`, `undoing`, `restamping`,
+`time_repair`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
+`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
+`arguments`, `client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink`
+(Spark).
 """
 
 import importlib

@@ -13,8 +13,8 @@ from pyspark_tseries.commit_time import MOST_SKEW_US
 from pyspark_tseries.errors import UnusableStore, WrongClock
 from pyspark_tseries.file_check import examine
 from pyspark_tseries.files import DataFile
-from pyspark_tseries.head_files import load_head, readable_notes
-from pyspark_tseries.heads import EMPTY_NOTE, Head, Note, floors_of, merge, with_note
+from pyspark_tseries.head_recovery import find_remnant
+from pyspark_tseries.heads import Head, floors_of, merge, with_note
 from pyspark_tseries.invariants import CHECKED, Trimming, broken
 from pyspark_tseries.log_check import damaged_log, find_log_damage
 from pyspark_tseries.log_statistics import contradiction, logged_bounds
@@ -116,8 +116,8 @@ def rebuild(
 ) -> int:
     """Makes the head of the store at `path` anew from its events; returns the number of series.
 
-    The counts of dropped and adjusted rows and a changed retained range are those of the newest
-    head file that can still be read.
+    The counts of dropped and adjusted rows, the policy and a changed retained range are those of
+    the newest head that can still be read.
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
@@ -135,7 +135,8 @@ def rebuild(
 
     def anew(head_id: int | None, version: int) -> Head:
         found, newest_us = scan_standing(store.place, store.data_files(), -1)
-        note, floors = _last_known(store, head_id)
+        remnant = find_remnant(store)
+        note, floors = remnant.note, floors_of(remnant.head)
         commit_us = max(newest_us, note.commit_us)
         # A commit's number is below that of its log entry, unless a repair has raised it; so this
         # one is higher than all before.
@@ -148,13 +149,3 @@ def rebuild(
         return head if floors is None else merge(head, with_note(floors, note))
 
     return len(replace_head(store, anew, timed=False).ids)
-
-
-def _last_known(store: Store, head_id: int | None) -> tuple[Note, pa.Table | None]:
-    """The note of the newest readable head file, and the floors where these are readable."""
-    try:
-        head = load_head(store.place, head_id, None, Head())
-    except UnusableStore:
-        notes = readable_notes(store.place).values()
-        return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE), None
-    return head.note, floors_of(head)

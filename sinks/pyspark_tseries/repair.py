@@ -7,7 +7,7 @@ it; what it cannot mend it leaves as it is and says so. Writers should rest mean
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,7 @@ from pyspark_timestream.instants import format_instant
 from pyspark_tseries import host_locks
 from pyspark_tseries.commit_time import MOST_SKEW_US, check_commit_time
 from pyspark_tseries.errors import UnusableStore, WrongClock
+from pyspark_tseries.head_recovery import Remnant, find_remnant
 from pyspark_tseries.heads import NEVER_US, Head, next_note
 from pyspark_tseries.inspection import rebuild, verify
 from pyspark_tseries.log_check import unknown_changes
@@ -199,13 +200,36 @@ def _next_head(store: Store, head_id: int | None, commit: int | None = None) -> 
 
 def _mend_head(place: Place, asked: Asked) -> Repaired:
     """A head that cannot be read is made again from the events."""
+    store = Store.open_damaged(place)
     try:
-        Store.open_damaged(place).head()
+        store.head()
     except UnusableStore as error:
+        lost = tuple(_lost_with_head(find_remnant(store)))
         if not asked.dry_run:
             rebuild(place, principal=asked.principal)
-        return Repaired(mended=(f"{error}. It is made again from the events",))
+        return Repaired(mended=(f"{error}. It is made again from the events",), lost=lost)
     return Repaired()
+
+
+def _lost_with_head(remnant: Remnant) -> Iterator[str]:
+    """What no event says: the sentences of what is older than the head was."""
+    note, known = remnant.note, remnant.head.note.commit
+    if not remnant.current:
+        yield (
+            "what the head alone had said: the counts of dropped and adjusted rows, a policy, and "
+            f"a changed retained range, are {_as_of(note.commit)}"
+        )
+    if note.retained_since is not None and note.retained_since > known:
+        yield (
+            "which events the changed retained range had put out of range: those that the range "
+            f"'{note.retained}' lets in are back"
+        )
+
+
+def _as_of(commit: int) -> str:
+    if commit < 0:
+        return "those of the store's creation, since no other head can be read"
+    return f"as they were with commit {commit}"
 
 
 def _mend_numbers(place: Place, asked: Asked) -> Repaired:

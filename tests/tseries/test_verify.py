@@ -259,3 +259,16 @@ def test_the_commands_say_what_is_broken_and_exit_with_1(path):
     assert run("verify") == (0, "sound\n")
     assert DeltaTable(path).version() == 5
     assert json.loads(run("describe")[1].split("stored_events")[1].split()[0]) == 9
+
+
+def test_what_was_out_of_range_stays_so_where_the_head_is_lost_and_made_again(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 2})
+    store.append(batch(*(("a", n) for n in range(5))))
+    set_retained_range(store, RetainedRange(limit=4), 0)
+    store.append(batch(("a", 5)))
+    store.refresh()
+    (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
+    storage._OPEN.clear()
+    rebuild(str(tmp_path / "s"))
+    assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
+    assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"
