@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import Any
 
 from kafka_image import image_to_run
 from kafka_process import broker_properties, free_port
+from orphan_watch import OrphanWatch
 
 # The reaper is one more image to pull; the container is removed by `close`.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -68,7 +70,10 @@ class KafkaContainer:
         properties = broker_properties(inside[0], self.bootstrap, inside[1], controller)
         environment = {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"}
         environment |= _as_environment(properties)
-        self._container = DockerContainer(image).with_envs(**environment)
+        name = f"timestream-kafka-{os.getpid()}-{port}"
+        self._container = DockerContainer(image).with_envs(**environment).with_name(name)
+        # Should this process be killed, the container may not outlive it.
+        self._watch = OrphanWatch([sys.executable, __file__, name])
         if has_bridge:
             self._container.ports = {f"{port}/tcp": ("127.0.0.1", port)}  # type: ignore[dict-item]
         else:
@@ -90,6 +95,7 @@ class KafkaContainer:
     def close(self) -> None:
         """Remove the container with its data."""
         self._container.stop()
+        self._watch.stop()
 
     def failure(self) -> str | None:
         """What the broker printed, when it ended by itself."""
@@ -103,3 +109,17 @@ class KafkaContainer:
 
 def _as_environment(properties: dict[str, str]) -> dict[str, str]:
     return {"KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()}
+
+
+def remove(name: str) -> None:
+    """Remove the container of a process that did not live to do it, where there is one."""
+    import docker
+
+    client = docker.from_env(timeout=60)
+    for container in client.containers.list(all=True, filters={"name": f"^/?{name}$"}):
+        container.remove(force=True, v=True)
+    client.close()
+
+
+if __name__ == "__main__":
+    remove(sys.argv[1])

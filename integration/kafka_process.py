@@ -9,12 +9,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from process_session import ProcessSession, members
+from orphan_watch import OrphanWatch
+from process_session import ProcessSession
 
 KAFKA_VERSION = "4.3.0"
 # The log4j2 that Kafka itself brings; without a binding the broker would log nothing at all.
@@ -102,13 +104,15 @@ class KafkaProcess:
     ) -> None:
         self._jars = kafka_jars()
         self._heap = heap
-        _remove_leftovers()
+        remove_leftovers()
         port, controller = ports or (free_port(), free_port())
         self.bootstrap = f"127.0.0.1:{port}"
         self.directory = CACHE / "runs" / f"{os.getpid()}-{port}"
         self.directory.mkdir(parents=True)
-        _write_owner(self.directory, None)
+        _write_owner(self.directory)
         self._session: ProcessSession | None = None
+        # Should this process be killed, the broker may not outlive it.
+        self._watch = OrphanWatch([sys.executable, __file__])
         voter = f"127.0.0.1:{controller}"
         properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
         properties |= {"log.dirs": str(self.directory / "data"), **(changes or {})}
@@ -141,7 +145,6 @@ class KafkaProcess:
         """Start the broker on the data and the port it had."""
         command = self._java("kafka.Kafka", str(self._settings))
         self._session = ProcessSession.begin(command, log=self.directory / "broker.log")
-        _write_owner(self.directory, self._session.id)
 
     def stop(self, timeout: float = 60.0) -> None:
         """SIGTERM: the broker hands its partitions over before it ends."""
@@ -157,7 +160,7 @@ class KafkaProcess:
 
     def cut_log(self, topic: str, partition: int) -> None:
         """Remove the last batch of a partition's log, while the broker is not running."""
-        place = self._directory / "data" / f"{topic}-{partition}"
+        place = self.directory / "data" / f"{topic}-{partition}"
         (segment,) = place.glob("*.log")
         data = segment.read_bytes()
         # A batch begins with its first offset (8 bytes) and its length after that (4 bytes).
@@ -173,6 +176,7 @@ class KafkaProcess:
         """End the broker and remove its data."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
+        self._watch.stop()
 
     def failure(self) -> str | None:
         """What the broker printed, when it ended by itself."""
@@ -219,28 +223,32 @@ def locked(what: str = "lock") -> Iterator[None]:
         yield
 
 
-def _write_owner(directory: Path, broker: int | None) -> None:
-    """Remember who started which broker, so that a later run can clean up after a killed one."""
-    owner = {"owner": _identity(os.getpid()), "broker": broker and _identity(broker)}
-    (directory / "owner.json").write_text(json.dumps(owner))
+def _write_owner(directory: Path) -> None:
+    """Remember who began this run, so that what is left of it is known for a leftover."""
+    (directory / "owner.json").write_text(json.dumps({"owner": _identity(os.getpid())}))
 
 
-def _remove_leftovers() -> None:
-    """End brokers, and remove their data, of test runs that did not live to do it."""
+def remove_leftovers() -> None:
+    """End the processes, and remove the data, of runs whose owner did not live to do it."""
     with locked():
         for record in (CACHE / "runs").glob("*/owner.json"):
-            owner = json.loads(record.read_text())
-            if _is_alive(owner["owner"]):
+            if _is_alive(json.loads(record.read_text())["owner"]):
                 continue
-            if owner["broker"] and _is_alive(owner["broker"]):
-                _kill_session(owner["broker"][0])
+            for pid in _processes_of(record.parent):
+                with suppress(psutil.NoSuchProcess):
+                    psutil.Process(pid).kill()
             shutil.rmtree(record.parent, ignore_errors=True)
 
 
-def _kill_session(session: int) -> None:
-    for pid in members(session):
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(pid).kill()
+def _processes_of(directory: Path) -> list[int]:
+    """Those that were started with a file of the run: broker and tools, whenever that was."""
+    found = psutil.process_iter(["pid", "cmdline"])
+    place = f"{directory}/"
+    return [
+        each.pid
+        for each in found
+        if any(place in argument for argument in each.info["cmdline"] or ())
+    ]
 
 
 def _identity(pid: int) -> list[float]:
@@ -255,3 +263,7 @@ def _is_alive(identity: list[float]) -> bool:
         return process.create_time() == created and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+if __name__ == "__main__":
+    remove_leftovers()

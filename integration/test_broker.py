@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 from broker import Broker, Record, unique_name
 
@@ -77,3 +85,74 @@ def test_an_aborted_transaction_is_invisible_also_after_a_kill(
     assert values(broker, name) == [b"kept"]
     # Two records and their markers; a restarted coordinator may write a marker once more.
     assert broker.end_offsets(name)[0] >= 4
+
+
+# -- no broker is left behind ----------------------------------------------------------------------
+
+OWNER = """
+import time
+from broker import broker
+with broker(say=lambda _: None) as kafka:
+    print(kafka.bootstrap, flush=True)
+    time.sleep(600)
+"""
+
+
+def begin_owner() -> subprocess.Popen[str]:
+    """A program with a broker of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(2)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def ends(what: Callable[[], object]) -> bool:
+    """Whether `what` is no longer true within half a minute."""
+    deadline = time.monotonic() + 30
+    while what() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not what()
+
+
+def files_and_processes(owner: int) -> list[str]:
+    """What a broker of this process has on this machine."""
+    kept = Path(__file__).parent.parent / ".work" / "kafka" / "runs"
+    directories = [str(path) for path in kept.glob(f"{owner}-*")]
+    found = (each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"]))
+    mark = f"{kept}/{owner}-"
+    return directories + [line for line in map(" ".join, found) if mark in line]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_program_that_is_interrupted_leaves_no_broker(broker: Broker, number: int) -> None:
+    if not broker.can_stop:
+        pytest.skip("the broker of KAFKA_BOOTSTRAP_SERVERS is nobody's here")
+    owner = begin_owner()
+    assert owner.stdout is not None
+    address = owner.stdout.readline().strip()
+    answered = answers(address)
+    # Ctrl-C reaches a terminal's whole process group.
+    os.killpg(owner.pid, number)
+    assert answered
+    owner.communicate(timeout=60)
+    assert ends(lambda: answers(address))
+    assert ends(lambda: files_and_processes(owner.pid)), files_and_processes(owner.pid)
+
+
+def test_program_that_is_killed_while_its_broker_starts_leaves_nothing(broker: Broker) -> None:
+    if broker.tier != "process":
+        pytest.skip("a container has no files here")
+    owner = begin_owner()
+    began = ends(lambda: not files_and_processes(owner.pid))
+    os.killpg(owner.pid, signal.SIGKILL)
+    assert began
+    owner.communicate(timeout=60)
+    assert ends(lambda: files_and_processes(owner.pid)), files_and_processes(owner.pid)
