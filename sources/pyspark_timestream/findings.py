@@ -7,7 +7,7 @@ from typing import Final
 
 from pyspark_timestream.ranges import Partition
 
-__all__ = ["FIXES", "IN_BOUNDED_RUN", "Finding", "Kind", "names"]
+__all__ = ["FIXES", "IN_BOUNDED_RUN", "IN_RUN_THAT_COMES_BACK", "Finding", "Kind", "names"]
 
 _NAMED: Final = 3
 """How many partitions a sentence names before it says how many more there are."""
@@ -125,6 +125,13 @@ IN_BOUNDED_RUN: Final = (
     "option 'finalCti' to 'true' from the beginning"
 )
 """The fix of an idle partition in a bounded run, which waits for nobody."""
+
+IN_RUN_THAT_COMES_BACK: Final = (
+    "run again: a run that finds it at rest for as long as option 'idleTimeout' says goes on "
+    "without it; where this run is the end of the stream, set option 'finalCti' to 'true' from the "
+    "beginning"
+)
+"""The same where quiet time counts across runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ import numpy as np
 
 from pyspark_timestream.cti import PartitionState, step
 from pyspark_timestream.diagnosis import worth_a_warning
-from pyspark_timestream.findings import Finding, Kind
+from pyspark_timestream.findings import IN_RUN_THAT_COMES_BACK, Finding, Kind
 from pyspark_timestream.kafka_columns import Projection
 from pyspark_timestream.kafka_offset import PartitionOffset, StreamOffset, group_name
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.mistakes import start_at_end
 from pyspark_timestream.payload import read_payload
 from pyspark_timestream.ranges import Partition, Range
+from pyspark_timestream.recent_counts import Recent, counted_on, recent_mistakes
 from pyspark_timestream.records import Needs, RecordBlock
 from pyspark_timestream.stream_history import Moment
 from pyspark_timestream.stream_warnings import Warnings, new_warnings, warned
@@ -60,6 +61,7 @@ class Warner:
         self._options, self._projection, self._reader = options, projection, reader
         self._details: dict[Kind, str] = {}
         self._sampled: list[Finding] | None = None
+        self._recent = Recent()
         self._looked: tuple[tuple[str, int], int, Warnings] | None = None
 
     def begin(
@@ -94,13 +96,24 @@ class Warner:
             if looked_at == batch and now_us - looked_us < _AGAIN_US:
                 return warnings
         found = worth_a_warning((Moment(now_us, now, log_ends),), now_us)
-        found += [*_still_at_end(previous), *self._uncounted(previous, now), *found_before]
+        found += [*self._lately(previous, now), *_still_at_end(previous)]
+        found += [*self._uncounted(previous, now), *found_before]
         wanted = [
-            each for each in found if each.kind is not Kind.IDLE_PARTITION or self._waits(now)
+            self._advised(each, now)
+            for each in found
+            if each.kind is not Kind.IDLE_PARTITION or self._waits(now)
         ]
         warnings = warned(previous.warnings, wanted, lambda each: self._detail(each, now))
         self._looked = batch, now_us, warnings
         return warnings
+
+    def _lately(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+        """What the last events show; until a new run has had some, what was said before."""
+        self._recent = counted_on(self._recent, previous.partitions, now.partitions)
+        if self._recent.counts:
+            return recent_mistakes(self._recent, now)
+        given = (previous.warnings.get(kind) for kind in (Kind.MALFORMED, Kind.WRONG_TYPE))
+        return [each.finding for each in given if each is not None and each.holds]
 
     def _uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
         """What a few records show of a partition that was read and not counted; asked once a run.
@@ -134,6 +147,13 @@ class Warner:
         if now.bounded:
             return not self._options.final_cti
         return self._options.idle_timeout_us is None
+
+    def _advised(self, finding: Finding, now: StreamOffset) -> Finding:
+        """`finding` with the fix that follows from options which no offset has."""
+        comes_back = now.bounded and self._options.idle_timeout_us is not None
+        if finding.kind is Kind.IDLE_PARTITION and comes_back:
+            return replace(finding, advice=IN_RUN_THAT_COMES_BACK)
+        return finding
 
     def _detail(self, finding: Finding, now: StreamOffset) -> str:
         """What the newest records of a partition say about `finding`, as far as they can be had."""

@@ -85,10 +85,15 @@ def standing_warnings(warnings: Warnings) -> list[Finding]:
 
 
 def with_details(findings: Iterable[Finding], warnings: Warnings) -> list[Finding]:
-    """`findings`, with what the records said when their kind was warned of."""
+    """`findings`, with what the records said, and who knows the options advised, at a warning."""
     details = {kind: given.finding.detail for kind, given in warnings.items()}
+    advice = {kind: given.finding.advice for kind, given in warnings.items() if given.holds}
     return [
-        dataclasses.replace(finding, detail=finding.detail or details.get(finding.kind, ""))
+        dataclasses.replace(
+            finding,
+            detail=finding.detail or details.get(finding.kind, ""),
+            advice=advice.get(finding.kind) or finding.advice,
+        )
         for finding in findings
     ]
 

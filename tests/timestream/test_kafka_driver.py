@@ -6,12 +6,14 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.cti import PartitionState
+from pyspark_timestream.diagnosis import diagnose
 from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
 from pyspark_timestream.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.offsets import SENTINEL
 from pyspark_timestream.ranges import Range
+from pyspark_timestream.stream_history import Moment
 
 
 class FakeBroker:
@@ -708,6 +710,19 @@ def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(cap
     assert told(run) == ["an idle partition"]
     assert "idleTimeout" not in caplog.text
     assert run.plan() is None
+
+
+def test_a_bounded_run_with_idle_timeout_says_that_a_later_one_goes_on_without_it(caplog):
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    run = Driven(broker, ctiFrequency="1", idleTimeout="1 hour")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.driver.bound()
+    run.plan()
+    run.plan()
+    assert told(run) == ["an idle partition"]
+    assert "next step: run again: a run that finds it at rest for as long" in caplog.text
+    (finding, *_) = diagnose((Moment(NOW_US, StreamOffset.from_json(run.offset)),))
+    assert finding.fix.startswith("run again: ")
 
 
 def test_a_bounded_run_that_starts_at_the_end_by_default_says_what_it_passes_over(caplog):

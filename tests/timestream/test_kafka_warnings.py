@@ -1,6 +1,7 @@
 """What the driver sees in a few records where nobody counts, and what a batch read says."""
 
 import json
+from dataclasses import replace
 
 import pyarrow as pa
 from timestream.builders import at, block, options, projection
@@ -103,3 +104,25 @@ def test_a_task_of_a_batch_read_says_what_is_wrong_with_what_it_read(caplog):
     well = {at(0): (4, PartitionState(events=4), 0)}
     say_of_read(given, projection(given, *COLUMNS), records, well)
     assert caplog.text == ""
+
+
+def test_data_that_goes_wrong_after_years_is_warned_of_at_once_and_as_long_as_a_new_run_knows():
+    years, records = 10**6, Records(*[{"when": 1}] * 20)
+
+    def at_event(events, malformed):
+        state = PartitionState(events=events, malformed=malformed)
+        part = PartitionOffset(20, 20, state)
+        return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, events)
+
+    look = warner(records)
+    assert look.look(at_event(years, 0), at_event(years + 9, 9), {at(0): 20}, 0) == {}
+    batch = at_event(years + 9, 9)
+    warnings = look.look(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
+    (finding,) = standing_warnings(warnings)
+    assert finding.text.startswith("lately, 11 of 11 events have no time that can be read")
+    assert finding.detail == "there is no field 'at', but 'when'"
+    restarted = replace(at_event(years + 11, 11), warnings=warnings)
+    later = warner(records).look(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
+    assert later == warnings
+    well = warner(records).look(restarted, at_event(years + 40, 11), {at(0): 20}, 3 * 10**7)
+    assert standing_warnings(well) == []
