@@ -67,7 +67,7 @@ def warned(
             after[kind] = given
         else:
             after[kind] = Warned(_words(finding, finding.detail or detail(finding), level))
-    return dict(sorted(after.items()))
+    return _in_order(after)
 
 
 def new_warnings(before: Warnings, after: Warnings) -> list[Finding]:
@@ -120,7 +120,7 @@ def warnings_to_json(warnings: Warnings) -> dict[str, dict[str, Any]]:
 def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, Warned]:
     """The warnings that `warnings_to_json` wrote, without kinds that this release lacks."""
     known = {str(kind): kind for kind in Kind}
-    return {
+    read = {
         known[name]: Warned(
             Finding(
                 known[name],
@@ -132,9 +132,14 @@ def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, War
             ),
             said.get("holds", False),
         )
-        for name, said in sorted(value.items())
+        for name, said in value.items()
         if name in known
     }
+    return _in_order(read)
+
+
+def _in_order(warnings: Warnings) -> dict[Kind, Warned]:
+    return {kind: warnings[kind] for kind in Kind if kind in warnings}
 
 
 def _is_same(given: Warned, finding: Finding, level: int) -> bool:

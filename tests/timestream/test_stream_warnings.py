@@ -85,6 +85,14 @@ def test_of_two_findings_of_a_kind_the_first_counts():
     assert said([found(text="one"), found(text="two")]) == [["one"]]
 
 
+def test_what_matters_most_is_listed_and_said_first_also_after_a_restart():
+    kinds = [Kind.LATE_ROWS, Kind.IDLE_PARTITION, Kind.MALFORMED]
+    after = warned({}, [found(kind=kind) for kind in kinds])
+    again = warnings_from_json(json.loads(json.dumps(warnings_to_json(after), sort_keys=True)))
+    for listed in (new_warnings({}, after), standing_warnings(after), standing_warnings(again)):
+        assert [finding.kind for finding in listed] == kinds[::-1]
+
+
 def test_a_kind_that_this_release_does_not_know_is_passed_over():
     written = warnings_to_json(warned({}, [found()]))
     assert warnings_from_json({**written, "a newer kind": {"culprit": "x", "text": "y"}}) == (
