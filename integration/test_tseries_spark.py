@@ -89,6 +89,22 @@ def numbers(spark: SparkSession) -> DataFrame:
 # -- batch ---------------------------------------------------------------------------------------
 
 
+def test_a_deleted_checkpoint_over_an_old_store_is_said_to_be_a_new_query(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "in", 0, [("a", 1, 1), ("a", 2, 2)])
+    stream(files(spark, tmp_path / "in"), tmp_path / "s", tmp_path / "old")
+    with pytest.raises(Exception, match="this query has stored nothing here before") as failure:
+        stream(files(spark, tmp_path / "in"), tmp_path / "s", tmp_path / "new")
+    assert "'adjust' would store everything twice" in str(failure.value)
+    assert "order the input by time" not in str(failure.value)
+    assert describe(str(tmp_path / "s"))["events"] == 2
+    # A query that has stored something before is told of its rows.
+    write_input(tmp_path / "in", 1, [("a", 1, 3)])
+    with pytest.raises(Exception, match="next step: order the input by time"):
+        stream(files(spark, tmp_path / "in"), tmp_path / "s", tmp_path / "old")
+
+
 def test_a_batch_is_written_and_read_by_name_without_any_registration(
     spark: SparkSession, store: Path, numbers: DataFrame
 ) -> None:

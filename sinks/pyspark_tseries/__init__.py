@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         InvalidQuery,
         NoSuchEvent,
         NoSuchStore,
+        OutOfOrder,
         PermissionDenied,
         StoreBusy,
         StoreMismatch,
@@ -49,6 +50,7 @@ __all__ = [
     "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
+    "OutOfOrder",
     "PermissionDenied",
     "QueryResult",
     "RangeQuery",
@@ -64,8 +66,9 @@ __all__ = [
 
 _PLACES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
-    **dict.fromkeys(["NoSuchStore", "PermissionDenied", "StoreBusy", "StoreMismatch"], "errors"),
-    **dict.fromkeys(["TseriesError", "UnusableStore", "UpdateFailed", "WrongClock"], "errors"),
+    **dict.fromkeys(["NoSuchStore", "OutOfOrder", "PermissionDenied", "StoreBusy"], "errors"),
+    **dict.fromkeys(["StoreMismatch", "TseriesError", "UnusableStore"], "errors"),
+    **dict.fromkeys(["UpdateFailed", "WrongClock"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "results"),
     "DefaultSource": "sink",
     "RangeQuery": "range_query",

@@ -9,6 +9,7 @@ __all__ = [
     "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
+    "OutOfOrder",
     "PermissionDenied",
     "StoreBusy",
     "StoreMismatch",
@@ -34,6 +35,10 @@ class TseriesError(Exception):
 
 class UpdateFailed(TseriesError):
     """A row may not be added to its series; nothing of its batch is stored."""
+
+
+class OutOfOrder(UpdateFailed):
+    """A row is before its series' newest event, and option `outOfOrder` is `fail`."""
 
 
 class NoSuchEvent(TseriesError):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.instants import FINAL_US, MIN_US, format_instant
-from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.heads import NEVER_US, Longs, Note, delta_of
 
 __all__ = [
@@ -241,13 +241,15 @@ def _judge(
     return _Late(~late, dropped, len(rows) - dropped, example)
 
 
-def _late(example: dict[str, Any], count: int) -> UpdateFailed:
-    return UpdateFailed(
+REORDER: Final = "order the input by time, or set outOfOrder to 'drop' or 'adjust'"
+
+
+def _late(example: dict[str, Any], count: int) -> OutOfOrder:
+    return OutOfOrder(
         f"series '{example['series']}': timestamp {example['timestamp']} is before the newest "
         f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} "
         f"({count} such rows in the batch); accepted: that timestamp or a later one; next step: "
-        "order the input by time, or set outOfOrder to 'drop' or 'adjust'. "
-        "Nothing of the batch is stored"
+        f"{REORDER}. Nothing of the batch is stored"
     )
 
 

@@ -7,6 +7,7 @@ import contextlib
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -20,12 +21,16 @@ from pyspark_timestream.spark_errors import brief_errors
 from pyspark_timestream.worker_memory import settle
 from pyspark_tseries import staging
 from pyspark_tseries.attempts import Appended, Batch
-from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.large_batches import LargeBatch
+from pyspark_tseries.numbering import REORDER
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.places import Place
 from pyspark_tseries.rows import RowPlan, stage_rows
 from pyspark_tseries.shares import LIMITS, Forecast, Share, take_share
+
+if TYPE_CHECKING:
+    from pyspark_tseries.store import Store
 
 __all__ = ["BatchWriter", "StreamWriter", "Target"]
 
@@ -54,6 +59,18 @@ class StagedTask(WriterCommitMessage):
     query_id: str | None
     share: Share
     schema: pa.Schema
+
+
+_QUERY: Final = "tseries:q:"
+"""The beginning of a streaming query's token, before its id."""
+
+_NEW_QUERY: Final = (
+    "this query has stored nothing here before, so it is a new one, as with a new or deleted "
+    "checkpoint, and writes all of its input again: bring its checkpoint back if it had one; else "
+    "write to a new path, or let the source start behind what is stored (startingOffsets, "
+    "startingTimestamp); outOfOrder 'adjust' would store everything twice, and 'drop' leave out "
+    "what comes before the newest event"
+)
 
 
 def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
@@ -88,11 +105,23 @@ def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | No
     if sum(share.rows for share in shares):
         store = Store.open(target.place)
         batch = _batch(target, shares, tasks[0].schema, token)
-        store.append(batch, synced=target.options.synced)
+        try:
+            store.append(batch, synced=target.options.synced)
+        except OutOfOrder as error:
+            if _has_written(store, token):
+                raise
+            raise OutOfOrder(str(error).replace(REORDER, _NEW_QUERY)) from None
         if target.options.auto_compact:
             after_commit(store)
     _discard(target, tasks)
     settle()
+
+
+def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
+    """Whether a write is none of a streaming query, or of one that has a batch in the store."""
+    if token is None or not token[0].startswith(_QUERY):
+        return True
+    return store.log.mark(token[0]) is not None
 
 
 def _batch(
@@ -191,7 +220,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         tasks = _present(messages)
         if not tasks:
             return
-        token = f"tseries:q:{_query_id(tasks)}", batchId
+        token = f"{_QUERY}{_query_id(tasks)}", batchId
         is_empty = not any(task.share.rows for task in tasks)
         if batchId > 0 and is_empty:
             return _commit(self._target, tasks, token)
