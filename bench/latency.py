@@ -3,6 +3,10 @@
 One partition, 100 records a second; Spark's own Kafka source and ours, in a session with Spark's
 defaults and in one with the README's low-latency settings. When a batch was committed Spark's
 commit log says, and which records it has its offset log, for both sources alike.
+
+And a query's start: from `start()` to the commit of its first records, in a session that has run
+both sources before; BENCH_STARTS (default 20) of each, in turns, the median and the worst.
+`latency.py starts` measures those only.
 """
 
 import dataclasses
@@ -26,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from side_by_side import ROUNDS, Comparison, Done, compare, report
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, broker
+from broker import Broker, Record, broker
 from kafka_source import spark_source, timestream
 from spark_home import use_installed_pyspark
 from spark_session import local_spark
@@ -34,8 +38,10 @@ from spark_session import local_spark
 PER_SECOND = 100
 WARM_UP = 200
 RECORDS = int(os.environ.get("BENCH_RECORDS", "600"))
+STARTS = int(os.environ.get("BENCH_STARTS", "20"))
 LOW = "low-latency settings"
-MODES = ("defaults", LOW)
+QUERY_STARTS = "starts"
+MODES = ("defaults", LOW, QUERY_STARTS)
 SOURCES: Mapping[str, Callable[[SparkSession, Broker, str], DataFrame]] = {
     "spark": spark_source,
     "timestream": timestream,
@@ -107,8 +113,41 @@ def _durations(query: StreamingQuery) -> dict[str, float]:
     return {name: median(each.get(name, 0) for each in full[5:]) for name in sorted(full[-1])}
 
 
+def start_s(frame: DataFrame, records: int) -> float:
+    """Seconds from the start of a query to the commit of the records that are there."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm", ignore_cleanup_errors=True) as place:
+        began_s = time.time()
+        query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
+        try:
+            _wait_for(lambda: _has_committed(Path(place), records), query)
+        finally:
+            query.stop()
+        ends, when_s = committed(Path(place))
+        return float(when_s[np.searchsorted(ends, records)]) - began_s
+
+
+def _has_committed(checkpoint: Path, records: int) -> bool:
+    return any((checkpoint / "commits").glob("[0-9]*")) and committed(checkpoint)[0][-1] >= records
+
+
+def starts(spark: SparkSession, kafka: Broker) -> list[Comparison]:
+    """The median and the worst start."""
+    topic = kafka.create_topic()
+    kafka.produce(topic, [Record("x" * 85) for _ in range(PER_SECOND)])
+
+    def run(name: str) -> Done:
+        took_s = start_s(SOURCES[name](spark, kafka, topic), PER_SECOND)
+        print("start", name, f"{took_s:.2f} s", file=sys.stderr, flush=True)
+        return Done(took_s * 1000, {"records": PER_SECOND})
+
+    contenders = {name: (lambda n=name: run(n)) for name in SOURCES}
+    found = compare("query start, median", contenders, PER_SECOND, "ms", rounds=STARTS)
+    worst = {name: [max(each)] for name, each in found.took.items()}
+    return [found, dataclasses.replace(found, job=f"query start, worst of {STARTS}", took=worst)]
+
+
 def measure(mode: str) -> list[Comparison]:
-    """The median and the 95th percentile of one mode, of the same runs."""
+    """The median and the 95th percentile of one mode, of the same runs; or starts."""
     uds = "true" if mode == LOW else "false"
     if mode == LOW:
         use_installed_pyspark()
@@ -118,6 +157,8 @@ def measure(mode: str) -> list[Comparison]:
     spark = local_spark("bench", spark_jars=kafka_jars(), **given)
     seen: dict[str, list[Seconds]] = {name: [] for name in SOURCES}
     with broker(say=lambda _: None) as kafka:
+        if mode == QUERY_STARTS:
+            return starts(spark, kafka)
 
         def run(name: str) -> Done:
             topic = kafka.create_topic()

@@ -51,7 +51,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NOTHING = np.empty(0, dtype=np.int64)
 _NOBODY = np.empty(0, dtype=np.bool_)
-NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, pa.array([], pa.string()), _NOBODY)
+NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, pa.nulls(0, pa.string()), _NOBODY)
 """The punctuations of a block that has none."""
 
 

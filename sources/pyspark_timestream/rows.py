@@ -25,7 +25,6 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _INSTANT: Final = METADATA["cti"]
-_VIOLATION_TEXTS: Final = pa.array(list(VIOLATIONS), pa.string())
 
 
 def cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
@@ -139,7 +138,8 @@ def _metadata_column(
         case "edge":
             return _given(payload.edges)
         case "violation":
-            return _VIOLATION_TEXTS.take(pa.array(judgement.violation))
+            # Not a constant of the module: Arrow would load pandas for it, in the driver too.
+            return pa.array(list(VIOLATIONS), pa.string()).take(pa.array(judgement.violation))
         case "original_start_time":
             return _instants(payload.events.start_us, adjusted)
         case "original_end_time":

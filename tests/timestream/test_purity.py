@@ -62,3 +62,20 @@ def test_the_rules_import_without_spark_and_without_a_client():
 
 def test_most_of_the_transport_is_pure():
     assert {"cti", "frontier", "kafka_plan", "kafka_task", "rows", "json_values"} <= set(PURE)
+
+
+START = """
+import sys
+import pyspark.sql.streaming.python_streaming_source_runner
+from pyspark_timestream.kafka_reader import KafkaTransport
+given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "ctifrequency": "1"}
+transport = KafkaTransport(given)
+transport.stream_reader(transport.schema())
+sys.exit("pandas" in sys.modules)
+"""
+
+
+def test_a_query_starts_without_loading_pandas():
+    """Spark starts a process for every stream, and pandas would be a third of what that loads."""
+    done = subprocess.run([sys.executable, "-c", START], check=False, timeout=120)
+    assert done.returncode == 0
