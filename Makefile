@@ -17,7 +17,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-.PHONY: help run run-flights test test-4.2 integration soak-store soak-native mutants bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration soak-store soak-native soak-restarts mutants bench lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -65,6 +65,10 @@ soak-store: java $(READY) ## four writers on one store for ten minutes, then 50 
 soak-native: export SOAK_SECONDS := 1800
 soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; two minutes of it are part of CI
 	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
+
+soak-restarts: export RESTART_ROUNDS := 10
+soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of CI
+	$(BIN)/python -m pytest integration/test_rolling_restarts.py $(RERUNS)
 
 # mutmut wants the package under src and its settings in the working directory.
 mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI

@@ -34,12 +34,18 @@ _NUMBER: Final = re.compile(r"\d+")
 _WARNING: Final = 4
 """syslog's; greater is less."""
 
+_FAILED: Final = "FAIL"
+"""librdkafka's facility for the end of a connection."""
+
+_NO_CODE: Final = 0
+_TOLD_ONCE_S: Final = 900.0
+
 
 class Complaint(NamedTuple):
     """Why a broker could not be reached.
 
     Attributes:
-        code: librdkafka's.
+        code: librdkafka's; 0: it was only in a line of its log.
         reason: in its words.
         at_s: when it was said last.
     """
@@ -105,20 +111,34 @@ class ClientLog:
 
     def log(self, level: int, form: str, *values: Any) -> None:
         """Log a line of confluent-kafka's, which calls this as `logging.Logger.log`."""
-        # "FAIL", the client's name, and the line.
-        self._emit(level, str(values[-1]) if values else form)
+        # Its values are the facility, the client's name, and the line.
+        self._emit(level, *((str(values[0]), str(values[-1])) if values else ("", form)))
 
-    def log_syslog(self, level: int, line: str) -> None:
+    def log_syslog(self, level: int, facility: str, line: str) -> None:
         """Log a line of librdkafka's own, whose levels are syslog's."""
-        self._emit(logging.WARNING if level <= _WARNING else logging.INFO, line)
+        self._emit(logging.WARNING if level <= _WARNING else logging.INFO, facility, line)
 
     def complaints(self, within_s: float) -> dict[str, Complaint]:
-        """The last reason of each broker of the last `within_s`, by address; "" for none."""
-        since_s = self._now_s() - within_s
-        return {at: each for at, each in list(self._complaints.items()) if each.at_s >= since_s}
+        """The last reason of each broker of the last `within_s`, by address; "" for none.
 
-    def _emit(self, level: int, line: str) -> None:
+        What is about no broker, such as a token that cannot be had, librdkafka tells once, however
+        long it lasts: it counts for longer.
+        """
+        now_s = self._now_s()
+        limits = {"": max(within_s, _TOLD_ONCE_S)}
+        return {
+            at: each
+            for at, each in list(self._complaints.items())
+            if now_s - each.at_s <= limits.get(at, within_s)
+        }
+
+    def _emit(self, level: int, facility: str, line: str) -> None:
         address, reason = self._parts(line)
+        if address and facility == _FAILED:
+            # Of a connection that a broker ends, librdkafka makes no error.
+            known = self._complaints.get(address)
+            code = known.code if known and known.reason == reason else _NO_CODE
+            self._complaints[address] = Complaint(code, reason, self._now_s())
         passed = self._repeats.pass_on(address, reason)
         if passed is not None:
             where = f"{address}: " if address else ""

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Final, TypeVar
 
@@ -204,15 +204,19 @@ class Broker:
             self._led.add(listed.topic)
         return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
 
-    def _find_leaders(self, topics: Iterable[str], request_s: float) -> set[str]:
-        """Let the client know the leaders of all partitions; the topics that do not exist."""
+    def _find_leaders(self, wanted: Collection[Partition], request_s: float) -> set[str]:
+        """Let the client know the partitions' leaders; the topics that do not exist.
+
+        Raises:
+            KafkaException: one of them has none.
+        """
         gone = set()
-        for topic in topics:
+        for topic in sorted({part.topic for part in wanted} - self._led):
             listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
             if not self._partitions_of(listed):
                 gone.add(topic)
             for number, partition in listed.partitions.items():
-                if partition.leader < 0:
+                if partition.leader < 0 and Partition(topic, number) in wanted:
                     self._led.discard(topic)
                     text = f"Broker: Leader not available (topic '{topic}' partition {number})"
                     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
@@ -232,7 +236,7 @@ class Broker:
 
         def ask(request_s: float) -> dict[Partition, int]:
             # A client that knows no leader waits for one of its own timers, of up to 3 s.
-            gone = self._find_leaders(sorted(topics - self._led), request_s)
+            gone = self._find_leaders(specs.keys(), request_s)
             asked = {
                 TopicPartition(part.topic, part.number): spec
                 for part, spec in specs.items()
@@ -297,7 +301,8 @@ class Broker:
         self._hear()
         if not is_retriable(error.args[0]) and code not in REFUSALS:
             raise request_refused(code, answer_text(error), wanted) from error
-        heard = self._log.complaints(patience.spent_s + _SLOW_S)
+        since_s = patience.spent_s + _SLOW_S if self._answered else float("inf")
+        heard = self._log.complaints(since_s)
         is_given_up = not self._answered and is_refused(heard, patience.spent_s)
         if not is_given_up and patience.has_more(self._limit_s()):
             return

@@ -38,8 +38,6 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "isolation.level": RECORD_KEYS["isolation.level"],
     # As Kafka's own client does; it costs nothing that can be measured.
     "check.crcs": True,
-    # A dead broker is asked again four times a second, not twenty.
-    "reconnect.backoff.ms": 250,
     # Fetched memory that is used again while it is in the caches is worth 10 to 20 % of a read's
     # speed; and the first records come as soon as the first, smaller, answer.
     "queued.min.messages": 1_000_000,
@@ -51,22 +49,35 @@ _DEFAULTS: Final[dict[str, Any]] = {
     # all ranges are of records that are there, so nobody has to wait for new ones.
     "fetch.wait.max.ms": 5,
 }
+_CONNECTING: Final[dict[str, Any]] = {
+    # A client's first connection may wait for half of it.
+    "reconnect.backoff.ms": 20,
+    # As Kafka's own client; a broker that was restarted is found again after a second, not ten.
+    "reconnect.backoff.max.ms": 1_000,
+}
 _CONSUMER_ONLY: Final = ("group.", "fetch.", "queued.", "isolation.", "session.", "heartbeat.")
 _CONSUMER_ALONE: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
 
 
 def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
     """A consumer's configuration; `group` unless the user names one."""
-    return {"group.id": group, **_DEFAULTS, **options.client, **_ENGINE}
+    given = options.client
+    return {"group.id": group, **_DEFAULTS, **_connecting(given), **given, **_ENGINE}
 
 
 def admin_config(options: KafkaOptions) -> dict[str, Any]:
     """The user's configuration without what an admin client would warn of."""
-    return {
+    given = {
         key: value
         for key, value in options.client.items()
         if not key.startswith(_CONSUMER_ONLY) and key not in _CONSUMER_ALONE
     }
+    return {**_connecting(given), **given}
+
+
+def _connecting(given: Mapping[str, str]) -> Mapping[str, Any]:
+    """How soon to connect again; a user who says one of the two says both."""
+    return {} if any(name in given for name in _CONNECTING) else _CONNECTING
 
 
 def made(options: KafkaOptions, make: Callable[[], T]) -> T:
@@ -89,18 +100,23 @@ def made(options: KafkaOptions, make: Callable[[], T]) -> T:
 def logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
     """A client of confluent-kafka's whose errors and log lines go to `log`, when it is polled.
 
+    A program's own `error_cb` hears the errors as well.
+
     Raises:
         KafkaException: librdkafka refuses the configuration.
     """
+    theirs = config.get("error_cb")
 
     def note_error(error: KafkaError) -> None:
         # That all brokers are down is said beside what each of them said.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             log.note_error(error.code(), error.str())
+        if theirs is not None:
+            theirs(error)
 
     heard = {**config, "error_cb": note_error}
-    # Who asks for librdkafka's own trace gets all of it, where it comes out.
-    return kind(heard) if "debug" in config else kind(heard, logger=log)
+    # Who asks for librdkafka's own trace, or for its lines, gets all of them, where they come out.
+    return kind(heard) if "debug" in config or "logger" in config else kind(heard, logger=log)
 
 
 def let_go(close: Callable[[], object], patience_s: float = _CLOSING_S) -> None:

@@ -1,7 +1,7 @@
 """The errors that end a query because of its brokers: who was asked, what each said, what to do."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
@@ -23,13 +23,21 @@ _RIGHTS: Final = {
 
 
 def is_refused(complaints: Mapping[str, Complaint], spent_s: float) -> bool:
-    """Whether it is of no use to go on: every broker that was heard of refuses the connection."""
+    """Whether it is of no use to go on: every broker that was heard of refuses the connection.
+
+    A token that cannot be had is no broker's refusal, and is asked for again.
+    """
     codes = {each.code for each in complaints.values()}
-    return bool(codes) and codes <= set(REFUSALS) and spent_s >= _REFUSED_AFTER_S
+    refused = bool(codes) and codes <= set(REFUSALS) and "" not in complaints
+    return refused and spent_s >= _REFUSED_AFTER_S
 
 
 def no_answer(
-    client: Mapping[str, str], complaints: Mapping[str, Complaint], spent_s: float, wanted: str
+    client: Mapping[str, Any],
+    complaints: Mapping[str, Complaint],
+    spent_s: float,
+    wanted: str,
+    prefix: str = "kafka.",
 ) -> BrokerUnreachable:
     """No broker answered.
 
@@ -38,6 +46,7 @@ def no_answer(
         complaints: why, by address.
         spent_s: for how long that was so.
         wanted: what was asked for.
+        prefix: before librdkafka's names, as the user writes them.
     """
     addresses = dict.fromkeys([*_bootstrap(client), *(at for at in complaints if at)])
     said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
@@ -45,7 +54,7 @@ def no_answer(
     everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
     return BrokerUnreachable(
         f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: {everywhere}"
-        f"{', '.join(said)}; next step: {_advice(complaints)}"
+        f"{', '.join(said)}; next step: {_advice(complaints, prefix)}"
     )
 
 
@@ -69,31 +78,39 @@ def request_refused(code: int, answer: str, wanted: str) -> BrokerUnreachable:
     return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'; next step: {advice}")
 
 
-def _bootstrap(client: Mapping[str, str]) -> list[str]:
+def _bootstrap(client: Mapping[str, Any]) -> list[str]:
     """The addresses of `bootstrap.servers`, with their ports.
 
     >>> _bootstrap({"bootstrap.servers": "a:1, SSL://b"})
     ['a:1', 'b:9092']
     """
-    named = (each.strip().rpartition("://")[2] for each in client["bootstrap.servers"].split(","))
+    given = str(client.get("bootstrap.servers", "")).split(",")
+    named = (each.strip().rpartition("://")[2] for each in given)
     return [
         at if at.rpartition(":")[2].isdigit() else f"{at}:{_DEFAULT_PORT}" for at in named if at
     ]
 
 
-def _advice(complaints: Mapping[str, Complaint]) -> str:
+def _advice(complaints: Mapping[str, Complaint], prefix: str) -> str:
     codes = {each.code for each in complaints.values()}
+    protocol = f"'{prefix}security.protocol'"
     if KafkaError._AUTHENTICATION in codes:
         return (
-            "check the login: options 'kafka.security.protocol', 'kafka.sasl.mechanism', and "
-            "'kafka.sasl.username' with 'kafka.sasl.password' or 'kafka.sasl.oauthbearer.*'"
+            f"check the login: options {protocol}, '{prefix}sasl.mechanism', and "
+            f"'{prefix}sasl.username' with '{prefix}sasl.password' or '{prefix}sasl.oauthbearer.*'"
         )
     if KafkaError._SSL in codes:
         return (
-            "check options 'kafka.security.protocol' and 'kafka.ssl.ca.location' (whom to trust), "
-            "and that the broker's certificate is of this address"
+            f"check options {protocol} and '{prefix}ssl.ca.location' (whom to trust), and that the "
+            "broker's certificate is of this address"
         )
+    if any(each.reason.startswith("Disconnected") for each in complaints.values()):
+        return (
+            f"check option {protocol}: a broker that hangs up may want a login (SASL_PLAINTEXT, "
+            "SASL_SSL) or encryption (SSL, SASL_SSL)"
+        )
+    longer = "; option 'kafkaConsumer.connectTimeoutMs' waits longer" if prefix else ""
     return (
-        "check option 'kafka.bootstrap.servers', that the brokers run, and the network to the "
-        "addresses that they advertise; option 'kafkaConsumer.connectTimeoutMs' waits longer"
+        f"check option '{prefix}bootstrap.servers', that the brokers run, and the network to the "
+        f"addresses that they advertise{longer}"
     )

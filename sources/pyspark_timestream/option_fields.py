@@ -40,15 +40,21 @@ SPARK_INJECTED: Final = frozenset(
 SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Whether `name` speaks of a secret; of an address only where it holds one itself."""
+    is_address = name.lower().endswith(".url") and "@" not in value
+    return bool(SECRET.search(name.lower())) and not is_address
+
+
 def shown(name: str, value: str) -> str:
     """`value` as a message may show it: quoted, or hidden where `name` speaks of a secret."""
-    return "[hidden]" if SECRET.search(name.lower()) else f"'{value}'"
+    return "[hidden]" if is_secret(name, value) else f"'{value}'"
 
 
 def without_secrets(text: str, config: Mapping[str, Any]) -> str:
     """`text`, which may quote `config`, with the values of its secret settings hidden."""
     for key, value in config.items():
-        if SECRET.search(key) and isinstance(value, str) and value:
+        if isinstance(value, str) and value and is_secret(key, value):
             text = text.replace(value, "[hidden]")
     return text
 

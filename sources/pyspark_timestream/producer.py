@@ -17,7 +17,11 @@ from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, Producer
 
-from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.errors import DeliveryFailed
+from pyspark_timestream.kafka_client import logged_client
+from pyspark_timestream.kafka_patience import Patience, is_retriable
+from pyspark_timestream.kafka_unreachable import is_refused, no_answer
 from pyspark_timestream.option_fields import OptionError, without_secrets
 from pyspark_timestream.producer_gate import Gate
 from pyspark_timestream.producer_marks import (
@@ -41,7 +45,8 @@ class PunctuatedProducer:
 
     Args:
         config: of `confluent_kafka.Producer`; idempotence is on. With a `transactional.id`,
-            `commit` takes the place of `note_time`.
+            `commit` takes the place of `note_time`. It is the program's own: nothing that loads
+            code is refused here, as it is in options.
         topic: where records and marks go; it must exist.
         writer_id: the writer's name, the same after a restart.
         cti_header: the reader's option `ctiHeader`.
@@ -64,12 +69,13 @@ class PunctuatedProducer:
         self._writer = Writer(writer_id, cti_header)
         self._transactional = bool(config.get("transactional.id"))
         self._check_interval(auto_note_time)
-        self._reports = DeliveryReports(writer_id, topic, config)
+        self._log = ClientLog(config)
+        self._reports = DeliveryReports(writer_id, topic, config, self._log)
         self._gate = Gate()
         self._last_us: int | None = None
         self._closed = False
         try:
-            self._client = Producer(client_settings(config))
+            self._client = logged_client(Producer, client_settings(config), self._log)
         except KafkaException as error:
             raise OptionError(
                 "config",
@@ -172,16 +178,22 @@ class PunctuatedProducer:
             self._send(None, partition=partition, headers=headers, on_delivery=self._reports.hear)
 
     def _partitions(self) -> range:
-        try:
-            found = self._client.list_topics(self._topic, timeout=_REQUEST_S).topics
-        except KafkaException as error:
-            raise BrokerUnreachable(
-                f"no answer to which partitions topic '{self._topic}' has: {self._said(error)}; "
-                "next step: check 'bootstrap.servers' and the network"
-            ) from None
-        return partitions_to_mark(
-            self._topic, {name: len(t.partitions) for name, t in found.items()}
-        )
+        patience = Patience(_REQUEST_S)
+        while True:
+            try:
+                found = self._client.list_topics(self._topic, timeout=patience.request_s).topics
+            except KafkaException as error:
+                self._client.poll(0)
+                heard = self._log.complaints(patience.spent_s + 1)
+                is_final = is_refused(heard, patience.spent_s) or not is_retriable(error.args[0])
+                if is_final or not patience.has_more():
+                    wanted = f"the partitions of topic '{self._topic}' ({self._said(error)})"
+                    spent_s = patience.spent_s
+                    raise no_answer(self._config, heard, spent_s, wanted, "") from None
+            else:
+                return partitions_to_mark(
+                    self._topic, {name: len(t.partitions) for name, t in found.items()}
+                )
 
     def _note_the_clock(self, seconds: float) -> None:
         while not self._ended.wait(seconds):

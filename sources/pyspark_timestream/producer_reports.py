@@ -1,22 +1,32 @@
 """What became of a producer's records and marks: the first that failed is told to the user."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
+from pyspark_timestream.client_log import ClientLog
 from pyspark_timestream.errors import DeliveryFailed
 from pyspark_timestream.option_fields import without_secrets
 
 __all__ = ["DeliveryReports", "Report"]
+
+_LATELY_S: Final = 60.0
 
 Report = Callable[[Any, Any], None]
 """Called by the client with an error, or None, and the message."""
 
 
 class DeliveryReports:
-    """Hears of every delivery, and keeps the first failure until it is raised."""
+    """Hears of every delivery, and keeps the first failure until it is raised.
 
-    def __init__(self, writer: str, topic: str, config: Mapping[str, Any]) -> None:
-        self._writer, self._topic, self._config = writer, topic, config
+    Args:
+        writer: the writer's name.
+        topic: where records go.
+        config: librdkafka's, whose secrets are hidden.
+        log: what the client says, for why nothing is delivered.
+    """
+
+    def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
+        self._writer, self._topic, self._config, self._log = writer, topic, config, log
         self._failure: str | None = None
 
     def hear(self, error: Any, message: Any) -> None:
@@ -57,6 +67,14 @@ class DeliveryReports:
         """The message for something that did not get into the log."""
         return (
             f"writer '{self._writer}' could not deliver to topic '{self._topic}', "
-            f"{without_secrets(why, self._config)}; next step: produce again what is missing, "
-            "before its time is noted"
+            f"{without_secrets(why, self._config)}{self._unreached()}; next step: produce again "
+            "what is missing, before its time is noted"
         )
+
+    def _unreached(self) -> str:
+        """Which brokers could not be reached lately, in parentheses."""
+        heard = self._log.complaints(_LATELY_S)
+        said = ", ".join(
+            f"{at}: {each.reason}" if at else each.reason for at, each in heard.items()
+        )
+        return f" ({said})" if said else ""

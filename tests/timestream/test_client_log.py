@@ -53,7 +53,7 @@ def test_two_brokers_and_two_reasons_do_not_pass_for_repeats(
 ) -> None:
     for broker in ("a:9092", "a:9093", "sasl_ssl://a:9094"):
         for reason in (REFUSED, "Disconnected"):
-            log.log_syslog(3, line(broker, reason))
+            log.log_syslog(3, "FAIL", line(broker, reason))
     assert len(caplog.records) == 6
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_warning_is_not_logged_as_one(
     log: ClientLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    log.log_syslog(6, line("a:9092", "Disconnected"))
+    log.log_syslog(6, "FAIL", line("a:9092", "Disconnected"))
     log.log(logging.DEBUG, "%s [%s] %s", "FAIL", "rdkafka#1", "x")
     assert [record.levelname for record in caplog.records] == ["INFO", "DEBUG"]
 
@@ -89,16 +89,35 @@ def test_the_last_reason_of_a_broker_counts_for_as_long_as_it_is_recent(
 ) -> None:
     log.note_error(KafkaError._TRANSPORT, line("a:9092", "Disconnected"))
     log.note_error(KafkaError._TRANSPORT, line("a:9092", REFUSED))
+    log.note_error(KafkaError._AUTHENTICATION, "no token")
     clock.now_s += 60
-    assert [each.reason for each in log.complaints(61).values()] == [REFUSED]
+    assert [each.reason for each in log.complaints(61).values()] == [REFUSED, "no token"]
+    # What is about no broker is told once.
+    assert [each.reason for each in log.complaints(59).values()] == ["no token"]
+    clock.now_s += 900
     assert log.complaints(59) == {}
+    assert len(log.complaints(float("inf"))) == 2
+
+
+def test_a_connection_that_failed_has_a_reason_and_keeps_the_code_of_the_same_error(
+    log: ClientLog,
+) -> None:
+    log.note_error(KafkaError._SSL, line("a:9092", "SSL handshake failed"))
+    log.log_syslog(3, "FAIL", line("a:9092", "SSL handshake failed"))
+    log.log_syslog(6, "FAIL", line("b:9092", "Disconnected"))
+    log.log_syslog(4, "CONFWARN", line("c:9092", "something else"))
+    found = {at: (each.code, each.reason) for at, each in log.complaints(1).items()}
+    assert found == {
+        "a:9092": (KafkaError._SSL, "SSL handshake failed"),
+        "b:9092": (0, "Disconnected"),
+    }
 
 
 def test_secrets_are_in_no_reason_and_no_line(
     log: ClientLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     log.note_error(KafkaError._AUTHENTICATION, line("a:9092", "bad password hunter2"))
-    log.log_syslog(3, line("a:9092", "bad password hunter2"))
+    log.log_syslog(3, "FAIL", line("a:9092", "bad password hunter2"))
     (complaint,) = log.complaints(1).values()
     assert "hunter2" not in complaint.reason + caplog.text
     assert "bad password [hidden]" in complaint.reason

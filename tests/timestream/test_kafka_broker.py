@@ -170,6 +170,8 @@ def test_a_partition_without_a_leader_is_waited_for_by_name():
     ):
         broker(headless).ends([at(0), at(1)])
     assert {call for call, _ in headless.calls} == {"list_topics"}
+    # One that nobody asked for may be without.
+    assert broker(headless).ends([at(0)]) == {at(0): 1}
 
 
 def test_a_topic_that_is_gone_meanwhile_has_no_offsets():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pyspark_timestream.kafka_client import consumer_config, let_go
+from pyspark_timestream.kafka_client import admin_config, consumer_config, let_go
 from pyspark_timestream.kafka_options import read_kafka_options
 
 
@@ -15,6 +15,17 @@ def test_a_fetch_that_finds_nothing_does_not_hold_up_the_next_range() -> None:
     assert consumer_config(read_kafka_options(given), "g")["fetch.wait.max.ms"] <= 10
     named = read_kafka_options({**given, "kafka.fetch.wait.max.ms": "200"})
     assert consumer_config(named, "g")["fetch.wait.max.ms"] == "200"
+
+
+def test_a_first_connection_and_the_next_one_do_not_wait_long() -> None:
+    given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
+    for config in (consumer_config(read_kafka_options(given), "g"),
+                   admin_config(read_kafka_options(given))):  # fmt: skip
+        assert config["reconnect.backoff.ms"] <= 20
+        assert config["reconnect.backoff.max.ms"] <= 1_000
+    slow = read_kafka_options({**given, "kafka.reconnect.backoff.ms": "5000"})
+    assert "reconnect.backoff.max.ms" not in consumer_config(slow, "g")
+    assert admin_config(slow)["reconnect.backoff.ms"] == "5000"
 
 
 def test_a_client_that_never_closes_does_not_hold_up_a_task(

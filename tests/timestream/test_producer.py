@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 import pyspark_timestream.producer
 from pyspark_timestream import PunctuatedProducer
@@ -24,7 +24,7 @@ class FakeClient:
 
     made: ClassVar[list[FakeClient]] = []
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], logger: Any) -> None:
         self.config, self.log, self.steps = config, [], []
         self.queue: list[tuple[str, int, Callable[[Any, Any], None]]] = []
         self.broken = 0
@@ -75,6 +75,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
     monkeypatch.setattr(pyspark_timestream.producer, "Producer", FakeClient)
     FakeClient.made.clear()
     return FakeClient.made
+
+
+@pytest.fixture
+def real_client(monkeypatch: pytest.MonkeyPatch, made: list[FakeClient]) -> None:
+    """The client that is there, in place of the fake one."""
+    monkeypatch.setattr(pyspark_timestream.producer, "Producer", Producer)
 
 
 def producer(**arguments: Any) -> tuple[PunctuatedProducer, FakeClient]:
@@ -331,12 +337,52 @@ def test_an_interval_that_is_none_is_refused(seconds: float) -> None:
         producer(auto_note_time=seconds)
 
 
-def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets() -> None:
+def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, client = producer(config={"sasl.password": "pa55"})
 
     def silent(topic: str, timeout: float) -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no route for pa55"))
 
     client.list_topics = silent  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr("pyspark_timestream.producer._REQUEST_S", 0.2)
     with pytest.raises(BrokerUnreachable, match=r"no route for \[hidden\]"):
         one.note_time(T1)
+
+
+@pytest.mark.usefixtures("real_client")
+def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr("pyspark_timestream.producer._REQUEST_S", 1.5)
+    one = PunctuatedProducer(
+        {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500}, "t", "w"
+    )
+    with pytest.raises(
+        BrokerUnreachable, match=r"127.0.0.1:1 .*Connection refused.*'bootstrap.serv"
+    ):
+        one.note_time(T1)
+    one.produce("a")
+    with pytest.raises(DeliveryFailed, match=r"timed out .127.0.0.1:1: .*Connection refused"):
+        one.flush()
+    assert "FAIL" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("real_client")
+def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
+    errors: list[Any] = []
+    lines: list[str] = []
+
+    class Lines:
+        def log(self, level: int, form: str, *values: Any) -> None:
+            lines.append(form % values)
+
+    handlers = {"error_cb": errors.append, "logger": Lines()}
+    config = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500, **handlers}
+    one = PunctuatedProducer(config, "t", "w")
+    one.produce("a")
+    with pytest.raises(DeliveryFailed):
+        one.flush()
+    assert errors
+    assert "Connection refused" in lines[0]
