@@ -9,6 +9,7 @@ from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.diagnosis import diagnose
 from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
 from pyspark_timestream.group_metadata import encode_group_metadata
+from pyspark_timestream.imports import Imported, ImportedPartition
 from pyspark_timestream.kafka_driver import StreamDriver
 from pyspark_timestream.kafka_offset import StreamOffset
 from pyspark_timestream.offsets import SENTINEL
@@ -94,6 +95,32 @@ class Driven:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr("pyspark_timestream.kafka_driver._GONE_S", 0.05)
+
+
+class Imports:
+    """An imported topic whose CTI is what the test says."""
+
+    def __init__(self) -> None:
+        self.cti_us = None
+        self.topic_ids: dict = {}
+
+    def look(self, recorded, topic_ids, now_us):
+        return Imported(
+            {at(0, "fast"): ImportedPartition(1, PartitionState(self.cti_us))}, self.cti_us
+        )
+
+
+def test_an_import_waits_for_what_an_open_transaction_has_written_when_it_is_read():
+    broker = FakeBroker(p0=(0, 10))
+    broker.written_ends = lambda partitions: dict.fromkeys(partitions, 15)
+    run = Driven(broker, ctiImport="fast")
+    run.driver._importer = imports = Imports()
+    run.plan()
+    imports.cti_us = 7
+    run.plan()
+    (share,) = StreamOffset.from_json(run.offset).partitions.values()
+    # The stable end is 10; what the transaction wrote before the import is read later.
+    assert (share.start_inclusive, share.pending, share.state.cti_us) == (10, ((15, 7),), None)
 
 
 def test_a_deleted_partition_is_said_once_and_leaves_the_stream(caplog):
