@@ -22,6 +22,9 @@ SETTLED_US: Final = 50_000
 MILLISECOND_US: Final = 999
 """An evaluation begins within the millisecond that is told."""
 
+PUBLISHED_US: Final = 1_000_000
+"""So long an entry of a local log may have two names; a writer that was killed leaves it both."""
+
 SLACK_US_AFAR: Final = 1_000_000
 """So far an object store's clock, which tells seconds only, may differ from the driver's."""
 
@@ -94,7 +97,14 @@ def _time_ns(place: Place, version: int) -> int | None:
     if not place.local:
         entry = place.identity(path)
         return None if entry is None else entry[1]
+    until_us = time.time_ns() // 1000 + PUBLISHED_US
     try:
-        return os.stat(path).st_ctime_ns  # Of its name, which it gets last.
+        while (found := os.stat(path)).st_nlink > 1:
+            # Its writer is about to take its draft's name away, which changes the time.
+            now_us = time.time_ns() // 1000
+            if now_us >= min(until_us, found.st_ctime_ns // 1000 + PUBLISHED_US):
+                break
+            time.sleep(0.001)
     except FileNotFoundError:
         return None
+    return found.st_ctime_ns  # Of its name, which it gets last.

@@ -72,7 +72,7 @@ def publish(
             sync([draft, *files, *names])
             known |= directories
         os.link(draft, entry_path(place, version))
-        os.remove(draft)  # At once: it changes the entry's time, which says since when it is seen.
+        os.remove(draft)  # Only then its time is final, which says since when the entry is seen.
         if synced:
             sync([log])
     finally:
@@ -149,7 +149,9 @@ def shadow(place: Place, version: int, without: Collection[str] = ()) -> Iterato
     try:
         names = set(os.listdir(place.file(_LOG))).difference(without)
         for name in _end_of_log(names, version):
-            os.link(place.file(_LOG, name), os.path.join(log, name))
+            # A link changes the entry's time, which says since when it is seen.
+            take = shutil.copyfile if name.endswith(".json") else os.link
+            take(place.file(_LOG, name), os.path.join(log, name))
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)

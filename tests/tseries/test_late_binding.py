@@ -1,6 +1,8 @@
 """A read that Spark evaluates again sees the store as it is then, and every task the same of it."""
 
+import os
 import shutil
+import threading
 import time
 
 import pytest
@@ -10,11 +12,12 @@ from pyspark_tseries import late_binding, reader
 from pyspark_tseries import store as storage
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.late_binding import snapshot_at
+from pyspark_tseries.log_writer import entry_written_by, write_checkpoint
 from pyspark_tseries.permissions import parse_policy
 from pyspark_tseries.ranges import Query
 from pyspark_tseries.reader import RangeReader
 from pyspark_tseries.sink import DefaultSource
-from pyspark_tseries.store import now_us
+from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.upkeep import set_policy
 
 SECOND_US = 1_000_000
@@ -53,7 +56,7 @@ def times_of_log(monkeypatch):
 
 
 def commits(path, count):
-    store = new_store(path)
+    store = Store.find(str(path)) or new_store(path)
     for n in range(count):
         store.append(batch(("a", n), (f"s{n}", n)))
     return store
@@ -90,6 +93,43 @@ def test_snapshot_at_this_moment_waits_until_all_entries_of_it_are_there(tmp_pat
     began = time.monotonic()
     assert snapshot_at(planned, began_us) is snapshot_at(planned, began_us)
     assert time.monotonic() - began < 0.04
+
+
+def test_snapshot_at_a_moment_stays_the_same_when_a_checkpoint_or_an_entry_is_written(tmp_path):
+    planned = new_store(tmp_path / "s").snapshot()
+    store = commits(tmp_path / "s", 3)
+    began_us = now_us()
+    assert snapshot_at(planned, began_us).note.commit == 2
+    write_checkpoint(store.place, 3)
+    change = {"tseries.minRetentionAge": "1S"}
+    entry_written_by(store.place, 3, lambda table: table.alter.set_table_properties(change, False))
+    late_binding._known.clear()  # Another worker.
+    assert snapshot_at(planned, began_us).note.commit == 2
+
+
+def test_snapshot_at_a_moment_at_which_an_entry_gets_its_name_is_the_same_in_all_tasks(tmp_path):
+    """The name of its draft is taken away a moment later, which changes its time."""
+    planned = new_store(tmp_path / "s").snapshot()
+    commits(tmp_path / "s", 1)
+    draft = tmp_path / "draft"
+    os.link(tmp_path / "s" / "_delta_log" / f"{1:020d}.json", draft)
+    writer = threading.Timer(0.2, draft.unlink)
+    writer.start()
+    began_us = now_us()
+    early = snapshot_at(planned, began_us).note.commit
+    writer.join()
+    late_binding._known.clear()  # Another worker.
+    assert snapshot_at(planned, began_us).note.commit == early == -1
+
+
+def test_snapshot_at_a_moment_is_found_though_a_killed_writer_left_an_entry_two_names(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(late_binding, "PUBLISHED_US", 20_000)
+    planned = new_store(tmp_path / "s").snapshot()
+    commits(tmp_path / "s", 2)
+    os.link(tmp_path / "s" / "_delta_log" / f"{2:020d}.json", tmp_path / "draft")
+    assert snapshot_at(planned, now_us()).note.commit == 1
 
 
 def test_snapshot_at_of_a_store_that_is_gone_or_another_one_says_so(tmp_path):
