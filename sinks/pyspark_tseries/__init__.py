@@ -5,17 +5,17 @@ from 0 without gaps. A batch is sorted, checked, numbered and committed as a who
 however many writers share the store; a *retained range* says how much of each series queries see.
 
 Reading order: `errors`, `columns`, `retention`, `ranges`, `places`, `options` (vocabulary),
-`block_columns`, `heads`, `numbering`, `edits`, `broken_text`, `rows`, `selection`, `pruning`,
-`range_query`, `permissions`, `slices`, `standing`, `sieve`, `invariants`, `compaction`,
-`subscription`, `properties`, `commit_time`, `log_entries`, `foreign_changes` (rules),
-`parquet_layout`, `checksums`, `foreign_files`, `files`, `table_scan`, `head_files`, `staging`,
-`originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`, `durability`, `log_writer`,
-`log_check`, `delta_log`, `host_locks`, `races`, `store`, `ownership`, `head_recovery`, `upkeep`,
-`log_statistics`, `file_check`, `inspection`, `lost_commits`, `rewind`, `undoing`, `restamping`,
-`time_repair`, `repair`, `compactor`, `maintenance`, `description`, `footers`, `row_groups`, `scan`,
-`history`, `late_binding`, `deliveries`, `follower` (storage), `chart`, `results`, `receipts`,
-`arguments`, `client` (without Spark), `checkpoint_store`, `writer`, `reader`, `subscriber`, `sink`
-(Spark).
+`block_columns`, `head_checksums`, `heads`, `numbering`, `edits`, `broken_text`, `rows`,
+`selection`, `pruning`, `range_query`, `permissions`, `slices`, `standing`, `sieve`, `invariants`,
+`compaction`, `subscription`, `properties`, `commit_time`, `log_entries`, `foreign_changes`
+(rules), `parquet_layout`, `checksums`, `foreign_files`, `files`, `table_scan`, `head_files`,
+`staging`, `originals`, `attempts`, `runs`, `merges`, `shares`, `large_batches`, `durability`,
+`log_writer`, `log_check`, `delta_log`, `host_locks`, `races`, `store`, `ownership`,
+`head_recovery`, `upkeep`, `log_statistics`, `file_check`, `inspection`, `lost_commits`, `rewind`,
+`undoing`, `restamping`, `time_repair`, `repair`, `compactor`, `maintenance`, `description`,
+`footers`, `row_groups`, `scan`, `history`, `late_binding`, `deliveries`, `follower` (storage),
+`chart`, `results`, `receipts`, `arguments`, `client` (without Spark), `checkpoint_store`,
+`writer`, `reader`, `subscriber`, `sink` (Spark).
 """
 
 import importlib

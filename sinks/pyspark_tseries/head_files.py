@@ -4,6 +4,7 @@ A head counts once a commit names it, so a crash leaves at most files that nobod
 """
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.head_checksums import check_file, seal_file
 from pyspark_tseries.heads import Head, Note, merge, of_series, read_note
 from pyspark_tseries.places import Place
 
@@ -33,6 +35,11 @@ FEW_ROWS: Final = 64
 FEW_SERIES: Final = 10_000
 """So many rows, or fewer, are merged in some milliseconds."""
 
+LARGE_BYTES: Final = 1024 * 1024
+
+_BROKEN: Final = (FileNotFoundError, pa.ArrowException, ValueError)
+"""What the file itself is to blame for; other OSErrors may pass."""
+
 GLANCES: Final = 4
 """So many queries of a process read where their series stand; the next keeps it of all series."""
 
@@ -46,8 +53,13 @@ def write_head(place: Place, head_id: int, table: pa.Table) -> str:
     """Writes a head file; returns its path."""
     path = head_path(place, head_id)
     options = _LZ4 if table.num_rows >= FEW_ROWS else None
-    with place.write(path) as file, pa.ipc.new_file(file, table.schema, options=options) as writer:
+    content = io.BytesIO()
+    with pa.ipc.new_file(content, table.schema, options=options) as writer:
         writer.write_table(table)
+    sealed = bytearray(content.getbuffer())
+    seal_file(sealed)
+    with place.write(path) as file:
+        file.write(sealed)
     return path
 
 
@@ -60,8 +72,8 @@ def read_head_note(place: Place, head_id: int) -> Note:
     """
     path = head_path(place, head_id)
     try:
-        return read_note(_read_head_schema(place, path))
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        return _note_at(place, path)
+    except _BROKEN as error:
         raise unreadable_head(place, path, str(error)) from error
 
 
@@ -69,14 +81,17 @@ def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str
     """The paths of the head files of `head_id` and of all that were current since `since_us`.
 
     Raises:
+        UnusableStore: one is broken.
         OSError: one cannot be read now, though it may be there.
     """
     while head_id is not None:
         path = head_path(place, head_id)
         try:
-            note = read_note(_read_head_schema(place, path))
-        except (FileNotFoundError, pa.ArrowInvalid):
+            note = _note_at(place, path)
+        except FileNotFoundError:
             return  # Removed before: nothing older is there either.
+        except _BROKEN as error:
+            raise unreadable_head(place, path, str(error)) from error
         yield path
         head_id = note.parent if note.depth or note.commit_us >= since_us else None
 
@@ -86,23 +101,42 @@ def readable_notes(place: Place) -> dict[int, Note]:
     notes = {}
     heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
     for path in heads:
-        with contextlib.suppress(OSError, pa.ArrowInvalid, KeyError, ValueError, TypeError):
+        with contextlib.suppress(OSError, *_BROKEN):
             head_id = int(os.path.basename(path).split(".")[0], 16)
-            notes[head_id] = read_note(_read_head_schema(place, path))
+            notes[head_id] = _note_at(place, path)
     return notes
 
 
-def _read_head_schema(place: Place, path: str) -> pa.Schema:
+def _note_at(place: Place, path: str) -> Note:
+    """The note of a file, of which a large one is not read whole."""
     with place.read(path) as file:
-        return pa.ipc.open_file(file).schema
+        if file.size() > LARGE_BYTES:
+            return read_note(pa.ipc.open_file(file).schema)
+        content = file.read()
+    return read_note(_parsed(content).schema)
 
 
 def _read_head(place: Place, path: str) -> pa.Table:
     try:
         with place.read(path) as file:
-            return pa.ipc.open_file(file).read_all()
-    except (OSError, pa.ArrowInvalid) as error:
+            content = file.read()
+        table = _parsed(content)
+        read_note(table.schema)
+    except (OSError, *_BROKEN) as error:
         raise unreadable_head(place, path, str(error)) from error
+    return table
+
+
+def _parsed(content: bytes) -> pa.Table:
+    """The content of a whole file; raises one of _BROKEN."""
+    sealed = check_file(content)
+    try:
+        table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
+    except OSError as error:  # Of a file in memory: it says something else than it was.
+        raise ValueError(str(error)) from error
+    if not sealed:
+        table.validate(full=True)
+    return table
 
 
 def unreadable_head(place: Place, path: str, reason: str) -> UnusableStore:

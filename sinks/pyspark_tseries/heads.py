@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.block_columns import BlockColumns
 from pyspark_tseries.columns import INSTANT
+from pyspark_tseries.head_checksums import check_note, room_for_sums
 
 __all__ = [
     "ABSENT",
@@ -254,9 +255,17 @@ def advance(head: Head, delta: pa.Table, note: Note) -> tuple[Head, pa.Table]:
 
 def with_note(delta: pa.Table, note: Note) -> pa.Table:
     """`delta` with `note` in its schema's metadata."""
-    return delta.replace_schema_metadata({_NOTE_KEY: json.dumps(dataclasses.asdict(note))})
+    text = json.dumps(dataclasses.asdict(note)).encode()
+    return delta.replace_schema_metadata({_NOTE_KEY: text, **room_for_sums(text)})
 
 
 def read_note(schema: pa.Schema) -> Note:
-    """The note that with_note left in a schema."""
-    return Note(**json.loads(schema.metadata[_NOTE_KEY]))
+    """The note that with_note left in a schema; raises ValueError where it left none."""
+    metadata = schema.metadata or {}
+    if _NOTE_KEY not in metadata:
+        raise ValueError("it has no note")
+    check_note(metadata, metadata[_NOTE_KEY])
+    try:
+        return Note(**json.loads(metadata[_NOTE_KEY]))
+    except TypeError as error:
+        raise ValueError("its note is of another form") from error

@@ -1,15 +1,17 @@
-"""No bit of a data file changes unnoticed: a read fails by name, and `verify` names the file."""
+"""No bit of a data file or head changes unnoticed: reads fail by name, `verify` names the file."""
 
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import batch, new_store
+from tseries.builders import batch, new_store, stored
 from tseries.test_series_names import V1_PLANES
 
 from pyspark_tseries import TimeSeries, row_groups
@@ -21,14 +23,18 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.file_check import examine
 from pyspark_tseries.files import write_events
 from pyspark_tseries.footers import footers
+from pyspark_tseries.head_files import head_path, load_head, read_head_note, write_head
+from pyspark_tseries.heads import EMPTY_NOTE, Head, advance, delta_of
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.merges import _EventFile
 from pyspark_tseries.places import place_of
+from pyspark_tseries.repair import repair
 from pyspark_tseries.sieve import EVERY_ROW, Sieve
 from pyspark_tseries.store import Store
 
 from tseries.test_row_groups import data_file  # isort: skip
 
+HEAD = ("last_sequence", "newest_us", "original_sequence", "original_us")
 VALUES = {
     "value": pa.float64(),
     "count": pa.int64(),
@@ -122,6 +128,77 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     (said,) = [line for line in verify(str(path)) if "cannot be read" in line]
     assert file.path in said
     assert "30 rows of series 's0' to 's4', sequences 0 to 5" in said
+
+
+def test_a_flipped_bit_of_a_head_is_never_read_as_where_series_stand(tmp_path, monkeypatch):
+    """One bit of every byte of a small head, of a compressed one, and of a large one's note."""
+    place = place_of(str(tmp_path / "s"))
+    for rows in (3, 64):
+        columns = {name: np.arange(rows) * 3 for name in HEAD}
+        delta = delta_of(pa.array([f"s{n}" for n in range(rows)]), columns)
+        head, table = advance(Head(), delta, replace(EMPTY_NOTE, commit=7, policy='{"a": "b"}'))
+        path = write_head(place, rows, table)
+        with open(path, "rb") as file:
+            sound = file.read()
+        assert load_head(place, rows, None, Head()).note == read_head_note(place, rows) == head.note
+        for at in range(len(sound)):
+            broken = bytearray(sound)
+            broken[at] ^= 1 << (at * 5 % 8)
+            with open(path, "wb") as file:
+                file.write(broken)
+            for read in (load_head, lambda place, rows, *_: read_head_note(place, rows)):
+                with pytest.raises(UnusableStore, match=r"head file '.*repair"):
+                    read(place, rows, None, Head())
+            with monkeypatch.context() as patch:
+                patch.setattr("pyspark_tseries.head_files.LARGE_BYTES", 0)
+                with suppress(UnusableStore, OSError):
+                    assert read_head_note(place, rows) == head.note
+
+
+def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
+    store = new_store(tmp_path / "s")
+    for n in range(3):
+        store.append(batch(("a", n), ("b", n)))
+    sound = stored(tmp_path / "s", "series", "sequence")
+    store.refresh()
+    victim = head_path(store.place, store.head_id())
+    with open(victim, "r+b") as file:
+        content = bytearray(file.read())
+        content[content.index(b"ab") + 300] ^= 4
+        file.seek(0)
+        file.write(content)
+    storage._OPEN.clear()
+    with pytest.raises(UnusableStore, match="its checksum is another one"):
+        Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
+    assert any(victim in line for line in verify(str(tmp_path / "s")))
+    repair(str(tmp_path / "s"))
+    storage._OPEN.clear()
+    assert verify(str(tmp_path / "s")) == []
+    assert stored(tmp_path / "s", "series", "sequence") == sound
+    Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
+    assert stored(tmp_path / "s", "series", "sequence") == sorted([*sound, ("a", 3)])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 900, b"ARROW1\0\0" + bytes(900) + b"ARROW1", "no note", "other note"]
+)
+def test_a_head_of_another_form_is_named(tmp_path, content):
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    store.refresh()
+    path = head_path(store.place, store.head_id())
+    if isinstance(content, str):
+        note = {} if content == "no note" else {"tseries": '{"x": 1}'}
+        table = pa.table({"series": ["a"]}).replace_schema_metadata(note)
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    else:
+        with open(path, "wb") as file:
+            file.write(content)
+    storage._OPEN.clear()
+    with pytest.raises(UnusableStore, match=r"head file '.*repair"):
+        Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
+    assert any(path in line for line in verify(str(tmp_path / "s")))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from pyspark_tseries import TimeSeries, describe, host_locks, maintenance
 from pyspark_tseries import store as storage
 from pyspark_tseries.compactor import compact
 from pyspark_tseries.delta_log import table_of
-from pyspark_tseries.errors import NoSuchStore
-from pyspark_tseries.head_files import load_head
+from pyspark_tseries.errors import NoSuchStore, UnusableStore
+from pyspark_tseries.head_files import head_path, load_head
 from pyspark_tseries.heads import Head
 from pyspark_tseries.inspection import verify
 from pyspark_tseries.maintenance import COMMITS_PER_UPKEEP, after_commit, clean, maintain
@@ -259,6 +259,21 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkey
     assert len(heads(store)) < len(all_heads)
     storage._OPEN.clear()
     assert verify(store.root) == []
+
+
+def test_cleaning_keeps_every_head_where_one_is_broken_and_names_it(store):
+    fill(store, 5)
+    everything = heads(store)
+    store.refresh()
+    parent = store.note().parent
+    path = head_path(store.place, parent)
+    with open(path, "r+b") as file:
+        file.seek(700)
+        file.write(b"\xff")
+    aged(store.root, 100)
+    with pytest.raises(UnusableStore, match=f"{parent:016x}"):
+        clean(store, now_us())
+    assert heads(store) == everything
 
 
 def log_entries(store):

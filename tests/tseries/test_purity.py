@@ -18,6 +18,7 @@ PURE = [
     "file_check",
     "files",
     "footers",
+    "head_checksums",
     "head_files",
     "heads",
     "history",
