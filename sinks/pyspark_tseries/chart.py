@@ -87,12 +87,17 @@ def _rows(table: pa.Table) -> str:
     shown = table.slice(max(0, table.num_rows - ROWS_SHOWN))
     names = [name for name in shown.column_names if name != "series"]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    cells = [map(_text, shown[name]) for name in names]
     body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(_text(row[name]))}</td>" for name in names) + "</tr>"
-        for row in shown.to_pylist()
+        "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+        for row in zip(*cells, strict=True)
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _text(value: object) -> str:
+def _text(cell: pa.Scalar) -> str:
+    try:
+        value = cell.as_py()
+    except OverflowError:
+        return "(a time outside the years 1 to 9999)"
     return "" if value is None else str(value)

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.chart import page
 from pyspark_tseries.columns import EVENT, ORIGINAL
-from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.standing import longs
 
 __all__ = ["Event", "EventMetadata", "QueryResult"]
@@ -75,10 +75,17 @@ class QueryResult:
 
     @functools.cached_property
     def events(self) -> tuple[Event, ...]:
-        """The events, in the order of the query."""
+        """The events, in the order of the query.
+
+        Raises:
+            IncompatibleValue: a column holds a time that Python has no datetime or date for.
+        """
         fixed = {field.name for field in (*EVENT, *ORIGINAL)}
-        values = [name for name in self.table.column_names if name not in fixed]
-        return tuple(_event(row, values) for row in self.table.to_pylist())
+        names = self.table.column_names
+        values = [name for name in names if name not in fixed]
+        cells = [_cells(self.table, name) for name in names]
+        rows = zip(*cells, strict=True)
+        return tuple(_event(dict(zip(names, row, strict=True)), values) for row in rows)
 
     def to_arrow(self) -> pa.Table:
         """The events as a table: metadata, values, original's metadata."""
@@ -115,6 +122,23 @@ class QueryResult:
 
     def _repr_html_(self) -> str:
         return page(self.table, self.selected_count)
+
+
+def _cells(table: pa.Table, name: str) -> list[Any]:
+    """A column's values as Python has them.
+
+    Raises:
+        IncompatibleValue: a time is outside the years 1 to 9999.
+    """
+    try:
+        values: list[Any] = table[name].to_pylist()
+    except OverflowError:
+        raise IncompatibleValue(
+            f"column '{name}' ({table[name].type}) holds a time that Python has no value for; "
+            "accepted: the years 1 to 9999; next step: take the result with to_arrow(), or cast "
+            "the column before it is appended"
+        ) from None
+    return values
 
 
 def _event(row: Mapping[str, Any], values: list[str]) -> Event:

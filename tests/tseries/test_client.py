@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import threading
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pyarrow as pa
 import pytest
@@ -129,6 +129,41 @@ def test_what_may_not_be_stored_is_refused_and_stores_nothing(series, tmp_path):
     with pytest.raises(IncompatibleValue, match="names no series"):
         series.append(None, 1.0)
     assert stored(tmp_path / "s") == [("a", 0, 5)]
+
+
+UTC_US = pa.timestamp("us", "UTC")
+YEAR_10000 = 253_402_300_800_000_000
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone(timedelta(hours=-12))),
+        datetime.max.replace(tzinfo=UTC),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=12))),
+    ],
+)
+def test_a_timestamp_outside_the_years_1_to_9999_is_refused_by_name(series, moment):
+    with pytest.raises(UpdateFailed, match=r"'a': timestamp .* is out of range.*9999-12-31"):
+        series.append("a", 1.0, moment)
+    series.append("a", 1.0)
+    everything = series.range_query().from_(moment).next(1).select_from("a")
+    assert len(everything) == (moment.year == 1)
+
+
+@pytest.mark.parametrize("us", [YEAR_10000, -(2**62), 2**62])
+@pytest.mark.parametrize("kind", [UTC_US, pa.timestamp("us"), pa.list_(UTC_US)], ids=str)
+def test_a_value_after_year_9999_is_named_where_python_has_none_for_it(tmp_path, kind, us):
+    series = TimeSeries.create(tmp_path / "s", {"n": pa.int64(), "at": kind}, auto_compact=False)
+    cell = [us] if kind == pa.list_(UTC_US) else us
+    series.append_many(
+        pa.table({"series": ["a"], "n": [7], "at": pa.array([cell], kind)}),
+    )
+    result = series.range_query().select_from("a")
+    with pytest.raises(IncompatibleValue, match=r"column 'at' \(.*years 1 to 9999.*to_arrow"):
+        result.events  # noqa: B018
+    assert result.to_arrow()["at"].combine_chunks() == pa.array([cell], kind)
+    assert "<td>7</td><td>(a time outside the years 1 to 9999)</td>" in result._repr_html_()
 
 
 def test_opening_and_creating_say_what_is_there(tmp_path):
