@@ -10,11 +10,13 @@ from typing import Final, TypeVar
 
 from pyspark_timestream.instants import parse_instant
 from pyspark_timestream.option_fields import (
+    OptionError,
     Reader,
     boolean,
     choice,
     option,
     read_options,
+    refuse_catalog_table,
     specs,
     text,
     whole_number,
@@ -255,6 +257,16 @@ _BELONGS: Final = {
 
 
 def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
+    refuse_catalog_table(raw, "tseries", "path '/data/trips'")
+    if not raw:
+        raise OptionError(
+            "path",
+            "it is missing, as it always is for a table of Spark's catalog (CREATE TABLE, "
+            "saveAsTable): Spark tells a Python source no options of such a table",
+            _PATH.accepts,
+            "name the store in .load(path), .save(path) or .start(path); DROP such a table, and "
+            "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips') instead",
+        )
     foreign = {
         spec.name: belongs
         for other, belongs in _BELONGS.items()

@@ -22,6 +22,7 @@ __all__ = [
     "duration",
     "option",
     "read_options",
+    "refuse_catalog_table",
     "shown",
     "specs",
     "text",
@@ -35,6 +36,10 @@ SPARK_INJECTED: Final = frozenset(
     {"path", "queryname", "checkpointlocation", "outputmode", "triggerinterval", "numrows"}
 )
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
+
+
+CATALOG_MARK: Final = "provider"
+"""What Spark's CREATE TABLE asks a source with, besides `owner`, `location` and `option.*`."""
 
 
 SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
@@ -177,6 +182,29 @@ def read_options(
     for spec in declared.values():
         _check_company(spec, declared.values(), given)
     return options_class(**values)
+
+
+def refuse_catalog_table(raw: Mapping[str, str], source: str, example: str) -> None:
+    """Refuses to be a table of Spark's catalog, which could be made and never be read.
+
+    Spark tells a Python source no options of such a table, not even where it lies.
+
+    Args:
+        raw: option name in any case -> text.
+        source: the format's name.
+        example: options that its user would give, as SQL has them.
+
+    Raises:
+        OptionError: `raw` is what CREATE TABLE asks with.
+    """
+    if CATALOG_MARK in {key.lower() for key in raw}:
+        raise OptionError(
+            CATALOG_MARK,
+            f"'{source}' cannot be the provider of a table (CREATE TABLE, saveAsTable): Spark "
+            "tells a Python source no options of such a table, so it could never be read",
+            "a temporary view, or a DataFrame",
+            f"CREATE TEMPORARY VIEW name USING {source} OPTIONS ({example})",
+        )
 
 
 def _refuse_unknown(

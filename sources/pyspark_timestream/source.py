@@ -12,7 +12,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.option_fields import OptionError, choice, option, read_options
+from pyspark_timestream.option_fields import (
+    OptionError,
+    choice,
+    option,
+    read_options,
+    refuse_catalog_table,
+)
 from pyspark_timestream.spark_errors import RefusedReader, brief_errors
 from pyspark_timestream.time_reader import TimeTransport
 
@@ -62,6 +68,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns without a user schema; reads every option."""
+        refuse_catalog_table(self.options, self.name(), "transport 'kafka', subscribe 'trips', ...")
         return self._transport().schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -73,6 +80,15 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one batch query, where the transport has any."""
+        if not self.options:
+            raise OptionError(
+                "transport",
+                "it is missing, as it always is for a table of Spark's catalog (CREATE TABLE): "
+                "Spark tells a Python source no options of such a table",
+                "'kafka' for batch reads",
+                "set it; DROP such a table, and CREATE TEMPORARY VIEW name USING timestream "
+                "OPTIONS (transport 'kafka', subscribe 'trips', ...) instead",
+            )
         return self._transport().reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
