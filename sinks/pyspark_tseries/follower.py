@@ -1,7 +1,8 @@
 """The driver's side of a subscription: what a store has for a position, and tasks for it."""
 
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import replace
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark_tseries.files import Snapshot
 from pyspark_tseries.heads import Head, Longs
 from pyspark_tseries.places import Place
 from pyspark_tseries.pruning import HIGHEST, LOWEST
+from pyspark_tseries.retention import RetainedRange, parse_range
 from pyspark_tseries.sieve import Sieve
 from pyspark_tseries.slices import Key, Sample, Slice, by_name, cut, key_order
 from pyspark_tseries.standing import KEYS, longs
@@ -45,13 +47,13 @@ class Follower:
         self._store = Store.open(place)
         self._initial = initial
         self._known: tuple[int | None, Snapshot] | None = None
-        self._first: tuple[Position, list[str], Longs] | None = None
+        self._first: tuple[Any, list[str], Longs] | None = None
 
     def begin(self) -> Position:
         """The position of a new subscriber."""
         snapshot, head = self._now()
         missed = self._missed_starts(snapshot, head)
-        return subscribe(self._store.id, head.note.commit, _events(head), missed)
+        return subscribe(self._store.id, head.note, snapshot.retained, _events(head), missed)
 
     def commit_now(self) -> int:
         """The store's last commit."""
@@ -68,8 +70,8 @@ class Follower:
         self._check(start)
         snapshot, head = self._now()
         if start.initial:
-            if most is None:
-                return live_start(start)
+            if most is None and start.due is None:
+                return replace(start, initial=False, upto=None)
             return initial_end(start, *self._initial_series(start, snapshot, head), most)
         supply = self._supply(start, snapshot, head, upto)
         end = live_end(
@@ -105,8 +107,8 @@ class Follower:
                 start,
                 end,
                 self._initial,
-                snapshot.head_id,
-                snapshot.retained,
+                None if _has_no_floors(start, snapshot) else snapshot.head_id,
+                _retained_at(start, snapshot),
             )
             for part in cut(samples, ROWS_PER_TASK, whole_series=True)
         ]
@@ -171,8 +173,11 @@ class Follower:
     def _initial_series(
         self, start: Position, snapshot: Snapshot, head: Head
     ) -> tuple[list[str], Longs]:
-        """Found once for all batches of initial events: how many there are of each series."""
-        if self._first is None or self._first[0].began != start.began:
+        """How many initial events there are of each series; looked up again where some may go."""
+        now = start.began, self._store.horizon(), snapshot.note.retained_since
+        if self._first is None or self._first[0] != now:
+            retained = _retained_at(start, snapshot)
+            before = Head() if _has_no_floors(start, snapshot) else head
             names: list[str] = []
             counts: list[Longs] = []
             data = [file for file in snapshot.files if file.first_commit <= start.began]
@@ -180,11 +185,11 @@ class Follower:
             for part in cut(samples, 4 * ROWS_PER_TASK, whole_series=True):
                 sieve = Sieve(part=part, commits=(LOWEST, start.began))
                 keys = rows_of(snapshot.place, data, SCANNED, KEYS, sieve)
-                chosen = initial_rows(keys, snapshot.retained, head, self._initial)
+                chosen = initial_rows(keys, retained, before, self._initial)
                 some = initial_counts(keys, chosen)
                 names += some[0]
                 counts.append(some[1])
-            self._first = start, names, np.concatenate(counts)
+            self._first = now, names, np.concatenate(counts)
         return self._first[1], self._first[2]
 
     def _missed_starts(self, snapshot: Snapshot, head: Head) -> int:
@@ -203,11 +208,18 @@ class Follower:
         return int(asked - there)
 
 
-def live_start(start: Position) -> Position:
-    """The position after all initial events."""
-    return Position(
-        start.store, start.began, None, False, start.began, None, start.seen, start.missed
-    )
+def _retained_at(start: Position, snapshot: Snapshot) -> RetainedRange:
+    """The retained range that the initial events of a subscription are of."""
+    return snapshot.retained if start.retained is None else parse_range(start.retained)
+
+
+def _has_no_floors(start: Position, snapshot: Snapshot) -> bool:
+    """Whether the present floors are all younger than a subscription, and it began without any.
+
+    Otherwise the present ones count: where some are younger, what they hide is missed.
+    """
+    changed = snapshot.note.retained_since != start.retained_since
+    return start.retained is not None and start.retained_since is None and changed
 
 
 def _events(head: Head) -> int:

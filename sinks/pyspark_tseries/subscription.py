@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.heads import Longs
+from pyspark_tseries.heads import Longs, Note
 from pyspark_tseries.retention import RetainedRange, format_range, parse_range
 from pyspark_tseries.slices import Key
 
@@ -33,7 +33,8 @@ __all__ = [
     "subscribe",
 ]
 
-POSITION_VERSION: Final = 1
+POSITION_VERSION: Final = 2
+"""1 had no `retained`, `retained_since` and `due`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,12 @@ class Position:
         commit: all events up to this commit were delivered.
         after: and of the next commit those up to this key, inclusive; None for none of them.
         seen: events that were ever committed up to here, delivered or not.
-        missed: of these, those of commits after `began` that compaction removed before they were
-            delivered, and those that `startingSequence` asked for in vain.
+        missed: of these, those that compaction removed before they were delivered, and those that
+            `startingSequence` asked for in vain.
+        retained: the store's retained range at `began`, which the initial events are of; None in
+            offsets of version 1, which go by the present one.
+        retained_since: the commit that had changed it last by then; None where none had.
+        due: how many initial events are still due; None where nobody has counted them.
     """
 
     store: str
@@ -115,6 +120,9 @@ class Position:
     after: Key | None
     seen: int
     missed: int
+    retained: str | None = None
+    retained_since: int | None = None
+    due: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The offset; keys sorted, because Spark compares offsets as JSON text."""
@@ -122,8 +130,11 @@ class Position:
             "after": None if self.after is None else list(self.after),
             "began": self.began,
             "commit": self.commit,
+            "due": self.due,
             "initial": self.initial,
             "missed": self.missed,
+            "retained": self.retained,
+            "retained_since": self.retained_since,
             "seen": self.seen,
             "store": self.store,
             "upto": self.upto,
@@ -132,7 +143,7 @@ class Position:
 
     def beginning(self) -> "Position":
         """The position at which the subscription that got here first was, before any batch."""
-        start = replace(self, upto=None, initial=True, commit=self.began, after=None)
+        start = replace(self, upto=None, initial=True, commit=self.began, after=None, due=None)
         # A store without commits had no initial events, and had never seen any.
         return start if self.began >= 0 else replace(start, initial=False, seen=0)
 
@@ -154,33 +165,53 @@ class Position:
         return Position(after=None if after is None else (after[0], after[1]), **fields)
 
 
-def subscribe(store: str, commit: int, seen: int, missed: int) -> Position:
-    """The position of a new subscriber of a store whose last commit is `commit`.
+def subscribe(store: str, note: Note, retained: RetainedRange, seen: int, missed: int) -> Position:
+    """The position of a new subscriber.
 
     Args:
         store: the Delta table's id.
-        commit: -1 for a store without commits.
+        note: the store's last commit.
+        retained: its retained range.
         seen: the events that were ever committed.
         missed: those that the subscriber asked for and that are gone.
     """
-    return Position(store, commit, None, commit >= 0, commit, None, seen, missed)
+    commit = note.commit
+    return Position(
+        store=store,
+        began=commit,
+        upto=None,
+        initial=commit >= 0,
+        commit=commit,
+        after=None,
+        seen=seen,
+        missed=missed,
+        retained=format_range(retained),
+        retained_since=note.retained_since,
+    )
 
 
-def initial_end(start: Position, series: list[str], counts: Longs, most: int) -> Position:
+def initial_end(start: Position, series: list[str], counts: Longs, most: int | None) -> Position:
     """The end of a batch of about `most` initial events, never less than a series.
+
+    Events that were due at `start` and are not there any more are missed.
 
     Args:
         start: a position with `initial`.
         series: the series with initial events, in order.
         counts: how many each has.
-        most: at least 1.
+        most: at least 1; None for all there are.
     """
     first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
     within = np.cumsum(counts[first:])
-    size = max(int(np.searchsorted(within, most, "right")), 1)
-    if first + size >= len(series):
-        return replace(start, initial=False, upto=None)
-    return replace(start, upto=series[first + size - 1])
+    there = int(within[-1]) if len(within) else 0
+    missed = start.missed + max(0, (there if start.due is None else start.due) - there)
+    size = len(within)
+    if most is not None:
+        size = max(int(np.searchsorted(within, most, "right")), 1)
+    if size >= len(within):
+        return replace(start, initial=False, upto=None, missed=missed, due=None)
+    due = there - int(within[size - 1])
+    return replace(start, upto=series[first + size - 1], missed=missed, due=due)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,91 @@ def test_initial_events_are_those_of_the_start_however_many_batches_they_take(tm
     assert client.drain(2)[5:] == [("s4", 0), ("s5", 0), ("s6", 0), ("s3", 2), ("s9", 0)]
 
 
+def five_series(path, retained):
+    store = make(path, retained)
+    for n in range(5):
+        store.append(batch(*((name, 10 * n + n) for name in "abcde")))
+    return store
+
+
+@pytest.mark.parametrize("retained", ["unlimited", "limit 4", "last 30MS"])
+@pytest.mark.parametrize("narrower", ["limit 1", "last 0MS", "limit 2 last 5MS"])
+def test_initial_events_come_though_the_range_gets_smaller_meanwhile(tmp_path, retained, narrower):
+    store = five_series(tmp_path / "s", retained)
+    expected = Client(tmp_path / "s", parse_range("unlimited")).drain()
+    client = Client(tmp_path / "s", parse_range("unlimited"))
+    client.poll(1)
+    set_retained_range(store, parse_range(narrower), 100)
+    assert client.drain(1) == expected
+    assert client.position.missed == 0
+
+
+def test_initial_events_that_compaction_removes_meanwhile_are_missed_by_count(tmp_path):
+    store = five_series(tmp_path / "s", "limit 4")
+    client = Client(tmp_path / "s", parse_range("unlimited"))
+    assert client.poll(1) == [("a", n) for n in range(1, 5)]
+    set_retained_range(store, parse_range("limit 1"), 100)
+    assert client.poll(1) == [("b", n) for n in range(1, 5)]
+    assert compact(str(tmp_path / "s")).removed_events == 20
+    assert client.drain(1)[8:] == [("c", 4), ("d", 4), ("e", 4)]
+    assert client.position.missed == 9
+    store.append(batch(("a", 99)))
+    assert client.drain(1)[-1] == ("a", 5)
+    assert client.position.missed == 9
+
+
+def test_initial_events_are_no_more_where_the_range_gets_larger_meanwhile(tmp_path):
+    store = five_series(tmp_path / "s", "limit 2")
+    client = Client(tmp_path / "s", parse_range("unlimited"))
+    client.poll(1)
+    set_retained_range(store, parse_range("unlimited"), 100)
+    assert client.drain(1) == [(name, n) for name in "abcde" for n in (3, 4)]
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(RANGES),
+    st.lists(STEPS, min_size=1, max_size=6),
+    st.lists(STEPS, max_size=5),
+    st.sampled_from(["unlimited", "limit 2", "last 1MS"]),
+)
+def test_initial_events_are_delivered_or_missed_whatever_happens_meanwhile(
+    tmp_path_factory, retained, before, meanwhile, asked
+):
+    path = tmp_path_factory.mktemp("program") / "s"
+    make(path, retained)
+    model = Model(retained)
+    for kind, what in before:
+        model.now += 1000
+        run(path, Store.open(str(path)), model, kind, what)
+    expected = Client(path, parse_range(asked)).poll() or []
+    client, steps = Client(path, parse_range(asked)), iter(meanwhile)
+    while client.position.initial:
+        client.poll(1)
+        kind, what = next(steps, ("reopen", 0))
+        model.now += 1000
+        run(path, Store.open(str(path)), model, kind, what)
+    assert len(client.got) + client.position.missed == len(expected)
+    assert set(client.got) <= set(expected)
+    assert len(set(client.got)) == len(client.got)
+
+
+V1_OFFSET = {
+    **{"after": None, "began": 4, "commit": 4, "initial": True, "missed": 0, "seen": 25},
+    **{"upto": "b", "version": 1},
+}
+
+
+def test_a_position_of_version_1_goes_on_where_it_was(tmp_path):
+    store = five_series(tmp_path / "s", "limit 2")
+    client = Client(tmp_path / "s", parse_range("unlimited"))
+    client.position = Position.from_json({**V1_OFFSET, "store": store.id})
+    assert client.poll(1) == [("c", 3), ("c", 4)]
+    set_retained_range(store, parse_range("limit 1"), 100)
+    assert client.drain(1)[2:] == [("d", 4), ("e", 4)]
+    assert client.position.missed == 2
+
+
 def test_a_store_that_was_empty_has_no_initial_events(tmp_path):
     store = make(tmp_path / "s")
     client = Client(tmp_path / "s")
@@ -240,8 +325,8 @@ def test_a_position_of_another_store_or_a_newer_version_is_refused(tmp_path):
     client.position = replace(client.position, store="another")
     with pytest.raises(UnusableStore, match="of another store"):
         client.poll()
-    with pytest.raises(UnusableStore, match="format version 2"):
-        Position.from_json({"version": 2})
+    with pytest.raises(UnusableStore, match="format version 3"):
+        Position.from_json({"version": 3})
 
 
 @pytest.mark.parametrize(
