@@ -164,3 +164,17 @@ def test_a_query_that_left_the_retained_range_out_is_explained_with_what_reads_s
         query.awaitTermination()
         said.append("the ten newest events of each series" in str(explain_time(query)))
     assert said == [True, False]
+
+
+def test_text_that_is_no_utf8_is_refused_by_series_and_column(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's cast of binary to string checks nothing."""
+    rows = spark.sql("SELECT concat('s', id) AS series, 'ä' AS text, X'ff' AS raw FROM range(4)")
+    rows.write.format("tseries").mode("append").save(str(tmp_path / "s"))
+    broken = rows.selectExpr(
+        "series", "CAST(IF(series = 's2', X'7370ff', X'61') AS string) AS text", "raw"
+    )
+    with pytest.raises(Exception, match=r"IncompatibleValue: series 's2': column 'text' holds"):
+        broken.write.format("tseries").mode("append").save(str(tmp_path / "s"))
+    assert describe(tmp_path / "s")["events"] == 4
