@@ -51,6 +51,8 @@ test: java $(READY) ## the fast tests: rules, storage, and Spark without a broke
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
+# Of Spark the store's model touches nothing but the reader's interface.
+test-4.2: export MODEL_SECONDS := 10
 test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supported
 	$(VENV42)/bin/python -m pytest tests $(RERUNS)
 
@@ -58,7 +60,9 @@ integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a
 	$(BIN)/python -m pytest integration -m "not soak" $(RERUNS)
 
 soak-store: export STORE_KILLS := 50
-soak-store: java $(READY) ## four writers on one store for ten minutes, then 50 kills; not part of CI
+soak-store: export MODEL_SECONDS := 600
+soak-store: java $(READY) ## a store against its model for ten minutes, four writers for ten more, then 50 kills; not part of CI
+	$(BIN)/python -m pytest tests/tseries/test_store_model.py -s
 	$(BIN)/python -m pytest integration/test_store_soak.py integration/test_store_kills.py \
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
