@@ -39,6 +39,6 @@ def _fetch(organisation: str, module: str, revision: str) -> None:
     ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
     command = ["java", "-jar", str(ivy), "-ivy", str(recipe), "-confs", "default"]
     command += ["-cache", str(PLACE / "ivy"), "-retrieve", f"{PLACE}/[artifact]-[revision].[ext]"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise SystemExit(f"Ivy could not fetch {module} {revision}:\n{done.stdout[-2000:]}")

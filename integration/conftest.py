@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,12 +16,15 @@ from broker import broker as open_broker
 from spark_home import use_installed_pyspark
 
 if TYPE_CHECKING:
+    from both_sources import Source
     from pyspark.sql import SparkSession
 
 use_installed_pyspark()
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+
+pytest.register_assert_rewrite("both_sources")
 
 SAID = pytest.StashKey[list[str]]()
 
@@ -70,10 +75,37 @@ def topic(broker: Broker, request: pytest.FixtureRequest) -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def peer_jars() -> str:
+    """Spark's own Kafka source, where it can be fetched; empty elsewhere."""
+    from peers import kafka_jars
+
+    try:
+        return kafka_jars()
+    except (SystemExit, subprocess.TimeoutExpired):
+        return ""
+
+
+@pytest.fixture(scope="session")
+def spark(peer_jars: str) -> Iterator[SparkSession]:
     """One session for all tests: two cores, UTC, no UI."""
     from spark_session import local_spark
 
-    session = local_spark("integration")
+    session = local_spark("integration", spark_jars=peer_jars)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def both(
+    peer_jars: str, spark: SparkSession, broker: Broker, tmp_path: Path
+) -> tuple[Source, Source]:
+    """Spark's own Kafka source and ours, over the same broker."""
+    from both_sources import Source
+
+    if not peer_jars:
+        message = "Spark's own Kafka source could not be fetched from Maven Central"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(message)
+    return (
+        Source("kafka", spark, broker, tmp_path / "kafka"),
+        Source("timestream", spark, broker, tmp_path / "timestream", {"transport": "kafka"}),
+    )

@@ -1,0 +1,133 @@
+"""Spark's own Kafka source and ours over the same topics, for tests that compare them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker import Broker
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+Outcome = Any
+REFUSED = "refused"
+"""The outcome of a read or query that fails."""
+
+
+@dataclass
+class Source:
+    """One of the two, with the options that both have."""
+
+    name: str
+    spark: SparkSession
+    broker: Broker
+    place: Path
+    own: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, **options: Any) -> DataFrame:
+        """A batch DataFrame; `__` stands for `.` in names of options."""
+        return self._configured(self.spark.read, options).load()
+
+    def stream(self, **options: Any) -> DataFrame:
+        """A streaming DataFrame."""
+        return self._configured(self.spark.readStream, options).load()
+
+    def _configured(self, reader: Any, options: Mapping[str, Any]) -> Any:
+        given = {"kafka.bootstrap.servers": self.broker.bootstrap, **self.own}
+        given |= {name.replace("__", "."): text(each) for name, each in options.items()}
+        return reader.format(self.name).options(**given)
+
+    def run(self, frame: DataFrame | None = None, checkpoint: str = "a", **options: Any) -> list:
+        """The values of each batch with rows, of all that is there now."""
+        query = Running(self, self.stream(**options) if frame is None else frame, checkpoint, True)
+        query.query.awaitTermination()
+        return query.batches
+
+    def start(self, checkpoint: str = "a", **options: Any) -> Running:
+        """A query that has taken its first look, and goes on."""
+        return Running(self, self.stream(**options), checkpoint)
+
+
+class Running:
+    """A query of one source; it ends with the `with` block."""
+
+    def __init__(
+        self, source: Source, frame: DataFrame, checkpoint: str = "a", bounded: bool = False
+    ) -> None:
+        self.batches: list[list[int]] = []
+
+        def keep(batch: DataFrame, _: int) -> None:
+            if rows := values(batch):
+                self.batches.append(rows)
+
+        writer = frame.writeStream.foreachBatch(keep)
+        writer = writer.option("checkpointLocation", str(source.place / checkpoint))
+        self.query: StreamingQuery = (
+            writer.trigger(availableNow=True) if bounded else writer
+        ).start()
+        if not bounded:
+            self.query.processAllAvailable()
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.query.stop()
+
+    def all(self) -> list[int]:
+        """All values so far, after what is there now has been read."""
+        self.query.processAllAvailable()
+        return sorted(value for batch in self.batches for value in batch)
+
+
+def outside_ci(*cases: Any) -> list[Any]:
+    """Cases that CI has no time for, and `make beside-spark` has."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
+        for case in cases
+    ]
+
+
+def values(frame: DataFrame) -> list[int]:
+    """The records' values, which are numbers as text, in order; -1 for none."""
+    rows = frame.selectExpr("CAST(CAST(value AS STRING) AS INT) AS value").collect()
+    return sorted(-1 if row.value is None else row.value for row in rows)
+
+
+def outcome(deed: Callable[[], Outcome]) -> Outcome:
+    """What `deed` returns, or that it was refused."""
+    try:
+        return deed()
+    except (PySparkException, Py4JError):
+        return REFUSED
+
+
+def text(value: Any) -> str:
+    """An option's value as Spark wants it: JSON for what is not text."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def per_partition(topic: str, numbers: Iterable[int] | Mapping[int, int]) -> dict[str, Any]:
+    """Topic -> partition -> number, as options of offsets and timestamps want it."""
+    pairs = numbers.items() if isinstance(numbers, Mapping) else enumerate(numbers)
+    return {topic: {str(partition): number for partition, number in pairs}}
+
+
+def alike(both: Iterable[Source], case: Callable[[Source], Outcome], expected: Outcome) -> None:
+    """Both sources do the same: what is expected."""
+    found = {source.name: outcome(lambda source=source: case(source)) for source in both}
+    assert found == dict.fromkeys(found, expected)
+
+
+def differ(
+    both: Iterable[Source], case: Callable[[Source], Outcome], kafka: Outcome, timestream: Outcome
+) -> None:
+    """Each source does something else, as the README's table says."""
+    found = {source.name: outcome(lambda source=source: case(source)) for source in both}
+    assert found == {"kafka": kafka, "timestream": timestream}
