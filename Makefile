@@ -17,7 +17,7 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-.PHONY: help run run-flights test test-4.2 integration soak-store soak-native soak-restarts mutants bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak-store soak-native soak-restarts mutants bench lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -58,6 +58,9 @@ test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supporte
 
 integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration -m "not soak" $(RERUNS)
+
+beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
+	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)
 
 soak-store: export STORE_KILLS := 50
 soak-store: export MODEL_SECONDS := 600

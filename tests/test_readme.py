@@ -100,6 +100,15 @@ def test_every_diagnosis_is_an_entry_of_the_troubleshooting(kind: Kind) -> None:
     assert f"Fix: {FIXES[kind]}." in entry
 
 
+def test_differences_from_sparks_kafka_source_are_those_that_tests_show() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "integration").glob("test_beside_*.py"))
+    shown = re.findall(r'@pytest\.mark\.difference\("(.*)"\)', tests)
+    rows = table_after("<!-- differences from Spark's Kafka source -->")
+    assert sorted(row[0] for row in rows) == sorted(shown)
+    # Each gives the reason.
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
 def test_the_troubleshooting_is_ordered_by_symptom() -> None:
     _, _, rest = README.partition("## Troubleshooting\n")
     symptoms = re.findall(r"^### (.*)$", rest.partition("\n## ")[0], re.MULTILINE)

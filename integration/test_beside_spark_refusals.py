@@ -1,0 +1,75 @@
+"""Options that Spark's own suites want to be refused, by both sources."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from both_sources import REFUSED, Source, alike, outside_ci
+
+pytestmark = pytest.mark.timeout(300)
+
+Both = tuple[Source, Source]
+T = "t"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subscribe": T, "startingOffsets": "latest"},
+        {},
+        {"subscribe": T, "kafka__auto__offset__reset": "earliest"},
+        {"subscribe": T, "minPartitions": "0"},
+        *outside_ci(
+            {"subscribe": T, "startingOffsets": {T: {"0": -1}}},
+            {"subscribe": T, "endingOffsets": "earliest"},
+            {"subscribe": T, "endingOffsets": {T: {"0": -2}}},
+            {"subscribe": T, "subscribePattern": "t.*"},
+            {"subscribe": T, "assign": {"a": [0]}},
+            {"assign": ""},
+            {"subscribe": ""},
+            {"subscribePattern": ""},
+            {"subscribe": T, "kafka__auto__offset__reset": "none"},
+            {"subscribe": T, "kafka__enable__auto__commit": "true"},
+            {"subscribe": T, "kafka__interceptor__classes": "a.B"},
+            {"subscribe": T, "kafka__key__deserializer": "a.B"},
+            {"subscribe": T, "kafka__value__deserializer": "a.B"},
+            {"subscribe": T, "startingTimestamp": "soon"},
+        ),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(both: Both, options: dict[str, Any]) -> None:
+    alike(both, lambda source: source.read(**options).collect(), REFUSED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"subscribe": T, "minOffsetsPerTrigger": 20, "maxOffsetsPerTrigger": 15},
+        *outside_ci(
+            {"subscribe": T, "subscribePattern": "t.*"},
+            {"subscribe": T, "assign": {"a": [0]}},
+            {"assign": ""},
+            {"subscribe": ""},
+            {"subscribePattern": ""},
+        ),
+    ],
+    ids=str,
+)
+def test_bad_options_of_a_stream_are_refused_before_it_starts(
+    both: Both, options: dict[str, Any]
+) -> None:
+    alike(both, lambda source: source.stream(**options), REFUSED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"endingOffsets": "latest"}, *outside_ci({"endingOffsetsByTimestamp": {T: {"0": 1000}}})],
+    ids=str,
+)
+def test_end_of_a_stream_is_refused_when_it_starts_at_the_latest(
+    both: Both, options: dict[str, Any]
+) -> None:
+    alike(both, lambda source: source.run(subscribe=T, **options), REFUSED)
