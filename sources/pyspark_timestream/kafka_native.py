@@ -277,8 +277,10 @@ def _handlers(log: ClientLog) -> tuple[Any, Any]:
         if code != KafkaError._ALL_BROKERS_DOWN:
             log.note_error(code, (text or b"").decode(errors="replace"))
 
-    def note_line(_client: int, level: int, _facility: bytes, text: bytes | None) -> None:
-        log.log_syslog(level, (text or b"").decode(errors="replace"))
+    def note_line(_client: int, level: int, facility: bytes | None, text: bytes | None) -> None:
+        log.log_syslog(
+            level, *((each or b"").decode(errors="replace") for each in (facility, text))
+        )
 
     return _ERROR_HANDLER(note_error), _LOG_HANDLER(note_line)
 

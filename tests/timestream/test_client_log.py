@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.client_log import ClientLog, RepeatFilter
+from pyspark_timestream.kafka_native import _handlers
 
 REFUSED = "Connect to ipv4#10.0.0.1:9092 failed: Connection refused"
 
@@ -121,3 +122,9 @@ def test_secrets_are_in_no_reason_and_no_line(
     (complaint,) = log.complaints(1).values()
     assert "hunter2" not in complaint.reason + caplog.text
     assert "bad password [hidden]" in complaint.reason
+
+
+def test_a_log_line_of_a_native_client_counts_as_a_complaint(log: ClientLog) -> None:
+    _, note_line = _handlers(log)
+    note_line(None, 3, b"FAIL", line("a:9092", REFUSED).encode())
+    assert "a:9092" in log.complaints(60.0)
