@@ -5,7 +5,6 @@ import logging
 import pytest
 from confluent_kafka import KafkaError
 
-from pyspark_timestream import kafka_native
 from pyspark_timestream.client_log import ClientLog, RepeatFilter
 from pyspark_timestream.kafka_native import _handlers
 
@@ -57,16 +56,6 @@ def test_two_brokers_and_two_reasons_do_not_pass_for_repeats(
         for reason in (REFUSED, "Disconnected"):
             log.log_syslog(3, "FAIL", line(broker, reason))
     assert len(caplog.records) == 6
-
-
-def test_a_line_of_the_native_consumer_is_logged(
-    log: ClientLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, note_line = kafka_native._handlers(log)
-    note_line(None, 3, b"FAIL", line("a:9092", REFUSED).encode())
-    assert [record.getMessage() for record in caplog.records] == [
-        f"Kafka client: a:9092: {REFUSED}"
-    ]
 
 
 def test_what_is_no_warning_is_not_logged_as_one(
