@@ -109,8 +109,9 @@ def _advice(complaints: Mapping[str, Complaint], prefix: str) -> str:
             f"check option {protocol}: a broker that hangs up may want a login (SASL_PLAINTEXT, "
             "SASL_SSL) or encryption (SSL, SASL_SSL)"
         )
+    option = "option " if prefix else ""
     longer = "; option 'kafkaConsumer.connectTimeoutMs' waits longer" if prefix else ""
     return (
-        f"check option '{prefix}bootstrap.servers', that the brokers run, and the network to the "
+        f"check {option}'{prefix}bootstrap.servers', that the brokers run, and the network to the "
         f"addresses that they advertise{longer}"
     )
