@@ -17,7 +17,7 @@ def test_the_public_names_of_timestream() -> None:
 def test_the_public_names_of_tseries() -> None:
     errors = {"IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"}
     errors |= {"PermissionDenied", "StoreBusy", "StoreMismatch", "TseriesError", "UnusableStore"}
-    errors |= {"WrongClock"}
+    errors |= {"OutOfOrder", "WrongClock"}
     results = {"Event", "EventMetadata", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "describe", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
