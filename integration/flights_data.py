@@ -2,8 +2,8 @@
 
 An event is a departure. It is reported when the flight lands, so a short flight overtakes a long
 one that left before it; a cancelled flight is reported when it should have left, has no departure
-and is therefore malformed. Everything here is pure, and the oracle at the end is the contract's
-state machine (3.4) as a plain loop, to be read beside it.
+and is therefore malformed. Everything here is pure, and the oracle at the end is the
+state machine of semantics 2 and 3 as a plain loop, to be read beside it.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def expected_weather(kept: pa.Table, observed: pa.Table) -> list[tuple[Any, ...]
 
 
 class Judged(NamedTuple):
-    """What the contract's state machine makes of one partition."""
+    """What the state machine makes of one partition."""
 
     verdicts: list[str]
     ctis: list[int]

@@ -1,6 +1,6 @@
 """The main job on real, out-of-order input: right, and the same whatever happens to it.
 
-The truth is computed apart from the product: the contract's state machine as a plain loop over the
+The truth is computed apart from the product: the rules (semantics 2 and 3) as a plain loop over the
 flights (`flights_data.judge`), and DuckDB's counts and means over the rows that it keeps.
 """
 
@@ -90,7 +90,7 @@ def truth(frequency: str, delay: str) -> tuple[list[tuple], dict[str, int]]:
     return expected, counters
 
 
-def test_every_hour_equals_duckdb_over_the_rows_that_the_contract_keeps(whole, ran, topic) -> None:
+def test_every_hour_equals_duckdb_over_the_rows_that_the_rules_keep(whole, ran, topic) -> None:
     expected, counters = truth(DROPPING["cti_frequency"], DROPPING["cti_delay"])
     assert counters["dropped"] > 1_000
     assert sorted(map(rounded, hours_of(whole))) == sorted(map(rounded, expected))

@@ -1,4 +1,4 @@
-"""CTIs that are imported from another topic (contract 3.7) on a real broker, a test a rule."""
+"""CTIs that are imported from another topic (semantics 6) on a real broker, a test a rule."""
 
 import json
 import time

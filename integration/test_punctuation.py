@@ -1,4 +1,4 @@
-"""Contract sections 3.4 and 3.6 on a real broker: shapes, policies, marks, writers, windows."""
+"""Semantics 3 and 4 on a real broker: shapes, policies, marks, writers, windows."""
 
 import json
 from pathlib import Path

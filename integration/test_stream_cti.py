@@ -1,4 +1,4 @@
-"""The stream's CTI over partitions (contract 3.5) on a real broker, a test a rule.
+"""The stream's CTI over partitions (semantics 5) on a real broker, a test a rule.
 
 Late events are flagged: a row that meets the policy is seen, one that was judged by another CTI
 than it should be is seen as well.

@@ -1,4 +1,4 @@
-"""Every worked trace on a real broker: what a user reads is what the contract says."""
+"""Every worked trace on a real broker: what a user reads is what the rules say."""
 
 from __future__ import annotations
 

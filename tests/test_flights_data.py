@@ -119,7 +119,7 @@ def test_a_part_of_the_flights_is_their_beginning(table: pa.Table) -> None:
     assert flights(1_000).equals(table.slice(0, 1_000).combine_chunks())
 
 
-# -- the oracle against the contract's own words --------------------------------------------------
+# -- the oracle against the rules' own words ------------------------------------------------------
 
 
 def test_every_second_event_commits_what_is_before_it() -> None:

@@ -22,17 +22,25 @@ PLACES = ("sources", "sinks", "tests", "integration", "bench", "docs")
 READ = {".py", ".c", ".md", ".cfg"}
 FILES = ("README.md", "CHANGELOG.md", "Makefile", "pyproject.toml", "hatch_build.py", ".ci/run")
 
+ELSEWHERE = re.compile(r"contract|\bshared/|\bfacts/", re.IGNORECASE)
+IMPORT_RULES = re.compile(r"import-?linter", re.IGNORECASE)
+"""Its contracts are rules about imports."""
+
 NUMBER = r"[0-9]{1,2}(?:\.[0-9]{1,2})?"
 CITATION = re.compile(rf"\bsemantics (?:sections? )?({NUMBER}(?:(?:, | and | to ){NUMBER})*)", re.I)
 
 
-def texts() -> Iterator[tuple[str, str]]:
-    """The path and the text of every file of the repository that may cite, lines joined."""
+def texts() -> Iterator[tuple[str, list[str]]]:
+    """The path and the lines of every file of the repository that may cite."""
     found = [path for place in PLACES for path in (ROOT / place).rglob("*") if path.suffix in READ]
     for path in [*found, *(ROOT / name for name in FILES)]:
         if path != Path(__file__):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            yield str(path.relative_to(ROOT)), " ".join(line.strip(" #*/") for line in lines)
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8").splitlines()
+
+
+def joined(lines: list[str]) -> str:
+    """Lines as one, without what marks a comment."""
+    return " ".join(line.strip(" #*/") for line in lines)
 
 
 def cited(text: str) -> list[str]:
@@ -72,10 +80,25 @@ def test_a_citation_is_found_in_prose(text: str, numbers: list[str]) -> None:
 def test_every_cited_section_exists() -> None:
     unknown = {
         path: missing
-        for path, text in texts()
-        if (missing := [number for number in cited(text) if number not in SECTIONS])
+        for path, lines in texts()
+        if (missing := [number for number in cited(joined(lines)) if number not in SECTIONS])
     }
     assert not unknown
+
+
+@pytest.mark.parametrize("line", ["the contract's table", "see shared/facts", "contract 3.4"])
+def test_a_reference_to_a_law_elsewhere_is_found(line: str) -> None:
+    assert ELSEWHERE.search(line)
+
+
+def test_nothing_refers_to_a_law_outside_of_the_repository() -> None:
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, lines in texts()
+        for number, line in enumerate(lines, 1)
+        if ELSEWHERE.search(line) and not IMPORT_RULES.search(line)
+    ]
+    assert not found
 
 
 def test_sections_are_numbered_without_gaps_and_have_anchors_of_their_own() -> None:

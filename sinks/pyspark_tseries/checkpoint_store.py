@@ -4,6 +4,12 @@ Two witnesses say which it was. The store knows each query that wrote to it, by 
 batch; the first batch of a query leaves its mark even if it is empty. And where the checkpoint is a
 directory of this machine, a file in it remembers the store's id and place, so that a store that is
 gone is named, and not made again as an empty one.
+
+The rules are semantics 16.6.
+
+The rules are semantics 16.6.
+
+The rules are semantics 16.6.
 """
 
 import json

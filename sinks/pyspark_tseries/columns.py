@@ -1,4 +1,4 @@
-"""The columns of a store and their types."""
+"""The columns of a store and their types (semantics 15.3 and 15.5)."""
 
 from collections.abc import Iterable
 from typing import Any, Final

@@ -4,6 +4,12 @@ The time of commits never decreases, so one commit of the far future would date 
 every event without a timestamp of its own. Three witnesses say whether a writer's clock is right:
 the time of the last commit, the clock of the storage (of another machine, where that is so), and
 the next writer, whose clock says something else.
+
+The rules are semantics 19.4.
+
+The rules are semantics 19.4.
+
+The rules are semantics 19.4.
 """
 
 from typing import Final

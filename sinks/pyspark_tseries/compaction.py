@@ -3,6 +3,12 @@
 Files that were written together are a *run*. Runs are merged from the newest backwards, as long
 as the next is not larger than twice what was gathered, so an event is rewritten a number of times
 that grows with the logarithm of the store. Events are left out only where all runs are merged.
+
+The rules are semantics 24.
+
+The rules are semantics 24.
+
+The rules are semantics 24.
 """
 
 from collections.abc import Sequence

@@ -3,6 +3,12 @@
 An edit is an ordinary event at the end of its series that also carries sequence, timestamp and
 author of the original it overrides. Like `numbering` a fold over the head: a lost race judges the
 edits again.
+
+The rules are semantics 18.
+
+The rules are semantics 18.
+
+The rules are semantics 18.
 """
 
 from dataclasses import dataclass

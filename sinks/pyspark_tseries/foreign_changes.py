@@ -1,4 +1,4 @@
-"""Changes of a store by other tools: which of them leave its events as they are.
+"""Changes of a store by other tools: which of them leave its events as they are (semantics 27).
 
 A state of the table is the set of its files. It is *sound* where a commit of this package left it,
 where a commit that changes no rows (OPTIMIZE, z-order, VACUUM) made it of a sound one, and where a

@@ -3,6 +3,12 @@
 Every row keeps its commit, and compaction removes only what was out of range at its horizon; so
 from the horizon on the rows of any moment are there, and the head is found from them. Tasks find it
 themselves, each for its series: nothing is written for them.
+
+The rules are semantics 22.
+
+The rules are semantics 22.
+
+The rules are semantics 22.
 """
 
 import dataclasses

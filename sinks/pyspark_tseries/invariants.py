@@ -1,6 +1,6 @@
 """What is true of every store, as a pure check of its events against its head.
 
-Rules: contract/tseries.md sections 1, 2 and 5. Sequences are contiguous but for what compaction
+The rules are semantics 15 to 19. Sequences are contiguous but for what compaction
 may have removed: events of commits up to the horizon that were out of the retained range there.
 """
 

@@ -4,6 +4,12 @@ The series of the shares decide: a file whose series no other share has is publi
 long as the forecast it was numbered by is true. Shares that have a series in common are merged by
 the rules of a small batch, a part at a time, and so is a file whose forecast failed. Few rows of
 many tasks are one share. Edits follow; they alone are held in memory whole.
+
+The rules are semantics 16.7.
+
+The rules are semantics 16.7.
+
+The rules are semantics 16.7.
 """
 
 from collections.abc import Iterator, Sequence

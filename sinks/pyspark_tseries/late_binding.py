@@ -4,6 +4,12 @@ All tasks of an evaluation must see the same commits, or one would be seen in pa
 the evaluation began by the driver's clock, and the log's entries have times of their own: the
 snapshot is that of the last entry not later than the evaluation, which is the same whenever a task
 looks. An entry may be found a moment after its time, so a task that is quick waits that long.
+
+The rules are semantics 21.10.
+
+The rules are semantics 21.10.
+
+The rules are semantics 21.10.
 """
 
 import os

@@ -4,6 +4,12 @@ It happens in a process of its own, started by a writer after its commit, so a c
 for it nor fails with it. A lock of the operating system, which a killed process gives back, keeps
 it single on a host: the writer takes it before it starts the process, which inherits it. While
 commits go on it goes on too. On several hosts the log settles who was first.
+
+The rules are semantics 24.4.
+
+The rules are semantics 24.4.
+
+The rules are semantics 24.4.
 """
 
 import contextlib

@@ -2,6 +2,12 @@
 
 A fold: `number(head, rows)` says which rows are stored, in which order, with which sequence and
 timestamp, and where their series stand afterwards. A lost race calls it again with the new head.
+
+The rules are semantics 16 and 17.
+
+The rules are semantics 16 and 17.
+
+The rules are semantics 16 and 17.
 """
 
 import dataclasses

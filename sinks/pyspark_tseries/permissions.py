@@ -1,4 +1,4 @@
-"""Who may do what in a store that carries a policy.
+"""Who may do what in a store that carries a policy (semantics 28).
 
 The policy guards honest clients: whoever can write to the store's directory can do anything, so the
 storage's own access control is the real guard.

@@ -1,4 +1,4 @@
-"""Range queries as values: points, ranges of a series, and what is asked of them.
+"""Range queries as values: points, ranges of a series, and what is asked of them (semantics 21.3).
 
 A range has an *anchor* and a *span*, both inclusive. A sequence or a time stands *on* an event,
 `start` and `last` stand *between* events: `start .. next 4` is 0 to 3, `sequence 5 .. next 3` is

@@ -1,4 +1,4 @@
-"""Repair: a store that was damaged from outside is brought back to a sound state.
+"""Repair: a store that was damaged from outside is brought back to a sound state (semantics 26).
 
 A list of mends is gone through, each for one kind of damage and in an order in which every mend may
 rely on those before it. A mend finds its damage by itself, says what it did, and what is lost by

@@ -1,4 +1,4 @@
-"""The times that a clock in the future has given to commits and events, corrected.
+"""The times that a clock in the future has given to commits and events, corrected (semantics 26.4).
 
 A commit that lies in the future gets the time at which its file was written, or else the latest
 that it can have. An event got its time from such a clock where it has exactly that of a commit in

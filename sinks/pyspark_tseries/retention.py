@@ -1,4 +1,4 @@
-"""The retained range: which of a series' most recent events a query sees.
+"""The retained range: which of a series' most recent events a query sees (semantics 20).
 
 It needs no clock: `last` counts from the series' newest original, so nothing expires while
 nothing is added.

@@ -2,6 +2,12 @@
 
 The log is cut: what was stored, the head, what writers and queries have noted and every setting are
 those of the last whole commit. What there is of later ones is moved to `_tseries/lost`.
+
+The rules are semantics 26.2.
+
+The rules are semantics 26.2.
+
+The rules are semantics 26.2.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Where a subscriber stands, and how far its next batch goes: a fold over positions.
+"""Where a subscriber stands, and how far its next batch goes: a fold over positions (semantics 23).
 
 A subscription starts at a commit: first come the initial events of the commits up to it, series
 by series; then every event of the commits after it, in the order (commit, series, sequence).

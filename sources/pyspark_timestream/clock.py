@@ -6,6 +6,12 @@ so nothing drifts. Nothing here reads a clock: `now_us` is an argument.
 
 A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the part of a Spark offset
 that moves, `Clock` the part that never does.
+
+The rules are semantics 12.
+
+The rules are semantics 12.
+
+The rules are semantics 12.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The state machine of one partition (contract sections 3.4 and 3.6), over whole columns.
+"""The state machine of one partition (semantics 2.2), over whole columns.
 
 `step(rules, state, events, marks)` is a fold: records come in offset order, any split of them into
 calls gives the same judgements, the same CTIs and the same end state. The state round-trips through

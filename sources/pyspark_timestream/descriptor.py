@@ -2,6 +2,12 @@
 
 { "Transport": { "Type": "time", "Period": 2.0 },   // or "Transport": "time"
   "Schema": { "type": "long", "logicalType": "timestamp-millis" } }
+
+The rules are semantics 12.7.
+
+The rules are semantics 12.7.
+
+The rules are semantics 12.7.
 """
 
 import difflib

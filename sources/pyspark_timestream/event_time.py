@@ -1,8 +1,9 @@
 """Event times out of columns: text, numbers and record timestamps become instants, all at once.
 
 Every function returns `(instants, readable)`: n int64 microseconds and n booleans; instants at
-unreadable places are 0. Contract section 3.3: strings are ISO-8601, text of digits only is a
-number, numbers are in the time unit, no zone means UTC; digits past the microsecond are cut off.
+unreadable places are 0. The rules are semantics 1.3 to 1.5: strings are ISO-8601, text of digits
+only is a number, numbers are in the time unit, no zone means UTC; digits past the microsecond are
+cut off.
 """
 
 from typing import Final

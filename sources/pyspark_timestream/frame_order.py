@@ -4,6 +4,12 @@ How it works: rows wait in Spark's state, grouped by key and event time, until t
 the CTIs drive reaches that time; Spark then removes the group from its state and hands it over.
 What one batch releases is sorted. So there is no Python in the state, any state store does, and a
 row's columns come out exactly as they went in.
+
+The rules are semantics 11.9.
+
+The rules are semantics 11.9.
+
+The rules are semantics 11.9.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

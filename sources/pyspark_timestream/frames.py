@@ -3,6 +3,12 @@
 How it works: a source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with
 no delay, makes Spark's watermark the greatest CTI; data rows, whose `cti` is null, cannot move
 it. The event-time column is then marked as the one that this watermark is about.
+
+The rules are semantics 11.
+
+The rules are semantics 11.
+
+The rules are semantics 11.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The stream's CTI over partitions (contract section 3.5): what can be promised, and by whom.
+"""The stream's CTI over partitions (semantics 5.1): what can be promised, and by whom.
 
 A partition that has no CTI yet holds the stream's back. A task knows the clocks of its own
 partitions at every moment and those of all others at the start of the batch; clocks only go

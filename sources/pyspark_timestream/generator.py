@@ -1,4 +1,4 @@
-"""When CTIs are generated, and which of the proposed ones take effect (contract section 3.4).
+"""When CTIs are generated, and which of the proposed ones take effect (semantics 2.3 to 2.5).
 
 The generator counts events, or measures the application time since the last trigger; an in-band
 CTI that takes effect restarts both. So a block falls into segments between such CTIs, and each

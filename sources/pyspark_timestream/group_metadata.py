@@ -7,6 +7,12 @@ know: names of writers and the beginnings of times are the same in both. About 3
 
 A key covers the state before, the range and the settings, so that a copied checkpoint, which shares
 the group, cannot take another run's state for its own.
+
+The rules are semantics 8.3.
+
+The rules are semantics 8.3.
+
+The rules are semantics 8.3.
 """
 
 import base64

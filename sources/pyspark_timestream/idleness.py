@@ -1,4 +1,4 @@
-"""Which partitions are idle (contract section 3.5): at rest for `idleTimeout`, and nothing unsure.
+"""Which partitions are idle (semantics 5.2): at rest for `idleTimeout`, and nothing unsure.
 
 A partition is at rest while everything up to the end of its log (the last stable offset) has been
 read and no transaction is open on it. The driver looks again and again; each look is folded with

@@ -1,4 +1,4 @@
-"""Imported CTIs (contract section 3.7): another topic's time becomes this stream's.
+"""Imported CTIs (semantics 6): another topic's time becomes this stream's.
 
 The driver reads the topic of option `ctiImport` and folds what it says into an `Imported`, which
 is part of every offset. A CTI takes effect on a partition once that partition has been read up to

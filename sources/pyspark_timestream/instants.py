@@ -1,4 +1,4 @@
-"""Instants and durations as whole microseconds, the one place where units convert.
+"""Instants and durations as whole microseconds, the one place where units convert (semantics 1.1).
 
 An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
 microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.

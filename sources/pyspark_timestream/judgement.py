@@ -1,4 +1,4 @@
-"""What becomes of events under the policy (contract section 3.4), given the CTI before each.
+"""What becomes of events under the policy (semantics 3), given the CTI before each.
 
 `judge` looks every violating event's kind up in the policy table, and does what the table says.
 """

@@ -1,4 +1,4 @@
-"""The tasks of a batch read, and what each of them reads by the time it runs.
+"""The tasks of a batch read, and what each of them reads by the time it runs (semantics 7.4).
 
 Spark plans a batch read once, and keeps the tasks for all later evaluations of the DataFrame or
 view. So a task's share does not say where its partitions begin and end: only where one is cut, and

@@ -1,4 +1,11 @@
-"""The columns of the Kafka transport: what they are called, what fills them, what is wanted."""
+"""The columns of the Kafka transport: what they are called, what fills them, what is wanted.
+
+The rules are semantics 13.1.
+
+The rules are semantics 13.1.
+
+The rules are semantics 13.1.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

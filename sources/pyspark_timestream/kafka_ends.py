@@ -1,4 +1,4 @@
-"""Where a batch read ends: the ending options against what the broker has.
+"""Where a batch read ends: the ending options against what the broker has (semantics 9.2).
 
 As in Spark's own source `endingTimestamp` goes before `endingOffsetsByTimestamp`, which goes before
 `endingOffsets`; a partition without a record at or after its timestamp ends at the latest offset.

@@ -1,4 +1,4 @@
-"""Reading the topic of option `ctiImport` in the driver (contract section 3.7).
+"""Reading the topic of option `ctiImport` in the driver (semantics 6.1).
 
 The rules are those of the stream itself (`cti.step` over its partitions, the minimum over them);
 this reads on from where the last offset, or the last look, has come to.

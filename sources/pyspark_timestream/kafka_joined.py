@@ -5,6 +5,12 @@ runs everything between two notes as one batch, of which it has two offsets: the
 last one. The last one therefore says of each partition where reading began, or went back to, and
 where its clock was raised by something else than a record. Both are forgotten once Spark has noted
 a later batch: no restart goes back before it.
+
+The rules are semantics 8.6.
+
+The rules are semantics 8.6.
+
+The rules are semantics 8.6.
 """
 
 import dataclasses

@@ -6,6 +6,12 @@ another topic (who is idle, what was imported) is part of it for the same reason
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
+
+The rules are semantics 8.1.
+
+The rules are semantics 8.1.
+
+The rules are semantics 8.1.
 """
 
 from collections.abc import Mapping

@@ -284,7 +284,7 @@ def _check_shape(options: KafkaOptions, plain: Mapping[str, str]) -> None:
 
 
 def _with_preset(options: KafkaOptions, plain: Mapping[str, str]) -> KafkaOptions:
-    """The options that a preset stands for (contract section 3.3)."""
+    """The options that a preset stands for (semantics 2.7)."""
     preset = options.advance_time
     if preset is None:
         return options

@@ -1,6 +1,12 @@
 """The next offset: what the stream does after what it did, given what the broker has.
 
 Pure: the broker's answers and the run's circumstances are arguments, the offset is the state.
+
+The rules are semantics 5 to 8.
+
+The rules are semantics 5 to 8.
+
+The rules are semantics 5 to 8.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a query's progress says of a Kafka stream (contract section 5)."""
+"""What a query's progress says of a Kafka stream (semantics 13.5)."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -133,7 +133,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._driver_side().plan(start, cap)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The progress entry (contract section 5), as of the start of the batch planned last."""
+        """The progress entry (semantics 13.5), as of the start of the batch planned last."""
         return self._driver_side().progress()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

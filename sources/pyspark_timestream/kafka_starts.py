@@ -1,4 +1,4 @@
-"""Where a new query starts: the starting options against what the broker has.
+"""Where a new query starts: the starting options against what the broker has (semantics 9.2).
 
 As in Spark's own source `startingTimestamp` goes before `startingOffsetsByTimestamp`, which goes
 before `startingOffsets`. A partition without a record at or after its timestamp fails the query, or

@@ -1,4 +1,4 @@
-"""Watching partitions at rest: what a running query knows between two offsets (section 3.5).
+"""Watching partitions at rest: what a running query knows between two offsets (semantics 5.3).
 
 The rules are in `idleness`; this keeps what the last look saw, and asks the broker for open
 transactions only where it matters: before a partition becomes idle, and once a second after.

@@ -1,4 +1,11 @@
-"""What every offset of this package carries besides its position: a format version and settings."""
+"""What every offset of this package carries besides its position: a format version and settings.
+
+The rules are semantics 8.5.
+
+The rules are semantics 8.5.
+
+The rules are semantics 8.5.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final

@@ -22,7 +22,7 @@ COUNTERS: Final = (
 
 
 class Writer(NamedTuple):
-    """One writer of in-band CTIs (contract section 3.6).
+    """One writer of in-band CTIs (semantics 4.2).
 
     Attributes:
         mark_us: its greatest mark; None: it is waited for and has not marked yet.

@@ -79,7 +79,7 @@ def read_payload(
     marks = _read_marks(options, options.cti_header, block) if options.cti_header else NO_MARKS
     present = None
     if len(marks.places) and block.values is not None:
-        # A punctuation without a value is no event (contract section 3.4).
+        # A punctuation without a value is no event (semantics 1.8).
         present = np.ones(len(block.offsets), dtype=np.bool_)
         present[marks.places] = block.values.take(pa.array(marks.places)).is_valid()
     events = replace(payload.events, present=present, record_us=_record_us(options, block))

@@ -1,6 +1,6 @@
 """What happens to an event that breaks its stream's promise: one table, policy by kind of event.
 
-The table is contract section 3.4. A *late* event has a time strictly before the CTI in force; a
+The table is that of semantics 3. A *late* event has a time strictly before the CTI in force; a
 *malformed* one has no readable time, an unknown edge, or an end that is not after its start.
 """
 

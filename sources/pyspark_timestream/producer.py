@@ -1,4 +1,4 @@
-"""A Kafka producer that says how far its time has come, by marks among its records (3.6).
+"""A Kafka producer that says how far its time has come, by marks among its records (semantics 4.7).
 
     with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
         trips.produce(value, key=station)

@@ -1,7 +1,7 @@
 """The marks that a producer puts among its records: what they carry, and what is refused.
 
-A mark is a record without key and value whose headers say who noted which time; the contract's
-section 3.6 says what a reader makes of it.
+A mark is a record without key and value whose headers say who noted which time; what a reader makes
+of it is semantics 4.1 to 4.5.
 """
 
 from collections.abc import Mapping

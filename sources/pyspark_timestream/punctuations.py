@@ -1,4 +1,4 @@
-"""In-band CTIs: the marks of writers become CTIs of their partition (contract section 3.6).
+"""In-band CTIs: the marks of writers become CTIs of their partition (semantics 4).
 
 The partition's in-band CTI is the minimum of its live writers' greatest marks. `note` folds the
 punctuations of a block into *proposals*: each says what that minimum is from some place on, and

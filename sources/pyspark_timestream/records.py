@@ -68,7 +68,7 @@ def header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
 def header_places(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
     """Where each of n records' header `name` is among all headers; -1: nowhere.
 
-    Of repeated headers the last wins (contract section 3.4).
+    Of repeated headers the last wins (semantics 1.2).
     """
     named = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
     places = np.full(len(headers), -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The rule of `order_by_time`: rows leave in the order of (event time, arrival).
+"""The rule of `order_by_time`: rows leave in the order of (event time, arrival) (semantics 11.9).
 
 What may leave is decided by the CTIs; here is only in which order. A row's *arrival* is the batch,
 the task and the row's number in it. A table or batch of n rows goes in, the same n rows come out.

@@ -1,6 +1,12 @@
 """Judged records and CTIs become the rows of the stream: data in offset order, CTIs between.
 
 A CTI is a row with `cti` set and every other column null; a data row's `cti` is null.
+
+The rules are semantics 2.9.
+
+The rules are semantics 2.9.
+
+The rules are semantics 2.9.
 """
 
 from typing import Final, TypeVar

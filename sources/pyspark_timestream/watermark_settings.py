@@ -1,4 +1,4 @@
-"""Spark's settings under which its watermark does not do what CTIs promise."""
+"""Spark's settings under which its watermark does not do what CTIs promise (semantics 11.5)."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple

@@ -1,4 +1,4 @@
-"""Contract sections 3.4 and 3.6 for one partition, one record at a time: what `cti.step` must
+"""Semantics 2, 3 and 4 for one partition, one record at a time: what `cti.step` must
 agree with."""
 
 from collections import Counter

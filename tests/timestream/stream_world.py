@@ -54,7 +54,7 @@ def most(*ctis):
 
 
 class Oracle:
-    """Contract 3.5 and 3.7, told what is there and when it is looked at."""
+    """Semantics 5 and 6, told what is there and when it is looked at."""
 
     def __init__(self, every):
         self.every, self.clocks, self.idle, self.since = every, {}, set(), {}

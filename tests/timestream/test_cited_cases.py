@@ -1,7 +1,7 @@
 """Cases that the inventors of punctuations test themselves, on our rules.
 
-Each test cites its case by the number in `shared/facts/punctuation.md`. Where the outcome is
-another one, the README says so under "Where the rules differ from their inventors'".
+Each test names its case by a letter and a number, which stay the same. Where the outcome is another
+one, the README says so under "Where the rules differ from their inventors'".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The vectorised state machine against the contract's loop, and what a CTI promises."""
+"""The vectorised state machine against a loop over records, and what a CTI promises."""
 
 import itertools
 import json
@@ -107,7 +107,7 @@ def outcome(function, *arguments, **more):
 
 @given(streams())
 @settings(max_examples=400, deadline=None)
-def test_columns_and_the_contracts_loop_say_the_same(stream):
+def test_columns_and_the_loop_say_the_same(stream):
     shape, policy, how, events = stream
     expected = outcome(run, events, policy, **how)
     actual = outcome(stepped, shape, policy, how, events)

@@ -222,7 +222,7 @@ def cpu_seconds(column):
 
 
 def one(text, unit):
-    """What the contract says of one text: digits are a number, else ISO-8601 or nothing."""
+    """What semantics 1.3 and 1.4 say of one text: digits are a number, else ISO-8601 or nothing."""
     if text is None:
         return None
     bare = text.strip(" \t\r\n\f")
@@ -276,7 +276,7 @@ def test_every_instant_reads_back_from_its_iso_text(values):
         ("1.5", None),
     ],
 )
-def test_a_text_reads_as_the_contract_says(text, expected):
+def test_a_text_reads_as_the_rules_say(text, expected):
     assert texts(text) == [expected]
 
 

@@ -14,7 +14,7 @@ clocks = st.lists(
 
 
 def least(ctis):
-    """The stream's CTI by the contract: a partition without one holds it back."""
+    """The stream's CTI by semantics 5.1: a partition without one holds it back."""
     known = list(ctis)
     return None if None in known or not known else min(known)
 

@@ -104,7 +104,7 @@ def test_an_option_that_has_no_effect_alone_names_what_it_needs(spec):
     assert all(f"'{need}'" in message for need in spec.needs)
 
 
-def test_the_contracts_conflicts_are_declared():
+def test_the_conflicts_between_options_are_declared():
     declared = {spec.name: spec for spec in DECLARED}
     assert declared["subscribe"].excludes == ("subscribePattern", "assign")
     assert declared["subscribePattern"].excludes == ("assign",)
@@ -124,7 +124,7 @@ def test_the_contracts_conflicts_are_declared():
     }
 
 
-def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_contracts():
+def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_rules():
     given = options()
     assert given.client == {"bootstrap.servers": "broker:9092"}
     assert given.subscribe == ("topic",)

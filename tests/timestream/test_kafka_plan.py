@@ -1,7 +1,7 @@
 """Whole queries without Spark or a broker: offsets are folded, tasks run, nothing is lost.
 
 The simulated query keeps nothing between batches but its last offset as JSON text and what tasks
-left in the group; what it must deliver is what contract section 3.4 says of each partition.
+left in the group; what it must deliver is what semantics 2 and 3 say of each partition.
 """
 
 import json
@@ -180,7 +180,7 @@ class Query:
         return self.expected(part.number, position)[2]
 
     def check_all(self):
-        """Everything was read: what was delivered is what the contract says of each partition."""
+        """Everything was read: what was delivered is what the rules say of each partition."""
         after = self.offset().partitions
         clocks = []
         for number in self.log:
@@ -213,7 +213,7 @@ policies = st.sampled_from(["drop", "flag"])
 
 @given(policies, frequencies, logs, st.data())
 @settings(max_examples=120, deadline=None)
-def test_any_course_of_a_query_delivers_what_the_contract_says_of_each_partition(
+def test_any_course_of_a_query_delivers_what_the_rules_say_of_each_partition(
     policy, how, log, data
 ):
     """Appends, restarts, new partitions, limits, lost group metadata, bounded runs."""

@@ -1,4 +1,4 @@
-"""What a query's progress says, key by key (contract section 5)."""
+"""What a query's progress says, key by key (semantics 13.5)."""
 
 from dataclasses import replace
 

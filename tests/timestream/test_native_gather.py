@@ -178,7 +178,7 @@ records = st.lists(
 
 
 def expected(sent: list[Sent]) -> list[pa.Array]:
-    """The columns, value by value as the contract of `RecordBlock` says."""
+    """The columns, value by value as `RecordBlock` says."""
     return [
         pa.array([each.offset for each in sent], pa.int64()),
         pa.array([each.stamp[1] if each.stamp[0] else -1 for each in sent], pa.int64()),

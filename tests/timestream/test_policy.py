@@ -1,4 +1,4 @@
-"""The policy table of contract section 3.4, cell by cell, typed here from the contract's text."""
+"""The policy table of semantics 3, cell by cell, typed here from its text."""
 
 import pytest
 
@@ -19,7 +19,7 @@ CELLS = {
 
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(("column", "policy"), list(enumerate(("drop", "adjust", "fail", "flag"))))
-def test_every_cell_is_the_contracts(kind, column, policy):
+def test_every_cell_is_that_of_the_rules(kind, column, policy):
     assert action(policy, kind) is CELLS[kind][column]
 
 

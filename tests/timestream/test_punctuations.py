@@ -1,4 +1,4 @@
-"""In-band CTIs, writers, timeouts and time windows in columns, against the contract's loop."""
+"""In-band CTIs, writers, timeouts and time windows in columns, against a loop over records."""
 
 import itertools
 import json
@@ -113,7 +113,7 @@ def outcome(function, *arguments, **more):
 
 @given(topics())
 @settings(max_examples=250, deadline=None)
-def test_columns_and_the_contracts_loop_say_the_same(topic):
+def test_columns_and_the_loop_say_the_same(topic):
     shape, policy, how, some = topic
     expected = outcome(run, some, policy, **how)
     actual = outcome(stepped, shape, policy, how, some)
@@ -432,16 +432,14 @@ def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none
     st.sampled_from([{}, {}, {"every": 2}, {"span": 9}]),
 )
 @settings(max_examples=100, deadline=None)
-def test_many_marks_of_many_writers_say_what_the_contracts_loop_does(told, timeout, listed, how):
+def test_many_marks_of_many_writers_say_what_the_loop_does(told, timeout, listed, how):
     some, stamp = [], 0
     for writer, time, passed, close in told:
         stamp += passed
         event = Event("point", stamp) if passed % 2 else None
         some.append(Record(event, time, writer, close, None if passed == 3 else stamp))
     how = {**how, "delay": 3, "timeout": timeout, "writers": tuple(sorted(listed))}
-    test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(
-        ("point", "flag", how, some)
-    )
+    test_columns_and_the_loop_say_the_same.hypothesis.inner_test(("point", "flag", how, some))
 
 
 @given(
@@ -457,6 +455,6 @@ def test_marks_that_keep_pace_with_generated_ctis_take_effect_where_they_are_ahe
         Record(Event("point", i), None if lead is None else i - delay + lead)
         for i, lead in enumerate(leads)
     ]
-    test_columns_and_the_contracts_loop_say_the_same.hypothesis.inner_test(
+    test_columns_and_the_loop_say_the_same.hypothesis.inner_test(
         ("point", "flag", {**how, "delay": delay}, some)
     )

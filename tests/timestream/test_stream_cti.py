@@ -1,4 +1,4 @@
-"""Whole queries with partitions that idle, come and go, and imports, against contract 3.5, 3.7."""
+"""Whole queries with partitions that idle, come and go, and imports, against semantics 5 and 6."""
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +18,7 @@ def _even_few_records_are_worth_a_task():
 
 @given(st.integers(1, 2), st.lists(times, min_size=1, max_size=3), st.booleans(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_any_course_of_idleness_finds_deletes_and_imports_keeps_the_contract(
+def test_any_course_of_idleness_finds_deletes_and_imports_keeps_the_rules(
     every, logs, imports, data
 ):
     world = World(every, logs, imports)

@@ -126,7 +126,7 @@ def test_edits_are_judged_before_the_retention_of_their_batch(tmp_path):
     assert edits(tmp_path / "s") == {("a", 4): (0, 1, "me")}
 
 
-# -- against the contract, row by row ------------------------------------------------------------
+# -- against the rules, row by row ---------------------------------------------------------------
 
 NAMES = st.sampled_from(["a", "b", "ü"])
 BATCHES = st.lists(
@@ -140,7 +140,7 @@ BATCHES = st.lists(
 
 
 def oracle(model, rows, targets, limit):
-    """The contract, edit by edit: `model` is series -> events (time, original or None)."""
+    """Semantics 18, edit by edit: `model` is series -> events (time, original or None)."""
     before = {name: len(events) for name, events in model.items()}
     for name, us in sorted(rows, key=lambda row: (row[1] is None, row[1] or 0)):
         events = model.setdefault(name, [])

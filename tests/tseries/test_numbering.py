@@ -1,4 +1,4 @@
-"""A batch becomes events by the contract's rules, however the input was cut."""
+"""A batch becomes events by semantics 16 and 17, however the input was cut."""
 
 from itertools import groupby
 
@@ -36,7 +36,7 @@ def events_of(events):
 
 
 def oracle(state, rows, policy, now):
-    """The contract, one row at a time; None where the batch is refused."""
+    """Semantics 16 and 17, one row at a time; None where the batch is refused."""
     out, state = [], dict(state)
 
     def key(r):
@@ -58,7 +58,7 @@ def oracle(state, rows, policy, now):
 
 
 @given(BATCHES, POLICY, st.integers(-10, 25))
-def test_numbering_equals_the_contract_row_by_row(batches, policy, now):
+def test_numbering_equals_the_rules_row_by_row(batches, policy, now):
     head, state = Head(), {}
     for rows in batches:
         expected, later = oracle(state, rows, policy, now)

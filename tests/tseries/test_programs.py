@@ -1,4 +1,4 @@
-"""Any program of writes and upkeep gives what a model of the contract in memory gives.
+"""Any program of writes and upkeep gives what a model of the rules in memory gives.
 
 Batches of timed and untimed rows and edits, under every policy, refused ones included, compactions,
 restarts and changes of the retained range; then queries of every kind, as of any moment, and a
@@ -55,7 +55,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Model:
-    """The contract: per series events (time, what it edits or None), and what is gone for good."""
+    """The rules: per series events (time, what it edits or None), and what is gone for good."""
 
     retained: RetainedRange
     series: dict = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Range queries over columns equal the contract, event by event."""
+"""Range queries over columns equal the rules (semantics 21), event by event."""
 
 import numpy as np
 import pyarrow as pa

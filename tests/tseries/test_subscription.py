@@ -351,7 +351,7 @@ def test_who_starts_beyond_the_end_gets_what_comes_from_there_on(tmp_path):
 
 
 def expected_initial(model, initial):
-    """Written from the contract: per series the last entries of `latestEdits`."""
+    """Written from semantics 23.2: per series the last entries of `latestEdits`."""
     found = []
     for name, events in sorted(model.series.items()):
         originals = [n for n in model.visible(name) if events[n][1] is None]
