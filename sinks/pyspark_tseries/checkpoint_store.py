@@ -6,10 +6,6 @@ directory of this machine, a file in it remembers the store's id and place, so t
 gone is named, and not made again as an empty one.
 
 The rules are semantics 16.6.
-
-The rules are semantics 16.6.
-
-The rules are semantics 16.6.
 """
 
 import json

@@ -6,10 +6,6 @@ the time of the last commit, the clock of the storage (of another machine, where
 the next writer, whose clock says something else.
 
 The rules are semantics 19.4.
-
-The rules are semantics 19.4.
-
-The rules are semantics 19.4.
 """
 
 from typing import Final

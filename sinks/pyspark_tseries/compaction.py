@@ -5,10 +5,6 @@ as the next is not larger than twice what was gathered, so an event is rewritten
 that grows with the logarithm of the store. Events are left out only where all runs are merged.
 
 The rules are semantics 24.
-
-The rules are semantics 24.
-
-The rules are semantics 24.
 """
 
 from collections.abc import Sequence

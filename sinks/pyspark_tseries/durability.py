@@ -4,10 +4,6 @@ A file outlives a power loss once it is synced, and its name once its directory 
 synced at once, which costs hardly more than one: the file system writes them together.
 
 The rules are semantics 25.
-
-The rules are semantics 25.
-
-The rules are semantics 25.
 """
 
 import contextlib

@@ -5,10 +5,6 @@ author of the original it overrides. Like `numbering` a fold over the head: a lo
 edits again.
 
 The rules are semantics 18.
-
-The rules are semantics 18.
-
-The rules are semantics 18.
 """
 
 from dataclasses import dataclass

@@ -5,10 +5,6 @@ from the horizon on the rows of any moment are there, and the head is found from
 themselves, each for its series: nothing is written for them.
 
 The rules are semantics 22.
-
-The rules are semantics 22.
-
-The rules are semantics 22.
 """
 
 import dataclasses

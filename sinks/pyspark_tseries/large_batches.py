@@ -6,10 +6,6 @@ the rules of a small batch, a part at a time, and so is a file whose forecast fa
 many tasks are one share. Edits follow; they alone are held in memory whole.
 
 The rules are semantics 16.7.
-
-The rules are semantics 16.7.
-
-The rules are semantics 16.7.
 """
 
 from collections.abc import Iterator, Sequence

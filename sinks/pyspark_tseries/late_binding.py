@@ -6,10 +6,6 @@ snapshot is that of the last entry not later than the evaluation, which is the s
 looks. An entry may be found a moment after its time, so a task that is quick waits that long.
 
 The rules are semantics 21.10.
-
-The rules are semantics 21.10.
-
-The rules are semantics 21.10.
 """
 
 import os

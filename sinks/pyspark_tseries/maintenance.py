@@ -6,10 +6,6 @@ it single on a host: the writer takes it before it starts the process, which inh
 commits go on it goes on too. On several hosts the log settles who was first.
 
 The rules are semantics 24.4.
-
-The rules are semantics 24.4.
-
-The rules are semantics 24.4.
 """
 
 import contextlib

@@ -4,10 +4,6 @@ A fold: `number(head, rows)` says which rows are stored, in which order, with wh
 timestamp, and where their series stand afterwards. A lost race calls it again with the new head.
 
 The rules are semantics 16 and 17.
-
-The rules are semantics 16 and 17.
-
-The rules are semantics 16 and 17.
 """
 
 import dataclasses

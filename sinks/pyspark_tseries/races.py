@@ -1,10 +1,6 @@
 """What a writer does whose commit another writer's came before: wait a moment, at last give up.
 
 The rules are semantics 19.2.
-
-The rules are semantics 19.2.
-
-The rules are semantics 19.2.
 """
 
 import random

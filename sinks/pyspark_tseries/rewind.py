@@ -4,10 +4,6 @@ The log is cut: what was stored, the head, what writers and queries have noted a
 those of the last whole commit. What there is of later ones is moved to `_tseries/lost`.
 
 The rules are semantics 26.2.
-
-The rules are semantics 26.2.
-
-The rules are semantics 26.2.
 """
 
 import contextlib

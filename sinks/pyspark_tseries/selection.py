@@ -4,10 +4,6 @@ Pure and without a loop over rows or series. Bounds are per series: a doubled se
 odd number stands between two events, or a timestamp.
 
 The rules are semantics 21.
-
-The rules are semantics 21.
-
-The rules are semantics 21.
 """
 
 from dataclasses import dataclass

@@ -8,10 +8,6 @@ A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the par
 that moves, `Clock` the part that never does.
 
 The rules are semantics 12.
-
-The rules are semantics 12.
-
-The rules are semantics 12.
 """
 
 from collections.abc import Iterator, Mapping

@@ -4,10 +4,6 @@
   "Schema": { "type": "long", "logicalType": "timestamp-millis" } }
 
 The rules are semantics 12.7.
-
-The rules are semantics 12.7.
-
-The rules are semantics 12.7.
 """
 
 import difflib

@@ -4,10 +4,6 @@ The records are read again for the clock alone: a stream that nothing judges has
 the counts of those records are missing. What cost time or counts is a finding, so that it is said.
 
 The rules are semantics 8.3.
-
-The rules are semantics 8.3.
-
-The rules are semantics 8.3.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -6,10 +6,6 @@ What one batch releases is sorted. So there is no Python in the state, any state
 row's columns come out exactly as they went in.
 
 The rules are semantics 11.9.
-
-The rules are semantics 11.9.
-
-The rules are semantics 11.9.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -5,10 +5,6 @@ no delay, makes Spark's watermark the greatest CTI; data rows, whose `cti` is nu
 it. The event-time column is then marked as the one that this watermark is about.
 
 The rules are semantics 11.
-
-The rules are semantics 11.
-
-The rules are semantics 11.
 """
 
 import json

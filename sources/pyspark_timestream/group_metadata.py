@@ -9,10 +9,6 @@ A key covers the state before, the range and the settings, so that a copied chec
 the group, cannot take another run's state for its own.
 
 The rules are semantics 8.3.
-
-The rules are semantics 8.3.
-
-The rules are semantics 8.3.
 """
 
 import base64

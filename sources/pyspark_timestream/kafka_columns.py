@@ -1,10 +1,6 @@
 """The columns of the Kafka transport: what they are called, what fills them, what is wanted.
 
 The rules are semantics 13.1.
-
-The rules are semantics 13.1.
-
-The rules are semantics 13.1.
 """
 
 from collections.abc import Mapping

@@ -7,10 +7,6 @@ where its clock was raised by something else than a record. Both are forgotten o
 a later batch: no restart goes back before it.
 
 The rules are semantics 8.6.
-
-The rules are semantics 8.6.
-
-The rules are semantics 8.6.
 """
 
 import dataclasses

@@ -1,10 +1,6 @@
 """What the broker no longer has: which positions that still exist, and which are lost.
 
 The rules are semantics 9.1.
-
-The rules are semantics 9.1.
-
-The rules are semantics 9.1.
 """
 
 from collections.abc import Mapping, Set

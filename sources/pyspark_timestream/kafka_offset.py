@@ -8,10 +8,6 @@ Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; versio
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
 
 The rules are semantics 8.1.
-
-The rules are semantics 8.1.
-
-The rules are semantics 8.1.
 """
 
 from collections.abc import Mapping

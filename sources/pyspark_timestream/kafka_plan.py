@@ -3,10 +3,6 @@
 Pure: the broker's answers and the run's circumstances are arguments, the offset is the state.
 
 The rules are semantics 5 to 8.
-
-The rules are semantics 5 to 8.
-
-The rules are semantics 5 to 8.
 """
 
 import dataclasses

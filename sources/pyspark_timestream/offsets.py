@@ -1,10 +1,6 @@
 """What every offset of this package carries besides its position: a format version and settings.
 
 The rules are semantics 8.5.
-
-The rules are semantics 8.5.
-
-The rules are semantics 8.5.
 """
 
 from collections.abc import Mapping

@@ -3,10 +3,6 @@
 A CTI is a row with `cti` set and every other column null; a data row's `cti` is null.
 
 The rules are semantics 2.9.
-
-The rules are semantics 2.9.
-
-The rules are semantics 2.9.
 """
 
 from typing import Final, TypeVar

@@ -1,10 +1,6 @@
 """The Spark adapter of transport `time`: offsets, tasks and rows of the simulated clock.
 
 The rules are semantics 12.
-
-The rules are semantics 12.
-
-The rules are semantics 12.
 """
 
 import logging
