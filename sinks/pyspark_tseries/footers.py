@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pyspark_tseries.checksums import Sums, chunk_span, leaves, read_footer
 from pyspark_tseries.files import DataFile
+from pyspark_tseries.parquet_layout import has_raw_bounds
 from pyspark_tseries.places import Place
 
 __all__ = ["MOST_BYTES", "Footer", "Footers", "footers"]
@@ -104,11 +105,13 @@ class Footer:
 
     def _bounds(self, group: int, column: str) -> tuple[Any, Any] | None:
         # Arrow leaves out the bounds of texts of more than 4 KiB.
-        known = self.metadata.row_group(group).column(self._at[column]).statistics
+        at = self._at[column]
+        known = self.metadata.row_group(group).column(at).statistics
         if known is None or not known.has_min_max:
             return None
         if column in _RAW:
-            return known.min_raw, known.max_raw
+            whole = has_raw_bounds(self.metadata.schema.column(at))
+            return (known.min_raw, known.max_raw) if whole else None
         return known.min, known.max
 
 

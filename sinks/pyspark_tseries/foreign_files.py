@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pyspark_tseries.columns import COMMIT, EVENT
+from pyspark_tseries.parquet_layout import has_raw_bounds
 from pyspark_tseries.places import Place
 
 __all__ = ["FileBounds", "bounds_of_file"]
@@ -75,19 +76,27 @@ def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     known = [group.statistics for group in groups]
     if not known or not all(group is not None and group.has_min_max for group in known):
         return None
-    if column == "timestamp" and groups[0].physical_type != "INT64":
-        return None
     if column == "series":
         return min(group.min for group in known), max(group.max for group in known)
+    if not has_raw_bounds(metadata.schema.column(at)):
+        return None
     return min(group.min_raw for group in known), max(group.max_raw for group in known)
 
 
 def _row_bounds(place: Place, path: str, columns: Sequence[str]) -> dict[str, tuple[Any, Any]]:
     full, filesystem = place.file(path), place.filesystem
-    table = pq.read_table(full, columns=list(columns), partitioning=None, filesystem=filesystem)
+    table = pq.read_table(
+        full,
+        columns=list(columns),
+        partitioning=None,
+        filesystem=filesystem,
+        coerce_int96_timestamp_unit="us",
+    )
     found = {}
     for name in columns:
         column = table[name]
-        ends = pc.min_max(column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column)
+        if pa.types.is_timestamp(column.type):
+            column = column.cast(pa.timestamp("us")).cast(pa.int64())
+        ends = pc.min_max(column)
         found[name] = ends["min"].as_py(), ends["max"].as_py()
     return found

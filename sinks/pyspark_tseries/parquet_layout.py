@@ -5,7 +5,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ROWS_PER_GROUP", "by_groups", "compression", "parquet_options", "rows_per"]
+__all__ = [
+    "ROWS_PER_GROUP",
+    "by_groups",
+    "compression",
+    "has_raw_bounds",
+    "parquet_options",
+    "rows_per",
+]
 
 ROWS_PER_GROUP: Final = 10_000
 """Small row groups let a reader of one series skip most of a file that holds them all."""
@@ -56,6 +63,22 @@ def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
         own = names.slice(mine[0], mine[-1] - mine[0] + 1)
         groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
     return events.set_column(0, "series", pa.chunked_array(groups))
+
+
+def has_raw_bounds(column: Any) -> bool:
+    """Whether the bounds of a column of whole numbers or times are numbers, times as microseconds.
+
+    Spark's Delta writes times as INT96 as a rule, which have no bounds that count, and others may
+    count milliseconds.
+
+    Args:
+        column: of a Parquet file's schema.
+    """
+    if column.physical_type != "INT64":
+        return False
+    return column.logical_type.type != "TIMESTAMP" or (
+        '"timeUnit":"microseconds"' in column.logical_type.to_json().replace(" ", "")
+    )
 
 
 def rows_per(rows: pa.Table, size: int, most: int) -> int:

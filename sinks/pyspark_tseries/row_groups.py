@@ -163,6 +163,7 @@ class OpenFile:
             metadata=footer.metadata,
             pre_buffer=not place.local,
             page_checksum_verification=footer.sums is None,
+            coerce_int96_timestamp_unit="us",  # As nanoseconds they would end in the year 2262.
         )
 
     def columns(self, groups: Sequence[int], names: Sequence[str], alone: bool) -> dict[str, Any]:
@@ -180,7 +181,15 @@ class OpenFile:
                     "another one"
                 )
         found = self._parquet.read_row_groups(groups, columns=names, use_threads=alone)
-        return {name: found[name] for name in names}
+        return {name: _in_microseconds(found[name]) for name in names}
+
+
+def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as a store has them; those of another tool's file may count otherwise."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit != "us":
+        return column.cast(pa.timestamp("us", kind.tz))
+    return column
 
 
 def _cast(found: pa.Table, schema: pa.Schema) -> pa.Table:

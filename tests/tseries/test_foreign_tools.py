@@ -6,6 +6,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from tseries.rewriting import in_milliseconds, rewritten_by_spark
 from tseries.test_reader import read
 from tseries.test_subscription import Client
 
@@ -56,6 +57,7 @@ def contents(path):
     queries = {
         "values": query,
         "some": query.from_(BEGIN).next(2),
+        "times": query.from_(BEGIN + timedelta(seconds=1)).to(BEGIN + timedelta(seconds=4)),
         "edits": query.for_edits(),
         "latest": query.for_edits().latest_edits().from_last(3),
     }
@@ -85,7 +87,7 @@ def clustered(table):
     table.optimize.z_order(["series", "sequence"])
 
 
-TOOLS = [compacted, small_groups, clustered_by_time, clustered]
+TOOLS = [compacted, small_groups, clustered_by_time, clustered, rewritten_by_spark]
 
 
 @pytest.mark.parametrize("tool", TOOLS)
@@ -115,6 +117,26 @@ def test_a_store_that_another_tool_has_optimized_simply_works(path, tool):
     assert verify(str(path)) == []
     tool(DeltaTable(path))
     assert contents(path) == before
+
+
+@pytest.mark.parametrize("tool", [rewritten_by_spark, in_milliseconds])
+def test_times_of_every_year_are_found_in_files_that_count_them_otherwise(tmp_path, tool):
+    path, days = (
+        tmp_path / "s",
+        [datetime(year, 1, 1, tzinfo=UTC) for year in (1, 1969, 2026, 9999)],
+    )
+    series = TimeSeries.create(path, {"value": pa.timestamp("us", "UTC")}, auto_compact=False)
+    for day in days:
+        series.append("a", day, day)
+    tool(DeltaTable(path))
+    series = opened(path)
+    query = series.range_query()
+    assert [event.value for event in query.select_from("a").events] == days
+    for day in days:
+        (event,) = query.from_(day).to(day + timedelta(hours=1)).select_from("a").events
+        assert (event.timestamp, event.value) == (day, day)
+    series.compact()
+    assert [event.timestamp for event in query.select_from("a").events] == days
 
 
 @pytest.mark.parametrize("tool", TOOLS)
