@@ -156,7 +156,9 @@ def garbled(dice: random.Random, content: bytes) -> bytes:
     What is around the batches stays as it was: librdkafka 2.16 releases a partition twice where an
     answer ends in the fields behind its records, which no broker's log can bring about. So do a
     batch's first offset and its format, which no checksum covers: where the format is nonsense
-    librdkafka aborts the process (`rd_slice_narrow_copy`).
+    librdkafka aborts the process (`rd_slice_narrow_copy`). It is nonsense too where a batch's size
+    leads into the middle of another one, so a wrong size is too small for any, or too large for
+    the answer.
     """
     found = batches(content)
     if not found:
@@ -164,7 +166,9 @@ def garbled(dice: random.Random, content: bytes) -> bytes:
     start, end = dice.choice(found)
     which = dice.randrange(5)
     if which == 0:
-        return _overwritten(dice, content, start + OFFSET_SIZE, start + SIZE_ENDS)
+        size = dice.choice([dice.randrange(LEAST - SIZE_ENDS), dice.randrange(len(content), 2**31)])
+        at = start + OFFSET_SIZE
+        return content[:at] + struct.pack(">i", size) + content[start + SIZE_ENDS :]
     if which == 1:
         return _cut(content, found[0][0], dice.randrange(start + OFFSET_SIZE, end), found[-1][1])
     start += CRC_AT

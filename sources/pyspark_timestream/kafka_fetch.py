@@ -8,15 +8,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.client_log import ClientLog, Complaint
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
 from pyspark_timestream.group_metadata import cost_without_states, without_state
+from pyspark_timestream.inflation import CAREFUL, inflation_of
 from pyspark_timestream.kafka_client import consumer_config, made
-from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer, Problem
+from pyspark_timestream.kafka_messages import ColumnConsumer, MessageConsumer, Problem, Taken
 from pyspark_timestream.kafka_native import NativeConsumer
 from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_patience import (
@@ -49,6 +50,10 @@ _TOO_LONG: Final = KafkaError.OFFSET_METADATA_TOO_LARGE
 _COMMIT_PAUSE_S: Final = 60.0
 _LOOK_S: Final = 1.0
 
+_SIZES: Final = frozenset(("fetch.message.max.bytes", "max.partition.fetch.bytes"))
+_UNCOUNTED: Final = {"fetch.message.max.bytes": 16 * 1024}
+"""Without the gather nobody knows how much an answer inflates, so that all must be small."""
+
 
 class RangeReader:
     """Reads ranges into columns with one consumer, kept from range to range.
@@ -61,13 +66,19 @@ class RangeReader:
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self._options = options
         self._config = consumer_config(options, group)
+        self._inflation = inflation_of(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
         self._log = ClientLog(options.client)
         self._is_connected = False
         self._next_commit_s = float("-inf")
         self._next_long_s = float("-inf")
         self._length_limit = sys.maxsize
+        # librdkafka's own settings are the user's to choose; without the gather nobody counts.
+        self._adapts = native_gather() is not None and _SIZES.isdisjoint(options.client)
+        self._counted = 0
+        self._is_careful = any(map(self._needs_care, options.subscribe or [""]))
         self._consumer = self._new_consumer()
+        self._spare: ColumnConsumer | None = None
 
     def read(self, span: Range, needs: Needs) -> Iterator[RecordBlock]:
         """The records of `span` in blocks, in offset order.
@@ -80,10 +91,12 @@ class RangeReader:
                 where none has ever answered, after `kafkaConsumer.connectTimeoutMs`.
         """
         position, end = span.start_inclusive, span.end_exclusive
-        self._consumer.aim(span.partition, position)
-        since_s, trouble, loss = time.monotonic(), None, None
+        self._aim(span.partition, position)
+        since_s = time.monotonic()
+        trouble: str | None = None
+        loss: Patience | None = None
         while position < end:
-            taken = self._consumer.take(span, position, needs, min(_WAIT_S, self._poll_timeout_s))
+            taken = self._take(span, position, needs)
             if taken.block is not None:
                 yield taken.block
             reached = taken.reached
@@ -95,7 +108,9 @@ class RangeReader:
                     loss = loss or Patience(API_TIMEOUT_S)
                     reached = self._after_loss(span, reached, problem, loss)
             if reached > position:
-                position, since_s, loss = reached, time.monotonic(), None
+                position, since_s, trouble, loss = reached, time.monotonic(), None, None
+                if position < end and self._needs_care(span.partition.topic) != self._is_careful:
+                    self._aim(span.partition, position)
             else:
                 self._check_progress(span, position, time.monotonic() - since_s, trouble)
         # What was fetched past the range would only fill memory until the next one.
@@ -134,12 +149,44 @@ class RangeReader:
     def close(self) -> None:
         """Release the consumer."""
         self._consumer.close()
+        if self._spare is not None:
+            self._spare.close()
+
+    def _needs_care(self, topic: str) -> bool:
+        """Whether small answers only may be asked for."""
+        return self._adapts and not self._inflation.is_harmless(topic)
+
+    def _aim(self, partition: Partition, position: int) -> None:
+        """Read on there, with the consumer that suits the topic."""
+        if self._needs_care(partition.topic) != self._is_careful:
+            self._consumer.rest()
+            self._is_careful = not self._is_careful
+            suited = self._spare or self._new_consumer()
+            self._consumer, self._spare = suited, self._consumer
+        self._counted = self._consumer.received
+        self._consumer.aim(partition, position)
+
+    def _take(self, span: Range, position: int, needs: Needs) -> Taken:
+        """What there is of `span`; what it inflates to is noted."""
+        taken = self._consumer.take(span, position, needs, min(_WAIT_S, self._poll_timeout_s))
+        received = self._consumer.received
+        topic = span.partition.topic
+        self._inflation.note(topic, received - self._counted, taken.inflated, taken.records)
+        self._counted = received
+        return taken
 
     def _new_consumer(self) -> ColumnConsumer:
-        gather = native_gather()
+        gather, given = native_gather(), self._options.client
+        small: Mapping[str, Any] = {}
+        if self._is_careful:
+            small = CAREFUL
+        elif gather is None and _SIZES.isdisjoint(given):
+            small = _UNCOUNTED
+        config = self._config | {name: each for name, each in small.items() if name not in given}
+        self._counted = 0
         if gather is None:
-            return made(self._options, lambda: MessageConsumer(self._config, self._log))
-        return made(self._options, lambda: NativeConsumer(self._config, gather, self._log))
+            return made(self._options, lambda: MessageConsumer(config, self._log))
+        return made(self._options, lambda: NativeConsumer(config, gather, self._log))
 
     def _after_loss(self, span: Range, position: int, problem: Problem, patience: Patience) -> int:
         """Where to go on after the broker has refused `position`, where the options allow it."""
@@ -223,13 +270,18 @@ class RangeReader:
         """Whether a consumer that no broker has answered is waited for no longer."""
         if spent_s >= self._options.connect_timeout_ms / 1_000:
             return True
-        return is_refused(self._log.complaints(spent_s + _LOOK_S), spent_s)
+        return is_refused(self._heard(spent_s), spent_s)
+
+    def _heard(self, spent_s: float) -> dict[str, Complaint]:
+        """What was said of brokers meanwhile; of what never worked, ever."""
+        within_s = spent_s + 2 * _LOOK_S if self._is_connected else float("inf")
+        return self._log.complaints(within_s)
 
     def _stuck(
         self, span: Range, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
         wanted = f"the records of {span.partition} from offset {position} to {span.end_exclusive}"
-        heard = self._log.complaints(spent_s + _LOOK_S)
+        heard = self._heard(spent_s)
         if answer is not None:
             return answered_too_long(answer, heard, spent_s, wanted)
         if heard or not self._is_connected:

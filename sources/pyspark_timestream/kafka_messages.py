@@ -30,6 +30,12 @@ __all__ = [
 ]
 
 BLOCK_RECORDS: Final = 20_000
+_BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""A block is about so large: its messages, and the copy of them, are in memory at once."""
+
+_AT_ONCE: Final = 256
+"""Messages are taken so many at a time, fewer where they are large."""
+
 _COMMIT_TIMEOUT_S: Final = 10.0
 _SWEPT: Final = 1_000
 """Above the number of errors that may be in the queue; what is out of date does not count."""
@@ -51,15 +57,23 @@ class Taken(NamedTuple):
         block: records in offset order, none of them at the range's end or later; None: none.
         reached: every record of the range below it was delivered or does not exist.
         problems: errors other than the end of a partition, in order.
+        records: how many records came, also of other ranges.
+        inflated: the bytes of their keys and values, as far as they are known.
     """
 
     block: RecordBlock | None
     reached: int
     problems: tuple[Problem, ...]
+    records: int = 0
+    inflated: int = 0
 
 
 class ColumnConsumer(Protocol):
     """What reads ranges and commits offsets; errors of its own are KafkaExceptions."""
+
+    @property
+    def received(self) -> int:
+        """The bytes that brokers have sent in answer to fetches so far; 0 where nobody counts."""
 
     def aim(self, partition: Partition, offset: int) -> None:
         """Fetch this partition from `offset`, and forget what was fetched before."""
@@ -98,8 +112,14 @@ class MessageConsumer:
 
     def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
+        self._at_once = 1
         own = {**config, "on_commit": self._on_commit}
         self._consumer = logged_client(Consumer, own, log)
+
+    @property
+    def received(self) -> int:
+        """See `ColumnConsumer`."""
+        return 0
 
     def aim(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
@@ -112,14 +132,37 @@ class MessageConsumer:
     def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
         """See `ColumnConsumer`."""
         wanted = min(BLOCK_RECORDS, span.end_exclusive - position)
-        polled = self._consumer.consume(wanted, timeout=wait_s)
+        polled, inflated = self._poll(wanted, wait_s)
         records, others = _sorted_out(polled)
         reached = records[-1].offset() + 1 if records else position
         for other in others:
             if _is_end(other) and (other.topic, other.partition) == span.partition:
                 reached = max(reached, other.offset)
         block = inside(block_of_messages(records, needs), span.end_exclusive) if records else None
-        return Taken(block, reached, tuple(other for other in others if not _is_end(other)))
+        problems = tuple(other for other in others if not _is_end(other))
+        return Taken(block, reached, problems, len(records), inflated)
+
+    def _poll(self, most: int, wait_s: float) -> tuple[list[Message], int]:
+        """At most so many messages, of about a block's bytes, and how many bytes they are.
+
+        What is there is taken, and then one is waited for: what comes while many are waited for may
+        be of any size.
+        """
+        deadline_s = time.monotonic() + wait_s
+        polled: list[Message] = []
+        inflated = 0
+        while len(polled) < most and inflated < _BLOCK_BYTES:
+            some = self._consumer.consume(min(most - len(polled), self._at_once), timeout=0)
+            left_s = deadline_s - time.monotonic()
+            if not some and left_s > 0:
+                some = self._consumer.consume(1, timeout=left_s)
+            if not some:
+                break
+            size = sum(map(len, some))
+            polled += some
+            inflated += size
+            self._at_once = min(max(_BLOCK_BYTES * len(some) // max(size, 1), 1), _AT_ONCE)
+        return polled, inflated
 
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""

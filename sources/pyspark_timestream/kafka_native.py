@@ -76,6 +76,8 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "query_watermark_offsets": (
         c_int, c_void_p, c_char_p, c_int32, POINTER(c_int64), POINTER(c_int64), c_int,
     ),
+    "conf_interceptor_add_on_new": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
+    "interceptor_add_on_response_received": (c_int, c_void_p, c_char_p, c_void_p, c_void_p),
     "clusterid": (c_void_p, c_void_p, c_int),
     "mem_free": (None, c_void_p, c_void_p),
     "commit_queue": (c_int, c_void_p, _LIST, c_void_p, c_void_p, c_void_p),
@@ -114,11 +116,12 @@ class NativeConsumer:
     def __init__(self, config: Mapping[str, Any], gather: Gather, log: ClientLog) -> None:
         self._kafka, self._gather = _librdkafka(), gather
         handlers = _handlers(log)
-        client = _client(self._kafka, config, handlers)
+        client, self._counter = _client(self._kafka, gather, config, handlers)
         queue = self._kafka.rd_kafka_queue_get_consumer(client)
         self._handles = (_opened(self._kafka, gather, queue), client)
         # Also where nobody closes it: librdkafka's threads must not outlive what they use.
-        ending = (os.getpid(), self._kafka, gather, queue, *self._handles, handlers)
+        kept = (self._counter, handlers)
+        ending = (os.getpid(), self._kafka, gather, queue, *self._handles, kept)
         self._end = weakref.finalize(self, _ended, *ending)
 
     @property
@@ -127,6 +130,12 @@ class NativeConsumer:
         if not self._end.alive:
             raise RuntimeError("Consumer closed")
         return self._handles
+
+    @property
+    def received(self) -> int:
+        """See `ColumnConsumer`."""
+        _ = self._open
+        return self._gather.read_counter(self._counter)
 
     def aim(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
@@ -158,7 +167,7 @@ class NativeConsumer:
                 f"{span.partition}: the records after offset {position} exceed 2 GiB in a column"
             )
         rows = block_of(self._gather, block, needs)
-        return Taken(rows, block.reached, self._problems(block))
+        return Taken(rows, block.reached, self._problems(block), block.rows, block.inflated)
 
     def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
@@ -285,7 +294,10 @@ def _handlers(log: ClientLog) -> tuple[Any, Any]:
     return _ERROR_HANDLER(note_error), _LOG_HANDLER(note_line)
 
 
-def _client(kafka: Any, config: Mapping[str, Any], handlers: tuple[Any, Any]) -> int:
+def _client(
+    kafka: Any, gather: Gather, config: Mapping[str, Any], handlers: tuple[Any, Any]
+) -> tuple[int, int]:
+    """A client, and the counter of what it receives."""
     text = ctypes.create_string_buffer(_TEXT)
     conf = kafka.rd_kafka_conf_new()
     for name, value in config.items():
@@ -300,14 +312,25 @@ def _client(kafka: Any, config: Mapping[str, Any], handlers: tuple[Any, Any]) ->
         # Through the queue, so that no thread of librdkafka's ever calls Python.
         kafka.rd_kafka_conf_set(conf, b"log.queue", b"true", text, _TEXT)
         kafka.rd_kafka_conf_set_log_cb(conf, handlers[1])
+    functions = ("conf_interceptor_add_on_new", "interceptor_add_on_response_received")
+    counter = gather.new_counter(*(_address(kafka, f"rd_kafka_{name}") for name in functions), conf)
+    if not counter:
+        kafka.rd_kafka_conf_destroy(conf)
+        raise MemoryError("no memory for a Kafka consumer")
     client = kafka.rd_kafka_new(_CONSUMER, conf, text, _TEXT)
     if not client:
         kafka.rd_kafka_conf_destroy(conf)
+        gather.free_counter(counter)
         raise _refused(text)
     if is_logged:
         kafka.rd_kafka_set_log_queue(client, None)
     kafka.rd_kafka_poll_set_consumer(client)
-    return int(client)
+    return int(client), int(counter)
+
+
+def _address(kafka: Any, name: str) -> int:
+    """Where a function of librdkafka's is, for C to call it."""
+    return ctypes.cast(getattr(kafka, name), c_void_p).value or 0
 
 
 def _refused(text: Any) -> KafkaException:
@@ -315,9 +338,7 @@ def _refused(text: Any) -> KafkaException:
 
 
 def _opened(kafka: Any, gather: Gather, queue: int) -> int:
-    table = (c_void_p * len(GATHERED))(
-        *(ctypes.cast(getattr(kafka, name), c_void_p).value for name in GATHERED)
-    )
+    table = (c_void_p * len(GATHERED))(*(_address(kafka, name) for name in GATHERED))
     records = gather.open(table, queue)
     if not records:
         raise MemoryError("no memory for a Kafka consumer")
@@ -331,7 +352,7 @@ def _ended(
     queue: int,
     records: int,
     client: int,
-    handlers: tuple[Any, Any],
+    kept: tuple[int, Any],
 ) -> None:
     """Give all back; a forked child has the handles but not librdkafka's threads."""
     if os.getpid() != owner:
@@ -339,10 +360,11 @@ def _ended(
     gather.close(records)
     kafka.rd_kafka_queue_destroy(queue)
 
-    let_go(functools.partial(_close, kafka, client, handlers))
+    let_go(functools.partial(_close, kafka, gather, client, *kept))
 
 
-def _close(kafka: Any, client: int, _handlers: tuple[Any, Any]) -> None:
+def _close(kafka: Any, gather: Gather, client: int, counter: int, _handlers: Any) -> None:
     """Close the client; until then it may call the handlers, so they are held by an argument."""
     kafka.rd_kafka_consumer_close(client)
     kafka.rd_kafka_destroy(client)
+    gather.free_counter(counter)

@@ -2,16 +2,20 @@
 
 What goes wrong here is nobody's loss: a range that did not come whole is simply not among the
 results, and is then read by itself, by the code that knows what to do about it.
+
+A topic's first range is read by itself as well: how large its records are is known from then on,
+and what is too large to be held by a task is not read ahead.
 """
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.inflation import inflation_of
 from pyspark_timestream.kafka_client import consumer_config, let_go, logged_client, made
 from pyspark_timestream.kafka_messages import at_rest, block_of_messages, inside
 from pyspark_timestream.kafka_options import KafkaOptions
@@ -34,14 +38,30 @@ _FETCH: Final = {
     # Of a partition with a backlog little more than the range is wanted.
     "fetch.message.max.bytes": 64 * 1024,
     "queued.max.messages.kbytes": 64 * 1024,
+    # What is inflated at once, of however many partitions.
+    "fetch.max.bytes": 1024 * 1024,
 }
 
 
-def small_ranges(spans: Iterable[Range]) -> list[Range]:
-    """Those of `spans` to read at once, the smallest first; none where there would be just one."""
-    sizes = sorted((span.size, span) for span in spans if span.size)
-    sums = itertools.accumulate(size for size, _ in sizes)
-    chosen = [span for (_, span), total in zip(sizes, sums, strict=True) if total <= _MOST_RECORDS]
+def small_ranges(
+    spans: Iterable[Range], record_bytes: Callable[[str], float | None]
+) -> list[Range]:
+    """Those of `spans` to read at once, the smallest first; none where there would be just one.
+
+    Args:
+        spans: the ranges of a task.
+        record_bytes: the mean size of a topic's records; None where it is not known: its ranges
+            are not read at once.
+    """
+    known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
+    sizes = sorted((span.size, span, size) for span, size in known if size is not None)
+    records = itertools.accumulate(count for count, _, _ in sizes)
+    volumes = itertools.accumulate(count * size for count, _, size in sizes)
+    chosen = [
+        span
+        for (_, span, _), count, volume in zip(sizes, records, volumes, strict=True)
+        if count <= _MOST_RECORDS and volume <= _MOST_BYTES
+    ]
     # A partition has one position at a time.
     is_once = len({span.partition for span in chosen}) == len(chosen)
     return chosen if len(chosen) > 1 and is_once else []
@@ -50,19 +70,37 @@ def small_ranges(spans: Iterable[Range]) -> list[Range]:
 def with_small_ranges(
     options: KafkaOptions, group: str, spans: Sequence[Range], needs: Needs, read: ReadRange
 ) -> ReadRange:
-    """`read`, with the small ones among `spans` read ahead; each is delivered once."""
-    small = small_ranges(spans)
-    if not small:
-        return read
-    key = (group, *options.client.items())
-    with _STOCK.borrowed(key, lambda: SmallRanges(options, group)) as reader:
-        ahead = reader.read(small, needs)
+    """`read`, with the small ones among `spans` read ahead; each is delivered once.
+
+    What is read ahead is read when the first of it is asked for, and nothing more before all of it
+    was taken.
+    """
+    known = inflation_of(options.client["bootstrap.servers"])
+    ahead: dict[Range, list[RecordBlock]] = {}
+    later = list(spans)
 
     def read_ahead(span: Range, wanted: Needs) -> Iterator[RecordBlock]:
-        blocks = ahead.pop(span, None) if wanted == needs else None
+        if wanted != needs:
+            return read(span, wanted)
+        if span in later:
+            small = [] if ahead else small_ranges(later, known.record_bytes)
+            if span in small:
+                ahead.update(_read_at_once(options, group, small, needs))
+            for tried in small if span in small else [span]:
+                later.remove(tried)
+        blocks = ahead.pop(span, None)
         return read(span, wanted) if blocks is None else iter(blocks)
 
     return read_ahead
+
+
+def _read_at_once(
+    options: KafkaOptions, group: str, spans: Sequence[Range], needs: Needs
+) -> dict[Range, list[RecordBlock]]:
+    """The records of those of `spans` that came whole."""
+    key = (group, *options.client.items())
+    with _STOCK.borrowed(key, lambda: SmallRanges(options, group)) as reader:
+        return reader.read(spans, needs)
 
 
 class SmallRanges:

@@ -58,6 +58,7 @@ class Block(ctypes.Structure):
     _fields_ = (
         ("rows", c_int64),
         ("reached", c_int64),
+        ("inflated", c_int64),
         ("header_nulls", c_int64),
         ("names_beyond_ascii", c_int64),
         ("offsets", _Buffer),
@@ -86,6 +87,9 @@ class Gather(NamedTuple):
     release: Callable[[int | None], None]
     live_buffers: Callable[[], int]
     close: Callable[[int], None]
+    new_counter: Callable[..., int | None]
+    read_counter: Callable[[int], int]
+    free_counter: Callable[[int], None]
 
 
 @functools.cache
@@ -138,6 +142,9 @@ def _loaded(library: Path) -> Gather:
         release=_declared(found.gather_release, None, c_void_p),
         live_buffers=_declared(found.gather_live_buffers, c_int64),
         close=_declared(found.gather_close, None, c_void_p),
+        new_counter=_declared(found.gather_count, c_void_p, c_void_p, c_void_p, c_void_p),
+        read_counter=_declared(found.gather_counted, c_int64, c_void_p),
+        free_counter=_declared(found.gather_uncount, None, c_void_p),
     )
 
 

@@ -62,6 +62,7 @@ class Scripted:
         self._bounds = list(bounds)
         self.aims: list[int] = []
         self.closed = 0
+        self.received = 0
 
     def aim(self, partition: Partition, offset: int) -> None:
         self.aims.append(offset)

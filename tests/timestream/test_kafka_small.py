@@ -1,7 +1,7 @@
 """What is read ahead is a range whole, or not at all."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from pyspark_timestream import kafka_messages, kafka_small
 from pyspark_timestream.client_log import ClientLog
+from pyspark_timestream.inflation import Inflation
 from pyspark_timestream.kafka_messages import MessageConsumer
 from pyspark_timestream.kafka_options import read_kafka_options
 from pyspark_timestream.kafka_small import Arrivals, SmallRanges, small_ranges
 from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import Needs
+from pyspark_timestream.records import Needs, RecordBlock
 
 
 @dataclass
@@ -141,13 +142,72 @@ def test_large_records_end_the_reading_ahead() -> None:
 
 def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> None:
     large, small, tiny = Range(part(0), 0, 19_990), Range(part(1), 0, 30), Range(part(2), 5, 7)
-    assert small_ranges([large, small, tiny, Range(part(3), 4, 4)]) == [tiny, small]
-    assert small_ranges([large, small]) == []
-    assert small_ranges([Range(part(0), 0, 10)]) == []
+    assert small_ranges([large, small, tiny, Range(part(3), 4, 4)], tiny_records) == [tiny, small]
+    assert small_ranges([large, small], tiny_records) == []
+    assert small_ranges([Range(part(0), 0, 10)], tiny_records) == []
 
 
 def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
-    assert small_ranges([Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]) == []
+    spans = [Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]
+    assert small_ranges(spans, tiny_records) == []
+
+
+def tiny_records(topic: str) -> float | None:
+    return 5.0
+
+
+def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> None:
+    spans = [Range(part(number), 0, 10) for number in range(4)]
+    assert small_ranges(spans, lambda _: None) == []
+    assert small_ranges(spans, lambda _: 1_000_000.0) == spans[:3]
+    assert small_ranges(spans, lambda _: 10_000_000.0) == []
+
+
+def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(monkeypatch) -> None:
+    known, in_turn, at_once = Inflation(), [], []
+
+    def read(span: Range, needs: Needs) -> Iterator[RecordBlock]:
+        in_turn.append(span.partition.number)
+        known.note("t", 0, 50, 10)
+        return iter(())
+
+    def read_at_once(
+        options: object, group: str, spans: Sequence[Range], needs: Needs
+    ) -> dict[Range, list[RecordBlock]]:
+        at_once.append([span.partition.number for span in spans])
+        return {span: [] for span in spans[1:]}
+
+    monkeypatch.setattr(kafka_small, "inflation_of", lambda _: known)
+    monkeypatch.setattr(kafka_small, "_read_at_once", read_at_once)
+    given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    spans = [Range(part(number), 0, 2) for number in range(5)]
+    reading = kafka_small.with_small_ranges(given, "g", spans, Needs(), read)
+    for span in spans:
+        assert list(reading(span, Needs())) == []
+    # What did not come whole is read by itself.
+    assert (in_turn, at_once) == ([0, 1], [[1, 2, 3, 4]])
+
+
+def test_no_more_is_read_ahead_while_a_task_holds_what_was(monkeypatch) -> None:
+    at_once: list[int] = []
+
+    def read_at_once(
+        options: object, group: str, spans: Sequence[Range], needs: Needs
+    ) -> dict[Range, list[RecordBlock]]:
+        at_once.append(len(spans))
+        return {span: [] for span in spans}
+
+    known = Inflation()
+    known.note("t", 0, 10_000_000, 10)
+    monkeypatch.setattr(kafka_small, "inflation_of", lambda _: known)
+    monkeypatch.setattr(kafka_small, "_read_at_once", read_at_once)
+    given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    spans = [Range(part(number), 0, 1) for number in range(100)]
+    reading = kafka_small.with_small_ranges(given, "g", spans, Needs(), lambda *_: iter(()))
+    # A task takes them in another order than that in which they are chosen.
+    for span in [spans[0], *reversed(spans[1:])]:
+        assert list(reading(span, Needs())) == []
+    assert at_once == [33]
 
 
 class Fetcher:

@@ -60,6 +60,7 @@ typedef struct {
 typedef struct {
   int64_t rows;
   int64_t reached; /* every record below it was delivered or does not exist */
+  int64_t inflated; /* bytes of the keys and values that were taken, needed or not */
   int64_t header_nulls;
   int64_t names_beyond_ascii;
   buffer offsets;       /* int64 */
@@ -249,6 +250,57 @@ static void note_problem(const gather *g, block *to, const message *it) {
   copy_text(to->problem_text, TEXT_SIZE, g->kafka.message_errstr(it));
 }
 
+/* -- what brokers send --------------------------------------------------------------------- */
+
+enum { FETCH = 1, EMPTY_ANSWER = 256 };
+
+typedef int on_response(void *client, int socket, const char *broker, int32_t id, int16_t api,
+                        int16_t version, int32_t correlation, size_t size, int64_t took_us,
+                        int error, void *opaque);
+typedef int on_new(void *client, const void *conf, void *opaque, char *error, size_t error_size);
+
+/* The bytes of the answers to one client's fetches, as they came: compressed. Its own thread for
+ * each broker counts them, so it must live as long as the client. */
+typedef struct {
+  int (*add_on_response)(void *client, const char *name, on_response *, void *opaque);
+  int64_t bytes;
+} counter;
+
+static int count_response(void *client, int socket, const char *broker, int32_t id, int16_t api,
+                          int16_t version, int32_t correlation, size_t size, int64_t took_us,
+                          int error, void *opaque) {
+  (void)client, (void)socket, (void)broker, (void)id, (void)version, (void)correlation;
+  (void)took_us, (void)error;
+  counter *to = opaque;
+  if (api == FETCH && size > EMPTY_ANSWER)
+    __atomic_add_fetch(&to->bytes, (int64_t)size - EMPTY_ANSWER, __ATOMIC_RELAXED);
+  return 0;
+}
+
+static int count_client(void *client, const void *conf, void *opaque, char *error, size_t size) {
+  (void)conf, (void)error, (void)size;
+  return ((counter *)opaque)->add_on_response(client, "gather", count_response, opaque);
+}
+
+/* Count what the client of `conf` gets; NULL without memory. The functions are librdkafka's
+ * rd_kafka_conf_interceptor_add_on_new and rd_kafka_interceptor_add_on_response_received. */
+counter *gather_count(int (*add_on_new)(void *conf, const char *name, on_new *, void *opaque),
+                      int (*add_on_response)(void *client, const char *name, on_response *,
+                                             void *opaque),
+                      void *conf) {
+  counter *made = calloc(1, sizeof *made);
+  if (!made) return NULL;
+  made->add_on_response = add_on_response;
+  if (add_on_new(conf, "gather", count_client, made) == 0) return made;
+  free(made);
+  return NULL;
+}
+
+int64_t gather_counted(const counter *it) { return __atomic_load_n(&it->bytes, __ATOMIC_RELAXED); }
+
+/* Only when the client is destroyed. */
+void gather_uncount(counter *it) { free(it); }
+
 /* -- the gather ---------------------------------------------------------------------------- */
 
 static int64_t now_ms(void) {
@@ -309,6 +361,7 @@ int gather_read(gather *g, int64_t position, int64_t end, int64_t most, int64_t 
       said = push_record(g, to, it, needs);
       to->reached = it->offset + 1;
     }
+    if (!it->err) to->inflated += (int64_t)(it->len + it->key_len);
     g->kafka.message_destroy(it);
   }
   if (said != DONE) drop_block(to);
