@@ -26,25 +26,29 @@ java:
 	@command -v java >/dev/null 2>&1 && java -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || \
 	  { echo "timestream needs Java 17 or newer on PATH for Spark: install one (Debian: apt-get install openjdk-17-jre-headless)."; exit 1; }
 
-$(READY): pyproject.toml $(COMPILED)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+PYTHON_IS_NEW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install -q --group test --group lint -e .
-	touch $@
+# pip says nothing for as long as it loads Spark, which is 430 MB: somebody else says what it does.
+PIP_INSTALL = $(PYTHON) integration/progress.py "Installing Spark and what else is needed into $(1)" 90 \
+	  sh -c '$(1)/bin/python -m pip install --upgrade "pip>=25.1" && $(1)/bin/python -m pip install $(2)'
+
+$(READY): pyproject.toml $(COMPILED)
+	@$(PYTHON_IS_NEW)
+	@$(PYTHON) -m venv $(VENV)
+	@$(call PIP_INSTALL,$(VENV),--group test --group lint -e .)
+	@touch $@
 
 $(READY42): pyproject.toml $(COMPILED)
-	$(PYTHON) -m venv $(VENV42)
-	$(VENV42)/bin/python -m pip install -q --upgrade "pip>=25.1"
-	$(VENV42)/bin/python -m pip install -q --group test pyspark==$(OLDEST) -e .
-	touch $@
+	@$(PYTHON_IS_NEW)
+	@$(PYTHON) -m venv $(VENV42)
+	@$(call PIP_INSTALL,$(VENV42),--group test pyspark==$(OLDEST) -e .)
+	@touch $@
 
 run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
-	$(BIN)/python integration/day.py
+	@$(BIN)/python integration/day.py
 
 run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
-	$(BIN)/python integration/flights.py
+	@$(BIN)/python integration/flights.py
 
 test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
 	$(BIN)/python -m pytest tests $(RERUNS)

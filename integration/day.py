@@ -12,18 +12,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from progress import step
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from spark_session import local_spark
+from spark_session import local_spark, read_back
 
-WORK = Path(".work/day")
+from pyspark_timestream import why
+
+WORK = Path(".work/day").absolute()
 DAY_SECONDS = 86_400
 REAL_SECONDS = 10
+START_SECONDS = 20
+"""Of Spark, its Python workers and their first batch, on two cores."""
+
 SENSORS = {"attic": (24.0, 6.0), "cellar": (12.0, 0.5), "garden": (15.0, 9.0)}
 """Sensor -> mean temperature and daily swing, in degrees Celsius."""
-
-READ_BACK = """spark.read.format("tseries").load("{store}").orderBy("series", "timestamp").show()"""
 
 
 def ticks(spark: SparkSession) -> DataFrame:
@@ -76,12 +80,18 @@ def store_hours(hours: DataFrame, store: Path) -> StreamingQuery:
     )
 
 
+def first_report(query: StreamingQuery) -> None:
+    """Return when the first batch has begun, or nothing will come any more."""
+    while query.isActive and not clock_report(query):
+        time.sleep(0.1)
+
+
 def watch(query: StreamingQuery) -> None:
     """Show simulated time until the stream has ended and its last windows are stored."""
     shown = ""
     while query.isActive:
         report = clock_report(query)
-        line = progress_line(report) if report else "starting"
+        line = progress_line(report) if report else shown
         if line != shown:
             print(f"\r{line}" if sys.stdout.isatty() else line, end=line_end(), flush=True)
             shown = line
@@ -89,7 +99,8 @@ def watch(query: StreamingQuery) -> None:
             query.processAllAvailable()
             query.stop()
         time.sleep(0.1)
-    print()
+    if sys.stdout.isatty():
+        print()
     if failure := query.exception():
         raise failure
 
@@ -120,11 +131,17 @@ def sparkline(values: list[float]) -> str:
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (v - low) / ((high - low) or 1))] for v in values)
 
 
-def show_series(series: DataFrame) -> None:
-    """The stored series as a table and as one line of blocks each."""
+def stored_series(series: DataFrame) -> tuple[list[Row], str]:
+    """The stored rows, in order, and the means of the sensors as a table."""
     rows = series.orderBy("series", "timestamp").collect()
     table = series.groupBy("timestamp").pivot("series", sorted(SENSORS)).agg(F.first("mean"))
-    table.orderBy("timestamp").withColumnsRenamed({s: f"{s} °C" for s in SENSORS}).show(24, False)
+    named = table.orderBy("timestamp").withColumnsRenamed({s: f"{s} °C" for s in SENSORS})
+    return rows, named.toPandas().to_string(index=False)
+
+
+def show_series(rows: list[Row], table: str) -> None:
+    """The stored series as a table and as one line of blocks each."""
+    print(f"{table}\n")
     for sensor in sorted(SENSORS):
         means = [row["mean"] for row in rows if row["series"] == sensor]
         print(f"{sensor:>8} {sparkline(means)}  {min(means):5.2f} to {max(means):5.2f} °C")
@@ -132,20 +149,35 @@ def show_series(series: DataFrame) -> None:
             raise SystemExit(f"{sensor} has {len(means)} hours in the store, and a day has 24")
 
 
+def simulate(work: Path) -> None:
+    """The day into a store under `work`, and what it then holds."""
+    store = work / "store"
+    with step("Starting Spark and its Python workers", START_SECONDS):
+        spark = local_spark("day", log=work / "spark.log", spark_sql_shuffle_partitions="1")
+        query = store_hours(hourly(ticks(spark)), store)
+        first_report(query)
+    print(f"Simulating a day, {DAY_SECONDS:,} ticks, in some {REAL_SECONDS} s:")
+    watch(query)
+    with step("Reading the store back", 5):
+        rows, table = stored_series(spark.read.format("tseries").load(str(store)))
+    show_series(rows, table)
+    spark.stop()
+
+
 def main() -> None:
-    """Simulate the day, then read it back."""
+    """Simulate the day, then say how to read it back."""
     began = time.monotonic()
     shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True)
-    store = WORK / "store"
-    quiet = {"spark_log_level": "ERROR", "spark_ui_showConsoleProgress": "false"}
-    spark = local_spark("day", spark_sql_shuffle_partitions="1", **quiet)
-    query = store_hours(hourly(ticks(spark)), store)
-    watch(query)
-    show_series(spark.read.format("tseries").load(str(store)))
-    print(f"\nA day in {time.monotonic() - began:.0f} s. Read it back with\n")
-    print("    " + READ_BACK.format(store=store))
-    spark.stop()
+    try:
+        simulate(WORK)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted") from None
+    except Exception as error:
+        why(error, file=sys.stderr)
+        raise SystemExit(f"What Spark says of it is in {WORK / 'spark.log'}") from None
+    print(f"\nAll of it took {time.monotonic() - began:.0f} s. Read it back with\n")
+    print(read_back(WORK / "store"))
 
 
 if __name__ == "__main__":

@@ -12,31 +12,50 @@ import argparse
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from broker import Broker, Record, broker
-from flights_data import HARMLESS_DELAY, PARTITIONS, flights, json_values
+from flights_data import FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights, json_values
 from harness import Job
+from progress import step
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
-from spark_session import local_spark
+from spark_session import local_spark, read_back
 
 PLACE = Path(__file__).parent.parent / ".work" / "flights"
 SCHEMA = "origin string, dep_delay double, start_time timestamp, cti timestamp"
+BROKER_SECONDS, SPARK_SECONDS = 15, 10
 COUNTERS = ("events", "dropped", "adjusted", "flagged", "malformed", "ctis")
 
 
 # -- the flights in a topic -----------------------------------------------------------------------
 
 
-def produce_flights(kafka: Broker, topic: str | None = None, count: int | None = None) -> str:
-    """Produce the flights, or the first `count`, to a topic of four partitions; return its name."""
+def produce_flights(
+    kafka: Broker,
+    topic: str | None = None,
+    count: int | None = None,
+    tell: Callable[[float], None] = lambda _: None,
+) -> str:
+    """Produce the flights, or the first `count`, to a topic of four partitions; return its name.
+
+    `tell` is told how much has been produced, from 0 to 1.
+    """
     name = kafka.create_topic(topic, PARTITIONS)
-    kafka.produce(name, flight_records(count))
+    kafka.produce(name, _told(flight_records(count), count or FLIGHTS, tell))
     return name
+
+
+def _told(records: Iterator[Record], count: int, tell: Callable[[float], None]) -> Iterator[Record]:
+    for number, record in enumerate(records):
+        if number % 1_000 == 0:
+            tell(number / count)
+        yield record
 
 
 def flight_records(count: int | None = None) -> Iterator[Record]:
@@ -157,8 +176,6 @@ def show(spark: SparkSession, store: Path, counters: dict[str, int]) -> None:
     assert total is not None
     print(f"\n{total[0]:,} hours with {total[1]:,} flights. The source:", end=" ")
     print(", ".join(f"{name} {each:,}" for name, each in counters.items()))
-    print(f'\nRead it back: spark.read.format("tseries").load("{store}")')
-    print(f"        or as any Delta table; python -m pyspark_tseries describe {store}")
 
 
 def chart(rows: Sequence[tuple[int, int, float]], width: int = 48) -> str:
@@ -184,8 +201,9 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--bootstrap", help="run the query on this broker; needs --topic")
     parser.add_argument("--topic", help="where the flights are")
-    parser.add_argument("--store", type=Path, default=PLACE / "store")
-    parser.add_argument("--checkpoint", type=Path, default=PLACE / "checkpoint")
+    parser.add_argument("--place", type=Path, default=PLACE, help="where everything is kept")
+    parser.add_argument("--store", type=Path, help="by default in the place")
+    parser.add_argument("--checkpoint", type=Path, help="by default in the place")
     parser.add_argument("--max-offsets-per-trigger", type=int)
     parser.add_argument("--max-tasks", type=int)
     parser.add_argument("--cti-frequency", default="1 hour", help="events, or a duration")
@@ -197,42 +215,60 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parsed = parser.parse_args(given)
     if (parsed.bootstrap is None) != (parsed.topic is None):
         parser.error("--bootstrap and --topic go together")
+    parsed.store = parsed.store or parsed.place / "store"
+    parsed.checkpoint = parsed.checkpoint or parsed.place / "checkpoint"
     return parsed
 
 
 def run(given: argparse.Namespace) -> None:
-    """Run the query to the end of the topic."""
+    """Run the query to the end of the topic, and say little."""
     spark = local_spark("flights", given.master)
     try:
         query = start_query(spark, given)
         query.awaitTermination()
-        counters = source_counters(query)
         if given.report is not None:
-            given.report.write_text(json.dumps(counters))
-        if given.show:
-            show(spark, given.store, counters)
+            given.report.write_text(json.dumps(source_counters(query)))
     finally:
         spark.stop()
 
 
 def run_alone(given: argparse.Namespace) -> None:
     """Everything, from the broker to the chart; what an earlier run left is replaced."""
-    shutil.rmtree(PLACE, ignore_errors=True)
-    with broker() as kafka:
+    for left in (given.store, given.checkpoint):
+        shutil.rmtree(left, ignore_errors=True)
+    given.place.mkdir(parents=True, exist_ok=True)
+    said: list[str] = []
+    with ExitStack() as running:
+        with step("Starting a Kafka broker, fetched once", BROKER_SECONDS):
+            kafka = running.enter_context(broker(said.append))
+        print("\n".join(said))
+        count = given.records or FLIGHTS
+        with step(f"Producing {count:,} flights", 15) as doing:
+            given.topic = produce_flights(kafka, count=count, tell=partial(setattr, doing, "done"))
         given.bootstrap = kafka.bootstrap
-        given.topic = produce_flights(kafka, count=given.records)
-        print(f"{sum(kafka.end_offsets(given.topic).values()):,} flights are in {given.topic}")
-        run(given)
+        with step("Starting Spark", SPARK_SECONDS):
+            spark = local_spark("flights", given.master, log=given.place / "spark.log")
+            running.callback(spark.stop)
+        # In several batches, so that there is something to be seen.
+        given.max_offsets_per_trigger = given.max_offsets_per_trigger or 1 + count // 6
+        with step("Counting them by airport and hour", 30) as doing:
+            query = start_query(spark, given)
+            while not query.awaitTermination(0.2):
+                doing.done = source_counters(query).get("events", 0) / count or None
+        show(spark, given.store, source_counters(query))
+        print(f"\nRead it back, as any Delta table or with\n\n{read_back(given.store)}")
 
 
 def main() -> None:
     """Decide by the arguments who brings the broker."""
     given = arguments(sys.argv[1:])
-    given.show = given.bootstrap is None
-    if given.show:
-        run_alone(given)
-    else:
+    if given.bootstrap is not None:
         run(given)
+        return
+    try:
+        run_alone(given)
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; the broker has ended, too") from None
 
 
 if __name__ == "__main__":

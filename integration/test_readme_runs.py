@@ -93,14 +93,47 @@ def test_every_command_of_the_readme_is_a_recipe_of_the_makefile() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_make_run_simulates_a_day_and_says_how_to_read_it_back(tmp_path: Path) -> None:
-    script = ROOT / "integration" / "day.py"
+def test_make_run_says_what_it_does_and_its_hint_runs_as_printed(tmp_path: Path) -> None:
+    done = run_script("day.py", tmp_path)
+    assert "Starting Spark and its Python workers (about 20 s)\n" in done.stdout
+    assert "simulated, 100%" in done.stdout
+    # Neither Spark's warnings nor its prints.
+    assert done.stderr == ""
+    assert "attic" in run_hint(done.stdout, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_make_run_flights_shows_each_step_and_its_hint_runs_as_printed(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KAFKA_TIER", raising=False)
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker.bootstrap)
+    done = run_script("flights.py", tmp_path, "--records=3000", f"--place={tmp_path}")
+    begun = [line for line in done.stdout.splitlines() if "(about" in line]
+    steps = ["Starting a Kafka broker", "Producing 3,000 flights", "Starting Spark", "Counting"]
+    assert [line[: len(step)] for line, step in zip(begun, steps, strict=True)] == steps
+    assert done.stdout.count("  done after") == 4
+    assert done.stderr == ""
+    assert "EWR" in run_hint(done.stdout, tmp_path)
+
+
+def run_script(name: str, place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+        [sys.executable, str(ROOT / "integration" / name), *arguments],
+        cwd=place, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "100%" in done.stdout
-    assert 'spark.read.format("tseries").load(' in done.stdout
+    return done
+
+
+def run_hint(printed: str, place: Path) -> str:
+    """What the command prints that stands in the end, pasted into a shell."""
+    _, _, command = printed.partition(" with\n\n")
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=place, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, command + done.stderr[-3000:]
+    return done.stdout
 
 
 def test_a_write_in_another_thread_works_as_the_limits_say(
