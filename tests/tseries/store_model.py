@@ -292,7 +292,8 @@ def _inside(range_: Range, counted: list[Event], there: list[Event]) -> set[int]
         there: all events; the last of these is what durations before the end count from.
     """
     rising = all(a.us <= b.us for a, b in pairwise(counted))
-    if not rising and _mixes(range_):
+    # An edit between two ends may say which of them comes first, though it is not counted.
+    if _mixes(range_) and any(a.us > b.us for a, b in pairwise(there)):
         raise Unclear("a place and a time, where times do not rise with places")
     end_us = there[-1].us if there else None
     word, number = range_.span

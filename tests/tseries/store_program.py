@@ -226,7 +226,7 @@ class Program:
             for e in found.events
         ]
         wanted = [(e.sequence, e.us, e.value, e.author, e.original) for e in expected]
-        assert told == wanted, (name, asked, self.model.series.get(name))
+        assert told == wanted, (name, asked, told, wanted, self.model.series.get(name))
         assert (found.selected_count, found.is_complete) == (selected, selected == len(told))
         for event in found.events:
             if event.original is not None:
