@@ -17,6 +17,9 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
+# Two files of tests at a time on two cores, and never more sessions of Spark than memory has room for.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile
+
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak-store soak-native soak-restarts mutants bench lint ci clean java
 
 help: ## what can be made
@@ -51,17 +54,15 @@ run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
 	@$(BIN)/python integration/flights.py
 
 test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
-	$(BIN)/python -m pytest tests $(RERUNS)
+	$(BIN)/python -m pytest tests $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
-# Of Spark the store's model touches nothing but the reader's interface.
-test-4.2: export MODEL_SECONDS := 10
-test-4.2: java $(READY42) ## the fast tests on the oldest Spark that is supported
-	$(VENV42)/bin/python -m pytest tests $(RERUNS)
+test-4.2: java $(READY42) ## the fast tests that touch Spark, on the oldest Spark that is supported
+	$(VENV42)/bin/python -m pytest tests -m spark $(WORKERS) $(RERUNS)
 
 integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
-	$(BIN)/python -m pytest integration -m "not soak" $(RERUNS)
+	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
 
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
 	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)

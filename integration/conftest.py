@@ -33,6 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SAID] = []
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands what was said to the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["said"] = session.config.stash[SAID]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[SAID].extend(getattr(node, "workeroutput", {}).get("said", []))
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:

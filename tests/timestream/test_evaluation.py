@@ -5,6 +5,8 @@ from pyspark import TaskContext
 
 from pyspark_timestream.evaluation import began_us, later_evaluation_us
 
+pytestmark = pytest.mark.spark
+
 QUERY_ID = "01a204d9-da52-7988-815e-c4603c9b746c"
 BEGAN_US = 1_795_377_715_794_000
 

@@ -20,6 +20,8 @@ from pyspark_timestream.kafka_reader import (
 from pyspark_timestream.kafka_task import Share, TaskPlan
 from pyspark_timestream.ranges import Range
 
+pytestmark = pytest.mark.spark
+
 EMPTY = TaskPlan((Share(Range(at(0), 7, 7), PartitionState()),))
 
 

@@ -5,6 +5,8 @@ import pytest
 from pyspark_timestream.findings import Kind
 from pyspark_timestream.plan_mistakes import Operator, mistakes_in_plan, mistakes_in_progress
 
+pytestmark = pytest.mark.spark
+
 CTIS = Operator("StreamingDataSourceV2ScanRelation", columns=("value", "start_time", "cti"))
 CLOCK = Operator("StreamingDataSourceV2ScanRelation", columns=("timestamp", "value"))
 TABLE = Operator("LogicalRelation")

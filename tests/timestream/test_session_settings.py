@@ -12,6 +12,8 @@ from pyspark_timestream import configure_spark
 from pyspark_timestream.errors import WrongInterpreter
 from pyspark_timestream.session_settings import SETTINGS
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.fixture(autouse=True)
 def no_running_spark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,8 @@ from pyspark_timestream import OptionError, TimestreamError
 from pyspark_timestream.spark_errors import brief_errors
 from pyspark_tseries import TseriesError
 
+pytestmark = pytest.mark.spark
+
 ENTRIES = (
     DataSource,
     DataSourceReader,

@@ -31,6 +31,8 @@ from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 from pyspark_tseries.upkeep import add_columns
 
+pytestmark = pytest.mark.spark
+
 SCHEMA = staged(("a", 1)).schema
 NOW = 100
 NAMES = ["a", "b", "c", "ä", "d" * 40]

@@ -20,6 +20,8 @@ from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store, now_us
 from pyspark_tseries.upkeep import set_policy
 
+pytestmark = pytest.mark.spark
+
 SECOND_US = 1_000_000
 
 

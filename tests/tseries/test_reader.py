@@ -16,6 +16,8 @@ from pyspark_tseries.reader import RangeReader
 from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 
+pytestmark = pytest.mark.spark
+
 V1 = Path(__file__).parent / "stores" / "v1"
 HOUR_US = 3_600_000_000
 EVERYTHING = Query()

@@ -29,6 +29,8 @@ from pyspark_tseries.sink import DefaultSource
 from pyspark_tseries.store import Store
 from pyspark_tseries.subscription import Initial
 
+pytestmark = pytest.mark.spark
+
 LEAP = dt.datetime(2024, 2, 29, 23, 59, 59, 999_999)  # noqa: DTZ001 it is of no zone
 EARLY = dt.datetime(1, 1, 1)  # noqa: DTZ001
 AWARE = LEAP.replace(tzinfo=dt.UTC)
