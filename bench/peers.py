@@ -1,5 +1,6 @@
 """Spark's own Kafka source, fetched from Maven Central by the Ivy that Spark ships."""
 
+import fcntl
 import subprocess
 from pathlib import Path
 
@@ -17,7 +18,11 @@ ARTIFACTS = (
 
 def kafka_jars() -> str:
     """The jars' paths, separated by commas, for `spark.jars`."""
-    return ",".join(str(_jar(*artifact)) for artifact in ARTIFACTS)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    # Two test runs may begin at once.
+    with (PLACE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return ",".join(str(_jar(*artifact)) for artifact in ARTIFACTS)
 
 
 def _jar(organisation: str, module: str, revision: str) -> Path:
@@ -28,7 +33,6 @@ def _jar(organisation: str, module: str, revision: str) -> Path:
 
 
 def _fetch(organisation: str, module: str, revision: str) -> None:
-    PLACE.mkdir(parents=True, exist_ok=True)
     recipe = PLACE / f"{module}.xml"
     recipe.write_text(
         f"""<ivy-module version="2.0"><info organisation="timestream" module="{module}-peer"/>
