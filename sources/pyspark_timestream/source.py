@@ -83,11 +83,12 @@ class DefaultSource(DataSource):
         if not self.options:
             raise OptionError(
                 "transport",
-                "it is missing, as it always is for a table of Spark's catalog (CREATE TABLE): "
-                "Spark tells a Python source no options of such a table",
-                "'kafka' for batch reads",
-                "set it; DROP such a table, and CREATE TEMPORARY VIEW name USING timestream "
-                "OPTIONS (transport 'kafka', subscribe 'trips', ...) instead",
+                "'time', the default, cannot be read with spark.read; a table of Spark's catalog "
+                "(CREATE TABLE) has no other, since Spark tells a Python source no options of it",
+                "spark.readStream; 'kafka' for batch reads",
+                "use spark.readStream, or set transport and the other options; DROP a table, and "
+                "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe "
+                "'trips', ...) instead",
             )
         return self._transport().reader(schema)
 
