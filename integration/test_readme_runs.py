@@ -36,7 +36,7 @@ def test_every_python_block_runs_and_gives_what_the_text_says(
     said = capsys.readouterr().out
     assert said.count("Central") >= 3
     assert "9999-12-31T23:59:59Z 36 0 0" in said
-    assert "=> a final CTI already sent" in said
+    assert "=> the stream has ended" in said
     # What `why` prints: the sentence as a line of its own.
     assert "\noption 'ctifrequncy': there is no such option: did you mean 'ctiFrequency'?" in said
     clock = spark.read.format("tseries").load(f"{tmp_path}/clock").collect()

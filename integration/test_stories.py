@@ -58,7 +58,8 @@ def test_streaminsight_every_ten_events_with_five_seconds_delay_and_a_final_cti(
 def test_streaminsight_every_event_without_delay_and_adjust(stream: Make) -> None:
     records = [event(0, s=s, e=e) for s, e in [(1, 5), (4, 6), (2, 7), (3, 4), (6, 9)]]
     made = stream(
-        records, valueFormat="json", eventShape="interval", startTime="s", endTime="e",
+        records, "start_time timestamp, end_time timestamp, violation string, cti timestamp",
+        valueFormat="json", eventShape="interval", startTime="s", endTime="e",
         timeUnit="s", advanceTime="IncreasingStartTime", violationPolicy="adjust",
     )  # fmt: skip
     rows = made.run()

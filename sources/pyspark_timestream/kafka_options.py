@@ -215,10 +215,11 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
     given = {key.lower(): value for key, value in raw.items()}
-    client = client_settings(given)
     plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
     plain.pop("transport", None)
+    # First, since a misspelt option is often why another one is missing.
     options = read_options(KafkaOptions, plain, foreign=_FOREIGN)
+    client = client_settings(given)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
     options = replace(options, client=client, starts_by_default=starts.isdisjoint(plain))
     _check_topics(options)

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -222,6 +222,15 @@ def _own_part(offset: StreamOffset, plan: TaskPlan) -> StreamOffset:
     return StreamOffset(offset.stream, offset.settings, offset.starts, partitions)
 
 
+def _as_patient_as_for_progress(options: KafkaOptions) -> KafkaOptions:
+    """The options of a stream's task, whose batch the driver planned by what brokers answered.
+
+    One that no broker answers meets an outage, which only delays the query.
+    """
+    most_ms = max(options.connect_timeout_ms, options.poll_timeout_ms)
+    return replace(options, connect_timeout_ms=most_ms)
+
+
 def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask, is_batch: bool = False
 ) -> Iterator[pa.RecordBatch]:
@@ -231,8 +240,9 @@ def _read_task(
     whole = [share for share in task.plan.shares if share.lead is None and not share.raises]
     spans = [share.span for share in whole]
     needs = needs_of(options, projection)
-    with borrowed_reader(options, task.group) as reader:
-        read = with_small_ranges(options, task.group, spans, needs, reader.read)
+    patient = options if is_batch else _as_patient_as_for_progress(options)
+    with borrowed_reader(patient, task.group) as reader:
+        read = with_small_ranges(patient, task.group, spans, needs, reader.read)
         yield from run_task(options, projection, task.plan, read, ended.__setitem__, unfit)
         if task.offset:
             settings = _broken_settings() if projection.wants("cti") else {}

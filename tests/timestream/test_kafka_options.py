@@ -515,3 +515,8 @@ def test_an_empty_group_is_refused() -> None:
 
 def test_the_clock_knows_every_option_of_this_transport_by_name() -> None:
     assert {spec.name for spec in DECLARED} == set(KAFKA_OPTIONS)
+
+
+def test_a_misspelt_option_is_said_before_one_that_is_missing():
+    with pytest.raises(OptionError, match="there is no such option: did you mean 'ctiFrequency'"):
+        read_kafka_options({"ctiFrequncy": "10"})

@@ -11,6 +11,7 @@ from pyspark_timestream import kafka_reader
 from pyspark_timestream.cti import PartitionState
 from pyspark_timestream.kafka_batch_read import BatchShare
 from pyspark_timestream.kafka_columns import default_schema, project
+from pyspark_timestream.kafka_options import KafkaOptions
 from pyspark_timestream.kafka_reader import (
     BatchTask,
     KafkaBatchReader,
@@ -73,3 +74,21 @@ def test_a_task_that_failed_does_not_settle(
     with pytest.raises(ZeroDivisionError):
         list(reader.read(KafkaTask(EMPTY, "group")))
     assert done == ["borrowed"]
+
+
+def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited_ms: list[int] = []
+
+    def borrowed(options: KafkaOptions, _: str) -> nullcontext[SimpleNamespace]:
+        waited_ms.append(options.connect_timeout_ms)
+        return nullcontext(SimpleNamespace(read=lambda span, needs: iter(())))
+
+    monkeypatch.setattr(kafka_reader, "borrowed_reader", borrowed)
+    limits = {"kafkaConsumer.connectTimeoutMs": "2000", "kafkaConsumer.pollTimeoutMs": "90000"}
+    given = options(**limits)
+    reader = KafkaStreamReader(given, project(given, default_schema(given)))
+    assert list(reader.read(KafkaTask(EMPTY, "group"))) == []
+    # The driver was answered when it planned the batch: a broker that is away now may come back.
+    assert waited_ms == [90_000]
