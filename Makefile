@@ -17,8 +17,8 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
-# A process a core, but never more sessions of Spark than memory has room for.
-WORKERS := -n logical --maxprocesses 4 --dist worksteal
+# A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
 
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak-store soak-native soak-restarts mutants bench lint ci clean java
 
