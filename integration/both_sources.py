@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker import Broker
+from broker import Broker, Record, unique_name
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+Topic = Callable[..., str]
 Outcome = Any
 REFUSED = "refused"
 """The outcome of a read or query that fails."""
@@ -54,6 +55,9 @@ class Source:
         return Running(self, self.stream(**options), checkpoint)
 
 
+Both = tuple[Source, Source]
+
+
 class Running:
     """A query of one source; it ends with the `with` block."""
 
@@ -83,7 +87,31 @@ class Running:
     def all(self) -> list[int]:
         """All values so far, after what is there now has been read."""
         self.query.processAllAvailable()
-        return sorted(value for batch in self.batches for value in batch)
+        return flat(self.batches)
+
+
+def flat(batches: Iterable[list[int]]) -> list[int]:
+    """The values of all batches, in order."""
+    return sorted(value for batch in batches for value in batch)
+
+
+def numbers(values: Iterable[int], partition: int, at_ms: int | None = None) -> list[Record]:
+    """Records of one partition whose values are numbers as text."""
+    return [Record(str(value), None, partition, at_ms) for value in values]
+
+
+def transactional(broker: Broker) -> Any:
+    """A producer whose transactions may begin."""
+    producer = broker.producer(transactional_id=unique_name("writer"))
+    producer.init_transactions(30)
+    return producer
+
+
+def send(producer: Any, topic: str, numbered: Iterable[int]) -> None:
+    """Numbers into partition 0, of the transaction that is open."""
+    for number in numbered:
+        producer.produce(topic, str(number), partition=0)
+    producer.flush(30)
 
 
 def outside_ci(*cases: Any) -> list[Any]:

@@ -26,7 +26,18 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourcePatternType,
+    ResourceType,
+)
 from kafka_process import KafkaProcess
 
 # A killed broker's registration may block its successor for this long on a loaded machine.
@@ -126,6 +137,24 @@ class Broker:
         """The partitions of a topic; none where it does not exist."""
         found = self._admin.list_topics(timeout=10).topics
         return dict(found[topic].partitions) if topic in found else {}
+
+    # -- rights ------------------------------------------------------------------------------
+
+    @contextmanager
+    def deny(
+        self,
+        kind: ResourceType,
+        name: str,
+        operation: AclOperation = AclOperation.ALL,
+        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+    ) -> Iterator[None]:
+        """Let nobody do that with the resource, until the `with` block ends."""
+        rule = (kind, name, pattern, "User:*", "*", operation, AclPermissionType.DENY)
+        _result(self._admin.create_acls([AclBinding(*rule)]))
+        try:
+            yield
+        finally:
+            _result(self._admin.delete_acls([AclBindingFilter(*rule)]))
 
     # -- records -----------------------------------------------------------------------------
 

@@ -13,25 +13,23 @@ from typing import Any
 import pytest
 from both_sources import (
     REFUSED,
+    Both,
     Source,
+    Topic,
     alike,
     differ,
+    numbers,
     outcome,
     outside_ci,
     per_partition,
+    send,
+    transactional,
     values,
 )
 from broker import Broker, Record
 from kafka_query import DAY_MS
 
 pytestmark = pytest.mark.timeout(300)
-
-Topic = Callable[..., str]
-Both = tuple[Source, Source]
-
-
-def numbers(values: range | list[int], partition: int, at_ms: int | None = None) -> list[Record]:
-    return [Record(str(value), None, partition, at_ms) for value in values]
 
 
 @pytest.fixture
@@ -253,20 +251,6 @@ def test_uncommitted_records_are_read_where_they_are_asked_for(
     broker.wait_for_markers(name)
     alike(both, asked, list(range(1, 6)))
     differ(both, lambda s: values(s.read(subscribe=name)), list(range(1, 6)), [])
-
-
-def transactional(broker: Broker) -> Any:
-    from broker import unique_name
-
-    producer = broker.producer(transactional_id=unique_name("writer"))
-    producer.init_transactions(30)
-    return producer
-
-
-def send(producer: Any, topic: str, numbered: range) -> None:
-    for number in numbered:
-        producer.produce(topic, str(number), partition=0)
-    producer.flush(30)
 
 
 # -- tasks -----------------------------------------------------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from both_sources import REFUSED, Source, alike, outside_ci
+from both_sources import REFUSED, Both, alike, outside_ci
 
 pytestmark = pytest.mark.timeout(300)
 
-Both = tuple[Source, Source]
 T = "t"
 
 

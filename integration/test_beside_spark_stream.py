@@ -15,28 +15,27 @@ from typing import Any
 import pytest
 from both_sources import (
     REFUSED,
+    Both,
     Running,
     Source,
+    Topic,
     alike,
     differ,
+    flat,
+    numbers,
     outcome,
     outside_ci,
     per_partition,
+    send,
+    transactional,
     values,
 )
 from broker import Broker, Record
 from kafka_query import DAY_MS
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from test_beside_spark_batch import numbers, send, transactional
 
 pytestmark = pytest.mark.timeout(600)
-
-Topic, Both = Callable[..., str], tuple[Source, Source]
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return sorted(value for batch in batches for value in batch)
 
 
 def of_topic(topic: str, **options: Any) -> dict[str, Any]:

@@ -9,21 +9,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from broker import Broker, Record
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import ResourceType
 from kafka_query import Stream, ctis, event, marks, times
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -113,27 +104,12 @@ def group_of(made: Stream) -> str:
     return "timestream-" + str(json.loads(newest.read_text().splitlines()[-1])["stream"])
 
 
-@contextmanager
-def forbidden(broker: Broker, group: str) -> Iterator[None]:
-    """Nobody may read or write the group's offsets and metadata."""
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    named = (ResourceType.GROUP, group, ResourcePatternType.LITERAL, "User:*", "*")
-    deny = (AclOperation.ALL, AclPermissionType.DENY)
-    rule = AclBinding(*named, *deny)
-    admin.create_acls([rule])[rule].result(30)
-    try:
-        yield
-    finally:
-        same = AclBindingFilter(*named, *deny)
-        admin.delete_acls([same])[same].result(30)
-
-
 def test_a_group_that_is_forbidden_for_a_while_changes_no_row(broker: Broker, stream: Make) -> None:
     made = stream(partitions=2, **DRIVEN)
     broker.produce(made.topic, shuffled(40))
     made.run(maxOffsetsPerTrigger=15)
     broker.produce(made.topic, shuffled(40, first=40))
-    with forbidden(broker, group_of(made)):
+    with broker.deny(ResourceType.GROUP, group_of(made)):
         made.run(maxOffsetsPerTrigger=15)
     broker.produce(made.topic, shuffled(40, first=80))
     made.run(maxOffsetsPerTrigger=15)

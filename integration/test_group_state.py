@@ -5,23 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broker import Broker, Record, unique_name
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import ResourcePatternType, ResourceType
 from kafka_query import DAY_MS, Stream, event, times
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -47,19 +38,6 @@ def stream(spark: SparkSession, broker: Broker, topic: Callable[..., str], tmp_p
         return Stream(spark, broker, name, tmp_path / name, made)
 
     return make
-
-
-@contextmanager
-def forbidden(broker: Broker, prefix: str) -> Iterator[None]:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    place = (ResourceType.GROUP, prefix, ResourcePatternType.PREFIXED, "User:*", "*")
-    rule = AclBinding(*place, AclOperation.ALL, AclPermissionType.DENY)
-    admin.create_acls([rule])[rule].result(30)
-    try:
-        yield
-    finally:
-        same = AclBindingFilter(*place, AclOperation.ALL, AclPermissionType.DENY)
-        admin.delete_acls([same])[same].result(30)
 
 
 def marks(writers: int, rounds: int) -> list[Record]:
@@ -91,7 +69,7 @@ def left_in_group(made: Stream) -> dict[str, Any]:
 def test_a_stream_without_ctis_is_not_read_again_for_its_counts(stream) -> None:
     prefix = unique_name("forbidden")
     made = stream([event(s) for s in range(5)], groupIdPrefix=prefix)
-    with forbidden(made.broker, prefix):
+    with made.broker.deny(ResourceType.GROUP, prefix, pattern=ResourcePatternType.PREFIXED):
         rows = made.run(made.load(maxOffsetsPerTrigger=2))
     assert [row.offset for row in rows] == [0, 1, 2, 3, 4]
     report = made.report()

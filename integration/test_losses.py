@@ -14,15 +14,7 @@ from pathlib import Path
 import pytest
 from broker import Broker
 from broker import started as broker_started
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from kafka_process import KafkaProcess
 from kafka_query import Stream, event
 from pyspark.sql import Row, SparkSession
@@ -36,15 +28,10 @@ FLAGGED = {"ctiFrequency": "1", "violationPolicy": "flag", "failOnDataLoss": "fa
 def hidden(broker: Broker, topic: str) -> Iterator[None]:
     """Nobody may even know of the topic, until the broker has forgotten the rule."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    named = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:*", "*")
-    deny = (AclOperation.DESCRIBE, AclPermissionType.DENY)
-    rule = AclBinding(*named, *deny)
-    admin.create_acls([rule])[rule].result(30)
     try:
-        yield
+        with broker.deny(ResourceType.TOPIC, topic, AclOperation.DESCRIBE):
+            yield
     finally:
-        same = AclBindingFilter(*named, *deny)
-        admin.delete_acls([same])[same].result(30)
         wait_for(lambda: topic in admin.list_topics(timeout=10).topics)
 
 

@@ -21,15 +21,7 @@ import pyarrow as pa
 import pytest
 from broker import Broker, Record, unique_name
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourceType
 from native_soak import SANITIZE, sanitized_environment
 from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 
@@ -286,21 +278,13 @@ def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(
 def test_missing_rights_are_an_error(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"0")])
-    admin = AdminClient({"bootstrap.servers": paths.broker.bootstrap})
-    place = (ResourceType.TOPIC, name, ResourcePatternType.LITERAL, "User:*", "*")
-    deny = (AclOperation.READ, AclPermissionType.DENY)
-    rule = AclBinding(*place, *deny)
-    admin.create_acls([rule])[rule].result(30)
-    try:
+    with paths.broker.deny(ResourceType.TOPIC, name, AclOperation.READ):
         span, tries = Range(Partition(name, 0), 0, 1), 20
         found: list[Any] = [{}, {}]
         # A rule is in force a moment after the broker has taken it.
         while tries and any(isinstance(each, dict) for each in found):
             found = paths.columns(span, **{"kafkaConsumer.pollTimeoutMs": "3000"})
             tries -= 1
-    finally:
-        same = AclBindingFilter(*place, *deny)
-        admin.delete_acls([same])[same].result(30)
     # Whether the broker says why depends on what else is forbidden.
     assert [each[0] for each in found] == ["BrokerUnreachable", "BrokerUnreachable"]
 
