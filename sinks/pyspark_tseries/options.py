@@ -256,8 +256,12 @@ _BELONGS: Final = {
 }
 
 
+_VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips')"
+"""What SQL makes of a store, in place of a table."""
+
+
 def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
-    refuse_catalog_table(raw, "tseries", "path '/data/trips'")
+    refuse_catalog_table(raw, "tseries", _VIEW)
     if not raw:
         raise OptionError(
             "path",
@@ -265,7 +269,7 @@ def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
             "saveAsTable): Spark tells a Python source no options of such a table",
             _PATH.accepts,
             "name the store in .load(path), .save(path) or .start(path); DROP such a table, and "
-            "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips') instead",
+            f"{_VIEW} instead",
         )
     foreign = {
         spec.name: belongs

@@ -104,7 +104,7 @@ FIXES: Final[Mapping[Kind, str]] = {
         "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
         "partition; 'writerTimeout' forgets those that are gone"
     ),
-    Kind.SHARED_GROUP: ("give each query a 'kafka.group.id' of its own, or leave that option out"),
+    Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
     Kind.FINAL_CTI: (
         "start with a new checkpoint; for a job that comes back set 'finalCti' to 'false' from "
         "the beginning"

@@ -184,7 +184,7 @@ def read_options(
     return options_class(**values)
 
 
-def refuse_catalog_table(raw: Mapping[str, str], source: str, example: str) -> None:
+def refuse_catalog_table(raw: Mapping[str, str], source: str, view: str) -> None:
     """Refuses to be a table of Spark's catalog, which could be made and never be read.
 
     Spark tells a Python source no options of such a table, not even where it lies.
@@ -192,7 +192,7 @@ def refuse_catalog_table(raw: Mapping[str, str], source: str, example: str) -> N
     Args:
         raw: option name in any case -> text.
         source: the format's name.
-        example: options that its user would give, as SQL has them.
+        view: the statement to go on with, a temporary view.
 
     Raises:
         OptionError: `raw` is what CREATE TABLE asks with.
@@ -203,7 +203,7 @@ def refuse_catalog_table(raw: Mapping[str, str], source: str, example: str) -> N
             f"'{source}' cannot be the provider of a table (CREATE TABLE, saveAsTable): Spark "
             "tells a Python source no options of such a table, so it could never be read",
             "a temporary view, or a DataFrame",
-            f"CREATE TEMPORARY VIEW name USING {source} OPTIONS ({example})",
+            view,
         )
 
 

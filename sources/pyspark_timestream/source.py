@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -23,6 +23,13 @@ from pyspark_timestream.spark_errors import RefusedReader, brief_errors
 from pyspark_timestream.time_reader import TimeTransport
 
 __all__ = ["DefaultSource", "Transport"]
+
+
+_VIEW: Final = (
+    "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
+    "...)"
+)
+"""What SQL makes of the format, in place of a table."""
 
 
 class Transport(Protocol):
@@ -68,7 +75,7 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns without a user schema; reads every option."""
-        refuse_catalog_table(self.options, self.name(), "transport 'kafka', subscribe 'trips', ...")
+        refuse_catalog_table(self.options, self.name(), _VIEW)
         return self._transport().schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -87,8 +94,7 @@ class DefaultSource(DataSource):
                 "(CREATE TABLE) has no other, since Spark tells a Python source no options of it",
                 "spark.readStream; 'kafka' for batch reads",
                 "use spark.readStream, or set transport and the other options; DROP a table, and "
-                "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe "
-                "'trips', ...) instead",
+                f"{_VIEW} instead",
             )
         return self._transport().reader(schema)
 
