@@ -8,7 +8,7 @@ OLDEST := 4.2.1
 VENV42 := .venv-4.2
 READY42 := $(VENV42)/.ready-$(OLDEST)
 # An install compiles it; a library of an older source is refused.
-COMPILED := sources/pyspark_timestream/native/gather.c
+COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python

@@ -7,7 +7,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-PACKAGE = "sources/pyspark_timestream/native"
+PACKAGE = "sources/pyspark_timestream/kafka/client/native"
 
 
 class GatherHook(BuildHookInterface):
@@ -26,4 +26,4 @@ class GatherHook(BuildHookInterface):
         build_data["tag"] = f"py3-none-{platform}"
         build_data["pure_python"] = False
         library = str(build["LIBRARY"])
-        build_data["force_include"][library] = "pyspark_timestream/native/gather.so"
+        build_data["force_include"][library] = "pyspark_timestream/kafka/client/native/gather.so"

@@ -23,12 +23,12 @@ from flights import produce_flights
 from flights_data import DEPARTED, FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights, json_values
 from spark_session import local_spark
 
-from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.kafka_columns import project
-from pyspark_timestream.kafka_options import read_kafka_options
-from pyspark_timestream.kafka_task import Share, TaskPlan, run_task
-from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import RecordBlock
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.decode.columns import project
+from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.task import Share, TaskPlan, run_task
 
 SCHEMA = "origin string, dest string, carrier string, dep_delay double, start_time timestamp"
 BLOCK = 20_000

@@ -21,7 +21,7 @@ from sessions import Apart, path_taken
 from side_by_side import Comparison, Done, compare, each_against_peer, report
 from streams import one_batch, summary
 
-from pyspark_timestream.native_gather import native_gather
+from pyspark_timestream.kafka.client.native.library import native_gather
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from side_by_side import Comparison, Contender, Done, compare, report
 
-from pyspark_timestream.cti import NO_MARKS, Events, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.json_types import JsonFields
-from pyspark_timestream.json_values import parse_json
+from pyspark_timestream.cti.step import NO_MARKS, Events, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 BLOCK = 20_000
 BLOCKS = 10

@@ -31,9 +31,9 @@ from deltalake import DeltaTable
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.options import parse_read
-from pyspark_tseries.scan import answer
-from pyspark_tseries.store import Store
+from pyspark_tseries.options.values import parse_read
+from pyspark_tseries.read.scan import answer
+from pyspark_tseries.store.store import Store
 
 SERIES_A_RUN = 10
 SLICES_A_RUN = 3
@@ -53,11 +53,12 @@ CURRENT = f"""
 
 FIRST = """
 import json, sys, time
-import duckdb, pyspark_tseries.client
+import duckdb
+from pyspark_tseries.client.time_series import TimeSeries
 who, path, name, files = json.loads(sys.argv[1])
 began = time.perf_counter()
 if who == "tseries":
-    found = pyspark_tseries.client.TimeSeries.open(path).range_query().select_from(name).to_arrow()
+    found = TimeSeries.open(path).range_query().select_from(name).to_arrow()
 else:
     found = duckdb.connect().sql(
         "SELECT * FROM read_parquet(?) WHERE series = ? ORDER BY sequence", params=[files, name]

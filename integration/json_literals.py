@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 
-from pyspark_timestream.instants import FINAL_US, MIN_US
+from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 
 TYPES = (
     "byte", "short", "int", "long", "float", "double", "decimal(5,2)", "decimal(38,0)",

@@ -23,12 +23,13 @@ from typing import Any
 from broker import Broker, broker, unique_name
 from spoiling_proxy import garbled, sometimes, spoiling_proxy, with_wrong_checksums
 
-from pyspark_timestream import kafka_fetch, native_gather
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
-from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_options import read_kafka_options
-from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import Needs, RecordBlock
+from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client.native import library as native_gather
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
 
 SANITIZE = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
 KILL_EVERY_S = 60.0

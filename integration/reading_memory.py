@@ -10,7 +10,7 @@ import sys
 
 import pyarrow.compute as pc
 
-from pyspark_timestream.kafka_reader import KafkaTransport
+from pyspark_timestream.kafka.reader import KafkaTransport
 
 
 def peak_mb() -> float:

@@ -19,15 +19,15 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pyspark_tseries import compactor
-from pyspark_tseries.attempts import Batch
-from pyspark_tseries.compactor import merge_runs
-from pyspark_tseries.delta_log import table_of
-from pyspark_tseries.maintenance import clean
-from pyspark_tseries.places import place_of
-from pyspark_tseries.retention import RetainedRange
-from pyspark_tseries.store import Store
-from pyspark_tseries.upkeep import set_retained_range
+from pyspark_tseries.maintain import compactor
+from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.log import table_of
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import Batch
 
 PHASES = ("append", "merge", "replace", "checkpoint", "clean", "range")
 SERIES = [f"s{i}" for i in range(5)]

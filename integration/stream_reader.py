@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from pyspark_timestream.kafka_reader import KafkaTransport
+from pyspark_timestream.kafka.reader import KafkaTransport
 
 POLL_S = 0.02
 

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
-from pyspark_timestream.explanation import PartitionFacts, StreamExplanation
-from pyspark_timestream.findings import Finding, Kind
-from pyspark_timestream.ranges import Partition
+from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
+from pyspark_timestream.kafka.plan.findings import Finding, Kind
+from pyspark_timestream.kafka.ranges import Partition
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,9 +15,9 @@ import pytest
 from json_literals import IN_FIELDS, LITERALS, OF_DOCUMENTS, PLAIN_DOCUMENTS, TYPES
 from pyspark.sql import functions as F
 
-from pyspark_timestream import json_values
-from pyspark_timestream.json_types import JsonFields
-from pyspark_timestream.json_values import parse_json
+from pyspark_timestream.kafka.decode.json import by_block as json_values
+from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

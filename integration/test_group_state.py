@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.instants import format_instant
-from pyspark_timestream.kafka_reader import KafkaTransport
-from pyspark_timestream.offsets import SENTINEL
+from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.kafka.reader import KafkaTransport
 
 pytestmark = pytest.mark.timeout(300)
 

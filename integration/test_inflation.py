@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 
-from pyspark_timestream.native_gather import native_gather
+from pyspark_timestream.kafka.client.native.library import native_gather
 
 pytestmark = pytest.mark.timeout(300)
 

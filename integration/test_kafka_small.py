@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 from broker import Broker, Record
 
-from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
-from pyspark_timestream.kafka_small import SmallRanges
-from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import Needs, RecordBlock
+from pyspark_timestream.kafka.client.prefetch import SmallRanges
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.options.checks import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = pytest.mark.timeout(300)
 ALL = Needs(timestamps=True, keys=True, values=True, headers=True)

@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
+from pyspark_timestream.connector.offsets import SENTINEL
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka_offset import OFFSET_VERSION
-from pyspark_timestream.kafka_reader import KafkaTransport
-from pyspark_timestream.offsets import SENTINEL
+from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION
+from pyspark_timestream.kafka.reader import KafkaTransport
 
 
 @pytest.fixture

@@ -25,16 +25,16 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from native_soak import SANITIZE, sanitized_environment
 from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 
-from pyspark_timestream import kafka_fetch
-from pyspark_timestream.instants import FINAL_US
-from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_native import NativeConsumer
-from pyspark_timestream.kafka_options import KafkaOptions, read_kafka_options
-from pyspark_timestream.kafka_small import SmallRanges
-from pyspark_timestream.native_gather import LIBRARY, Gather, native_gather
-from pyspark_timestream.option_fields import OptionError
-from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import Needs, RecordBlock
+from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
+from pyspark_timestream.kafka.client.native.library import LIBRARY, Gather, native_gather
+from pyspark_timestream.kafka.client.prefetch import SmallRanges
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.options.checks import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = [
     pytest.mark.timeout(300),

@@ -12,9 +12,9 @@ from confluent_kafka import Message
 from kafka_query import DAY_MS, Stream, marks
 
 from pyspark_timestream import PunctuatedProducer
+from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
-from pyspark_timestream.instants import parse_instant
-from pyspark_timestream.option_fields import OptionError
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
 
@@ -193,7 +193,7 @@ def test_what_cannot_work_is_said_without_secrets(broker, topic, producer, monke
     missing = producer(unique_name("missing"), **{"allow.auto.create.topics": False})
     with pytest.raises((LookupError, BrokerUnreachable), match="missing"):
         missing.note_time(T1)
-    monkeypatch.setattr("pyspark_timestream.producer._REQUEST_S", 0.5)
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 0.5)
     nowhere = producer("t", bootstrap_servers="127.0.0.1:1")
     with pytest.raises(BrokerUnreachable, match=r"check 'bootstrap.servers'"):
         nowhere.note_time(T1)

@@ -10,8 +10,8 @@ from typing import Any
 from broker import Broker, Record
 from kafka_query import DAY_MS, seconds
 
-from pyspark_timestream.kafka_driver import StreamDriver
-from pyspark_timestream.kafka_reader import KafkaStreamReader, KafkaTransport
+from pyspark_timestream.kafka.driver.driver import StreamDriver
+from pyspark_timestream.kafka.reader import KafkaStreamReader, KafkaTransport
 
 HOUR_S = 3600
 

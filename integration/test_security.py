@@ -11,13 +11,13 @@ from broker import Record, unique_name
 from pyspark.sql import SparkSession
 from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
-from pyspark_timestream import kafka_fetch
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka_fetch import RangeReader
-from pyspark_timestream.kafka_options import read_kafka_options
-from pyspark_timestream.native_gather import native_gather
-from pyspark_timestream.ranges import Partition, Range
-from pyspark_timestream.records import Needs
+from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -33,7 +33,7 @@ class ClockReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int | None]]:
-        from pyspark_timestream.evaluation import later_evaluation_us
+        from pyspark_timestream.connector.evaluation import later_evaluation_us
 
         yield self._planned_us, later_evaluation_us(self._planned_us)
 

@@ -17,11 +17,11 @@ from deltalake import DeltaTable
 from store_writer import KEPT, PHASES, SERIES, VALUE
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
-from pyspark_tseries import store as storage
-from pyspark_tseries.inspection import verify
-from pyspark_tseries.places import Place, place_of
-from pyspark_tseries.retention import RetainedRange
-from pyspark_tseries.store import Store
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import Store
 
 KILLS = int(os.environ.get("STORE_KILLS", "25"))
 KILLS_AFAR = 4

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from process_session import ProcessSession
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.verify import verify
 
 WRITERS = [("client", 0), ("client", 1), ("query", 0), ("query", 1)]
 ROWS_PER_BATCH = 500

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.verify import verify
 
 ROWS = 150_000
 SERIES = 100

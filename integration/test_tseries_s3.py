@@ -12,7 +12,7 @@ from test_tseries_spark import files, write_input
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.verify import verify
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -19,13 +19,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.compactor import compact
-from pyspark_tseries.deliveries import deliver
-from pyspark_tseries.follower import Follower
-from pyspark_tseries.inspection import verify
-from pyspark_tseries.maintenance import clean
-from pyspark_tseries.store import Store
-from pyspark_tseries.subscription import NO_EVENTS, Initial
+from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.subscribe.follower import Follower
+from pyspark_tseries.subscribe.position import NO_EVENTS, Initial
 
 SERIES = 20
 

@@ -17,10 +17,10 @@ from test_tseries_spark import append, read, stream
 from tseries.foreign import COLUMNS, current_values
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.compactor import compact
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
 
-# tests/tseries/test_value_types.py has the types' edges; here is what the JVM makes of them.
+# tests/tseries/model/test_value_types.py has the types' edges; here is what the JVM makes of them.
 NTZ = datetime(2024, 2, 29, 1, 2, 3, 4)  # noqa: DTZ001 it is of no zone
 VALUES: dict[str, tuple[str, Any]] = {
     "flag": ("boolean", True),

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from test_tseries_spark import append, files, read, stream, write_input
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.compaction import FEW_RUNS
-from pyspark_tseries.compactor import compact
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.compaction import FEW_RUNS
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
 
 
 def prefilled(path: Path, commits: int) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tseries.write_cases import WRITE_CASES, Edit, WriteCase
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.inspection import verify
+from pyspark_tseries.maintain.verify import verify
 
 pytestmark = pytest.mark.timeout(600)
 

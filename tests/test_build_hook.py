@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-NATIVE = Path("sources/pyspark_timestream/native")
+NATIVE = Path("sources/pyspark_timestream/kafka/client/native")
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_a_wheel_with_the_native_gather_is_for_one_platform_and_every_python_3(h
     hook.initialize("standard", build_data)
     assert hook.warned == []
     library = str(Path(hook.root) / NATIVE / "gather.so")
-    assert build_data["force_include"] == {library: "pyspark_timestream/native/gather.so"}
+    assert build_data["force_include"] == {
+        library: "pyspark_timestream/kafka/client/native/gather.so"
+    }
     assert build_data["tag"].startswith("py3-none-linux_")
     assert not build_data["pure_python"]
 

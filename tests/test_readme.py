@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_timestream.findings import FIXES, Kind
-from pyspark_timestream.instants import format_duration
-from pyspark_timestream.kafka_options import KafkaOptions
-from pyspark_timestream.option_fields import specs
-from pyspark_timestream.policy import KINDS, POLICIES, TABLE
-from pyspark_timestream.session_settings import INTERPRETER, SETTINGS
-from pyspark_timestream.time_options import TimeOptions
-from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
+from pyspark_timestream.clock.options import TimeOptions
+from pyspark_timestream.connector.instants import format_duration
+from pyspark_timestream.connector.options import specs
+from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.cti.policy import KINDS, POLICIES, TABLE
+from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.plan.findings import FIXES, Kind
+from pyspark_tseries.options.values import ReadOptions, SubscribeOptions, WriteOptions
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -74,7 +74,7 @@ def test_the_session_table_is_the_codes() -> None:
 
 def test_every_session_of_an_example_is_configured() -> None:
     packages = [ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"]
-    sources = [path for package in packages for path in package.glob("*.py")]
+    sources = [path for package in packages for path in package.rglob("*.py")]
     for text in (README, *(path.read_text() for path in sources)):
         built = [line for line in text.splitlines() if "SparkSession.builder" in line]
         assert all("configure_spark(SparkSession.builder" in line for line in built), built
@@ -117,10 +117,15 @@ def test_the_troubleshooting_is_ordered_by_symptom() -> None:
 
 def test_every_module_is_in_the_reading_order() -> None:
     _, _, order = README.partition("## Reading order of the code")
-    named = set(re.findall(r"`([a-z_]+)`", order))
+    named = set(re.findall(r"`([a-z_.]+)`", order))
     packages = [ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"]
-    modules = {path.stem for package in packages for path in package.glob("*.py")}
-    assert {name for name in modules if not name.startswith("__")} <= named
+    modules = {
+        ".".join(path.relative_to(package).with_suffix("").parts)
+        for package in packages
+        for path in package.rglob("*.py")
+        if not path.name.startswith("__")
+    }
+    assert modules <= named
 
 
 def test_the_home_for_a_faster_start_has_all_of_spark_but_the_zip(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_timestream.cti import COUNTERS
-from pyspark_timestream.kafka_keys import RECORD_KEYS
-from pyspark_timestream.kafka_options import read_kafka_options
-from pyspark_timestream.policy import KINDS, POLICIES, TABLE
-from pyspark_timestream.time_options import read_time_options
-from pyspark_tseries.permissions import PERMISSIONS
+from pyspark_timestream.clock.options import read_time_options
+from pyspark_timestream.cti.policy import KINDS, POLICIES, TABLE
+from pyspark_timestream.cti.step import COUNTERS
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.client_keys import RECORD_KEYS
+from pyspark_tseries.model.policy import PERMISSIONS
 
 ROOT = Path(__file__).parent.parent
 LAW = (ROOT / "docs/semantics.md").read_text(encoding="utf-8")

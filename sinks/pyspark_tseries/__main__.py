@@ -10,13 +10,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from pyspark_tseries.compactor import compact
-from pyspark_tseries.description import describe
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.inspection import rebuild, verify
-from pyspark_tseries.maintenance import LOCK_VARIABLE, OPTIONS_VARIABLE, keep_up, maintain
-from pyspark_tseries.places import STORAGE_OPTIONS, Place, place_of
-from pyspark_tseries.repair import Repaired, repair
+from pyspark_tseries.maintain.background import LOCK_VARIABLE, OPTIONS_VARIABLE, keep_up, maintain
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.describe import describe
+from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.storage.location import STORAGE_OPTIONS, Place, place_of
 
 __all__ = ["main"]
 

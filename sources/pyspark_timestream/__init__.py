@@ -10,15 +10,17 @@ the time at which they are processed. Transport `time` makes such time: a simula
 Everything that is decided is a function of the options and of the offset in Spark's checkpoint;
 clocks and brokers are asked only by the adapters, and what they said is kept in the offset.
 
-Reading order: the README's last section, from the vocabulary (`instants`, `option_fields`,
-`errors`, `offsets`, `records`) to Spark's adapters.
+Reading order: the README's last section, from the vocabulary (`connector.instants`,
+`connector.options`, `errors`, `connector.offsets`, `kafka.decode.records`) to Spark's adapters.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.error_text import why
+    from pyspark_timestream.connector.error_text import why
+    from pyspark_timestream.connector.options import OptionError
+    from pyspark_timestream.connector.session import configure_spark
     from pyspark_timestream.errors import (
         BrokerUnreachable,
         CheckpointMismatch,
@@ -31,12 +33,10 @@ if TYPE_CHECKING:
         ViolationFound,
         WrongInterpreter,
     )
-    from pyspark_timestream.frame_order import order_by_time
-    from pyspark_timestream.frames import advance_time, await_end, import_ctis, shift_time
-    from pyspark_timestream.option_fields import OptionError
-    from pyspark_timestream.producer import PunctuatedProducer
-    from pyspark_timestream.query_explanation import explain_time
-    from pyspark_timestream.session_settings import configure_spark
+    from pyspark_timestream.explain.query import explain_time
+    from pyspark_timestream.frames.ordering import order_by_time
+    from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis, shift_time
+    from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
 __all__ = [
@@ -67,14 +67,14 @@ _PLACES: Final = {
     **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
     **dict.fromkeys(["DataLost", "DeliveryFailed", "SchemaRefused", "TimestreamError"], "errors"),
     **dict.fromkeys(["SettingRefused", "ViolationFound", "WrongInterpreter"], "errors"),
-    **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames"),
+    **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames.watermark"),
     "DefaultSource": "source",
-    "OptionError": "option_fields",
-    "PunctuatedProducer": "producer",
-    "configure_spark": "session_settings",
-    "explain_time": "query_explanation",
-    "order_by_time": "frame_order",
-    "why": "error_text",
+    "OptionError": "connector.options",
+    "PunctuatedProducer": "producer.producer",
+    "configure_spark": "connector.session",
+    "explain_time": "explain.query",
+    "order_by_time": "frames.ordering",
+    "why": "connector.error_text",
 }
 
 _FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
@@ -101,5 +101,5 @@ def _check_interpreter(name: str) -> None:
     """
     if name in _FOR_DRIVERS and name in _asked and not _asked & {"configure_spark", "warned"}:
         _asked.add("warned")
-        import_module(f"{__name__}.session_settings").warn_of_interpreter(stacklevel=3)
+        import_module(f"{__name__}.connector.session").warn_of_interpreter(stacklevel=3)
     _asked.add(name)

@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from pyspark_timestream.checkpoint import explain_checkpoint
 from pyspark_timestream.errors import TimestreamError
+from pyspark_timestream.explain.checkpoint import explain_checkpoint
 
 __all__ = ["main"]
 

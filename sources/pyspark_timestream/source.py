@@ -11,16 +11,16 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.option_fields import (
+from pyspark_timestream.clock.reader import TimeTransport
+from pyspark_timestream.connector.options import (
     OptionError,
     choice,
     option,
     read_options,
     refuse_catalog_table,
 )
-from pyspark_timestream.spark_errors import RefusedReader, brief_errors
-from pyspark_timestream.time_reader import TimeTransport
+from pyspark_timestream.connector.spark_errors import RefusedReader, brief_errors
+from pyspark_timestream.errors import SchemaRefused
 
 __all__ = ["DefaultSource", "Transport"]
 
@@ -109,7 +109,7 @@ class DefaultSource(DataSource):
     def _transport(self) -> Transport:
         if _transport_name(self.options) == "kafka":
             # Imported late: a clock needs no Kafka library.
-            from pyspark_timestream.kafka_reader import KafkaTransport
+            from pyspark_timestream.kafka.reader import KafkaTransport
 
             return KafkaTransport(self.options)
         return TimeTransport(self.options)

@@ -10,7 +10,7 @@
 static int refuse_one_in = 0;
 static void *some_realloc(void *at, size_t size);
 #define realloc some_realloc
-#include "../../sources/pyspark_timestream/native/gather.c"
+#include "../../sources/pyspark_timestream/kafka/client/native/gather.c"
 #undef realloc
 
 enum { MESSAGES = 4000, HEADERS = 4 };

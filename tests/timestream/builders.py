@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 
-from pyspark_timestream.kafka_columns import default_schema, project
-from pyspark_timestream.kafka_options import read_kafka_options
-from pyspark_timestream.ranges import Partition
-from pyspark_timestream.records import RecordBlock
+from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", tz="UTC")

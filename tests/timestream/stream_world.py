@@ -12,14 +12,19 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.instants import FINAL_US
-from pyspark_timestream.kafka_batch import plan_tasks
-from pyspark_timestream.kafka_import import Importer, imported_options
-from pyspark_timestream.kafka_losses import reconcile
-from pyspark_timestream.kafka_offset import StreamOffset
-from pyspark_timestream.kafka_plan import Circumstances, Sight, first_offset, next_offset
-from pyspark_timestream.kafka_task import Share, end_state, run_task
-from pyspark_timestream.kafka_watch import Watch
+from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.kafka.driver.cti_importer import Importer, imported_options
+from pyspark_timestream.kafka.driver.idle_tracker import Watch
+from pyspark_timestream.kafka.plan.losses import reconcile
+from pyspark_timestream.kafka.plan.next_offset import (
+    Circumstances,
+    Sight,
+    first_offset,
+    next_offset,
+)
+from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.plan.tasks import plan_tasks
+from pyspark_timestream.kafka.task import Share, end_state, run_task
 
 TIMEOUT = 3
 

@@ -13,7 +13,10 @@ import pyarrow as pa
 import pytest
 from timestream.builders import options
 
-from pyspark_timestream.cti import (
+from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.connector.offsets import check_offset
+from pyspark_timestream.cti.marks import NEVER
+from pyspark_timestream.cti.step import (
     NO_MARKS,
     Events,
     Judgement,
@@ -22,14 +25,11 @@ from pyspark_timestream.cti import (
     TimeRules,
     step,
 )
+from pyspark_timestream.cti.stream_cti import merge, stream_cti
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.frontier import merge, stream_cti
-from pyspark_timestream.idleness import due, looked
-from pyspark_timestream.instants import FINAL_US
-from pyspark_timestream.kafka_offset import OFFSET_VERSION, StreamOffset
-from pyspark_timestream.offsets import check_offset
-from pyspark_timestream.punctuations import NEVER
-from pyspark_timestream.ranges import Partition
+from pyspark_timestream.kafka.plan.idleness import due, looked
+from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
+from pyspark_timestream.kafka.ranges import Partition
 
 FRESH = PartitionState()
 EACH = {"every_events": 1}

@@ -6,37 +6,35 @@ from pathlib import Path
 
 import pyspark_timestream
 
+ROOT = Path(pyspark_timestream.__file__).parent
 SPARK = {
     "__init__",
     "source",
-    "time_reader",
-    "kafka_reader",
-    "evaluation",
-    "frames",
-    "frame_order",
-    "query_explanation",
-    "session_settings",
-    "spark_errors",
+    "clock.reader",
+    "kafka.reader",
+    "connector.evaluation",
+    "frames.watermark",
+    "frames.ordering",
+    "explain.query",
+    "connector.session",
+    "connector.spark_errors",
 }
 CLIENT = {
-    "kafka_client",
-    "kafka_patience",
-    "kafka_unreachable",
-    "kafka_broker",
-    "kafka_messages",
-    "kafka_native",
-    "kafka_fetch",
-    "kafka_small",
-    "kafka_driver",
-    "producer",
-    "producer_transaction",
+    "kafka.client.config",
+    "kafka.client.retry",
+    "kafka.client.broker_errors",
+    "kafka.client.broker",
+    "kafka.client.consumer",
+    "kafka.client.native.consumer",
+    "kafka.client.range_reader",
+    "kafka.client.prefetch",
+    "kafka.driver.driver",
+    "producer.producer",
+    "producer.transaction",
 }
 ADAPTERS = SPARK | CLIENT
-PURE = sorted(
-    path.stem
-    for path in Path(pyspark_timestream.__file__).parent.glob("*.py")
-    if path.stem not in ADAPTERS
-)
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in ROOT.rglob("*.py")}
+PURE = sorted(MODULES - ADAPTERS)
 # One process for all: each start of an interpreter with Arrow costs as much as all the imports.
 IMPORTS = """
 import importlib, sys, traceback
@@ -61,13 +59,20 @@ def test_the_rules_import_without_spark_and_without_a_client():
 
 
 def test_most_of_the_transport_is_pure():
-    assert {"cti", "frontier", "kafka_plan", "kafka_task", "rows", "json_values"} <= set(PURE)
+    assert {
+        "cti.step",
+        "cti.stream_cti",
+        "kafka.plan.next_offset",
+        "kafka.task",
+        "kafka.decode.rows",
+        "kafka.decode.json.by_block",
+    } <= set(PURE)
 
 
 START = """
 import sys
 import pyspark.sql.streaming.python_streaming_source_runner
-from pyspark_timestream.kafka_reader import KafkaTransport
+from pyspark_timestream.kafka.reader import KafkaTransport
 given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "ctifrequency": "1"}
 transport = KafkaTransport(given)
 transport.stream_reader(transport.schema())

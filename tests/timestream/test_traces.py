@@ -14,9 +14,9 @@ from timestream.worked_traces import (
     value_of,
 )
 
-from pyspark_timestream.cti import PartitionState
-from pyspark_timestream.kafka_task import Share, TaskPlan, run_task
-from pyspark_timestream.ranges import Range
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.task import Share, TaskPlan, run_task
 
 
 def test_there_are_ten_traces() -> None:

@@ -2,11 +2,11 @@
 
 import pyarrow as pa
 
-from pyspark_tseries.attempts import Batch
-from pyspark_tseries.columns import INSTANT
-from pyspark_tseries.history import head_as_of, snapshot_as_of
-from pyspark_tseries.retention import RetainedRange
-from pyspark_tseries.store import Store
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.read.as_of import head_as_of, snapshot_as_of
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import Batch
 
 VALUE = pa.field("value", pa.float64())
 

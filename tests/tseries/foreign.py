@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from pyspark_tseries.retention import parse_range
+from pyspark_tseries.model.retention import parse_range
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 COLUMNS = ("series", "sequence", "value", "original_sequence")

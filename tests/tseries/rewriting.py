@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries.store import now_us
+from pyspark_tseries.store.store import now_us
 
 
 def rewritten_by_spark(table):

@@ -12,16 +12,16 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from tseries.store_model import Asked, Model, Refused, Row, Unclear
 from tseries.store_model_queries import LONG_US, built, instant, micros, some_query
-from tseries.test_subscription import Client
+from tseries.subscribe.test_position import Client
 
 from pyspark_tseries import InvalidQuery, NoSuchEvent, TimeSeries, UpdateFailed
-from pyspark_tseries import store as storage
-from pyspark_tseries.compactor import compact
-from pyspark_tseries.inspection import rebuild, verify
-from pyspark_tseries.repair import Repaired, repair
-from pyspark_tseries.retention import RetainedRange, format_range
-from pyspark_tseries.sink import DefaultSource
-from pyspark_tseries.store import Store
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import Store
 
 NAMES = ["a", "b", "", "\U00020bb7\u91ce\u5bb6", "\U0010ffff", "z" * 70, "A\nb'\"%"]
 REFUSALS = (UpdateFailed, NoSuchEvent, InvalidQuery)

@@ -2,8 +2,10 @@
 
 import pytest
 
-from pyspark_timestream.option_fields import OptionError, specs
-from pyspark_tseries.options import (
+from pyspark_timestream.connector.options import OptionError, specs
+from pyspark_tseries.model.query import Point, Query, Range
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.options.values import (
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
@@ -12,8 +14,6 @@ from pyspark_tseries.options import (
     parse_subscribe,
     parse_write,
 )
-from pyspark_tseries.ranges import Point, Query, Range
-from pyspark_tseries.retention import RetainedRange
 
 PARSERS = {
     WriteOptions: parse_write,

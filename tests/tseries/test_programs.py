@@ -11,20 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, sight_as_of
-from tseries.test_selection import QUERIES, oracle
-from tseries.test_subscription import Client
+from tseries.read.test_select import QUERIES, oracle
+from tseries.subscribe.test_position import Client
 
-from pyspark_tseries import NoSuchEvent, UpdateFailed, compaction
-from pyspark_tseries import store as storage
-from pyspark_tseries.compactor import compact, merge_runs
+from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.inspection import rebuild, verify
-from pyspark_tseries.ranges import Point, Query, Range
-from pyspark_tseries.retention import RetainedRange
-from pyspark_tseries.scan import answer
-from pyspark_tseries.store import Store
-from pyspark_tseries.subscription import NO_EVENTS
-from pyspark_tseries.upkeep import set_retained_range
+from pyspark_tseries.maintain import compaction
+from pyspark_tseries.maintain.compactor import compact, merge_runs
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.query import Point, Query, Range
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.read.scan import answer
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.subscribe.position import NO_EVENTS
 
 MS = 1000
 NAMES = st.sampled_from("ab")

@@ -1,0 +1,1 @@
+"""The Python client: `TimeSeries`, queries and results, without Spark."""

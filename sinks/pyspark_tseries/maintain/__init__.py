@@ -1,0 +1,1 @@
+"""Care of a store: compaction, automatic maintenance, verification, repair, description."""

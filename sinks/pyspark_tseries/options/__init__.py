@@ -1,0 +1,1 @@
+"""The options of writes and reads: frozen dataclasses, and the texts that make them."""

@@ -1,0 +1,1 @@
+"""Queries: bounds, pruning, selection, and snapshots of earlier moments."""

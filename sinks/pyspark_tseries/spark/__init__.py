@@ -1,0 +1,1 @@
+"""Spark adapters: the data source `tseries`, its readers and its writers."""

@@ -1,0 +1,1 @@
+"""Subscriptions: the position of a subscriber, and the events it gets next."""

@@ -1,0 +1,1 @@
+"""From a batch of rows to numbered events in files."""

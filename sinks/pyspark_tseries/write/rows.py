@@ -1,0 +1,275 @@
+"""Which column of a DataFrame is which of the store's, and a batch's way between them."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.connector.options import OptionError
+from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.model.columns import (
+    EVENT,
+    INSTANT,
+    ORIGINAL,
+    RESERVED,
+    layout,
+    new_value,
+    type_name,
+    value_type,
+)
+from pyspark_tseries.model.series_index import Note
+from pyspark_tseries.model.valid_text import refuse_broken_text
+from pyspark_tseries.options.values import WriteOptions
+from pyspark_tseries.write.numbering import Numbered, series_column
+
+__all__ = [
+    "EDIT_OF",
+    "RowPlan",
+    "author_column",
+    "event_rows",
+    "plan_rows",
+    "stage_rows",
+    "staged_schema",
+]
+
+
+EDIT_OF: Final = ORIGINAL[0]
+"""The column of a batch that names the edited originals; null in appends."""
+
+REPEATED: Final = 10_000
+"""So many rows of a column that has one value are in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Which incoming column is which of the store's; None where there is none.
+
+    Attributes:
+        series: the column with the series' names.
+        series_name: the one series of all rows, where `series` is None.
+        timestamp: the column with the event times.
+        author: the column with the authors.
+        edit_of: the column with the sequences of the edited originals.
+        values: pairs of incoming column and stored field.
+    """
+
+    series: str | None
+    series_name: str | None
+    timestamp: str | None
+    author: str | None
+    edit_of: str | None
+    values: tuple[tuple[str | None, pa.Field], ...]
+
+    @property
+    def staged(self) -> pa.Schema:
+        """The columns between task and commit."""
+        return staged_schema([field for _, field in self.values])
+
+
+def staged_schema(values: list[pa.Field]) -> pa.Schema:
+    """The columns between task and commit of a store with these value columns."""
+    stamp, author = (EVENT[i].with_nullable(True) for i in (2, 3))
+    return pa.schema([EVENT[0], stamp, author, EDIT_OF, *values])
+
+
+def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
+    """Finds the columns that `options` name and holds the others against the store.
+
+    Names match in any case, as in Spark. A store column that does not come in is null.
+
+    Args:
+        incoming: the DataFrame's columns.
+        options: name the metadata columns.
+        stored: the store's value columns; None creates them from `incoming`.
+
+    Raises:
+        OptionError: a column that an option names is not there.
+        IncompatibleValue: a column of a wrong type or name.
+    """
+    by_name = _by_name(incoming)
+    constant = options.series_name is not None
+    series = None if constant else _named(by_name, "seriesColumn", options.series_column, "series")
+    if not constant and series is None:
+        raise _absent("seriesColumn", "series", by_name, "set seriesColumn or seriesName")
+    stamp = _named(by_name, "timestampColumn", options.timestamp_column, "timestamp")
+    author = _named(by_name, "authorColumn", options.author_column, "author")
+    edit_of = _named(by_name, "editOfColumn", options.edit_of_column, "edit_of")
+    _require(series, "seriesColumn", pa.string())
+    _require(stamp, "timestampColumn", INSTANT)
+    _require(author, "authorColumn", pa.string())
+    _require(edit_of, "editOfColumn", pa.int64())
+    roles = [field and field.name for field in (series, stamp, author, edit_of)]
+    rest = {key: field for key, field in by_name.items() if field.name not in roles}
+    return RowPlan(
+        series=roles[0],
+        series_name=options.series_name,
+        timestamp=roles[1],
+        author=roles[2],
+        edit_of=roles[3],
+        values=_match(rest, stored, options.merge_schema),
+    )
+
+
+def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
+    by_name: dict[str, pa.Field] = {}
+    for field in incoming:
+        twin = by_name.setdefault(field.name.lower(), field)
+        if twin is not field:
+            raise IncompatibleValue(
+                f"columns '{twin.name}' and '{field.name}' have one name in a store; accepted: "
+                "names that differ in more than case; next step: rename one of them"
+            )
+    return by_name
+
+
+def _named(
+    by_name: dict[str, pa.Field], name: str, given: str | None, default: str
+) -> pa.Field | None:
+    field = by_name.get((given or default).lower())
+    if field is None and given is not None:
+        raise _absent(name, given, by_name, "name a column of the DataFrame, or leave it out")
+    return field
+
+
+def _absent(name: str, value: str, by_name: dict[str, pa.Field], next_step: str) -> OptionError:
+    there = ", ".join(f"'{field.name}'" for field in by_name.values())
+    return OptionError(name, f"the DataFrame has no column '{value}'", there, next_step)
+
+
+def _require(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
+    if field is not None and value_type(field) != kind:
+        raise IncompatibleValue(
+            f"column '{field.name}' ({name}) is of type {type_name(field.type)}; accepted: "
+            f"{type_name(kind)}; next step: cast it, or name another column with {name}"
+        )
+
+
+def _match(
+    rest: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
+) -> tuple[tuple[str | None, pa.Field], ...]:
+    for key, field in rest.items():
+        if key in RESERVED:
+            raise IncompatibleValue(
+                f"value column '{field.name}' is named like a metadata column of the store; "
+                f"accepted: any name but {', '.join(RESERVED)}; next step: rename it"
+            )
+    if stored is None:
+        return tuple((f.name, new_value(f)) for f in rest.values())
+    known = {field.name.lower(): field for field in stored}
+    for key, field in rest.items():
+        if merge and key not in known:
+            known[key] = new_value(field)
+        _check_value(field, known.get(key), stored)
+    return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
+
+
+def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]) -> None:
+    names = ", ".join(f"'{f.name}' {type_name(f.type)}" for f in stored) or "none"
+    if known is None:
+        raise IncompatibleValue(
+            f"column '{field.name}' of type {type_name(field.type)} is not in the store, whose "
+            f"value columns are fixed at its creation; accepted: {names}; next step: drop the "
+            "column, or set mergeSchema to add it"
+        )
+    if value_type(field) != known.type:
+        raise IncompatibleValue(
+            f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
+            f"type {type_name(known.type)}; accepted: {type_name(known.type)}; next step: cast it"
+        )
+
+
+def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
+    """The rows of a task, in their order, as columns of `plan.staged`.
+
+    Raises:
+        UpdateFailed: a row without a series, or an edit with a timestamp.
+        IncompatibleValue: a text is no UTF-8.
+    """
+    named = [plan.series, plan.author, *(name for name, _ in plan.values)]
+    refuse_broken_text(
+        batch, [name for name in named if name is not None], plan.series, plan.series_name
+    )
+    _refuse_timed_edits(batch, plan)
+    size = batch.num_rows
+    if plan.series is None:
+        series = pa.repeat(pa.scalar(plan.series_name, pa.string()), size)
+    else:
+        series = batch[plan.series]
+        _refuse_nameless(series, plan.series)
+    sources = [plan.timestamp, plan.author, plan.edit_of, *(name for name, _ in plan.values)]
+    columns = [series, *(pa.nulls(size) if name is None else batch[name] for name in sources)]
+    cast = [column.cast(field.type) for column, field in zip(columns, plan.staged, strict=True)]
+    return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
+
+
+def _refuse_nameless(series: pa.Array, column: str) -> None:
+    if series.null_count:
+        raise UpdateFailed(
+            f"column '{column}' is null in {series.null_count} of {len(series)} rows of a task; "
+            "accepted: a series' name in every row; next step: filter these rows or name them. "
+            "Nothing of the batch is stored"
+        )
+
+
+def _refuse_timed_edits(batch: pa.RecordBatch, plan: RowPlan) -> None:
+    if plan.edit_of is None or plan.timestamp is None:
+        return
+    timed = pc.and_(batch[plan.edit_of].is_valid(), batch[plan.timestamp].is_valid())
+    row = pc.index(timed, True).as_py()
+    if row < 0:
+        return
+    series = plan.series_name if plan.series is None else batch[plan.series][row].as_py()
+    raise UpdateFailed(
+        f"series '{series}': the edit of {batch[plan.edit_of][row]} has a timestamp; accepted: "
+        f"null in column '{plan.timestamp}', an edit's timestamp is assigned at commit; next step: "
+        "set it to null in rows that are edits. Nothing of the batch is stored"
+    )
+
+
+def event_rows(
+    rows: pa.Table,
+    events: Numbered,
+    note: Note,
+    author: str,
+    originals: list[pa.Array] | None = None,
+) -> pa.Table:
+    """The rows of a commit's file, sorted by (series, sequence): `layout` without `kind`.
+
+    Args:
+        rows: the batch's appends, or its edits, as columns of `RowPlan.staged`.
+        events: what became of it.
+        note: the commit.
+        author: of the rows that name none.
+        originals: what the rows override, in the order of `events`; None for appends.
+    """
+    taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
+        pa.array(events.order)
+    )
+    size = len(events.order)
+    stamp = pa.array(events.timestamp_us).cast(INSTANT)
+    authors = author_column(rows["author"], events, author)
+    head = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
+    nothing = (pa.scalar(None, field.type) for field in ORIGINAL)
+    overridden = originals or [_throughout(null, size) for null in nothing]
+    made_at = pa.scalar(note.commit_us).cast(INSTANT)
+    commit = [_throughout(pa.scalar(note.commit), size), _throughout(made_at, size)]
+    names = [field.name for field in layout(taken.schema)][:-1]
+    return pa.table([*head, *taken.columns, *overridden, *commit], names=names)
+
+
+def author_column(
+    given: pa.ChunkedArray, events: Numbered, author: str
+) -> pa.Array | pa.ChunkedArray:
+    """The author of each of `events`: as `given` by its row, else `author`."""
+    if given.null_count < len(given):
+        return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
+    name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
+    return _throughout(name[0], len(events.order))
+
+
+def _throughout(value: pa.Scalar, size: int) -> pa.ChunkedArray:
+    """A column of `value`, in memory only once however many rows it has."""
+    part = pa.repeat(value, min(size, REPEATED))
+    parts = [part] * (size // REPEATED)
+    return pa.chunked_array([*parts, part.slice(0, size % REPEATED)])

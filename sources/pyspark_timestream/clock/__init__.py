@@ -1,0 +1,1 @@
+"""Transport `time`: the simulated clock (semantics 12)."""

@@ -1,0 +1,245 @@
+"""The Spark adapter of transport `time`: offsets, tasks and rows of the simulated clock.
+
+The rules are semantics 12.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import DataType, LongType, StructType, TimestampType
+
+from pyspark_timestream.clock.options import TimeOptions, read_time_options
+from pyspark_timestream.clock.ticks import (
+    NO_TICKS,
+    Clock,
+    Ticks,
+    advance,
+    blocks,
+    cti_us,
+    delivered,
+    ended,
+    pieces,
+    simulated_us,
+    tick_times_us,
+    ticks_due,
+)
+from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.connector.offsets import FORMAT_VERSION, SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.connector.spark_errors import brief_errors
+
+__all__ = ["TIME_SCHEMA", "TickPartition", "TimeStreamReader", "TimeTransport", "wall_clock_us"]
+
+TIME_SCHEMA: Final = (
+    StructType().add("timestamp", TimestampType(), False).add("value", LongType(), False)
+)
+"""The columns of Spark's `rate` source: `value` is the tick's number.
+
+They are never null, and Spark delivers rows faster when it knows.
+"""
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_LOG: Final = logging.getLogger("pyspark_timestream")
+
+
+def wall_clock_us() -> int:
+    """The real time, in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True)
+class TickPartition(InputPartition):
+    """One task: ticks [start_inclusive, end_exclusive) of `clock`."""
+
+    clock: Clock
+    start_inclusive: int
+    end_exclusive: int
+
+
+class TimeTransport:
+    """What format `timestream` does with transport `time`.
+
+    Args:
+        raw: the options, as Spark hands them over.
+
+    Raises:
+        OptionError: they cannot be carried out.
+    """
+
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        self._options = read_time_options(raw)
+
+    def schema(self) -> StructType:
+        """Always TIME_SCHEMA."""
+        return TIME_SCHEMA
+
+    def stream_reader(self, schema: StructType) -> "TimeStreamReader":
+        """The reader of one query; `schema` must be TIME_SCHEMA, nullable or not."""
+        if _columns(schema) != _columns(TIME_SCHEMA):
+            raise OptionError(
+                "schema",
+                f"'{schema.simpleString()}' was given with .schema(...)",
+                f"'{TIME_SCHEMA.simpleString()}', which transport 'time' always has",
+                "leave .schema(...) out and select the columns you want",
+            )
+        return TimeStreamReader(self._options, schema=schema)
+
+    def reader(self, schema: StructType) -> Any:
+        """Refused: a clock has no end that a batch could read to."""
+        raise OptionError(
+            "transport",
+            "'time' cannot be read with spark.read",
+            "spark.readStream",
+            "use spark.readStream, with trigger(availableNow=True) for what is due now",
+        )
+
+
+@brief_errors
+class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches of ticks on the driver and delivers them in tasks.
+
+    An offset is the batch that ends at it, and what the first start fixed: `from` and `to` (the
+    ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
+    So a batch is replayed from its end offset alone, and the first one can carry data.
+
+    Args:
+        options: what the user asks for.
+        now_us: the real clock; called once per call of Spark, and never believed to go back.
+        schema: TIME_SCHEMA, nullable or not.
+    """
+
+    def __init__(
+        self,
+        options: TimeOptions,
+        now_us: Callable[[], int] = wall_clock_us,
+        schema: StructType = TIME_SCHEMA,
+    ) -> None:
+        self._options = options
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._settings = options.settings()
+        self._now_us = now_us
+        self._latest_us: int | None = None
+        self._available_until_us: int | None = None
+        self._planned = SENTINEL
+
+    def initialOffset(self) -> dict[str, Any]:
+        """A constant: the first real offset fixes when the stream was started."""
+        return SENTINEL
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """At most `maxTicksPerTrigger` ticks, if that is set."""
+        most = self._options.max_ticks_per_trigger
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the instant up to which ticks are delivered, inclusive."""
+        self._available_until_us = self._real_us()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch, or `start` itself where nothing is due.
+
+        The first batch may be empty: its end keeps when the stream was started.
+
+        Raises:
+            CheckpointMismatch: the checkpoint was made by other settings or a newer format.
+            OptionError: `maxCount` ticks from now on would pass the year 9999.
+        """
+        check_offset(start, self._settings)
+        now_us = self._real_us()
+        clock, before = self._resume(start, now_us)
+        cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        ticks = advance(clock, before, now_us, cap)
+        _warn_of_skips(before, ticks)
+        nothing_new = ticks == before and not is_sentinel(start)
+        self._planned = start if nothing_new else self._offset(clock, ticks)
+        return self._planned
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TickPartition]:
+        """The batch's ticks in at most `numPartitions` contiguous tasks."""
+        if start == end:
+            return []
+        check_offset(end, self._settings)
+        clock, ticks = self._resume(end, now_us=0)
+        before = NO_TICKS if is_sentinel(start) else Ticks.from_json(start)
+        cuts = pieces(*delivered(clock, before, ticks), self._options.partitions)
+        return [TickPartition(clock, begin, stop) for begin, stop in cuts]
+
+    def read(self, partition: TickPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        """The rows of one task in tick order."""
+        for begin, stop in blocks(partition.start_inclusive, partition.end_exclusive):
+            times = pa.array(tick_times_us(partition.clock, begin, stop))
+            columns = [times.view(_INSTANT), pa.array(np.arange(begin, stop))]
+            yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """What a query's progress says of the stream at the end of the batch just planned."""
+        if self._latest_us is None or is_sentinel(self._planned):
+            return None
+        clock, ticks = self._resume(self._planned, self._latest_us)
+        return {
+            "cti": format_instant(cti_us(clock, ticks)),
+            "endOfStream": ended(clock, ticks),
+            "maxCount": clock.max_count,
+            "nextTick": ticks.end_exclusive,
+            "simulatedTime": format_instant(simulated_us(clock, ticks, self._latest_us)),
+            "skipped": ticks.skipped,
+            "ticksBehind": ticks_due(clock, self._latest_us) - ticks.end_exclusive,
+        }
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing to do: a clock keeps nothing that could be let go."""
+
+    def _real_us(self) -> int:
+        # NTP and operators set clocks back; ticks that were due stay due.
+        fixed_us = self._available_until_us
+        now_us = self._now_us() if fixed_us is None else fixed_us
+        self._latest_us = now_us if self._latest_us is None else max(now_us, self._latest_us)
+        return self._latest_us
+
+    def _resume(self, offset: dict[str, Any], now_us: int) -> tuple[Clock, Ticks]:
+        """The clock and the batch that `offset` holds; of the sentinel, a start at `now_us`."""
+        if is_sentinel(offset):
+            zero_us = self._options.zero_us
+            return self._options.clock(now_us if zero_us is None else zero_us, now_us), NO_TICKS
+        clock = self._options.clock(offset["zero_us"], offset["started_us"])
+        return clock, Ticks.from_json(offset)
+
+    def _offset(self, clock: Clock, ticks: Ticks) -> dict[str, Any]:
+        # Sorted, because Spark compares offsets as JSON text.
+        offset = {
+            "settings": dict(sorted(self._settings.items())),
+            "started_us": clock.started_us,
+            "version": FORMAT_VERSION,
+            "zero_us": clock.zero_us,
+            **ticks.to_json(),
+        }
+        return dict(sorted(offset.items()))
+
+
+def _columns(schema: StructType) -> list[tuple[str, DataType]]:
+    return [(column.name, column.dataType) for column in schema]
+
+
+def _warn_of_skips(before: Ticks, ticks: Ticks) -> None:
+    newly = ticks.skipped - before.skipped
+    if newly:
+        _LOG.warning(
+            "overflow=skip: %d overdue timestamps skipped, ticks %d to %d; %d since the start",
+            newly,
+            before.end_exclusive,
+            ticks.start_inclusive - 1,
+            ticks.skipped,
+        )

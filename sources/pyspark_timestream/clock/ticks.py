@@ -1,0 +1,238 @@
+"""The simulated clock: which ticks are due, which a batch delivers, and what time each carries.
+
+Tick k (k = 0, 1, ...) carries `zero + delay + k * period`, rounded down to the millisecond, and is
+due at the real instant `started + (delay + k * period) / rate`. All of it is computed in rationals,
+so nothing drifts. Nothing here reads a clock: `now_us` is an argument.
+
+A stream is a fold: `advance(clock, ticks, now_us) -> ticks`. `Ticks` is the part of a Spark offset
+that moves, `Clock` the part that never does.
+
+The rules are semantics 12.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_timestream.connector.instants import FINAL_US, clamp_instant
+
+__all__ = [
+    "BLOCK_TICKS",
+    "MAX_PERIOD_DENOMINATOR",
+    "NO_TICKS",
+    "Clock",
+    "Ticks",
+    "advance",
+    "blocks",
+    "cti_us",
+    "delivered",
+    "ended",
+    "fits",
+    "pieces",
+    "simulated_us",
+    "tick_times_us",
+    "ticks_due",
+    "ticks_total",
+]
+
+BLOCK_TICKS: Final = 1 << 16
+"""Ticks that are computed, and handed to Spark, at a time."""
+
+MAX_PERIOD_DENOMINATOR: Final = 10**12
+"""A block's int64 arithmetic stays below denominator * (block + 1) = 6.6e16 < 2**63."""
+
+_SECOND_US: Final = 1_000_000
+_MILLI_US: Final = 1_000
+_MOST_TICKS: Final = 2**63 - 1  # a tick's number is delivered as a long
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What a stream's first start fixed for good.
+
+    Attributes:
+        zero_us: simulated instant from which delay and period count.
+        started_us: real instant that corresponds to it.
+        delay: seconds from zero to tick 0, at least 0.
+        period: seconds between ticks, above 0, denominator at most MAX_PERIOD_DENOMINATOR.
+        rate: simulated seconds per real second, above 0; None: unpaced, every tick is due.
+        max_count: only ticks below it exist; None: all that fit before the year 10000.
+        skips: of several overdue ticks only the newest is delivered.
+    """
+
+    zero_us: int
+    started_us: int
+    delay: Fraction = Fraction(0)
+    period: Fraction = Fraction(1)
+    rate: Fraction | None = Fraction(1)
+    max_count: int | None = None
+    skips: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """The ticks of one batch, and what led to it.
+
+    Attributes:
+        start_inclusive: first tick delivered.
+        end_exclusive: the tick with which the next batch begins, unless it skips.
+        skipped: ticks skipped since the stream began, this batch included.
+    """
+
+    start_inclusive: int
+    end_exclusive: int
+    skipped: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """The keys of an offset that move; reads back with from_json."""
+        return {"from": self.start_inclusive, "skipped": self.skipped, "to": self.end_exclusive}
+
+    @classmethod
+    def from_json(cls, offset: Mapping[str, Any]) -> "Ticks":
+        """The ticks of the batch that ends at `offset`; other keys are passed over."""
+        return cls(offset["from"], offset["to"], offset["skipped"])
+
+
+NO_TICKS: Final = Ticks(0, 0)
+"""Before the first batch."""
+
+
+def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) -> Ticks:
+    """The batch after `before`, or `before` itself where no further tick is due.
+
+    Args:
+        clock: the stream's clock.
+        before: the previous batch; its range is not delivered again.
+        now_us: real instant, inclusive: a tick due exactly now is delivered.
+        cap: most ticks to deliver, at least 1; None: all. A skipping clock delivers one anyway.
+
+    >>> advance(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
+    Ticks(start_inclusive=4, end_exclusive=5, skipped=3)
+    """
+    due, begin = ticks_due(clock, now_us), before.end_exclusive
+    if due <= begin:
+        return before
+    if clock.skips:
+        return Ticks(due - 1, due, before.skipped + due - 1 - begin)
+    return Ticks(begin, due if cap is None else min(due, begin + cap), before.skipped)
+
+
+def delivered(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
+    """The ticks [start, end) of all batches after `before` up to and including `ticks`.
+
+    That is one batch, except where Spark tracks progress asynchronously and replays several as
+    one; between two batches of a skipping clock everything else was skipped.
+    """
+    start = ticks.start_inclusive if clock.skips else before.end_exclusive
+    return start, ticks.end_exclusive
+
+
+def ticks_due(clock: Clock, now_us: int) -> int:
+    """How many ticks are due at the real instant `now_us`, inclusive.
+
+    >>> ticks_due(Clock(zero_us=0, started_us=0), 2_000_000)
+    3
+    """
+    if clock.rate is None:
+        return ticks_total(clock)
+    elapsed = Fraction(now_us - clock.started_us, _SECOND_US) * clock.rate
+    return min(_ticks_within(clock, elapsed), ticks_total(clock))
+
+
+def ticks_total(clock: Clock) -> int:
+    """How many ticks exist: max_count, or as many as Spark's calendar and a long can hold."""
+    fitting = _ticks_within(clock, Fraction(FINAL_US - clock.zero_us, _SECOND_US))
+    return min(fitting, _MOST_TICKS if clock.max_count is None else clock.max_count)
+
+
+def fits(clock: Clock) -> bool:
+    """Whether every tick up to max_count, and at least the first, is a legal instant."""
+    total = max(1, clock.max_count or 0)
+    return _exact_ms(clock, total - 1) * _MILLI_US <= FINAL_US
+
+
+def ended(clock: Clock, ticks: Ticks) -> bool:
+    """Whether no tick can follow."""
+    return ticks.end_exclusive >= ticks_total(clock)
+
+
+def _ticks_within(clock: Clock, elapsed: Fraction) -> int:
+    """Ticks of the first `elapsed` simulated seconds, inclusive."""
+    return max(0, (elapsed - clock.delay) // clock.period + 1)
+
+
+def cti_us(clock: Clock, ticks: Ticks) -> int:
+    """The instant before which nothing will come: the next tick's, or the final CTI."""
+    return FINAL_US if ended(clock, ticks) else _tick_us(clock, ticks.end_exclusive)
+
+
+def simulated_us(clock: Clock, ticks: Ticks, now_us: int) -> int:
+    """Simulated time at the real instant `now_us`; of an unpaced clock, its latest tick's time."""
+    if clock.rate is None:
+        return _tick_us(clock, ticks.end_exclusive - 1) if ticks.end_exclusive else clock.zero_us
+    return clamp_instant(clock.zero_us + int((now_us - clock.started_us) * clock.rate))
+
+
+def _tick_us(clock: Clock, k: int) -> int:
+    return int(_exact_ms(clock, k) // 1) * _MILLI_US
+
+
+def _exact_ms(clock: Clock, k: int) -> Fraction:
+    return Fraction(clock.zero_us, _MILLI_US) + (clock.delay + k * clock.period) * 1000
+
+
+def tick_times_us(clock: Clock, start_inclusive: int, end_exclusive: int) -> npt.NDArray[np.int64]:
+    """Instants of ticks [start_inclusive, end_exclusive), whole milliseconds in microseconds.
+
+    The ticks must exist: end_exclusive is at most ticks_total(clock).
+
+    Each block has one exact base; within it int64 suffices, because
+    floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.
+    """
+    times = np.empty(max(0, end_exclusive - start_inclusive), np.int64)
+    for begin, end in blocks(start_inclusive, end_exclusive):
+        times[begin - start_inclusive : end - start_inclusive] = _block_us(clock, begin, end)
+    return times
+
+
+def _block_us(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
+    step_ms = clock.period * 1000
+    over = step_ms.denominator
+    whole_step, rest_step = divmod(step_ms.numerator, over)
+    base_ms, base_rest = divmod(_exact_ms(clock, begin) * over // 1, over)
+    count = end - begin
+    if count == 1:
+        # A single tick takes no step, and its step may be longer than int64 can say.
+        return np.array([base_ms * _MILLI_US], dtype=np.int64)
+    if not rest_step:
+        first_us, step_us = base_ms * _MILLI_US, whole_step * _MILLI_US
+        return np.arange(first_us, first_us + count * step_us, step_us, dtype=np.int64)
+    # In place: a new array a step would cost more than the step.
+    times = np.arange(base_rest, base_rest + count * rest_step, rest_step, dtype=np.int64)
+    times //= over
+    times += np.arange(base_ms, base_ms + count * whole_step, whole_step) if whole_step else base_ms
+    times *= _MILLI_US
+    return times
+
+
+def blocks(start_inclusive: int, end_exclusive: int) -> Iterator[tuple[int, int]]:
+    """[start, end) cut into ranges of at most BLOCK_TICKS."""
+    for begin in range(start_inclusive, end_exclusive, BLOCK_TICKS):
+        yield begin, min(begin + BLOCK_TICKS, end_exclusive)
+
+
+def pieces(start_inclusive: int, end_exclusive: int, count: int) -> list[tuple[int, int]]:
+    """[start, end) cut into at most `count` contiguous ranges of nearly one size, none empty.
+
+    >>> pieces(0, 5, 2)
+    [(0, 2), (2, 5)]
+    """
+    length = end_exclusive - start_inclusive
+    count = min(count, length)
+    edges = (start_inclusive + length * i // count for i in range(count + 1))
+    return list(pairwise(edges)) if count else []

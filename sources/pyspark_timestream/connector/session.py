@@ -1,0 +1,155 @@
+"""The settings that a Spark session needs for these formats, each with its reason."""
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from pyspark_timestream.connector.interpreter import (
+    VARIABLES,
+    find_fault,
+    use_this_interpreter,
+    worker_command,
+)
+from pyspark_timestream.errors import WrongInterpreter
+
+__all__ = [
+    "INTERPRETER",
+    "SETTINGS",
+    "Setting",
+    "configure_spark",
+    "missing_format",
+    "warn_of_interpreter",
+]
+
+_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""Set in the processes that spark-submit starts: their JVM runs already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that a session needs.
+
+    Attributes:
+        name: of Spark's configuration, or of an environment variable.
+        value: what `configure_spark` gives it.
+        reason: what goes wrong, or how much is lost, without it.
+    """
+
+    name: str
+    value: str
+    reason: str
+
+
+INTERPRETER: Final = Setting(
+    "PYSPARK_PYTHON",
+    "the running Python",
+    "an environment variable, which must be there when Spark starts. Without it Spark looks for "
+    "the formats with the `python3` of PATH, and does not find what is installed in a virtual "
+    "environment that is not activated: IDE, cron, notebook, `venv/bin/python job.py`",
+)
+
+SETTINGS: Final = (
+    Setting(
+        "spark.sql.shuffle.partitions",
+        "4",
+        "windows, joins and sorts keep their state in this many parts, and each costs time and "
+        "files in every batch: with Spark's 200 a small stream takes eight times as long. A "
+        "checkpoint keeps the number that it began with; on a cluster take about one for each core",
+    ),
+    Setting(
+        "spark.python.unix.domain.socket.enabled",
+        "true",
+        "rows reach Python without TCP's waiting for acknowledgements: some 45 ms less a task",
+    ),
+    Setting(
+        "spark.sql.session.timeZone",
+        "UTC",
+        "days begin, and times are shown, in UTC, as CTIs are; without it in the machine's zone",
+    ),
+)
+
+
+def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """`builder` with what a session needs for these formats: `INTERPRETER` and `SETTINGS`.
+
+    What `builder` or spark-submit sets already stays; `.config(...)` after this call overrides.
+    Where the environment variable PYSPARK_PYTHON is not set, it is set to the running interpreter,
+    for this process and those that it starts, so that Spark finds what is installed there. On a
+    cluster set it yourself, to a path that all nodes have.
+
+        spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
+
+    Raises:
+        WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
+    """
+    jvm = _running_jvm()
+    if jvm is None:
+        use_this_interpreter(os.environ)
+    environment = _environment(jvm)
+    if fault := find_fault(environment):
+        raise WrongInterpreter(f"{fault}; next step: {_next_step(environment, jvm is not None)}")
+    given = getattr(builder, "_options", {})
+    started = SparkConf() if jvm is not None else None
+    for setting in SETTINGS:
+        if setting.name not in given and not (started and started.contains(setting.name)):
+            builder = builder.config(setting.name, setting.value)
+    return builder
+
+
+def warn_of_interpreter(stacklevel: int) -> None:
+    """Warn where Spark, as things stand, does not find these formats."""
+    jvm = _running_jvm()
+    environment = _environment(jvm)
+    if fault := find_fault(environment):
+        warnings.warn(
+            f"{fault}: formats 'timestream' and 'tseries' will not be found; next step: "
+            + _next_step(environment, jvm is not None),
+            stacklevel=stacklevel + 1,
+        )
+
+
+def missing_format(name: str) -> str:
+    """Why Spark has not found the format `name` of ours, and the next step."""
+    jvm = _running_jvm()
+    environment = _environment(jvm)
+    if fault := find_fault(environment):
+        step = _next_step(environment, jvm is not None)
+    else:
+        fault = "Spark imports every package that is called pyspark_*, and one that fails hides all"
+        step = "look in Spark's log for 'Skipping the lookup of Python Data Sources'"
+    return f"format '{name}' was not found: {fault}; next step: {step}"
+
+
+def _next_step(environment: Mapping[str, str], is_running: bool) -> str:
+    _, source = worker_command(environment)
+    if is_running:
+        unset = f", {source} unset" if source in VARIABLES else ""
+        return (
+            "Spark runs already: start this process or kernel again with PYSPARK_PYTHON="
+            f"{sys.executable} in its environment{unset}, or build the session with "
+            "pyspark_timestream.configure_spark before anything else starts Spark"
+        )
+    if source in VARIABLES:
+        return f"leave {source} unset, or set it to {sys.executable}"
+    return (
+        "build the session with pyspark_timestream.configure_spark(SparkSession.builder), or set "
+        f"PYSPARK_PYTHON={sys.executable} before Spark starts"
+    )
+
+
+def _running_jvm() -> Any | None:
+    """The JVM of this process, None before the first session."""
+    if _GATEWAY in os.environ:
+        SparkContext._ensure_initialized()
+    return SparkContext._jvm
+
+
+def _environment(jvm: Any | None) -> Mapping[str, str]:
+    """The environment that decides: the JVM's, which keeps what it was started with."""
+    return os.environ if jvm is None else dict(jvm.System.getenv())

@@ -1,0 +1,197 @@
+"""What becomes of events under the policy (semantics 3), given the CTI before each.
+
+`judge` looks every violating event's kind up in the policy table, and does what the table says.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from pyspark_timestream.cti.marks import NEVER, Window
+from pyspark_timestream.cti.policy import Action, action
+
+__all__ = ["ADJUSTED", "VIOLATIONS", "Events", "Failure", "Judgement", "judge", "judged_times"]
+
+Instants = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+LATE: Final = 1
+ADJUSTED: Final = 2
+MALFORMED: Final = 3
+VIOLATIONS: Final = (None, "late", "adjusted", "malformed")
+"""The `violation` column's text by code; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A block of n consecutive records of one partition, in offset order, as events.
+
+    Attributes:
+        start_us: n instants: the start time (of an end edge: the start of what it ends).
+        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
+            Times at unreadable places may be anything.
+        end_us: n instants for intervals and edges; None for points.
+        is_end: n booleans for edges: this is an end edge; None for points and intervals.
+        present: n booleans: the record is an event; None: all are. A punctuation without a value
+            is none.
+        record_us: n instants: the record timestamps, NEVER where there is none; None where no
+            rule needs them.
+    """
+
+    start_us: Instants
+    readable: Mask
+    end_us: Instants | None = None
+    is_end: Mask | None = None
+    present: Mask | None = None
+    record_us: Instants | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first record that policy `fail` does not let pass.
+
+    Attributes:
+        index: which of the block.
+        malformed: it is malformed, not late.
+        event_us: the time that it was judged by; anything where it is malformed.
+        cti_us: the CTI in force; None: none yet.
+        mark: it is no event but a mark that cannot be read.
+    """
+
+    index: int
+    malformed: bool
+    event_us: int
+    cti_us: int | None
+    mark: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What became of a block of n records.
+
+    Attributes:
+        keep: n booleans: the event is passed on.
+        violation: n codes, an index into VIOLATIONS.
+        start_us: n instants, adjusted.
+        end_us: n instants, adjusted; None for points.
+        cti_index: for each CTI the index of the record that it comes right after; -1: it comes
+            before the first.
+        cti_us: the CTIs, strictly increasing, each above the one in force before the block.
+        failure: set where policy `fail` ends the stream; the rest then means nothing.
+        unreadable: the places of marks that cannot be read.
+        window: the rows' time windows; None where they are not wanted.
+    """
+
+    keep: Mask
+    violation: npt.NDArray[np.uint8]
+    start_us: Instants
+    end_us: Instants | None
+    cti_index: Instants
+    cti_us: Instants
+    failure: Failure | None = None
+    unreadable: Instants = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    window: Window | None = None
+
+
+def judged_times(events: Events) -> tuple[Instants, Mask, Mask]:
+    """The time each event is judged by; which records are well-formed events; malformed ones."""
+    times, well_formed = events.start_us, events.readable
+    if events.end_us is not None:
+        lasting = events.end_us > events.start_us
+        if events.is_end is None:
+            well_formed = well_formed & lasting
+        else:
+            times = np.where(events.is_end, events.end_us, events.start_us)
+            well_formed = well_formed & (lasting | ~events.is_end)
+    if events.present is None:
+        return times, well_formed, ~well_formed
+    return times, well_formed & events.present, ~well_formed & events.present
+
+
+def judge(
+    shape: str,
+    policy: str,
+    events: Events,
+    times: Instants,
+    late: Mask,
+    malformed: Mask,
+    before: Instants,
+) -> Judgement:
+    """What the policy does to n records, still without CTIs.
+
+    Args:
+        shape: `point`, `interval` or `edge`.
+        policy: `drop`, `adjust`, `fail` or `flag`.
+        events: the n records.
+        times: the times that they are judged by.
+        late: n booleans: a well-formed event before the CTI in force.
+        malformed: n booleans: a malformed event.
+        before: n instants: the CTI in force before each record, NEVER where there is none.
+    """
+    judgement = Judgement(
+        keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
+        violation=np.zeros(len(times), dtype=np.uint8),
+        start_us=events.start_us,
+        end_us=events.end_us,
+        cti_index=np.empty(0, dtype=np.int64),
+        cti_us=np.empty(0, dtype=np.int64),
+    )
+    for kind, mask in _kinds(shape, events, late, malformed, before):
+        if mask.any():
+            code = MALFORMED if kind == "malformed" else LATE
+            judgement = _act(action(policy, kind), code, mask, judgement, times, before)
+    return judgement
+
+
+def _kinds(
+    shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
+) -> list[tuple[str, Mask]]:
+    """The violating events by their kind in the policy table."""
+    if events.is_end is not None:
+        shaped = [("start edge", late & ~events.is_end), ("end edge", late & events.is_end)]
+    elif shape == "interval" and events.end_us is not None:
+        ended = late & (events.end_us <= before)
+        shaped = [("ended interval", ended), ("interval", late & ~ended)]
+    else:
+        shaped = [("point", late)]
+    return [*shaped, ("malformed", malformed)]
+
+
+def _act(
+    what: Action,
+    code: int,
+    mask: Mask,
+    judgement: Judgement,
+    times: Instants,
+    before: Instants,
+) -> Judgement:
+    if what is Action.DROP:
+        return dataclasses.replace(judgement, keep=judgement.keep & ~mask)
+    if what is Action.FAIL:
+        return dataclasses.replace(
+            judgement, failure=_earlier(judgement.failure, mask, code, times, before)
+        )
+    flagged = code if what is Action.FLAG else ADJUSTED
+    judgement = dataclasses.replace(
+        judgement, violation=np.where(mask, np.uint8(flagged), judgement.violation)
+    )
+    if what is Action.MOVE_START:
+        moved = np.where(mask, before, judgement.start_us)
+        return dataclasses.replace(judgement, start_us=moved)
+    if what is Action.MOVE_END and judgement.end_us is not None:
+        moved = np.where(mask, before, judgement.end_us)
+        return dataclasses.replace(judgement, end_us=moved)
+    return judgement
+
+
+def _earlier(
+    failure: Failure | None, mask: Mask, code: int, times: Instants, before: Instants
+) -> Failure:
+    at = int(np.argmax(mask))
+    if failure is not None and failure.index < at:
+        return failure
+    cti_us = None if before[at] == NEVER else int(before[at])
+    return Failure(at, code == MALFORMED, int(times[at]), cti_us)

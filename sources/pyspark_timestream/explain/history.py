@@ -1,0 +1,202 @@
+"""What is known of a stream's past: its batches, when each was planned, how long the log then was.
+
+Two witnesses say so: the offset log in Spark's checkpoint (all recent batches, no log ends), and a
+query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
+those into one history per stream.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.connector.offsets import check_offset
+from pyspark_timestream.cti.stream_cti import merge
+from pyspark_timestream.errors import CheckpointUnreadable
+from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
+from pyspark_timestream.kafka.ranges import Partition
+
+__all__ = [
+    "Batch",
+    "History",
+    "Moment",
+    "behind",
+    "histories",
+    "holders",
+    "read_log_entry",
+    "read_progress",
+    "since",
+]
+
+LOG_VERSION: Final = "v1"
+"""The first line of each file of Spark's offset log that this code can read."""
+
+_OURS: Final = {"partitions", "settings", "stream", "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of a query.
+
+    Attributes:
+        planned_us: the wall clock when it was planned.
+        offsets: each source's offset as parsed JSON; None for a source that had none.
+        reports: each source's own progress entry, or None; in the order of `offsets`.
+    """
+
+    planned_us: int
+    offsets: tuple[Any, ...]
+    reports: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One batch of one stream.
+
+    Attributes:
+        planned_us: the wall clock when it was planned.
+        offset: its offset: ranges, and the state before them.
+        log_ends: the offset after the last record that each partition had then, where known.
+    """
+
+    planned_us: int
+    offset: StreamOffset
+    log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
+
+
+History = tuple[Moment, ...]
+"""The moments of one stream in the order of their batches; at least one."""
+
+
+def read_log_entry(text: str) -> Batch:
+    """The batch that a file of Spark's offset log notes.
+
+    Raises:
+        ValueError: the text is half-written, or no offset log.
+    """
+    lines = text.splitlines()
+    if not lines or lines[0].strip() != LOG_VERSION:
+        found = repr(lines[0].strip()[:20]) if lines else "nothing"
+        raise ValueError(f"it begins with {found} and not with {LOG_VERSION!r}")
+    if len(lines) < 3:
+        raise ValueError("it ends before the first source's offset")
+    metadata = json.loads(lines[1])
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("batchTimestampMs"), int):
+        raise ValueError("its second line has no batchTimestampMs")
+    offsets = tuple(None if line.strip() == "-" else json.loads(line) for line in lines[2:])
+    return Batch(metadata["batchTimestampMs"] * 1000, offsets)
+
+
+def read_progress(progress: Mapping[str, Any]) -> Batch:
+    """The batch that a query's progress, as parsed JSON, reports.
+
+    Raises:
+        ValueError: it has no readable timestamp.
+    """
+    sources = progress.get("sources") or []
+    return Batch(
+        parse_instant(progress["timestamp"]),
+        tuple(_decoded(source.get("endOffset")) for source in sources),
+        tuple(_decoded(source.get("latestOffset")) for source in sources),
+    )
+
+
+def histories(batches: Iterable[Batch]) -> dict[str, History]:
+    """The history of each Kafka stream of this package in `batches`, by the stream's id.
+
+    Batches may come in any order and from both witnesses; other sources are left out.
+
+    Raises:
+        CheckpointMismatch: an offset has a newer format version.
+        CheckpointUnreadable: an offset is damaged.
+    """
+    found: dict[str, dict[int, Moment]] = {}
+    for batch in batches:
+        reports = batch.reports or (None,) * len(batch.offsets)
+        for value, report in zip(batch.offsets, reports, strict=True):
+            if isinstance(value, dict) and value.keys() >= _OURS:
+                check_offset(value, value["settings"], OFFSET_VERSION)
+                offset = _offset(value)
+                moments = found.setdefault(offset.stream, {})
+                seen = moments.get(offset.number)
+                moments[offset.number] = _witnessed(seen, batch.planned_us, offset, report)
+    return {
+        stream: tuple(moment for _, moment in sorted(moments.items()))
+        for stream, moments in found.items()
+    }
+
+
+def since(history: History, same: Callable[[Moment], bool]) -> int | None:
+    """The wall clock of the first batch from which on `same` has held up to now."""
+    start = None
+    for moment in reversed(history):
+        if not same(moment):
+            break
+        start = moment.planned_us
+    return start
+
+
+def holders(moment: Moment) -> frozenset[Partition]:
+    """The partitions at the stream's CTI or without one, those that are idle left out."""
+    clocks = {
+        part: share.state.cti_us
+        for part, share in moment.offset.partitions.items()
+        if not share.idle
+    }
+    least = merge(clocks.values())
+    return frozenset(part for part, cti_us in clocks.items() if cti_us == least)
+
+
+def behind(history: History) -> dict[Partition, int]:
+    """How many offsets of each partition are left after the last batch, where anything is known.
+
+    Log ends come from the last progress that named them: the log has at least that much.
+    """
+    ends: dict[Partition, int] = {}
+    for moment in history:
+        ends.update(moment.log_ends)
+    shares = history[-1].offset.partitions
+    return {
+        part: max(ends[part] - share.end_exclusive, 0)
+        for part, share in shares.items()
+        if part in ends
+    }
+
+
+def _offset(value: Mapping[str, Any]) -> StreamOffset:
+    try:
+        return StreamOffset.from_json(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointUnreadable(
+            f"an offset of stream {value['stream']!r} is damaged: {type(error).__name__} {error}; "
+            "accepted: offsets as timestream wrote them; next step: copy the checkpoint again"
+        ) from error
+
+
+def _witnessed(seen: Moment | None, planned_us: int, offset: StreamOffset, report: Any) -> Moment:
+    """Who tells first of a batch says when it was planned: both agree but for milliseconds."""
+    ends = _log_ends(report)
+    if seen is None:
+        return Moment(planned_us, offset, ends)
+    return Moment(seen.planned_us, offset, {**seen.log_ends, **ends})
+
+
+def _log_ends(report: Any) -> dict[Partition, int]:
+    topics = report.get("partitions") if isinstance(report, dict) else None
+    return {
+        Partition(topic, int(number)): entry["offset"] + entry["lag"]
+        for topic, entries in (topics or {}).items()
+        for number, entry in entries.items()
+    }
+
+
+def _decoded(value: Any) -> Any:
+    """Spark gives offsets as JSON text or as parsed JSON, by version and by client."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None

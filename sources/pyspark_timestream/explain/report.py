@@ -1,0 +1,129 @@
+"""What a stream's history amounts to: each partition's facts, and what was found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.explain.diagnosis import diagnose
+from pyspark_timestream.explain.history import History, behind, since
+from pyspark_timestream.kafka.plan.findings import Finding
+from pyspark_timestream.kafka.ranges import Partition
+
+__all__ = ["PartitionFacts", "StreamExplanation", "WriterFacts", "explain_stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterFacts:
+    """One writer of a partition.
+
+    Attributes:
+        name: its name; empty: the partition's marks without a writer.
+        mark_us: its greatest mark; None: waited for.
+        culprit: a finding names it.
+    """
+
+    name: str
+    mark_us: int | None
+    culprit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One partition before the last batch.
+
+    Attributes:
+        partition: which one.
+        offset: the next record to read.
+        lag: how many offsets the log had from there; None: nobody has said.
+        cti_us: its CTI; None before the first.
+        last_us: the time of the last well-formed event; None before the first.
+        idle: it no longer counts, by `idleTimeout`.
+        counters: its counters by their public names.
+        writers: the live and the waited-for writers.
+        culprit: a finding names it.
+    """
+
+    partition: Partition
+    offset: int
+    lag: int | None
+    cti_us: int | None
+    last_us: int | None
+    idle: bool
+    counters: Mapping[str, int]
+    writers: tuple[WriterFacts, ...]
+    culprit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamExplanation:
+    """One stream: where it stands, since when, and why.
+
+    Attributes:
+        topics: its topics, in order.
+        batch: the number of the stream's last batch.
+        planned_us: the wall clock when that was planned; everything is as of then.
+        cti_us: the stream's CTI then.
+        since_us: since when it has been that, as far as the history reaches.
+        findings: what was found, what matters most first; never empty.
+        partitions: the facts, culprits first in the order of the findings, then in order.
+    """
+
+    topics: tuple[str, ...]
+    batch: int
+    planned_us: int
+    cti_us: int | None
+    since_us: int | None
+    findings: tuple[Finding, ...]
+    partitions: tuple[PartitionFacts, ...]
+
+
+def explain_stream(
+    history: History, failed: bool = False, known: Sequence[Finding] = ()
+) -> StreamExplanation:
+    """What `history` amounts to; see `diagnose` for the arguments."""
+    last = history[-1]
+    offset = last.offset
+    findings = diagnose(history, failed, known)
+    left = behind(history)
+    facts = []
+    for part, share in sorted(offset.partitions.items()):
+        size = share.end_exclusive - share.start_inclusive
+        # A batch without records had nothing to read, whether a progress said so or not.
+        lag = size + left[part] if part in left else (None if size else 0)
+        facts.append(
+            PartitionFacts(
+                part,
+                share.start_inclusive,
+                lag,
+                share.state.cti_us,
+                share.state.last_us,
+                share.idle,
+                share.state.counters(),
+                _writers(part, share.state, findings),
+                any(part in finding.partitions for finding in findings),
+            )
+        )
+    return StreamExplanation(
+        tuple(sorted({part.topic for part in offset.partitions})),
+        offset.number,
+        last.planned_us,
+        offset.cti_us,
+        since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
+        findings,
+        tuple(sorted(facts, key=lambda fact: _place(fact.partition, findings))),
+    )
+
+
+def _place(part: Partition, findings: tuple[Finding, ...]) -> int:
+    """The first of the findings that names `part`, which is told so much the earlier."""
+    named = (place for place, each in enumerate(findings) if part in each.partitions)
+    return next(named, len(findings))
+
+
+def _writers(
+    part: Partition, state: PartitionState, findings: tuple[Finding, ...]
+) -> tuple[WriterFacts, ...]:
+    guilty = {pair for finding in findings for pair in finding.writers}
+    return tuple(
+        WriterFacts(name, writer.mark_us, (part, name) in guilty) for name, writer in state.writers
+    )

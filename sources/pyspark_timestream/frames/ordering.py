@@ -1,0 +1,103 @@
+"""`order_by_time`: an out-of-order stream in event-time order, as its CTIs commit it.
+
+How it works: rows wait in Spark's state, grouped by key and event time, until the watermark that
+the CTIs drive reaches that time; Spark then removes the group from its state and hands it over.
+What one batch releases is sorted. So there is no Python in the state, any state store does, and a
+row's columns come out exactly as they went in.
+
+The rules are semantics 11.9.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
+
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.frames.reorder import ARRIVAL, in_order, stamped
+from pyspark_timestream.frames.watermark import advance_time
+
+__all__ = ["order_by_time"]
+
+_WAITING: Final = "__waiting"
+
+
+def order_by_time(
+    df: DataFrame, by: str | Sequence[str], event_time: str = "start_time"
+) -> DataFrame:
+    """The data rows of `df`, of each key `by` in event-time order, each as soon as it is final.
+
+    A row is released when a CTI is above its time, by less than a millisecond later: no row before
+    it can follow. Rows of the same time keep the order in which they arrived. The state holds what
+    lies at or above the CTI, and nothing else. The rows of a batch lie key by key in one task,
+    ordered by time. A final CTI releases all. Rows are released exactly once into a sink that is
+    idempotent per batch. Flagged rows (late, malformed) are left out, as by `advance_time`, and
+    so are rows without an event time.
+
+    Args:
+        df: a stream with a timestamp column `cti`, null on data rows.
+        by: the key column, or several; a null is a key like any other.
+        event_time: the column that the CTIs are about.
+
+    Returns:
+        The columns of `df` without `cti`.
+
+    Raises:
+        SchemaRefused: `df` lacks one of the columns, or has one of a reserved name.
+    """
+    keys = [by] if isinstance(by, str) else list(by)
+    _check_columns(df, keys, event_time)
+    rows = advance_time(df, event_time, releases="rows")
+    rows = rows.where(F.col(_quoted(event_time)).isNotNull() & (F.spark_partition_id() >= 0))
+    wanted = rows.schema
+    arrivals = [StructField(name, LongType(), False) for name in ARRIVAL]
+    arrived = rows.mapInArrow(_stamp, StructType([*wanted.fields, *arrivals]))
+    kept = [name for name in arrived.columns if name not in (*keys, event_time)]
+    waiting = F.collect_list(F.struct(*[F.col(_quoted(name)) for name in kept]))
+    groups = [F.col(_quoted(name)) for name in dict.fromkeys((*keys, event_time))]
+    released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING))
+    released = released.select(*groups, F.inline(_WAITING))
+    # One task for all of a key, so that its rows stay in order on their way into a sink.
+    together = released.repartition(*[F.col(_quoted(name)) for name in keys])
+    together = together.select(*[F.col(_quoted(name)) for name in arrived.columns])
+    return together.mapInArrow(partial(_sort, event_time=event_time), wanted)
+
+
+def _stamp(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    context: Any = TaskContext.get()
+    batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
+    return stamped(batches, batch_id, context.partitionId())
+
+
+def _sort(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
+    return in_order(batches, event_time)
+
+
+def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
+    data = [name for name in df.columns if name not in ("cti", event_time)]
+    for name in keys:
+        if name not in data:
+            raise SchemaRefused(
+                f"by='{name}' is no key of the DataFrame; accepted: one of {sorted(data)}, or a "
+                "list of them; next step: correct the name, or add it to .schema(...)"
+            )
+    if not keys:
+        raise SchemaRefused(
+            "by is empty; accepted: one column, or several; next step: for an order over all rows "
+            "add a constant column, and order by that: one task then sorts everything"
+        )
+    for name in (*ARRIVAL, _WAITING):
+        if name in df.columns:
+            raise SchemaRefused(
+                f"column '{name}' has a name that order_by_time uses itself; accepted: any other; "
+                "next step: rename it"
+            )
+
+
+def _quoted(name: str) -> str:
+    return f"`{name}`"

@@ -1,0 +1,1 @@
+"""Transport `kafka`: from a topic's records to rows and CTIs, through Spark."""

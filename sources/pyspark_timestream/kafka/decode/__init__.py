@@ -1,0 +1,1 @@
+"""From a block of records to events, columns and rows."""

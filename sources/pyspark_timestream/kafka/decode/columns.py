@@ -1,0 +1,190 @@
+"""The columns of the Kafka transport: what they are called, what fills them, what is wanted.
+
+The rules are semantics 13.1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.decode.json.types import unsupported_type
+from pyspark_timestream.kafka.options.checks import KafkaOptions
+
+__all__ = ["Projection", "default_schema", "project"]
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+METADATA: Final[dict[str, pa.DataType]] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": _INSTANT,
+    "timestampType": pa.int32(),
+    "headers": _HEADERS,
+    "start_time": _INSTANT,
+    "end_time": _INSTANT,
+    "edge": pa.string(),
+    "violation": pa.string(),
+    "original_start_time": _INSTANT,
+    "original_end_time": _INSTANT,
+    "time_lower": _INSTANT,
+    "time_upper": _INSTANT,
+    "cti": _INSTANT,
+}
+"""Every metadata column with its type, in the order of the default schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """What a query wants of each record.
+
+    Attributes:
+        schema: the output columns in order.
+        metadata: output column -> the metadata that it carries.
+        fields: the output columns that are fields of the JSON value.
+        corrupt: the output column that gets a malformed value's text; None: not wanted.
+    """
+
+    schema: pa.Schema
+    metadata: Mapping[str, str]
+    fields: pa.Schema
+    corrupt: str | None
+
+    def wants(self, name: str) -> bool:
+        """Whether some output column carries the metadata `name`."""
+        return name in self.metadata.values()
+
+
+def default_schema(options: KafkaOptions) -> pa.Schema:
+    """The columns without a user schema: Spark's Kafka columns, then those of event time.
+
+    Raises:
+        SchemaRefused: the values are JSON, whose fields only a schema names.
+    """
+    if options.value_format == "json":
+        raise SchemaRefused(
+            "option 'valueFormat' is 'json', and no schema was given: the schema names the fields "
+            "that are read from the values; accepted: .schema(...) with fields and metadata "
+            "columns, such as .schema('name string, start_time timestamp, cti timestamp'); next "
+            "step: add it, or leave 'valueFormat' out to get the values as they are"
+        )
+    unfilled = _unfilled(options)
+    if not options.include_headers:
+        unfilled["headers"] = "option 'includeHeaders'"
+    return pa.schema(
+        [
+            (options.metadata_prefix + name, kind)
+            for name, kind in METADATA.items()
+            if name not in unfilled
+        ]
+    )
+
+
+def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
+    """What `schema`, given by the user or `default_schema`, asks for.
+
+    Raises:
+        SchemaRefused: a column that nothing fills, of another type, or not nullable.
+    """
+    by_name = {options.metadata_prefix + name: name for name in METADATA}
+    metadata: dict[str, str] = {}
+    fields: list[pa.Field] = []
+    corrupt = None
+    for column in schema:
+        if not column.nullable:
+            raise _refused(column, "is not nullable", "nullable columns", "drop its NOT NULL")
+        if column.name in by_name:
+            metadata[column.name] = _checked(options, column, by_name[column.name])
+        elif options.value_format != "json":
+            raise _no_such_column(options, column, by_name)
+        elif column.name == options.corrupt_column and pa.types.is_string(column.type):
+            corrupt = column.name
+        else:
+            fields.append(_field(column))
+    if options.policy == "flag" and "cti" in metadata.values():
+        _check_flags(options, metadata)
+    return Projection(schema, metadata, pa.schema(fields), corrupt)
+
+
+def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
+    """Flagged rows without their flag would pass for rows that the CTIs cover."""
+    if "violation" not in metadata.values():
+        name = f"{options.metadata_prefix}violation"
+        raise SchemaRefused(
+            f"column '{name}' is missing, and option 'violationPolicy' is 'flag': nobody could "
+            f"tell late rows from others; accepted: a schema with it; next step: add '{name} "
+            "string' to .schema(...), or use another policy"
+        )
+
+
+def _unfilled(options: KafkaOptions) -> dict[str, str]:
+    """Metadata that these options do not fill -> what would."""
+    filled = {
+        "end_time": options.shape != "point" or "option 'eventShape' = 'interval' or 'edge'",
+        "edge": options.shape == "edge" or "option 'eventShape' = 'edge'",
+        "violation": options.policy in ("flag", "adjust")
+        or "option 'violationPolicy' = 'flag' or 'adjust'",
+        "original_start_time": options.policy == "adjust" or "option 'violationPolicy' = 'adjust'",
+        "original_end_time": (options.policy == "adjust" and options.shape != "point")
+        or "options 'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
+        "time_lower": options.time_window or "option 'timeWindow' = 'true'",
+        "time_upper": options.time_window or "option 'timeWindow' = 'true'",
+        "cti": options.has_ctis
+        or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
+    }
+    return {name: what for name, what in filled.items() if isinstance(what, str)}
+
+
+def _checked(options: KafkaOptions, column: pa.Field, name: str) -> str:
+    filled_by = _unfilled(options).get(name)
+    if filled_by:
+        raise _refused(
+            column,
+            "would be empty",
+            f"it together with {filled_by}",
+            "set that, leave the column out, or rename all metadata with option 'metadataPrefix'",
+        )
+    if column.type != METADATA[name]:
+        raise _refused(
+            column,
+            f"is {column.type}, but carries the metadata '{name}'",
+            str(METADATA[name]),
+            "use that type, or rename all metadata with option 'metadataPrefix'",
+        )
+    return name
+
+
+def _field(column: pa.Field) -> pa.Field:
+    bad = unsupported_type(column.type)
+    if bad is not None:
+        raise _refused(
+            column,
+            f"contains {bad}, which is not read from JSON",
+            "strings, numbers, booleans, binary, decimals, dates, timestamps, arrays, structs and "
+            "maps with string keys of them",
+            "declare it a string and use from_json on it",
+        )
+    return column
+
+
+def _no_such_column(
+    options: KafkaOptions, column: pa.Field, by_name: Mapping[str, str]
+) -> SchemaRefused:
+    return _refused(
+        column,
+        f"is no metadata, and option 'valueFormat' is '{options.value_format}'",
+        ", ".join(by_name),
+        "set 'valueFormat' to 'json' to read it from the value, or leave it out",
+    )
+
+
+def _refused(column: pa.Field, problem: str, accepts: str, next_step: str) -> SchemaRefused:
+    return SchemaRefused(
+        f"column '{column.name}' {problem}; accepted: {accepts}; next step: {next_step}"
+    )

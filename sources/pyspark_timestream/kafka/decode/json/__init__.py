@@ -1,0 +1,1 @@
+"""JSON values as columns, as Spark's `from_json` reads them."""

@@ -1,0 +1,1 @@
+"""State and broker queries of a running query in the driver, apart from its offsets."""

@@ -1,0 +1,1 @@
+"""The options of transport `kafka` and what their texts stand for."""

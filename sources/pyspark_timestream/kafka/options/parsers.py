@@ -1,0 +1,292 @@
+"""The texts that the Kafka transport's options take, and what they stand for."""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pyspark_timestream.connector.instants import format_duration, parse_duration
+from pyspark_timestream.connector.options import Reader, whole_number
+from pyspark_timestream.kafka.ranges import Partition
+
+__all__ = [
+    "ASSIGN",
+    "CTI_DELAY",
+    "CTI_FREQUENCY",
+    "EARLIEST",
+    "EDGE_FROM",
+    "ENDING_OFFSETS",
+    "IDLE_TIMEOUT",
+    "LATEST",
+    "MAX_FUTURE",
+    "MILLISECONDS",
+    "NAME",
+    "STARTING_OFFSETS",
+    "SUBSCRIBE",
+    "TIMESTAMP",
+    "TIMESTAMPS",
+    "TIME_FROM",
+    "TOPIC_PATTERN",
+    "TRIGGER_DELAY",
+    "WRITERS",
+    "WRITER_TIMEOUT",
+    "Frequency",
+    "TimeFrom",
+    "assign_text",
+]
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+_LONGEST_US: Final = parse_duration("500000 weeks")
+"""Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeFrom:
+    """Where an event's time or edge is: the record's timestamp, a header, or a JSON field.
+
+    Attributes:
+        kind: `timestamp`, `header` or `field`.
+        name: the header's or field's name; empty for `timestamp`.
+    """
+
+    kind: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        """The option's text, which reads back to this."""
+        return {"timestamp": "timestamp", "header": f"header:{self.name}"}.get(self.kind, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency:
+    """How often a CTI is generated: after so many events, or after so much application time."""
+
+    events: int | None = None
+    span_us: int | None = None
+
+    def __str__(self) -> str:
+        """The option's text, which reads back to this."""
+        return str(self.events) if self.span_us is None else format_duration(self.span_us)
+
+
+def _parse_time_from(value: str) -> TimeFrom:
+    if value.lower() == "timestamp":
+        return TimeFrom("timestamp")
+    kind, name = ("header", value[7:]) if value[:7].lower() == "header:" else ("field", value)
+    if not name.strip():
+        raise ValueError("the name is empty")
+    return TimeFrom(kind, name)
+
+
+def _parse_name(value: str) -> str:
+    if not value.strip():
+        raise ValueError("the name is empty")
+    return value
+
+
+def _parse_edge_from(value: str) -> TimeFrom:
+    source = _parse_time_from(value)
+    if source.kind == "timestamp":
+        raise ValueError("a record's timestamp names no edge")
+    return source
+
+
+def _parse_frequency(value: str) -> Frequency:
+    count = value.strip()
+    if re.fullmatch("[+-]?[0-9]+", count):
+        if not 0 < int(count) < 2**31:
+            raise ValueError("a count must be at least 1 and below 2^31")
+        return Frequency(events=int(count))
+    span_us = _bounded_duration(value)
+    if span_us <= 0:
+        raise ValueError("a timespan must be positive")
+    return Frequency(span_us=span_us)
+
+
+def _bounded_duration(value: str) -> int:
+    us = parse_duration(value)
+    if abs(us) > _LONGEST_US:
+        raise ValueError("longer than 500000 weeks")
+    return us
+
+
+def _parse_max_future(value: str) -> int:
+    us = _bounded_duration(value)
+    if us < 0:
+        raise ValueError("it must not be negative")
+    return us
+
+
+def _parse_timeout(value: str) -> int:
+    us = _bounded_duration(value)
+    if us < 1:
+        raise ValueError("it must be at least 1 tick")
+    return us
+
+
+def _parse_writers(value: str) -> tuple[str, ...]:
+    return tuple(sorted({_parse_name(name).strip() for name in value.split(",")}))
+
+
+def _parse_topics(value: str) -> tuple[str, ...]:
+    topics = tuple(sorted({topic.strip() for topic in value.split(",")}))
+    for topic in topics:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+            raise ValueError(f"'{topic}' is no topic name")
+    return topics
+
+
+def _parse_assign(value: str) -> tuple[Partition, ...]:
+    wanted = _json_object(value)
+    try:
+        parts = {Partition(topic, number) for topic, nums in wanted.items() for number in nums}
+    except TypeError as error:
+        raise ValueError("a topic's value must be a list of partition numbers") from error
+    if not parts or not all(_is_count(part.number) for part in parts):
+        raise ValueError("partition numbers must be whole numbers, at least one of them")
+    return tuple(sorted(parts))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _parse_starting(value: str) -> int | dict[Partition, int]:
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if value.strip().lower() in words:
+        return words[value.strip().lower()]
+    starts = _by_partition(value)
+    if not all(_is_count(at) or at in (EARLIEST, LATEST) for at in starts.values()):
+        raise ValueError("an offset must be a whole number, -2 (earliest) or -1 (latest)")
+    return starts
+
+
+def _parse_ending(value: str) -> int | dict[Partition, int]:
+    ends = _parse_starting(value)
+    if ends == EARLIEST or (isinstance(ends, dict) and EARLIEST in ends.values()):
+        raise ValueError("a read that ends at the earliest offset (-2) is always empty")
+    return ends
+
+
+def _parse_timestamps(value: str) -> dict[Partition, int]:
+    instants = _by_partition(value)
+    if not all(_is_count(at) and at < 2**63 for at in instants.values()):
+        raise ValueError("a timestamp must be a whole number of milliseconds since 1970")
+    return instants
+
+
+def _by_partition(value: str) -> dict[Partition, Any]:
+    """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
+    leaves: dict[Partition, Any] = {}
+    for topic, numbers in _json_object(value).items():
+        if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
+            raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
+        leaves.update({Partition(topic, int(number)): leaf for number, leaf in numbers.items()})
+    return leaves
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _parse_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return _parse_name(value)
+
+
+def _parse_trigger_delay(value: str) -> int:
+    # Spark reads a bare number as milliseconds.
+    us = _bounded_duration(f"{value} ms" if _is_number(value.strip()) else value)
+    if us < 0:
+        raise ValueError("a wait cannot be negative")
+    return us
+
+
+def _json_object(value: str) -> dict[str, Any]:
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("no JSON object")
+    return parsed
+
+
+def _parse_milliseconds(value: str) -> int:
+    number = whole_number(1).parse(value)
+    if number > 2**31:
+        raise ValueError("more than 2^31 ms")
+    return number
+
+
+TIME_FROM: Final = Reader(
+    _parse_time_from, "'timestamp', 'header:NAME' or the name of a JSON field", "header:"
+)
+EDGE_FROM: Final = Reader(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
+NAME: Final = Reader(_parse_name, "a name, not empty", wrong_type=" ")
+MILLISECONDS: Final = Reader(
+    _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
+)
+SUBSCRIBE: Final = Reader(_parse_topics, "topic names separated by commas", wrong_type="no/topic")
+ASSIGN: Final = Reader(_parse_assign, 'JSON such as {"topic": [0, 1]}', "topic", '{"topic": [-1]}')
+STARTING_OFFSETS: Final = Reader(
+    _parse_starting,
+    '\'earliest\', \'latest\' or JSON such as {"topic": {"0": 23, "1": -2}}',
+    "yesterday",
+    '{"topic": {"0": -3}}',
+)
+ENDING_OFFSETS: Final = Reader(
+    _parse_ending,
+    '\'latest\' or JSON such as {"topic": {"0": 23, "1": -1}}',
+    "tomorrow",
+    '{"topic": {"0": -2}}',
+)
+TOPIC_PATTERN: Final = Reader(
+    _parse_pattern, "a regular expression for whole topic names", wrong_type="topic("
+)
+TIMESTAMP: Final = replace(
+    whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
+)
+TIMESTAMPS: Final = Reader(
+    _parse_timestamps,
+    'milliseconds since 1970-01-01T00:00:00Z as JSON such as {"topic": {"0": 1700000000000}}',
+    "yesterday",
+    '{"topic": {"0": -1}}',
+)
+TRIGGER_DELAY: Final = Reader(
+    _parse_trigger_delay, "a duration such as '15m', or milliseconds", "soon", "-1 second"
+)
+CTI_FREQUENCY: Final = Reader(
+    _parse_frequency,
+    "a count of events such as '10', or a timespan such as '5 seconds'",
+    "often",
+    "0",
+)
+MAX_FUTURE: Final = Reader(
+    _parse_max_future, "a duration such as '5 minutes', up to 500000 weeks", "soon", "-1 tick"
+)
+WRITERS: Final = Reader(_parse_writers, "writers' names separated by commas", " ", "a,,b")
+WRITER_TIMEOUT: Final = Reader(
+    _parse_timeout, "a duration such as '1 minute', up to 500000 weeks", "soon", "0 s"
+)
+CTI_DELAY: Final = Reader(
+    _bounded_duration,
+    "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",
+    "later",
+    "600000 weeks",
+)
+
+
+IDLE_TIMEOUT: Final = Reader(
+    _parse_timeout, "a duration such as '30 seconds', above 0, up to 500000 weeks", "soon", "0 s"
+)
+
+
+def assign_text(assign: tuple[Partition, ...]) -> str:
+    """The text of option `assign`, which reads back to `assign`."""
+    topics: dict[str, list[int]] = {}
+    for topic, number in assign:
+        topics.setdefault(topic, []).append(number)
+    return json.dumps(topics)

@@ -1,0 +1,186 @@
+"""What can be wrong with a stream: kinds, culprits and fixes, as the README lists them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from pyspark_timestream.kafka.ranges import Partition
+
+__all__ = ["FIXES", "IN_BOUNDED_RUN", "IN_RUN_THAT_COMES_BACK", "Finding", "Kind", "names"]
+
+_NAMED: Final = 3
+"""How many partitions a sentence names before it says how many more there are."""
+
+
+class Kind(StrEnum):
+    """What can be found, in the order in which it is told; the README has an entry for each."""
+
+    MALFORMED = "malformed events"
+    IMPROBABLE_TIMES = "improbable times"
+    WRONG_TYPE = "values of another type"
+    OWN_WATERMARK = "a watermark beside the CTIs"
+    NO_ADVANCE_TIME = "state without advance_time"
+    START_AT_END = "a start at the end"
+    SESSION_SETTING = "a setting of the session"
+    FAR_FUTURE = "an event far in the future"
+    IDLE_PARTITION = "an idle partition"
+    SILENT_WRITER = "a silent writer"
+    LATE_IMPORT = "a late import"
+    NO_CTI = "no CTI yet"
+    EVERYTHING_DROPPED = "everything dropped"
+    LATE_ROWS = "rows dropped as late"
+    UNCOUNTED = "records that are not counted"
+    LARGE_CLOCK = "a clock too large for the group"
+    SHARED_GROUP = "a shared group"
+    BACKLOG = "a backlog"
+    FINAL_CTI = "a final CTI already sent"
+    ENDED = "the stream has ended"
+    CAUGHT_UP = "nothing holds it back"
+
+
+FIXES: Final[Mapping[Kind, str]] = {
+    Kind.MALFORMED: (
+        "name the field that holds the time in 'startTime' ('endTime', 'edge'), and the unit of "
+        "its numbers in 'timeUnit', and start with a new checkpoint; 'violationPolicy' = 'flag' "
+        "shows such events"
+    ),
+    Kind.IMPROBABLE_TIMES: (
+        "set 'timeUnit' to the unit of the numbers, or name another field in 'startTime', and "
+        "start with a new checkpoint"
+    ),
+    Kind.WRONG_TYPE: (
+        "correct the field's type in .schema(...), or declare it a string; "
+        "'columnNameOfCorruptRecord' shows such values"
+    ),
+    Kind.OWN_WATERMARK: (
+        "call advance_time(df) in place of withWatermark: it makes the CTIs Spark's watermark"
+    ),
+    Kind.NO_ADVANCE_TIME: ("call advance_time(df) before the aggregation, join or deduplication"),
+    Kind.START_AT_END: (
+        "to read what is there, set 'startingOffsets' to 'earliest' and start with a new checkpoint"
+    ),
+    Kind.SESSION_SETTING: (
+        "give it Spark's default before the query is built, and start with a new checkpoint, which "
+        "may keep the value that it began with"
+    ),
+    Kind.IDLE_PARTITION: (
+        "set option 'idleTimeout', so that a partition without new records stops counting; or "
+        "see to it that every partition gets records"
+    ),
+    Kind.SILENT_WRITER: (
+        "let the writer note the time, or close it (PunctuatedProducer.close()); option "
+        "'writerTimeout', on a new checkpoint, forgets writers that stay silent"
+    ),
+    Kind.FAR_FUTURE: (
+        "a CTI never goes back: correct the producer, then start with a new checkpoint and "
+        "option 'maxFuture', such as '1 hour', so that one wrong event cannot drive the clock"
+    ),
+    Kind.BACKLOG: (
+        "wait, or raise 'maxOffsetsPerTrigger' or leave it out; more partitions and cores read "
+        "faster"
+    ),
+    Kind.NO_CTI: (
+        "see to it that records come, from where 'startingOffsets' says, and reach "
+        "'ctiFrequency' or carry 'ctiHeader'; a smaller 'ctiFrequency' needs a new checkpoint"
+    ),
+    Kind.LATE_IMPORT: (
+        "see to it that the imported topic goes on, and that its own CTIs advance: it is read "
+        "from its earliest offset with the settings in 'ctiImport'; with option 'idleTimeout' a "
+        "quiet partition of it stops counting"
+    ),
+    Kind.EVERYTHING_DROPPED: (
+        "start with a new checkpoint and a larger 'ctiDelay', or with 'violationPolicy' = 'flag' "
+        "to see the late rows; where events are malformed, correct 'startTime' and 'timeUnit'"
+    ),
+    Kind.LATE_ROWS: (
+        "where too many are, start with a new checkpoint and a larger 'ctiDelay', or with "
+        "'violationPolicy' = 'flag' to keep them as rows"
+    ),
+    Kind.UNCOUNTED: (
+        "let the query read the offsets of its group and commit to it; no row depends on it"
+    ),
+    Kind.LARGE_CLOCK: (
+        "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
+        "partition; 'writerTimeout' forgets those that are gone"
+    ),
+    Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
+    Kind.FINAL_CTI: (
+        "start with a new checkpoint; for a job that comes back set 'finalCti' to 'false' from "
+        "the beginning"
+    ),
+    Kind.ENDED: (
+        "nothing to mend: every result is out; for a job that comes back with new records set "
+        "'finalCti' to 'false' and start with a new checkpoint"
+    ),
+    Kind.CAUGHT_UP: (
+        "nothing to mend: a result appears once the CTI has passed it, one batch later; new "
+        "records move the CTI on"
+    ),
+}
+
+
+IN_BOUNDED_RUN: Final = (
+    "see to it that every partition gets records; where this run is the end of the stream, set "
+    "option 'finalCti' to 'true' from the beginning"
+)
+"""The fix of an idle partition in a bounded run, which waits for nobody."""
+
+IN_RUN_THAT_COMES_BACK: Final = (
+    "run again: a run that finds it at rest for as long as option 'idleTimeout' says goes on "
+    "without it; where this run is the end of the stream, set option 'finalCti' to 'true' from the "
+    "beginning"
+)
+"""The same where quiet time counts across runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Attributes:
+        kind: what it is.
+        culprit: who is to blame, in words: partitions, a writer, a topic, an option.
+        text: what was seen, one sentence or two.
+        since_us: the wall clock since when, as far as the history reaches; None: it does not say.
+        partitions: the partitions concerned.
+        writers: the (partition, writer's name) concerned.
+        detail: what a look at the records adds; empty: nothing.
+        level: how far it has gone; a warning is given again where this has risen.
+        advice: the fix, where it is not that of the kind.
+    """
+
+    kind: Kind
+    culprit: str
+    text: str
+    since_us: int | None = None
+    partitions: frozenset[Partition] = frozenset()
+    writers: frozenset[tuple[Partition, str]] = frozenset()
+    detail: str = ""
+    level: int = 0
+    advice: str = ""
+
+    @property
+    def fix(self) -> str:
+        """What to do about it."""
+        return self.advice or FIXES[self.kind]
+
+    @property
+    def whole_text(self) -> str:
+        """What was seen, with the detail."""
+        return f"{self.text}; {self.detail}" if self.detail else self.text
+
+    @property
+    def line(self) -> str:
+        """The finding in one line, as a log and a query's progress show it."""
+        return f"{self.kind}: {self.culprit}: {self.whole_text}; next step: {self.fix}"
+
+
+def names(parts: Sequence[Partition]) -> str:
+    """Partitions as a sentence names them: the first few, then how many more.
+
+    >>> names([Partition("t", number) for number in range(5)])
+    "topic 't' partition 0, topic 't' partition 1, topic 't' partition 2 and 2 more"
+    """
+    shown = ", ".join(str(part) for part in parts[:_NAMED])
+    return shown if len(parts) <= _NAMED else f"{shown} and {len(parts) - _NAMED} more"

@@ -1,0 +1,120 @@
+"""The marks that a producer puts among its records: what they carry, and what is refused.
+
+A mark is a record without key and value whose headers say who noted which time; what a reader makes
+of it is semantics 4.1 to 4.5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pyspark_timestream.connector.instants import check_instant, format_instant, parse_instant
+from pyspark_timestream.connector.options import OptionError
+
+__all__ = ["Writer", "client_settings", "noted_us", "partitions_to_mark"]
+
+Headers = list[tuple[str, bytes]]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_FALSE: Final = ("false", "0", "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who notes times, and under which header.
+
+    Attributes:
+        name: the writer, as the reader's option `writers` would list it.
+        header: the header of the reader's option `ctiHeader`.
+
+    Raises:
+        OptionError: a name that a comma list cannot hold, or no header.
+    """
+
+    name: str
+    header: str
+
+    def __post_init__(self) -> None:
+        if not self.name or "," in self.name or self.name != self.name.strip():
+            raise OptionError(
+                "writer_id",
+                repr(self.name),
+                "a name without commas and without blanks at its ends",
+                "give each writer a name of its own that stays the same over restarts",
+            )
+        if not self.header:
+            raise OptionError(
+                "cti_header", "''", "the name of a record header", "leave it out for 'cti'"
+            )
+
+    def mark(self, time_us: int) -> Headers:
+        """The headers by which this writer notes `time_us`.
+
+        >>> Writer("a", "cti").mark(0)
+        [('cti', b'1970-01-01T00:00:00Z'), ('cti-writer', b'a')]
+        """
+        return [(self.header, format_instant(time_us).encode()), *self._signed()]
+
+    def closing(self, time_us: int | None) -> Headers:
+        """The headers that end this writer; `time_us` is what it noted last, None for nothing."""
+        last = self.mark(time_us) if time_us is not None else self._signed()
+        return [*last, (f"{self.header}-close", b"true")]
+
+    def _signed(self) -> Headers:
+        return [(f"{self.header}-writer", self.name.encode())]
+
+
+def noted_us(time: datetime | str) -> int:
+    """The instant that a user notes, in microseconds.
+
+    Args:
+        time: a datetime with a zone, or ISO-8601 text (without a zone it is UTC).
+
+    Raises:
+        ValueError: neither, or outside the years 1 to 9999.
+    """
+    if isinstance(time, str):
+        return parse_instant(time)
+    if not isinstance(time, datetime):
+        raise ValueError(
+            f"{time!r} is no time; accepted: a datetime with a zone, or ISO-8601 text; next step: "
+            "note_time(datetime.now(UTC))"
+        )
+    if time.tzinfo is None:
+        raise ValueError(
+            f"{time!r} has no zone, and this machine's must not decide; accepted: a datetime with "
+            "a zone; next step: add tzinfo=UTC"
+        )
+    return check_instant((time - _EPOCH) // timedelta(microseconds=1))
+
+
+def client_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's configuration, idempotent, so that retries keep the order.
+
+    Raises:
+        OptionError: the user turned idempotence off.
+    """
+    given = config.get("enable.idempotence", True)
+    if str(given).lower() in _FALSE:
+        raise OptionError(
+            "enable.idempotence",
+            f"'{given}'",
+            "true: without it a retried record can land behind a mark",
+            "leave it out",
+        )
+    return {**config, "enable.idempotence": True}
+
+
+def partitions_to_mark(topic: str, found: Mapping[str, int]) -> range:
+    """The partitions of `topic` that a mark goes to; `found` has the topics' partition counts.
+
+    Raises:
+        LookupError: the topic does not exist.
+    """
+    if not found.get(topic):
+        raise LookupError(
+            f"topic '{topic}' does not exist, so there is nowhere to note a time; next step: "
+            "create it, or correct the name"
+        )
+    return range(found[topic])

@@ -1,0 +1,76 @@
+"""What a stream has counted lately: wrong data is told soon, however much was well before."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from timestream.builders import at, options
+
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.explain.recent_counts import Recent, counted_on, recent_mistakes
+from pyspark_timestream.kafka.plan.findings import Kind
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+
+SETTINGS = options(valueFormat="json", startTime="at", ctiFrequency="1").settings()
+YEARS = 1_000_000
+"""So many events were well before."""
+
+
+def share(events, malformed=0, unfit=0):
+    state = PartitionState(events=events, malformed=malformed)
+    return PartitionOffset(events, events, state, unfit=unfit)
+
+
+def stands(**shares):
+    return StreamOffset(
+        "me", SETTINGS, 1, {at(int(name[1:])): each for name, each in shares.items()}
+    )
+
+
+def told(*courses):
+    """What is found after batches that leave partition 0 at each of `courses` in turn."""
+    recent, kinds = Recent(), []
+    for before, now in itertools.pairwise(courses):
+        recent = counted_on(recent, {at(0): before}, {at(0): now})
+        kinds.append([each.kind for each in recent_mistakes(recent, stands(p0=now))])
+    return kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("malformed", Kind.MALFORMED), ("unfit", Kind.WRONG_TYPE)]
+)
+def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
+    bad = share(YEARS + 12, **{name: 12})
+    well = share(YEARS + 40, **{name: 12})
+    assert told(share(YEARS), bad, bad, well) == [[kind], [kind], []]
+
+
+def test_the_counts_are_those_of_the_last_events():
+    recent = counted_on(Recent(), {at(0): share(YEARS, 7)}, {at(0): share(YEARS + 20, 22)})
+    (finding,) = recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
+    assert finding.text.startswith("lately, 15 of 20 events have no time that can be read")
+
+
+@given(st.lists(st.integers(0, 30), max_size=20))
+def test_of_any_batches_twenty_wrong_events_are_told_and_few_are_not(sizes):
+    recent, now = Recent(), share(YEARS)
+    for size in sizes:
+        wrong = now.state.malformed + size
+        now, before = share(YEARS + wrong, wrong), now
+        recent = counted_on(recent, {at(0): before}, {at(0): now})
+        found = recent_mistakes(recent, stands(p0=now))
+        # It may take ten that are counted with others.
+        assert bool(found) == (wrong >= 10)
+
+
+def test_few_wrong_events_among_many_are_not_told():
+    assert told(share(YEARS), share(YEARS + 100, 49)) == [[]]
+
+
+def test_partitions_that_are_new_made_anew_or_gone_are_counted_from_there():
+    recent = counted_on(Recent(), {at(0): share(YEARS)}, {at(0): share(3), at(1): share(12, 12)})
+    assert [each.partitions for each in recent_mistakes(recent, stands())] == [{at(1)}]
+    recent = counted_on(recent, {at(0): share(3)}, {at(0): share(23, 20)})
+    assert [each.partitions for each in recent_mistakes(recent, stands())] == [{at(0)}]
+    assert counted_on(recent, {}, {}) == Recent()

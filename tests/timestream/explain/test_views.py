@@ -1,0 +1,152 @@
+"""An explanation reads well in a terminal and in a notebook, whatever the names hold."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+from timestream.builders import at
+from timestream.explain.test_diagnosis import (
+    MARKS,
+    NOON,
+    SECOND,
+    history,
+    share,
+    state,
+    with_writers,
+)
+
+from pyspark_timestream.explain.history import Moment
+from pyspark_timestream.explain.picture import picture
+from pyspark_timestream.explain.report import explain_stream
+from pyspark_timestream.explain.text import MOST_ROWS
+from pyspark_timestream.explain.views import Explanation
+from pyspark_timestream.kafka.plan.findings import FIXES, Kind
+
+
+def explained(*batches, notes=(), **more):
+    return Explanation("Query 'q'", (explain_stream(history(*batches, **more)),), notes)
+
+
+def renamed(topic, writer="w"):
+    """One partition of a topic of that name, held back by a writer of that name."""
+    (moment,) = history([share(with_writers(3, last=9, **{writer: 3}))], settings=MARKS)
+    offset = moment.offset
+    shares = {at(0, topic): offset.partitions[at(0)]}
+    fields = {name: getattr(offset, name) for name in ("stream", "settings", "starts", "cti_us")}
+    made = type(offset)(**fields, partitions=shares)
+    return Explanation("q", (explain_stream((Moment(NOON, made),)),))
+
+
+def parsed(explanation):
+    """The HTML as a tree; it fails to parse where something was not escaped."""
+    return ET.fromstring(explanation._repr_html_().replace("&#160;", " "))
+
+
+def cells_of(explanation):
+    return [[cell.text or "" for cell in row] for row in parsed(explanation).iter("tr")][1:]
+
+
+def test_the_text_says_what_holds_back_since_when_and_the_fix():
+    text = str(explained([share(state(5, dropped=3)), share(state(1))]))
+    assert text.splitlines()[:6] == [
+        "Query 'q'",
+        "",
+        "Stream of 'topic', before batch 0 of 2024-01-01T12:00:00Z",
+        "CTI: 2024-01-01T12:00:01Z, since 2024-01-01T12:00:00Z",
+        "",
+        "=> an idle partition: topic 'topic' partition 1 (since 2024-01-01T12:00:00Z)",
+    ]
+    assert f"   Fix: {FIXES[Kind.IDLE_PARTITION]}." in text
+    assert repr(explained([share(state(5))])) == str(explained([share(state(5))]))
+
+
+def test_the_table_has_culprits_first_and_every_fact():
+    held = explained([share(state(5, dropped=3, adjusted=1, flagged=2, malformed=4)),
+                      share(state(1), first=7)], left=0)  # fmt: skip
+    assert cells_of(held) == [
+        ["*", "topic 1", "7", "0", "2024-01-01T12:00:01Z", "2024-01-01T12:00:01Z", "no",
+         "20", "0", "0", "0", "0"],
+        # It has late rows, which are told after what holds the CTI back.
+        ["*", "topic 0", "100", "0", "2024-01-01T12:00:05Z", "2024-01-01T12:00:05Z", "no",
+         "20", "3", "1", "2", "4"],
+    ]  # fmt: skip
+
+
+def test_a_lag_is_counted_from_the_offset_and_unknown_without_a_log_end():
+    (known,) = cells_of(explained([share(state(5), 4)], left=3))
+    (unknown,) = cells_of(explained([share(state(5), 4)], left=None))
+    (none,) = cells_of(explained([share(state(5))], left=None))
+    assert (known[3], unknown[3], none[3]) == ("7", "?", "0")
+
+
+def test_a_partition_without_times_says_none_and_one_that_is_idle_says_so():
+    row, _ = cells_of(explained([share(state(None, events=0), idle=True), share(state(5))]))
+    assert row[4:7] == ["none", "none", "yes"]
+
+
+def test_writers_follow_their_partition_and_the_silent_one_is_marked():
+    rows = cells_of(explained([share(with_writers(3, last=9, a=9, b=3))], settings=MARKS))
+    assert [(row[0], row[1].strip(), row[4]) for row in rows[1:]] == [
+        ("", "writer 'a'", "2024-01-01T12:00:09Z"),
+        ("*", "writer 'b'", "2024-01-01T12:00:03Z"),
+    ]
+
+
+def test_names_are_escaped_in_html_and_printable_in_a_terminal():
+    nasty = renamed("<b>&\"'", "</td><script>alert(1)</script>")
+    assert "<script>" not in nasty._repr_html_()
+    assert any("</td><script>" in row[1] for row in cells_of(nasty))
+    assert "\x1b" not in str(renamed("a\x1b[31m"))
+    assert "a\\x1b[31m" in str(renamed("a\x1b[31m"))
+
+
+def test_notes_and_subject_are_shown_in_both_views():
+    noted = explained([share(state(5))], notes=("the query <stopped>",))
+    assert "Note: the query <stopped>." in str(noted)
+    assert "Note: the query &lt;stopped&gt;." in noted._repr_html_()
+
+
+def test_many_partitions_are_limited_culprits_first():
+    shares = [*[share(state(9))] * 40, share(state(1))]
+    many = explained(shares)
+    assert f"... and {41 - MOST_ROWS} more partitions" in str(many)
+    assert f"... and {41 - MOST_ROWS} more partitions" in many._repr_html_()
+    rows = cells_of(many)
+    assert len(rows) == MOST_ROWS
+    assert rows[0][:2] == ["*", "topic 40"]
+
+
+def drawn(*shares, **more):
+    stream = explain_stream(history(list(shares), **more))
+    return ET.fromstring(picture(stream)) if picture(stream) else None
+
+
+def tags(tree, name):
+    return list(tree.iter(f"{{http://www.w3.org/2000/svg}}{name}"))
+
+
+def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_line():
+    tree = drawn(share(state(10, last_us=NOON + 20 * SECOND)), share(state(0)))
+    # Culprits come first: the bar that ends at 0, without news; then the one at 10 of 20 seconds.
+    held, free = (float(bar.get("x")) + float(bar.get("width")) for bar in tags(tree, "rect"))
+    last_held, last_free = (float(dot.get("cx")) for dot in tags(tree, "circle"))
+    (line,) = tags(tree, "line")
+    assert float(line.get("x1")) == pytest.approx(held) == last_held
+    assert free - held == pytest.approx(last_free - free, abs=0.2)
+    assert free - held > 100
+
+
+def test_the_picture_names_the_culprit_in_words_and_colour():
+    tree = drawn(share(state(10)), share(state(0)), share(state(None, events=0), idle=True))
+    said = [text.text for text in tags(tree, "text")]
+    assert said.count("culprit") == 1
+    assert "idle no CTI" in said
+    colours = {bar.get("fill") for bar in tags(tree, "rect")}
+    assert len(colours) == 2
+
+
+def test_without_any_time_there_is_no_picture():
+    assert drawn(share(state(None, events=0))) is None
+
+
+def test_one_instant_alone_is_an_axis():
+    assert drawn(share(state(3))) is not None

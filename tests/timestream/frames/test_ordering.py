@@ -1,0 +1,65 @@
+"""Rows that leave are in the order of (event time, arrival), and are the rows that came."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_timestream.frames.reorder import ARRIVAL, in_order, stamped
+
+SCHEMA = pa.schema([
+    pa.field("t", pa.timestamp("us", "UTC"), nullable=False), ("id", pa.int32()),
+    ("more", pa.struct([("tags", pa.list_(pa.string()))])),
+])  # fmt: skip
+EPOCH = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def batch(rows: list[tuple[int, int]]) -> pa.RecordBatch:
+    """Rows of (second, id); every third `more` is null."""
+    more = [None if id % 3 == 0 else {"tags": [str(id), None]} for _, id in rows]
+    times = [EPOCH + timedelta(seconds=second) for second, _ in rows]
+    columns = {"t": times, "id": [id for _, id in rows], "more": more}
+    return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[list[list[list[int]]]]:
+    """Seconds, by batch, task and Arrow batch."""
+    blocks = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=3)
+    return draw(st.lists(st.lists(blocks, min_size=1, max_size=3), min_size=1, max_size=3))
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrivals(), st.randoms(use_true_random=False))
+def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(came, random) -> None:
+    numbered, expected = [], []
+    for batch_id, tasks in enumerate(came):
+        for task, blocks in enumerate(tasks):
+            parts = []
+            for block in blocks:
+                rows = [(second, len(expected) + n) for n, second in enumerate(block)]
+                expected += rows
+                parts.append(batch(rows))
+            numbered += list(stamped(parts, batch_id, task))
+    handed = [one.slice(n, 1) for one in numbered for n in range(one.num_rows)]
+    random.shuffle(handed)
+    left = list(in_order(handed, "t"))
+    rows = [row for each in left for row in each.to_pylist()]
+    assert [row["id"] for row in rows] == [id for _, id in sorted(expected, key=lambda r: r[0])]
+    assert all(each.schema == SCHEMA for each in left)
+    assert rows == batch(sorted(expected, key=lambda r: r[0])).to_pylist()
+
+
+def test_arrivals_number_the_rows_of_a_task_through_its_blocks() -> None:
+    blocks = list(stamped([batch([(9, 0), (1, 1)]), batch([]), batch([(5, 2)])], 7, 3))
+    rows = pa.Table.from_batches(blocks).select(list(ARRIVAL)).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
+    assert [block.num_rows for block in blocks] == [2, 0, 1]
+
+
+def test_nothing_released_is_nothing() -> None:
+    (stamp,) = stamped([batch([])], 0, 0)
+    assert list(in_order([stamp], "t")) == list(in_order([], "t")) == []

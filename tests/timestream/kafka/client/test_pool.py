@@ -1,0 +1,77 @@
+"""What a worker keeps between its tasks, and what it must not."""
+
+import pytest
+
+from pyspark_timestream.kafka.client.pool import Stock
+
+
+class Thing:
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class World:
+    """A clock and a process id that tests set."""
+
+    def __init__(self, most: int = 2, idle_s: float = 10) -> None:
+        self.now_s = 0.0
+        self.pid = 1
+        self.stock: Stock[Thing] = Stock(most, idle_s, lambda: self.now_s, lambda: self.pid)
+
+    def use(self, key: object) -> Thing:
+        with self.stock.borrowed(key, Thing) as thing:
+            assert not thing.closed
+        return thing
+
+
+def test_a_thing_made_for_one_task_serves_the_next() -> None:
+    world = World()
+    assert world.use("a") is world.use("a")
+    assert world.use("b") is not world.use("a")
+
+
+def test_a_thing_whose_task_failed_is_closed_and_never_used_again() -> None:
+    world = World()
+    first = world.use("a")
+    with pytest.raises(ValueError, match="task"), world.stock.borrowed("a", Thing) as again:
+        raise ValueError("task")
+    assert again is first
+    assert first.closed == 1
+    assert world.use("a") is not first
+
+
+def test_no_more_are_kept_than_allowed_and_the_oldest_goes_first() -> None:
+    world = World(most=2)
+    a, b = world.use("a"), world.use("b")
+    assert world.use("a") is a
+    c = world.use("c")
+    assert [a.closed, b.closed, c.closed] == [0, 1, 0]
+
+
+def test_what_was_idle_for_long_is_closed() -> None:
+    world = World(most=9, idle_s=10)
+    old, other = world.use("old"), world.use("other")
+    world.now_s = 10.5
+    assert world.use("other") is other
+    assert [old.closed, other.closed] == [1, 0]
+
+
+def test_two_borrowers_at_once_have_one_each_and_one_stays() -> None:
+    world = World()
+    with world.stock.borrowed("a", Thing) as outer:
+        inner = world.use("a")
+        assert inner is not outer
+    assert inner.closed == 1
+    assert world.use("a") is outer
+
+
+def test_a_forked_child_neither_uses_nor_closes_what_its_parent_has() -> None:
+    world = World(most=1)
+    parents = world.use("a")
+    world.pid = 2
+    assert world.use("a") is not parents
+    world.use("b")
+    assert parents.closed == 0

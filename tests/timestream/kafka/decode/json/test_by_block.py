@@ -1,0 +1,378 @@
+"""JSON values in columns: what a value becomes never depends on its neighbours."""
+
+import decimal
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.builders import INSTANT
+
+from pyspark_timestream.kafka.decode.json import by_block as json_values
+from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.json.types import JsonFields, unsupported_type
+
+PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
+SCHEMA = pa.schema(
+    [
+        ("i", pa.int64()),
+        ("b", pa.int8()),
+        ("d", pa.float64()),
+        ("f", pa.float32()),
+        ("s", pa.string()),
+        ("o", pa.bool_()),
+        ("n", pa.decimal128(5, 2)),
+        ("t", INSTANT),
+        ("day", pa.date32()),
+        ("p", PLACE),
+        ("l", pa.list_(pa.int64())),
+        ("ps", pa.list_(PLACE)),
+        ("ts", pa.list_(INSTANT)),
+        ("bs", pa.list_(pa.binary())),
+    ]
+)
+RAW = ("t", "s", "i", "d", "when", "edge")
+FIELDS = JsonFields(SCHEMA, RAW)
+
+
+def bits(value):
+    """A value that equals only itself: NaN is NaN, and -0.0 is not 0.0."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, dict):
+        return {name: bits(inner) for name, inner in value.items()}
+    return [bits(inner) for inner in value] if isinstance(value, list) else value
+
+
+def rows(values, fields=FIELDS):
+    """Per value: its columns, its raw fields with their types, and whether it is malformed."""
+    block = parse_json(fields, pa.array(values, pa.binary()))
+    columns = [column.to_pylist() for column in block.columns]
+    assert [column.type for column in block.columns] == fields.columns.types
+    for column in block.columns:
+        column.validate(full=True)
+        assert len(column) == len(values)
+    raws = {
+        name: [v for piece in pieces for v in piece.to_pylist()]
+        for name, pieces in block.raw.items()
+    }
+    assert all(len(raw) == len(values) for raw in raws.values())
+    assert block.malformed.dtype == np.bool_
+    return [
+        (
+            [bits(column[i]) for column in columns],
+            {name: raw[i] if raw[i] == raw[i] else "nan" for name, raw in raws.items()},
+            bool(block.malformed[i]),
+        )
+        for i in range(len(values))
+    ]
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Sets how many values are few enough for Python alone."""
+    return lambda count: monkeypatch.setattr(json_values, "_FEW", count)
+
+
+def with_few(count, values, fields=FIELDS):
+    was, json_values._FEW = json_values._FEW, count
+    try:
+        return rows(values, fields)
+    finally:
+        json_values._FEW = was
+
+
+NUMBERS = """0 -0 1 -1 127 128 1.0 1.5 1e2 1E-2 -0.0 1e40 1e400 1e-400 12345 999.99 1000 1.234
+1.230 16777217 9007199254740993 9223372036854775807 9223372036854775808 123456789012345678901234
+1.00000017881393432617187499 3.4028235677973366e38 0.1 01 .5 5. +1 NaN Infinity -Infinity
+1357017420123 1357017420.123"""
+numbers = st.sampled_from(NUMBERS.split())
+strings = st.sampled_from(
+    [
+        '""',
+        '"x"',
+        '"5"',
+        '"1.5"',
+        '" 1"',
+        '"start"',
+        '"\\u00e9"',
+        '"é"',
+        '"\\ud83d\\ude00"',
+        '"\\ud800"',
+        '"\\udc00"',
+        '"\\u0000"',
+        '"a\\nb"',
+        '"a\nb"',
+        '"a\tb"',
+        '"}"',
+        '"{"',
+        '"\\""',
+        '"\\x"',
+        '"2013-01-01T05:00:00Z"',
+        '"2013-01-01 05:00:00.5+01:00"',
+        '"2013-02-30T00:00:00Z"',
+        '"2013-01-01"',
+        '"2013-02-30"',
+        '"1357017420123"',
+        '"aGk="',
+        '"NaN"',
+        '"+INF"',
+    ]
+)
+words = st.sampled_from(["null", "true", "false", "nul", "True"])
+scalars = numbers | strings | words
+keys = st.sampled_from(["i", "b", "d", "f", "s", "o", "n", "t", "day", "p", "l", "ps", "ts", "bs"])
+others = st.sampled_from(["when", "edge", "extra", "I", "\\u0069", "", "\\u0000", "x", "seen"])
+space = st.sampled_from(["", "", "", " ", "\n", "\t", "\r\n", "\x0b", "\xa0"])
+
+
+def joined(inner, opening, closing):
+    return st.lists(inner, max_size=3).map(lambda all_: opening + ",".join(all_) + closing)
+
+
+def objects(of, values):
+    pair = st.tuples(of.map(lambda key: f'"{key}"'), space, values).map(
+        lambda kv: f"{kv[0]}:{kv[1]}{kv[2]}"
+    )
+    return joined(pair, "{", "}")
+
+
+place = objects(st.sampled_from(["x", "seen", "y"]), scalars)
+nested = st.one_of(scalars, place, joined(scalars | place, "[", "]"))
+documents = objects(keys | others, nested)
+GOOD = {
+    "i": 5,
+    "b": 1,
+    "d": 1.5,
+    "f": 0.5,
+    "s": "x",
+    "o": True,
+    "n": 1.25,
+    "t": "2013-01-01T05:00:00Z",
+    "day": "2013-01-01",
+    "p": {"x": 1, "seen": "2013-01-01"},
+    "l": [1, 2],
+    "ps": [{"x": 1}, None],
+    "ts": ["2013-01-01"],
+    "bs": ["aGk=", None],
+    "when": 12,
+}
+
+
+def good_but(changes):
+    return json.dumps({**GOOD, **changes}).encode()
+
+
+fine = st.dictionaries(
+    keys | st.just("when"),
+    st.sampled_from([None, 0, 7, 1.5, "x", "2013-01-01", True, [], [3], {"x": 3}, 2**53 + 1]),
+    max_size=2,
+).map(good_but)
+texts = st.one_of(
+    fine,
+    fine,
+    st.tuples(space, documents, space).map("".join).map(str.encode),
+    documents.map(lambda d: d[:-1].encode()),
+    st.tuples(documents, documents).map(lambda two: "".join(two).encode()),
+    documents.map(lambda d: (d + "\0}").encode()),
+    st.sampled_from([None, b"", b" ", b"{}", b"{ }", b"[]", b"[{}]", b"null", b"5", b'"{}"']),
+    st.sampled_from([b"\xff", b'{"s":"\xff"}', b'{"\xff":1}', b'{"s":"\xed\xa0\x80"}', b"{]}"]),
+    st.sampled_from([b"\xef\xbb\xbf{}", b'{"i":1,}', b'{"a":{}', b"/**/{}", b'{"i":1}//}', b"{"]),
+    st.sampled_from([b'{"i":1}{"i":2}', b'{"i":1}\n{"i":2}', b'{"i":1}{"i":2}\0}']),
+    st.binary(max_size=6).map(lambda b: b"{" + b + b"}"),
+)
+
+
+@given(st.lists(texts, max_size=5))
+@settings(max_examples=120, deadline=None)
+def test_a_value_becomes_the_same_alone_and_beside_any_others(values):
+    alone = [row for value in values for row in with_few(10**6, [value])]
+    for few_ in (1, 2, 10**6):
+        assert with_few(few_, values) == alone
+    # Arrow alone gets what is good twice.
+    twice = [value for value in values for _ in (1, 2)]
+    assert with_few(1, twice)[::2] == alone
+
+
+@given(st.lists(texts, min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_a_long_block_of_good_values_is_not_disturbed_by_a_bad_one(bad, place):
+    good = [good_but({"i": i}) for i in range(100)]
+    expected = rows(good)
+    found = rows([*good[:place], *bad, *good[place:]])
+    assert found[:place] + found[place + len(bad) :] == expected
+    assert found[place : place + len(bad)] == [row for value in bad for row in rows([value])]
+
+
+@pytest.mark.parametrize(("every", "most_calls"), [(1, 12), (7, 40), (100, 400), (1_000, 120)])
+@pytest.mark.parametrize("bad", [{"i": "x"}, {"d": [1]}])
+def test_many_bad_values_do_not_make_arrow_start_over_for_each(every, most_calls, bad, monkeypatch):
+    calls, parse_joined = [], json_values._parse_joined
+    monkeypatch.setattr(
+        json_values, "_parse_joined", lambda *given: calls.append(1) or parse_joined(*given)
+    )
+    fields = JsonFields(pa.schema([("i", pa.int64()), ("d", pa.float64())]))
+    good = [{"i": i, "d": i / 8} for i in range(20_000)]
+    values = [json.dumps(g | bad if g["i"] % every == 0 else g).encode() for g in good]
+    block = parse_json(fields, pa.array(values, pa.binary()))
+    assert block.malformed.tolist() == [i % every == 0 for i in range(len(good))]
+    expected = [None if name in bad and i % every == 0 else g[name] for i, g in enumerate(good)
+                for name in ("i", "d")]  # fmt: skip
+    found = zip(*(column.to_pylist() for column in block.columns), strict=True)
+    assert [value for row in found for value in row] == expected
+    assert len(calls) <= most_calls
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"1999",
+                b"1999.0",
+                b"2.5",
+                b"1e3",
+                b"9007199254740993",
+                b'"7"',
+                b"null",
+                b"true",
+                b"{}",
+                b"[1]",
+                b"1e400",
+            ]
+        ),
+        max_size=6,
+    )
+)
+@settings(deadline=None)
+def test_raw_fields_of_mixed_types_keep_their_values(literals):
+    values = [b'{"when":' + literal + b"}" for literal in literals]
+    for few_ in (1, 10**6):
+        for (_, raw, malformed), literal in zip(
+            with_few(few_, values, JsonFields(pa.schema([]), ("when",))), literals, strict=True
+        ):
+            value = json.loads(literal)
+            is_time = isinstance(value, str | int | float) and not isinstance(value, bool)
+            assert raw["when"] == (value if is_time else None)
+            assert not malformed
+
+
+@pytest.mark.parametrize("count", [1, 10**6])
+def test_a_field_of_another_type_is_null_and_the_others_stay(few, count):
+    few(count)
+    value = good_but({"b": 300, "p": {"x": 1, "seen": "never"}})
+    (columns, raw, malformed), second = rows([value] * 2)
+    assert second == (columns, raw, malformed)
+    by_name = dict(zip(SCHEMA.names, columns, strict=True))
+    assert malformed
+    assert (by_name["b"], by_name["p"]) == (None, {"x": 1, "seen": None})
+    assert (by_name["i"], by_name["l"], by_name["n"]) == (5, [1, 2], decimal.Decimal("1.25"))
+    assert raw == {"t": GOOD["t"], "s": "x", "i": 5, "d": 1.5, "when": 12, "edge": None}
+
+
+@pytest.mark.parametrize("count", [1, 10**6])
+def test_a_null_value_is_a_row_of_nulls_and_not_malformed(few, count):
+    few(count)
+    nothing = [None] * len(SCHEMA)
+    no_raw = dict.fromkeys(RAW)
+    assert rows([None, b"{}", b"", b"nonsense"]) == [
+        (nothing, no_raw, False),
+        (nothing, no_raw, False),
+        (nothing, no_raw, True),
+        (nothing, no_raw, True),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 10**6])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b'{"i":5,"p":{"x":1',
+        b'{"i":5,"p":{"x":}}',
+        b'{"i":5,"l":[1',
+        b'{"i":5,"l":[1,}',
+        b'{"i":5,"s":{"a',
+    ],
+)
+def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(few, count, broken):
+    few(count)
+    lost = ([None] * len(SCHEMA), dict.fromkeys(RAW), True)
+    assert rows([broken]) == [lost]
+    good = good_but({})
+    (first,) = rows([good])
+    assert rows([good, broken, good]) == [first, lost, first]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "[" * 100_000 + "]" * 100_000,
+        "[" * 2_000 + "]" * 2_000,
+        '{"a":' * 3_000 + "1" + "}" * 3_000,
+        "1" * 5_000,
+        "-" + "1" * 5_000,
+    ],
+    ids=["100000 deep", "2000 deep", "3000 objects", "5000 digits", "negative"],
+)
+def test_extreme_values_are_malformed_and_stop_nothing(few, inside):
+    value = b'{"i":1,"extra":' + inside.encode() + b"}"
+    good = good_but({})
+    for count in (1, 10**6):
+        few(count)
+        assert [row[2] for row in rows([value])] == [True]
+        # The first value tells a block's types, so a good one goes first too.
+        assert [row[2] for row in rows([good, value, good, value])] == [False, True, False, True]
+        assert [row[2] for row in rows([value, good, value, good])] == [True, False, True, False]
+
+
+def test_a_large_document_is_no_extreme_one(few):
+    few(1)
+    value = json.dumps({"i": 1, "extra": [{"k": [n]} for n in range(500)], "s": "9" * 900})
+    (columns, _, malformed), _ = rows([value.encode()] * 2)
+    assert (columns[0], malformed) == (1, False)
+
+
+@pytest.mark.parametrize("count", [1, 10**6])
+@pytest.mark.parametrize(
+    ("literal", "expected"),
+    [("999.99", "999.99"), ("1000", None), ("1.230", "1.23"), ("1.235", "1.24"), ('"5"', "5.00"),
+     ("999.995", None), ("1e40", None)],
+)  # fmt: skip
+def test_a_decimal_must_fit_its_precision_and_scale(few, count, literal, expected):
+    few(count)
+    fields = JsonFields(pa.schema([("n", pa.decimal128(5, 2))]))
+    ([found], _, malformed), _ = rows([f'{{"n":{literal}}}'.encode()] * 2, fields)
+    assert found == (expected and decimal.Decimal(expected))
+    assert malformed == (expected is None)
+
+
+def test_without_fields_only_the_form_is_judged(few):
+    for count in (1, 10**6):
+        few(count)
+        found = rows([b'{"a":1}', b"{a}", b"{}"], JsonFields(pa.schema([])))
+        assert [row[2] for row in found] == [False, True, False]
+
+
+def test_no_values_give_empty_columns_of_the_right_type():
+    assert rows([]) == []
+
+
+def test_a_sliced_column_of_values_is_read_from_its_slice():
+    values = pa.array([good_but({"i": i}) for i in range(90)], pa.binary()).slice(7, 80)
+    block = parse_json(FIELDS, values)
+    assert block.columns[0].to_pylist() == list(range(7, 87))
+
+
+@pytest.mark.parametrize(
+    ("data_type", "bad"),
+    [
+        (pa.duration("us"), pa.duration("us")),
+        (pa.map_(pa.int64(), pa.string()), pa.map_(pa.int64(), pa.string())),
+        (pa.map_(pa.string(), pa.binary()), None),
+        (pa.list_(pa.struct([("a", pa.month_day_nano_interval())])), pa.month_day_nano_interval()),
+        (SCHEMA.field("ps").type, None),
+    ],
+)
+def test_a_type_that_json_cannot_fill_is_found_wherever_it_is(data_type, bad):
+    assert unsupported_type(data_type) == bad

@@ -1,0 +1,146 @@
+"""What a warning shows of the records: the field, one value's beginning, the unit that fits."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from timestream.builders import block, options, projection
+
+from pyspark_timestream.kafka.decode.value_samples import (
+    describe_malformed,
+    describe_unit,
+    describe_values,
+)
+
+
+def values(*objects):
+    return block(*[each if isinstance(each, bytes) else json.dumps(each).encode()
+                   for each in objects])  # fmt: skip
+
+
+def malformed(*objects, **raw):
+    given_options = options(valueFormat="json", **{"startTime": "at", **raw})
+    return describe_malformed(given_options, values(*objects))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"when": 5, "who": "x"}, "there is no field 'at', but 'when', 'who'"),
+        ({}, "there is no field 'at', nor any field"),
+        ({"at": "13/01/2024 05:00"},
+         "one value in 'at' is a text of 16 characters that begins '13/01/20'"),
+        ({"at": True}, "one value in 'at' is a boolean"),
+        ({"at": None}, "one value in 'at' is null"),
+        ({"at": {"t": 1}}, "one value in 'at' is an object"),
+        ({"at": [1]}, "one value in 'at' is an array"),
+        ({"at": ""}, "one value in 'at' is an empty text"),
+        (b"a,b,c", "one value is no JSON object, but a text of 5 characters that begins 'a,'"),
+        (b"\0\0\0\0\7abc", "the values are no JSON: they begin with a zero byte, as those of a "
+                           "schema registry"),
+    ],
+)  # fmt: skip
+def test_the_field_and_what_is_there_are_named(value, said):
+    assert malformed(value) == said
+
+
+def test_the_first_malformed_event_is_shown_and_none_where_all_are_well():
+    assert malformed({"at": 1}, {"at": "x y"}, {"at": "z"}).endswith("begins 'x'")
+    assert malformed({"at": 1}) == ""
+
+
+def test_a_number_that_another_unit_would_make_a_time_names_the_unit():
+    told = malformed({"at": 1_357_017_420_123}, timeUnit="s")
+    assert told.endswith("'timeUnit' = 'ms' would fit: it is of 2013-01-01 then")
+    assert "'timeUnit' = 'ns' would fit" in malformed(
+        {"at": str(1_357_017_420_123_000_000)}, timeUnit="us"
+    )
+    assert "would fit" not in malformed({"at": 10**17}, timeUnit="s")
+
+
+def test_ends_edges_headers_and_timestamps_are_named_too():
+    lasting = {"eventShape": "interval", "endTime": "to"}
+    assert malformed({"at": 1}, **lasting) == "there is no field 'to', but 'at'"
+    assert malformed({"at": 5, "to": 5}, **lasting) == "the end, in 'to', is not after the start"
+    edges = {"eventShape": "edge", "endTime": "to", "edge": "kind"}
+    told = malformed({"at": 1, "kind": "begin"}, **edges)
+    assert told == "one value in 'kind' is a text of 5 characters that begins 'be'"
+    headed = options(startTime="header:at")
+    given_headers = [[{"key": "when", "value": b"5"}]]
+    assert describe_malformed(headed, block(b"v", headers=given_headers)) == (
+        "there is no header 'at', but 'when'"
+    )
+    broken = block(b"v", headers=[[{"key": "at", "value": b"noon"}]])
+    assert describe_malformed(headed, broken).endswith("that begins 'no'")
+    untimed = block(b"v", timestamps_ms=[-1])
+    assert describe_malformed(options(), untimed) == "the record has no timestamp"
+
+
+@pytest.mark.parametrize("name", ["password", "apiToken", "card_number", "authKey", "userPin"])
+def test_nothing_is_shown_of_a_field_whose_name_speaks_of_a_secret(name):
+    told = malformed({name: "hunter2 and more"}, startTime=name)
+    assert told == f"one value in '{name}' is a text"
+
+
+@given(st.text(min_size=1, max_size=60))
+@settings(deadline=None)
+@example("0\x1f")
+def test_never_more_than_half_of_a_value_is_shown_and_nothing_that_a_terminal_obeys(text):
+    told = malformed({"at": text})
+    assert told.isprintable()
+    beginning = told.partition("begins '")[2].partition("'")[0]
+    assert len(beginning) <= min(len(text) // 2, 12)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "day"),
+    [
+        (1_357_017_420, "s", "2013-01-01"),
+        (1_357_017_420.5, "s", "2013-01-01"),
+        ("1357017420123456", "us", "2013-01-01"),
+    ],
+)
+def test_the_unit_that_makes_a_time_probable_is_named_with_its_day(value, unit, day):
+    told = describe_unit(options(valueFormat="json", startTime="at"), values({}, {"at": value}))
+    assert told == f"'timeUnit' = '{unit}' would fit: it is of {day} then"
+
+
+def test_no_unit_is_named_where_none_fits():
+    fields = options(valueFormat="json", startTime="at")
+    for value in (0, "1970-01-01T00:00:00Z", None, 10**17, float("inf"), True):
+        assert describe_unit(fields, values({"at": value})) == ""
+    assert "not in milliseconds" in describe_unit(
+        options(), block(b"v", timestamps_ms=[1_357_017_420])
+    )
+    assert describe_unit(options(), block(b"v", timestamps_ms=[0])) == ""
+
+
+COLUMNS = [("minutes", pa.float64()), ("id", pa.int64()), ("pin", pa.int32())]
+
+
+def wrong(*objects, columns=COLUMNS):
+    given_options = options(valueFormat="json")
+    return describe_values(projection(given_options, *columns), values(*objects))
+
+
+def test_a_field_that_mostly_is_of_another_type_is_named_with_both_types():
+    assert wrong({"minutes": "12,5", "id": 1}, {"minutes": 3.0, "id": 1}) == (
+        "field 'minutes' is double in .schema(...), and one value there is a text of 4 characters "
+        "that begins '12'"
+    )
+    assert wrong({"id": 1.5, "pin": "0000"}) == (
+        "field 'id' is long in .schema(...), and one value there is a number of 3 characters that "
+        "begins '1'; field 'pin' is int in .schema(...), and one value there is a text"
+    )
+
+
+def test_a_field_that_is_of_another_type_in_few_values_is_not_named():
+    assert wrong({"id": "x"}, {"id": 1}, {"id": 2}) == ""
+    assert wrong() == ""
+
+
+def test_values_that_mostly_are_no_json_are_told_as_such():
+    assert wrong(b"a;b", {"id": 1}).startswith("one value is no JSON object, but a text of 3")
+    assert wrong(b"a;b", {"id": 1}, {"id": 2}) == ""

@@ -1,0 +1,816 @@
+"""What the driver makes of a broker that loses, truncates, recreates and forgets for a moment."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from timestream.builders import at, options
+
+from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
+from pyspark_timestream.explain.diagnosis import diagnose
+from pyspark_timestream.explain.history import Moment
+from pyspark_timestream.kafka.driver.driver import StreamDriver
+from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
+from pyspark_timestream.kafka.plan.imported_ctis import Imported, ImportedPartition
+from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.ranges import Range
+
+
+class FakeBroker:
+    """A broker of one topic, whose log is a pair (first offset, end) a partition."""
+
+    def __init__(self, **logs: tuple[int, int]) -> None:
+        self.group = ""
+        self.log = {at(int(name[1:])): bounds for name, bounds in logs.items()}
+        self.topic_id = "first"
+        self.open: set = set()
+        """Partitions with an open transaction."""
+        self.troubles = 0
+        self.missing: list[int] = []
+        """How often a partition is left out of the next listings, by number."""
+        self.former_ends: list[int] = []
+        """Ends that a broker which no longer leads partition 0 tells in the next answers."""
+
+    def connect(self, options, group: str) -> "FakeBroker":
+        self.group = group
+        return self
+
+    def partitions(self):
+        hidden = {at(self.missing.pop(0))} if self.missing else set()
+        return [part for part in self.log if part not in hidden]
+
+    def earliest(self, partitions):
+        return {part: self.log[part][0] for part in partitions if part in self.log}
+
+    def ends(self, partitions):
+        ends = {part: self.log[part][1] for part in partitions if part in self.log}
+        return {**ends, at(0): self.former_ends.pop(0)} if self.former_ends else ends
+
+    def offsets_at(self, instants_ms):
+        assert not instants_ms
+        return {}
+
+    def left_metadata(self, partitions):
+        return {}
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, self.topic_id)
+
+    def in_transaction(self, partitions):
+        return self.open & set(partitions)
+
+
+def unreadable(options, group):
+    """No records can be read in the driver."""
+    raise BrokerUnreachable("there is nothing to read from")
+
+
+class Driven:
+    """A run over a fake broker; clocks are not at issue, so no range is read again."""
+
+    def __init__(self, broker: FakeBroker, **raw: str) -> None:
+        self.now_s = 1_700_000_000.0
+        self.driver = StreamDriver(
+            options(startingOffsets="earliest", **raw),
+            broker.connect,
+            lambda: int(self.now_s * 1e6),
+            unreadable,
+        )
+        self.driver._read_again = lambda offset, span: offset.partitions[span.partition].state
+        self.offset = SENTINEL
+
+    def plan(self, cap: int | None = None) -> dict[int, tuple[int, int]] | None:
+        """The next batch's ranges; None where there is none."""
+        self.driver._listing.asked_at = float("-inf")
+        planned = self.driver.plan(self.offset, cap)
+        if planned == self.offset:
+            return None
+        self.offset = planned
+        ranges = StreamOffset.from_json(planned).ranges()
+        return {span.partition.number: (span.start_inclusive, span.end_exclusive)
+                for span in ranges}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver._GONE_S", 0.05)
+
+
+class Imports:
+    """An imported topic whose CTI is what the test says."""
+
+    def __init__(self) -> None:
+        self.cti_us = None
+        self.topic_ids: dict = {}
+
+    def look(self, recorded, topic_ids, now_us):
+        return Imported(
+            {at(0, "fast"): ImportedPartition(1, PartitionState(self.cti_us))}, self.cti_us
+        )
+
+
+def test_an_import_waits_for_what_an_open_transaction_has_written_when_it_is_read():
+    broker = FakeBroker(p0=(0, 10))
+    broker.written_ends = lambda partitions: dict.fromkeys(partitions, 15)
+    run = Driven(broker, ctiImport="fast")
+    run.driver._importer = imports = Imports()
+    run.plan()
+    imports.cti_us = 7
+    run.plan()
+    (share,) = StreamOffset.from_json(run.offset).partitions.values()
+    # The stable end is 10; what the transaction wrote before the import is read later.
+    assert (share.start_inclusive, share.pending, share.state.cti_us) == (10, ((15, 7),), None)
+
+
+def test_a_deleted_partition_is_said_once_and_leaves_the_stream(caplog):
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    run = Driven(broker, failOnDataLoss="false")
+    assert run.plan() == {0: (0, 10), 1: (0, 10)}
+    del broker.log[at(1)]
+    assert run.plan() == {0: (10, 10)}
+    assert run.plan() is None
+    assert run.plan() is None
+    assert caplog.text.count("partition 1 is gone") == 1
+
+
+def test_a_topic_made_anew_is_read_from_its_start_even_if_it_was_empty_in_between():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    assert run.plan() == {0: (0, 100)}
+    broker.log[at(0)] = (0, 0)
+    assert run.plan() == {0: (0, 0)}
+    broker.log[at(0)] = (0, 150)
+    assert run.plan() == {0: (0, 150)}
+
+
+def test_an_old_checkpoint_keeps_client_settings_from_its_next_batch_on():
+    broker = FakeBroker(p0=(0, 10))
+    run = Driven(broker)
+    run.plan()
+    old = {name: text for name, text in run.offset["settings"].items() if name[:6] != "kafka."}
+    run.offset = {**run.offset, "settings": old, "version": 2}
+    broker.log[at(0)] = (0, 20)
+    assert run.plan() == {0: (10, 20)}
+    other = Driven(broker, **{"kafka.isolation.level": "read_uncommitted"})
+    other.offset = run.offset
+    with pytest.raises(CheckpointMismatch, match=r"'kafka\.isolation\.level' was 'read_committed'"):
+        other.plan()
+
+
+def test_a_partition_missing_from_one_listing_is_not_gone():
+    broker = FakeBroker(p0=(0, 100), p1=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.missing = [0]
+    broker.log[at(1)] = (0, 110)
+    assert run.plan() == {0: (100, 100), 1: (100, 110)}
+
+
+def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    assert run.plan() == {0: (0, 100)}
+    broker.log[at(0)] = (0, 110)
+    broker.former_ends = [90, 90, 90]
+    assert run.plan() == {0: (100, 110)}
+
+
+def test_a_loss_fails_the_query_unless_it_is_allowed():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    run.plan()
+    broker.log[at(0)] = (120, 130)
+    with pytest.raises(DataLost, match="offsets 100 to 119 were deleted before they were read"):
+        run.plan()
+
+
+def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
+    broker = FakeBroker(p0=(0, 100))
+    broker.topic_ids = lambda topics: {}
+    run = Driven(broker, failOnDataLoss="false")
+    run.driver.bound()
+    assert run.plan(cap=40) == {0: (0, 40)}
+    broker.log[at(0)] = (0, 30)
+    assert run.plan() == {0: (0, 30)}
+    assert run.plan() == {0: (30, 30)}
+    assert StreamOffset.from_json(run.offset).closing
+    assert run.plan() is None
+
+
+def test_a_partition_found_after_a_bounded_run_began_waits_for_the_next_run():
+    broker = FakeBroker(p0=(0, 10))
+    run = Driven(broker)
+    run.driver.bound()
+    run.plan()
+    broker.log[at(1)] = (0, 10)
+    assert run.plan() == {0: (10, 10)}
+    later = Driven(broker)
+    later.offset = run.offset
+    assert later.plan() == {0: (10, 10), 1: (0, 10)}
+
+
+def test_a_topic_made_anew_is_recognised_by_its_id_however_long_it_is():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(0)], broker.topic_id = (0, 150), "second"
+    assert run.plan() == {0: (0, 150)}
+    assert run.plan() is None
+    strict = Driven(broker)
+    strict.offset, broker.topic_id = run.offset, "third"
+    with pytest.raises(DataLost, match="has been deleted and created anew since"):
+        strict.plan()
+
+
+def test_a_log_that_lost_its_end_is_read_on_from_the_new_end_where_the_id_is_the_same(caplog):
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(0)] = (0, 99)
+    assert run.plan() == {0: (99, 99)}
+    assert "ends at offset 99, but was read up to 100: the end of its log is lost" in caplog.text
+    broker.log[at(0)] = (0, 105)
+    assert run.plan() == {0: (99, 105)}
+    strict = Driven(broker)
+    strict.offset, broker.log[at(0)] = run.offset, (0, 104)
+    with pytest.raises(DataLost, match="the end of its log is lost"):
+        strict.plan()
+
+
+def hide(broker, run, number=1):
+    """The partition's bounds, after a batch that missed it."""
+    bounds = broker.log.pop(at(number))
+    assert run.plan() == {0: (10, 10)}
+    return bounds
+
+
+def two(**raw):
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    run = Driven(broker, failOnDataLoss="false", **raw)
+    run.plan()
+    return broker, run
+
+
+def test_a_partition_that_was_hidden_is_read_on_where_it_was_and_its_return_is_said_once(caplog):
+    broker, run = two()
+    hide(broker, run)
+    assert run.plan() is None
+    broker.log[at(1)] = (0, 10)
+    assert run.plan() == {0: (10, 10), 1: (10, 10)}
+    assert run.plan() is None
+    broker.log[at(1)] = (0, 12)
+    assert run.plan() == {0: (10, 10), 1: (10, 12)}
+    assert caplog.text.count("partition 1 is there again; going on at offset 10") == 1
+
+
+def test_a_hidden_partition_keeps_its_place_through_a_restart_and_what_it_lost_is_said(caplog):
+    broker, run = two()
+    hide(broker, run)
+    later = Driven(broker, failOnDataLoss="false")
+    later.offset = run.offset
+    assert later.plan() == {0: (10, 10)}
+    broker.log[at(1)] = (15, 20)
+    assert later.plan() == {0: (10, 10), 1: (15, 20)}
+    assert "offsets 10 to 14 were deleted before they were read" in caplog.text
+
+
+def test_a_hidden_partition_whose_topic_is_another_one_by_now_is_read_from_its_start():
+    broker, run = two()
+    hide(broker, run)
+    broker.log[at(1)], broker.topic_id = (0, 12), "second"
+    assert run.plan() == {0: (0, 10), 1: (0, 12)}
+    assert StreamOffset.from_json(run.offset).hidden == {}
+
+
+def test_without_an_id_a_partition_that_comes_back_may_be_another_one():
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    broker.topic_ids = lambda topics: {}
+    run = Driven(broker, failOnDataLoss="false")
+    run.plan()
+    broker.log[at(1)] = hide(broker, run)
+    assert run.plan() == {0: (10, 10), 1: (0, 10)}
+
+
+def test_a_partition_that_was_hidden_for_a_week_is_forgotten():
+    broker, run = two()
+    hide(broker, run)
+    run.now_s += 7 * 86_400
+    broker.log[at(0)] = (0, 11)
+    run.plan()
+    offset = StreamOffset.from_json(run.offset)
+    assert offset.hidden == {}
+    assert offset.topic_ids == {"topic": "first"}
+
+
+def test_the_id_of_a_topic_that_is_gone_for_good_is_forgotten():
+    broker = FakeBroker(p0=(0, 10))
+    broker.log[at(0, "other")] = (0, 10)
+    run = Driven(broker, failOnDataLoss="false", subscribe="topic,other")
+    run.plan()
+    del broker.log[at(0, "other")]
+    run.plan()
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first", "other": "first"}
+    run.now_s += 7 * 86_400
+    broker.log[at(0)] = (0, 11)
+    run.plan()
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
+
+
+def test_a_topic_whose_id_is_not_known_is_taken_for_the_same():
+    broker = FakeBroker(p0=(0, 100))
+    run = Driven(broker)
+    broker.topic_ids = lambda topics: {}
+    run.plan()
+    broker.topic_ids = FakeBroker.topic_ids.__get__(broker)
+    broker.log[at(0)] = (0, 110)
+    assert run.plan() == {0: (100, 110)}
+    broker.topic_ids = lambda topics: {}
+    broker.log[at(0)] = (0, 120)
+    assert run.plan() == {0: (110, 120)}
+    assert StreamOffset.from_json(run.offset).topic_ids == {"topic": "first"}
+
+
+def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker)
+    run.plan()
+    broker.log |= {at(0): (0, 7), at(1): (2, 4)}
+    run.plan()
+    (plan,) = run.driver.join(SENTINEL, StreamOffset.from_json(run.offset))
+    assert [share.span for share in plan.shares] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
+    first = run.offset
+    run.driver.note_done(SENTINEL)
+    broker.log[at(0)] = (0, 8)
+    run.plan()
+    assert StreamOffset.from_json(run.offset).partitions[at(1)].began == ((1, 2),)
+    run.driver.note_done(first)
+    broker.log[at(0)] = (0, 9)
+    run.plan()
+    assert {share.began for share in StreamOffset.from_json(run.offset).partitions.values()} == {()}
+
+
+def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._AGAIN_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._STALE_S", 3_600.0)
+    broker = FakeBroker(p0=(0, 2))
+    listed, list_all = [], broker.partitions
+    broker.partitions = lambda: listed.append(1) or list_all()
+    driver, offset = StreamDriver(options(startingOffsets="earliest"), broker.connect), SENTINEL
+    driver._read_again = lambda offset, span: offset.partitions[span.partition].state
+    for end in range(3, 9):
+        broker.log[at(0)] = (0, end)
+        offset = driver.plan(offset, None)
+    assert StreamOffset.from_json(offset).partitions[at(0)].end_exclusive == 8
+    assert len(listed) == 1
+    driver._listing.asked_at = float("-inf")
+    broker.log[at(1)] = (0, 5)
+    assert at(1) in StreamOffset.from_json(driver.plan(offset, None)).partitions
+    assert len(listed) == 2
+
+
+def test_a_stream_that_falls_quiet_runs_one_empty_batch_and_no_more():
+    run = Driven(FakeBroker(p0=(0, 100)))
+    run.plan()
+    assert run.plan() is None
+    run.now_s += 0.9
+    assert run.plan() is None
+    run.now_s += 0.2
+    assert run.plan() == {0: (100, 100)}
+    for _ in range(5):
+        run.now_s += 60
+        assert run.plan() is None
+
+
+def idle(run):
+    shares = StreamOffset.from_json(run.offset).partitions
+    return {part.number for part, share in shares.items() if share.idle}
+
+
+def idling(cap=None, **logs):
+    broker = FakeBroker(**logs)
+    run = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    run.plan(cap)
+    return broker, run
+
+
+def pass_by(run, seconds):
+    """Look once a second, as batches come; who was idle after each second."""
+    found = []
+    for _ in range(seconds):
+        run.now_s += 1
+        run.plan()
+        found.append(idle(run))
+    return found
+
+
+def test_a_partition_at_its_end_for_the_timeout_is_idle_and_one_with_records_is_not():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    run.plan()
+    for _ in range(9):
+        broker.log[at(1)] = (0, broker.log[at(1)][1] + 1)
+        assert pass_by(run, 1) == [set()]
+    assert pass_by(run, 1) == [{0}]
+    broker.log[at(0)] = (0, 6)
+    assert pass_by(run, 2) == [set(), set()]
+
+
+def test_a_partition_held_back_by_a_rate_limit_is_not_idle():
+    _, run = idling(20, p0=(0, 5), p1=(0, 1_000))
+    for _ in range(20):
+        run.now_s += 1
+        run.plan(cap=20)
+    assert idle(run) == {0}
+
+
+def test_an_open_transaction_is_not_idle():
+    broker, run = idling(p0=(0, 5))
+    broker.open = {at(0)}
+    assert pass_by(run, 25)[-1] == set()
+    broker.open = set()
+    assert pass_by(run, 11)[-1] == {0}
+    broker.open = {at(0)}
+    assert pass_by(run, 2)[-1] == set()
+
+
+def test_a_broker_that_fails_or_is_slow_restarts_the_waiting():
+    broker, run = idling(p0=(0, 5))
+    run.plan()
+    assert pass_by(run, 9)[-1] == set()
+    broker.troubles += 1
+    assert pass_by(run, 10)[-1] == set()
+    assert pass_by(run, 1) == [{0}]
+
+
+def test_a_restart_begins_to_wait_anew_and_keeps_who_is_idle():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    pass_by(run, 8)
+    broker.log[at(1)] = (0, 6)
+    pass_by(run, 3)
+    assert idle(run) == {0}
+    again = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    again.offset, again.now_s = run.offset, run.now_s + 3_600
+    assert pass_by(again, 10)[-1] == {0}
+    assert pass_by(again, 1) == [{0, 1}]
+
+
+def test_a_bounded_run_waits_for_nobody_and_leaves_out_who_is_recorded_as_idle():
+    broker, run = idling(p0=(0, 5), p1=(0, 5))
+    pass_by(run, 8)
+    broker.log[at(1)] = (0, 6)
+    pass_by(run, 3)
+    bounded = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
+    bounded.offset, bounded.now_s = run.offset, run.now_s + 3_600
+    broker.log[at(1)] = (0, 9)
+    bounded.driver.bound()
+    assert pass_by(bounded, 30) == [{0}] * 30
+    assert StreamOffset.from_json(bounded.offset).closing
+
+
+def scheduled(timeout, hours, feed=lambda broker, hour: None, **logs):
+    """Bounded runs an hour apart with new records in partition 0; who was idle at each end."""
+    broker, offset, found = FakeBroker(**{"p0": (0, 5), "p1": (0, 5), **logs}), SENTINEL, []
+    for hour in range(hours):
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 3)
+        feed(broker, hour)
+        run = Driven(broker, ctiFrequency="1", idleTimeout=timeout)
+        run.offset, run.now_s = offset, run.now_s + 3_600 * hour
+        run.driver.bound()
+        while run.plan() is not None:
+            run.now_s += 1
+        offset = run.offset
+        assert StreamOffset.from_json(offset).closing
+        found.append(idle(run))
+    return found
+
+
+def test_scheduled_runs_count_quiet_time_across_runs_and_wait_for_nobody():
+    assert scheduled("90 minutes", 24) == [set()] * 2 + [{1}] * 22
+    assert scheduled("30 minutes", 4) == [set(), {1}, {1}, {1}]
+
+
+def test_scheduled_runs_count_anew_for_a_partition_that_had_records_in_between():
+    def feed(broker, hour):
+        if hour == 2:
+            broker.log[at(1)] = (0, 6)
+
+    assert scheduled("90 minutes", 6, feed) == [set(), set(), set(), set(), {1}, {1}]
+
+
+def test_scheduled_runs_take_no_partition_with_an_open_transaction_for_quiet():
+    def feed(broker, hour):
+        broker.open = {at(1)} if hour < 4 else set()
+        # The end of a transaction is a record too.
+        broker.log[at(1)] = (0, 5 if hour < 4 else 6)
+
+    assert scheduled("90 minutes", 8, feed) == [set()] * 6 + [{1}] * 2
+
+
+def test_a_slow_broker_makes_no_scheduled_run_count_anew():
+    def feed(broker, hour):
+        broker.troubles += 1
+
+    assert scheduled("90 minutes", 4, feed) == [set(), set(), {1}, {1}]
+
+
+def test_a_partition_whose_records_came_after_a_bounded_run_began_is_not_quiet():
+    broker = FakeBroker(p0=(0, 5), p1=(0, 5))
+    run = Driven(broker, ctiFrequency="1", idleTimeout="90 minutes")
+    run.driver.bound()
+    broker.log[at(1)] = (0, 6)
+    while run.plan() is not None:
+        pass
+    quiet = {
+        part.number: share.quiet_since_us is not None
+        for part, share in StreamOffset.from_json(run.offset).partitions.items()
+    }
+    assert quiet == {0: True, 1: False}
+
+
+def test_the_timeout_may_change_on_a_checkpoint():
+    broker, run = idling(p0=(0, 5))
+    pass_by(run, 3)
+    for timeout in ({"idleTimeout": "2 s"}, {}):
+        other = Driven(broker, ctiFrequency="1", **timeout)
+        other.offset = run.offset
+        assert pass_by(other, 5)[-1] == ({0} if timeout else set())
+
+
+# -- a batch that waits for more ------------------------------------------------------------------
+
+
+def filled(run, seconds=0):
+    """The next batch's ranges after so many seconds; None where it has no records."""
+    run.now_s += seconds
+    planned = run.plan() or {}
+    return planned if any(first < end for first, end in planned.values()) else None
+
+
+def test_a_batch_waits_for_enough_offsets_and_no_longer_than_its_delay():
+    broker = FakeBroker(p0=(0, 3), p1=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    # The first batch after a start does not wait.
+    assert filled(run) == {0: (0, 3), 1: (0, 0)}
+    broker.log |= {at(0): (0, 7), at(1): (0, 5)}
+    assert filled(run) is None
+    broker.log[at(1)] = (0, 6)
+    assert filled(run) == {0: (3, 7), 1: (0, 6)}
+    broker.log[at(0)] = (0, 8)
+    assert filled(run, 59.9) is None
+    assert filled(run, 0.1) == {0: (7, 8), 1: (6, 6)}
+
+
+def test_the_delay_counts_from_the_last_batch_with_records():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    run.plan()
+    assert filled(run, 3600) is None
+    broker.log[at(0)] = (0, 4)
+    assert filled(run) == {0: (3, 4)}
+    broker.log[at(0)] = (0, 5)
+    assert filled(run, 59) is None
+
+
+def test_a_run_that_finds_nothing_at_first_waits_from_then_on():
+    broker = FakeBroker(p0=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger="10", maxTriggerDelay="60 seconds")
+    assert run.plan() == {0: (0, 0)}
+    broker.log[at(0)] = (0, 1)
+    assert filled(run, 59) is None
+    assert filled(run, 1) == {0: (0, 1)}
+
+
+def test_a_bounded_run_waits_for_nothing():
+    broker = FakeBroker(p0=(0, 7))
+    run = Driven(broker, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5")
+    run.driver.bound()
+    assert run.plan(cap=5) == {0: (0, 5)}
+    assert run.plan(cap=5) == {0: (5, 7)}
+
+
+def test_a_new_run_does_not_wait():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="10")
+    run.plan()
+    broker.log[at(0)] = (0, 4)
+    later = Driven(broker, minOffsetsPerTrigger="10")
+    later.offset = run.offset
+    assert filled(later) == {0: (3, 4)}
+
+
+def test_a_partition_found_while_a_batch_waits_is_read_from_its_start():
+    broker = FakeBroker(p0=(0, 3))
+    run = Driven(broker, minOffsetsPerTrigger="4", maxTriggerDelay="60 seconds")
+    run.plan()
+    broker.log[at(1)] = (2, 5)
+    assert filled(run) is None
+    broker.log[at(1)] = (2, 6)
+    assert filled(run) == {0: (3, 3), 1: (2, 6)}
+
+
+def test_a_pattern_without_topics_waits_for_one():
+    broker = FakeBroker()
+    run = Driven(broker, subscribe=None, subscribePattern="topic.*")
+    assert run.plan() == {}
+    assert filled(run) is None
+    broker.log[at(0)] = (0, 5)
+    assert filled(run) == {0: (0, 5)}
+
+
+def test_a_stream_whose_partitions_are_cut_reads_nothing_twice():
+    broker = FakeBroker(p0=(0, 10))
+    run = Driven(broker, maxRecordsPerPartition="3")
+    run.driver._read_again = None
+    assert filled(run) == {0: (0, 10)}
+    broker.log[at(0)] = (0, 12)
+    assert filled(run) == {0: (10, 12)}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 6), st.integers(0, 20)), max_size=15),
+    st.integers(1, 12),
+    st.integers(0, 40),
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_batch_is_made_as_soon_as_enough_is_there_or_was_waited_for(steps, least, delay):
+    broker = FakeBroker(p0=(0, 0))
+    run = Driven(broker, minOffsetsPerTrigger=str(least), maxTriggerDelay=f"{delay} s")
+    run.plan()
+    read, last = 0, run.now_s
+    for records, seconds in steps:
+        end = broker.log[at(0)][1] + records
+        broker.log[at(0)] = (0, end)
+        waited = run.now_s + seconds - last
+        due = end > read and (end - read >= least or waited >= delay)
+        assert filled(run, seconds) == ({0: (read, end)} if due else None)
+        read, last = (end, run.now_s) if due else (read, last)
+
+
+# -- warnings -------------------------------------------------------------------------------------
+
+
+NOW_US = 1_700_000_000_000_000
+
+
+def told(run):
+    """The kinds of warnings that the progress lists."""
+    return [text.partition(":")[0] for text in run.driver.progress()["warnings"]]
+
+
+def counting(run, **states):
+    """Let each batch leave the state of `states`, by partition, whatever it read."""
+    run.driver._read_again = lambda offset, span: states.get(
+        f"p{span.partition.number}", offset.partitions[span.partition].state
+    )
+
+
+def test_a_mistake_is_logged_once_and_listed_as_long_as_it_holds_also_after_a_restart(caplog):
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker, ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, malformed=5))
+    run.plan()
+    assert told(run) == []
+    broker.log[at(0)] = (0, 6)
+    run.plan()
+    assert told(run) == ["malformed events"]
+    again = Driven(broker, ctiFrequency="1")
+    again.offset = run.offset
+    again.plan()
+    assert told(again) == ["malformed events"]
+    assert caplog.text.count("malformed events") == 1
+    counting(again, p0=PartitionState(events=50, malformed=5))
+    broker.log[at(0)] = (0, 7)
+    again.plan()
+    broker.log[at(0)] = (0, 8)
+    again.plan()
+    assert told(again) == []
+
+
+def test_late_rows_are_logged_at_the_first_and_with_each_doubling(caplog):
+    broker = FakeBroker(p0=(0, 1))
+    run = Driven(broker, ctiFrequency="1")
+    logged = []
+    for dropped in (0, 1, 1, 3, 2, 3, 4, 5, 9):
+        counting(run, p0=PartitionState(events=99, dropped=dropped))
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
+        run.plan()
+        logged.append(caplog.text.count("rows dropped as late"))
+    assert logged == [0, 1, 1, 2, 2, 2, 3, 3, 4]
+
+
+def test_a_quiet_partition_is_warned_of_after_half_a_minute_with_an_offset_that_says_so(caplog):
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    run = Driven(broker, ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.plan()
+    pass_by(run, 28)
+    assert told(run) == []
+    pass_by(run, 4)
+    assert told(run) == ["an idle partition"]
+    assert "topic 'topic' partition 1" in caplog.text
+    assert "'idleTimeout'" in caplog.text
+    settled = run.offset
+    pass_by(run, 60)
+    assert run.offset == settled
+    assert caplog.text.count("an idle partition") == 1
+
+
+def test_nobody_is_warned_of_where_idle_timeout_is_set_or_a_bounded_run_ends_the_stream():
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    for bounded, raw in ((False, {"idleTimeout": "5 min"}), (True, {"finalCti": "true"})):
+        run = Driven(broker, ctiFrequency="1", **raw)
+        counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+        if bounded:
+            run.driver.bound()
+        run.plan()
+        pass_by(run, 40)
+        assert told(run) == []
+
+
+def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(caplog):
+    run = Driven(FakeBroker(p0=(0, 5), p1=(0, 0)), ctiFrequency="1")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.driver.bound()
+    run.plan()
+    run.plan()
+    assert StreamOffset.from_json(run.offset).closing
+    assert told(run) == ["an idle partition"]
+    assert "idleTimeout" not in caplog.text
+    assert run.plan() is None
+
+
+def test_a_bounded_run_with_idle_timeout_says_that_a_later_one_goes_on_without_it(caplog):
+    broker = FakeBroker(p0=(0, 5), p1=(0, 0))
+    run = Driven(broker, ctiFrequency="1", idleTimeout="1 hour")
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.driver.bound()
+    run.plan()
+    run.plan()
+    assert told(run) == ["an idle partition"]
+    assert "next step: run again: a run that finds it at rest for as long" in caplog.text
+    (finding, *_) = diagnose((Moment(NOW_US, StreamOffset.from_json(run.offset)),))
+    assert finding.fix.startswith("run again: ")
+
+
+def test_a_bounded_run_that_starts_at_the_end_by_default_says_what_it_passes_over(caplog):
+    broker = FakeBroker(p0=(3, 5), p1=(0, 7))
+    run = Driven(broker)
+    run.driver = StreamDriver(options(), broker.connect)
+    run.driver.bound()
+    run.plan()
+    assert told(run) == ["a start at the end"]
+    assert "9 records that are in the topics are not read" in caplog.text
+    run.plan()
+    assert told(run) == ["a start at the end"]
+    assert caplog.text.count("a start at the end") == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "log", "bounded"),
+    [
+        ({"startingOffsets": "latest"}, (0, 5), True),
+        ({}, (5, 5), True),
+        ({}, (0, 5), False),
+        ({"startingOffsets": "earliest"}, (0, 5), True),
+    ],
+)
+def test_who_asked_to_start_at_the_end_or_misses_nothing_is_not_warned(raw, log, bounded, caplog):
+    broker = FakeBroker(p0=log)
+    run = Driven(broker)
+    run.driver = StreamDriver(options(**raw), broker.connect)
+    if bounded:
+        run.driver.bound()
+    run.plan()
+    assert told(run) == []
+
+
+def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(caplog):
+    broker = FakeBroker(p0=(0, 5))
+    broker.left_metadata = lambda parts: {
+        part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, 4)
+        for part in parts
+    }
+    run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
+    run.plan()
+    for events in (5, 6, 10):
+        state = PartitionState(events=events)
+        broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
+        run.plan()
+    assert StreamOffset.from_json(run.offset).partitions[at(0)].unfit == 12
+    assert caplog.text.count("values of another type") == 1
+    assert "4 of 5 values are no JSON of the schema" in caplog.text
+
+
+def test_a_stream_without_ctis_is_never_read_again_and_says_what_it_does_not_count():
+    broker = FakeBroker(p0=(0, 5))
+    run = Driven(broker)
+    run.driver._read_again = None
+    run.plan()
+    broker.log[at(0)] = (0, 9)
+    assert run.plan() == {0: (5, 9)}
+    assert told(run) == ["records that are not counted"]
+    # What is cut leaves nothing, which the README says.
+    run = Driven(FakeBroker(p0=(0, 5)), minPartitions="2")
+    run.plan()
+    run.plan()
+    assert told(run) == []

@@ -1,0 +1,97 @@
+"""Where clocks stand after a batch: left in the group, read again or not; and what is said."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from timestream.builders import at
+
+from pyspark_timestream.cti.state import Writer
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.driver.end_states import find_end_states
+from pyspark_timestream.kafka.plan.findings import Kind
+from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata, without_state
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.warnings import warned
+
+START = PartitionState(events=7)
+END = PartitionState(cti_us=5, events=9, writers=(("a", Writer(1)), ("b", Writer(2))))
+OFFSET = StreamOffset(
+    "f00df00df00d",
+    {"ctiFrequency": "1"},
+    1,
+    {at(0): PartitionOffset(7, 9, START), at(1): PartitionOffset(7, 7, START, unfit=3)},
+)
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+def found(left, reads_again=True, offset=OFFSET):
+    """The end states, and how much was read again."""
+    again = []
+
+    def read_again(span):
+        again.append(span.size)
+        return END
+
+    states = find_end_states(offset, left, read_again if reads_again else None, "ours")
+    return states, again
+
+
+def test_what_the_tasks_left_is_taken_and_nothing_is_read_again():
+    states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, 2)})
+    assert (states.states, again) == ({at(0): END, at(1): START}, [])
+    assert states.unfit == {at(0): 2, at(1): 3}
+    assert states.findings == ()
+
+
+@pytest.mark.parametrize("left", [{}, {at(0): ""}, {at(0): "spark"}])
+def test_what_is_not_there_is_read_again_where_a_clock_depends_on_it(left):
+    states, again = found(left)
+    assert (states.states[at(0)], again, states.findings) == (END, [2], ())
+    states, _ = found(left, reads_again=False)
+    assert states.states == {at(0): START, at(1): START}
+    (finding,) = states.findings
+    assert (finding.kind, finding.culprit) == (Kind.UNCOUNTED, "group 'ours'")
+    assert "the counts in the progress leave its records out" in finding.text
+
+
+def test_a_group_that_another_stream_writes_to_is_named():
+    other = replace(OFFSET, stream="abcdef0123", partitions={at(0): PartitionOffset(0, 1, START)})
+    left = {at(0): encode_group_metadata(other, at(0), END)}
+    for reads_again, cost in ((True, "read a second time"), (False, "leave its records out")):
+        (finding,) = found(left, reads_again)[0].findings
+        assert (finding.kind, finding.culprit) == (Kind.SHARED_GROUP, "group 'ours'")
+        assert "stream abcdef01 writes over" in finding.text
+        assert cost in finding.text
+        assert "'kafka.group.id' of its own" in finding.fix
+
+
+def test_a_state_that_the_broker_refused_is_said_with_its_length():
+    left = encode_group_metadata(OFFSET, at(0), END)
+    states, again = found({at(0): without_state(left)})
+    assert (states.states[at(0)], again) == (END, [2])
+    (finding,) = states.findings
+    assert (finding.kind, finding.partitions) == (Kind.LARGE_CLOCK, {at(0)})
+    said = f"with 2 writers, takes {len(left) + 1} characters of the group's metadata"
+    assert said in finding.text
+    assert f"'offset.metadata.max.bytes' to {len(left) + 1} at least" in finding.fix
+
+
+def test_a_setting_that_tasks_have_seen_is_named_with_its_value():
+    left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
+    (finding,) = found({at(0): left})[0].findings
+    assert (finding.kind, finding.culprit) == (Kind.SESSION_SETTING, f"setting '{POLICY}'")
+    assert re.search("runs with 'max', by which .* dropped without a word", finding.text)
+    assert f"spark.conf.set('{POLICY}', 'min')" in finding.fix
+
+
+def test_a_batch_without_records_says_what_was_said_before_and_nothing_else():
+    left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
+    said = found({at(0): left})[0].findings
+    empty = replace(OFFSET, partitions={at(0): PartitionOffset(9, 9, END)})
+    assert found({}, offset=empty)[0].findings == ()
+    standing = replace(empty, warnings=warned({}, said))
+    (finding,) = found({}, offset=standing)[0].findings
+    assert (finding.kind, finding.text) == (said[0].kind, said[0].text)
+    over = replace(empty, warnings=warned(warned({}, said), []))
+    assert found({}, offset=over)[0].findings == ()

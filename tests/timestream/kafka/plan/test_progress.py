@@ -1,0 +1,91 @@
+"""What a query's progress says, key by key (semantics 13.5)."""
+
+from dataclasses import replace
+
+from timestream.builders import at
+
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.plan.findings import Finding, Kind
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.progress import progress
+from pyspark_timestream.kafka.plan.warnings import Warned
+
+BUSY = PartitionState(
+    cti_us=1_500_000,
+    count=1,
+    events=20,
+    dropped=1,
+    adjusted=2,
+    flagged=3,
+    malformed=4,
+    ctis=5,
+    ignored_ctis=6,
+)
+OFFSET = StreamOffset(
+    "me",
+    {},
+    1,
+    {
+        at(0): PartitionOffset(20, 25, BUSY),
+        at(1): PartitionOffset(0, 0, PartitionState()),
+        at(0, "other"): PartitionOffset(7, 9, PartitionState(events=2, ctis=1, cti_us=0)),
+    },
+    cti_us=0,
+)
+
+
+def test_each_partition_reports_where_the_batch_begins_its_lag_its_cti_and_its_counters():
+    report = progress(OFFSET, {at(0): 31, at(1): 0, at(0, "other"): 9})
+    assert list(report["partitions"]) == ["other", "topic"]
+    assert report["partitions"]["topic"]["0"] == {
+        "offset": 20,
+        "lag": 11,
+        "cti": "1970-01-01T00:00:01.500000Z",
+        "idle": False,
+        "events": 20,
+        "dropped": 1,
+        "adjusted": 2,
+        "flagged": 3,
+        "malformed": 4,
+        "ctis": 5,
+        "ignoredCtis": 6,
+    }
+    assert report["partitions"]["topic"]["1"]["cti"] is None
+
+
+def test_the_stream_reports_its_cti_its_end_and_the_sums():
+    report = progress(OFFSET, {})
+    totals = {
+        name: report[name] for name in report if name not in ("partitions", "cti", "warnings")
+    }
+    assert report["cti"] == "1970-01-01T00:00:00Z"
+    assert totals == {
+        "endOfStream": False,
+        "events": 22,
+        "dropped": 1,
+        "adjusted": 2,
+        "flagged": 3,
+        "malformed": 4,
+        "ctis": 6,
+        "ignoredCtis": 6,
+    }
+
+
+def test_a_closing_batch_is_the_end_of_the_stream():
+    closing = StreamOffset("me", {}, 1, {}, closing=True)
+    assert progress(closing, {})["endOfStream"]
+    assert progress(closing, {})["cti"] is None
+
+
+def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
+    assert progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
+
+
+def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
+    told = {
+        Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "partition 0", "3 rows", level=2)),
+        Kind.MALFORMED: Warned(Finding(Kind.MALFORMED, "partition 1", "all of them"), False),
+    }
+    (text,) = progress(replace(OFFSET, warnings=told), {})["warnings"]
+    assert text.startswith("rows dropped as late: partition 0: 3 rows; next step: ")
+    assert progress(OFFSET, {})["warnings"] == []

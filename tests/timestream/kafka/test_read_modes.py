@@ -1,0 +1,99 @@
+"""What only a stream or only a batch read takes, and how a stream cuts partitions into parts."""
+
+import pytest
+from timestream.builders import at, options
+
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.options.parsers import EARLIEST
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.tasks import plan_tasks
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.read_modes import (
+    for_batch,
+    for_stream,
+    stream_tasks,
+    useless_in_batch,
+)
+
+
+def used(use, **raw):
+    """Options as a stream or a batch read takes them."""
+    return use(options(**raw), frozenset(name.lower() for name in raw))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "7"),
+        ("endingOffsetsByTimestamp", '{"topic": {"0": 7}}'),
+    ],
+)
+def test_a_stream_has_no_end(name, text):
+    with pytest.raises(OptionError, match="given to a stream, which has no end") as refused:
+        used(for_stream, **{name: text})
+    assert refused.value.name == name
+    used(for_batch, **{name: text})
+
+
+@pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
+@pytest.mark.parametrize(
+    "ctis",
+    [
+        {"ctiFrequency": "1"},
+        {"finalCti": "true"},
+        {"ctiHeader": "c", "timeWindow": "true"},
+        {"ctiImport": "fast"},
+    ],
+)
+def test_a_partition_of_a_stream_with_ctis_is_not_cut(name, ctis):
+    with pytest.raises(OptionError, match="a stream with a column 'cti'") as refused:
+        used(for_stream, **{name: "4"}, **ctis)
+    assert refused.value.name == name
+    used(for_stream, **{name: "4"})
+    used(for_batch, **{name: "4"}, **ctis)
+
+
+def test_a_batch_read_starts_at_earliest_unless_told_otherwise():
+    assert used(for_batch).starting_offsets == EARLIEST
+    assert used(for_batch, startingOffsets='{"a": {"0": 5}}').starting_offsets == {at(0, "a"): 5}
+
+
+@pytest.mark.parametrize("text", ["latest", '{"a": {"0": 5, "1": -1}}'])
+def test_a_batch_read_cannot_start_at_the_latest_unless_a_timestamp_decides(text):
+    with pytest.raises(OptionError, match="always be empty"):
+        used(for_batch, startingOffsets=text)
+    used(for_batch, startingOffsets=text, startingTimestamp="5")
+    used(for_batch, startingOffsets=text, startingOffsetsByTimestamp='{"a": {"0": 5, "1": 5}}')
+
+
+def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
+    given = {"maxoffsetspertrigger", "startingoffsets", "maxtriggerdelay"}
+    assert useless_in_batch(given) == ["maxOffsetsPerTrigger", "maxTriggerDelay"]
+
+
+def spans(plans):
+    """What each task delivers."""
+    return [[share.span for share in plan.shares] for plan in plans]
+
+
+def stream_offset(**ranges):
+    """A batch's offset over these ranges, all in one task."""
+    shares = {at(int(name[1:])): PartitionOffset(*span, PartitionState(events=3))
+              for name, span in ranges.items()}  # fmt: skip
+    return StreamOffset("s", {}, 1, shares, tasks=1)
+
+
+def test_a_stream_without_ctis_is_cut_as_asked():
+    offset = stream_offset(p0=(0, 100), p1=(5, 15), p2=(7, 7))
+    assert stream_tasks(options(), offset) == plan_tasks(offset)
+    assert spans(stream_tasks(options(minPartitions="2"), offset)) == [
+        [Range(at(0), 0, 100)],
+        [Range(at(1), 5, 15)],
+    ]
+    cut = spans(stream_tasks(options(minPartitions="5"), offset))
+    assert [span for (span,) in cut] == [
+        *(Range(at(0), 25 * n, 25 * n + 25) for n in range(4)),
+        Range(at(1), 5, 15),
+    ]

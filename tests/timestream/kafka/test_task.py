@@ -1,0 +1,274 @@
+"""What one task delivers: what it reads, parse modes, and failures that say where."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.builders import INSTANT, at, block, micros, options, projection
+
+from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.errors import ViolationFound
+from pyspark_timestream.kafka.decode.payload import needs_of
+from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.task import Share, TaskPlan, end_state, run_task
+
+NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
+CTI = ("cti", INSTANT)
+FLAG = ("violation", pa.string())
+
+
+def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
+    """(rows, end state) of a task over one partition with these values from offset 0."""
+    given_options = options(**raw)
+    wanted = projection(given_options, *columns)
+    share = Share(Range(at(0), 0, len(values)), PartitionState())
+    ended = {}
+
+    def read(span, needs):
+        first = 0
+        for size in [*sizes, len(values)]:
+            some = values[first : first + size]
+            if some:
+                stamps = more.get("timestamps_ms", [0] * len(values))[first : first + size]
+                yield block(*some, first=first, timestamps_ms=stamps)
+            first += size
+
+    plan = plan or TaskPlan((share,))
+    tables = list(run_task(given_options, wanted, plan, read, ended.__setitem__))
+    assert end_state(given_options, share, read) == ended[at(0)]
+    table = pa.Table.from_batches(tables, wanted.schema)
+    return table, ended[at(0)]
+
+
+VALUES = [b'{"n": 1, "t": 5}', b"broken", None, b'{"n": "x", "t": 6}', b'{"n": 2, "t": 4}']
+
+
+def test_permissive_gives_nulls_and_the_text_of_what_is_malformed():
+    columns = [*NUMBER, ("_corrupt_record", pa.string())]
+    table, state = delivered({"valueFormat": "json"}, columns, *VALUES)
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        (0, 1, None),
+        (1, None, "broken"),
+        (2, None, None),
+        (3, None, '{"n": "x", "t": 6}'),
+        (4, 2, None),
+    ]
+    assert state.events == 5
+
+
+def test_dropmalformed_leaves_out_what_is_malformed_and_keeps_nulls():
+    raw = {"valueFormat": "json", "parseMode": "dropmalformed"}
+    table, _ = delivered(raw, NUMBER, *VALUES)
+    assert table["offset"].to_pylist() == [0, 2, 4]
+
+
+def test_failfast_fails_at_the_first_malformed_value():
+    with pytest.raises(ViolationFound, match="topic 'topic' partition 0 offset 1: the value"):
+        delivered({"valueFormat": "json", "parseMode": "FAILFAST"}, NUMBER, *VALUES)
+
+
+@given(st.lists(st.sampled_from(VALUES), max_size=8), st.sampled_from([(1,), (2, 1), (99,)]))
+@settings(deadline=None, max_examples=40)
+def test_the_parse_mode_never_affects_counting(values, sizes):
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", "violationPolicy": "flag"}
+    found = []
+    for mode in ("PERMISSIVE", "DROPMALFORMED"):
+        for columns in ([*NUMBER, FLAG, CTI], [FLAG, CTI], [CTI, FLAG]):
+            table, state = delivered({**raw, "parseMode": mode}, columns, *values, sizes=sizes)
+            ctis = [cti for cti in micros(table["cti"].combine_chunks()) if cti is not None]
+            found.append((ctis, state))
+    assert all(one == found[0] for one in found)
+
+
+def test_an_event_that_policy_dropped_is_not_failed_on_by_the_parse_mode():
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", "parseMode": "FAILFAST"}
+    table, state = delivered(raw, NUMBER, b"broken", b'{"n": 1, "t": 5}')
+    assert table["offset"].to_pylist() == [1]
+    assert state.malformed == 1
+
+
+def test_invalid_utf8_in_a_malformed_value_does_not_stop_the_stream():
+    columns = [*NUMBER, ("_corrupt_record", pa.string())]
+    table, _ = delivered({"valueFormat": "json"}, columns, b"a\xff", b'{"n": 1}', b"")
+    table.validate(full=True)
+    assert table["n"].to_pylist() == [None, 1, None]
+    assert table["_corrupt_record"].to_pylist() == ["a\N{REPLACEMENT CHARACTER}", None, ""]
+
+
+def test_the_parse_mode_does_not_bring_back_what_the_policy_dropped():
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1"}
+    for mode in ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"):
+        late = b'{"n": 1, "t": 5}', b'{"n": 2, "t": 4}'
+        table, _ = delivered({**raw, "parseMode": mode}, NUMBER, *late)
+        assert table["n"].to_pylist() == [1]
+
+
+FINAL_MS = FINAL_US // 1000
+ODD_STAMPS = [-1, -5000, -(2**40), 0, 7, FINAL_MS, FINAL_MS + 1, 10**15, 2**63 - 1, -(2**63)]
+"""Record timestamps in ms: negative ones are none, and some lie after the end of time."""
+
+SHOWN = [ms * 1000 if abs(ms) < 2**53 else None for ms in ODD_STAMPS]
+"""As Spark's own source shows them; it fails where 64 bits do not hold the microseconds."""
+
+STARTS = [us if us is not None and 0 <= us <= FINAL_US else None for us in SHOWN]
+STAMPED = [("offset", pa.int64()), ("timestamp", INSTANT), ("start_time", INSTANT)]
+
+
+def stamped(raw, *more, sizes=(99,)):
+    """The rows of records with the odd timestamps, and the end state."""
+    records = [None] * len(ODD_STAMPS)
+    columns = [*STAMPED, *more]
+    table, state = delivered(raw, columns, *records, sizes=sizes, timestamps_ms=ODD_STAMPS)
+    read = [table["offset"], *(table[name].cast(pa.int64()) for name, _ in STAMPED[1:])]
+    rows = zip(*(column.to_pylist() for column in [*read, *table.columns[3:]]), strict=True)
+    return list(rows), state
+
+
+@pytest.mark.parametrize("sizes", [(99,), (1, 2, 3), (1,) * 9])
+def test_every_record_is_delivered_whatever_its_timestamp(sizes):
+    rows, state = stamped({}, sizes=sizes)
+    assert rows == list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
+    assert (state.events, state.malformed) == (len(ODD_STAMPS), STARTS.count(None))
+
+
+@pytest.mark.parametrize("policy", ["drop", "adjust", "flag"])
+def test_with_ctis_a_record_timestamp_that_is_no_time_meets_the_policy(policy):
+    raw = {"ctiHeader": "cti", "violationPolicy": policy}
+    rows, state = stamped(raw, *([FLAG] if policy == "flag" else []))
+    expected = list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
+    if policy == "flag":
+        expected = [(*row, None if row[-1] is not None else "malformed") for row in expected]
+    else:
+        expected = [row for row in expected if row[-1] is not None]
+    assert rows == expected
+    assert (state.malformed, state.dropped, state.flagged) == (STARTS.count(None), 0, 0)
+
+
+def test_policy_fail_names_the_record_whose_timestamp_is_no_time():
+    with pytest.raises(ViolationFound, match="offset 0: the event is malformed"):
+        stamped({"ctiHeader": "cti", "violationPolicy": "fail"})
+
+
+@pytest.mark.parametrize("raw", [{}, {"startTime": "header:t"}, {"startTime": "t"}])
+def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
+    values = [b"nonsense", None, b'{"t": "never"}', b'{"t": 5}']
+    table, state = delivered({"valueFormat": "json", **raw}, STAMPED, *values)
+    assert table["offset"].to_pylist() == [0, 1, 2, 3]
+    assert (state.events, state.dropped) == (4, 0)
+    assert state.malformed == table["start_time"].null_count
+
+
+FAIL = {"ctiFrequency": "1", "violationPolicy": "fail", "startTime": "t", "valueFormat": "json"}
+
+
+def test_fail_names_topic_partition_offset_event_time_and_cti():
+    with pytest.raises(ViolationFound) as failed:
+        delivered(FAIL, NUMBER, b'{"t": 5000}', b'{"t": 4000}', sizes=(1, 1))
+    message = str(failed.value)
+    assert message.startswith("topic 'topic' partition 0 offset 1: ")
+    assert "1970-01-01T00:00:04Z" in message
+    assert "the CTI in force is 1970-01-01T00:00:05Z" in message
+    assert "'violationPolicy'" in message
+
+
+@pytest.mark.parametrize("value", [b"{}", b"nonsense", None, b'{"t": "soon"}', b'{"t": true}'])
+def test_fail_names_a_malformed_event_and_what_was_expected(value):
+    with pytest.raises(ViolationFound) as failed:
+        delivered(FAIL, NUMBER, b'{"t": 5000}', value)
+    message = str(failed.value)
+    assert message.startswith("topic 'topic' partition 0 offset 1: the event is malformed")
+    assert "a readable time in 't'" in message
+
+
+def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
+    raw = {"ctiFrequency": "1"}
+    stamps = [5, 7, 6]
+    table, state = delivered(raw, NUMBER[:1], b"", b"", b"", timestamps_ms=stamps)
+    assert table["offset"].to_pylist() == [0, 1]
+    assert (state.cti_us, state.ctis, state.dropped) == (7000, 2, 1)
+
+
+def test_opening_and_closing_rows_surround_the_records():
+    share = Share(Range(at(0), 0, 1), PartitionState(cti_us=3000))
+    plan = TaskPlan((share,), (), 3000, opening_us=3000, closing_us=9000)
+    given_options = options(ctiFrequency="1")
+    wanted = projection(given_options, NUMBER[0], CTI)
+
+    def read(span, needs):
+        yield block(b"", timestamps_ms=[4])
+
+    tables = list(run_task(given_options, wanted, plan, read, lambda part, state: None))
+    table = pa.Table.from_batches(tables)
+    assert table["offset"].to_pylist() == [None, 0, None, None]
+    assert micros(table["cti"].combine_chunks()) == [3000, None, 4000, 9000]
+
+
+def test_a_state_is_left_for_every_partition_also_for_one_without_records():
+    shares = tuple(Share(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2))
+    left = []
+    tables = run_task(
+        options(ctiFrequency="1"),
+        projection(options(ctiFrequency="1")),
+        TaskPlan(shares),
+        lambda span, needs: iter(()),
+        lambda part, state: left.append((part, state)),
+    )
+    assert list(tables) == []
+    assert left == [(at(i), PartitionState(cti_us=i)) for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "columns", "needs"),
+    [
+        ({}, [("offset", pa.int64())], Needs(timestamps=True)),
+        ({}, [("key", pa.binary())], Needs(timestamps=True, keys=True)),
+        ({"startTime": "header:t"}, [("offset", pa.int64())], Needs(headers=True)),
+        ({"startTime": "t"}, [("offset", pa.int64())], Needs(values=True)),
+        ({"startTime": "t"}, [("timestamp", INSTANT)], Needs(timestamps=True, values=True)),
+        ({"startTime": "t", "valueFormat": "json"}, [("n", pa.int64())], Needs(values=True)),
+        (
+            {"startTime": "header:t", "valueFormat": "json"},
+            [("_corrupt_record", pa.string())],
+            Needs(values=True, headers=True),
+        ),
+    ],
+)
+def test_only_what_is_needed_is_read(raw, columns, needs):
+    given_options = options(**raw)
+    assert needs_of(given_options, projection(given_options, *columns)) == needs
+
+
+def test_times_come_from_headers_of_which_the_last_wins():
+    given_options = options(startTime="header:t", timeUnit="s")
+    wanted = projection(given_options, ("start_time", INSTANT))
+    pairs = [[("t", b"1"), ("t", b"2")], [("t", b"1970-01-01T00:00:03")], [("t", b"\xff")], None]
+
+    def read(span, needs):
+        yield block(*[None] * 4, headers=pairs)
+
+    plan = TaskPlan((Share(Range(at(0), 0, 4), PartitionState()),))
+    (table,) = run_task(given_options, wanted, plan, read, lambda part, state: None)
+    assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
+
+
+@given(
+    st.lists(
+        st.sampled_from([5, 1999, 1999.0, 2.5, "7", "1970-01-01T00:00:00.000004Z", None, True, {}]),
+        max_size=7,
+    ),
+    st.sampled_from(["ns", "us", "ms", "s"]),
+    st.lists(st.integers(1, 3), max_size=4),
+)
+@settings(deadline=None, max_examples=60)
+def test_event_times_do_not_depend_on_how_records_are_blocked(fields, unit, sizes):
+    raw = {"startTime": "t", "timeUnit": unit, "violationPolicy": "flag", "ctiFrequency": "1"}
+    values = [json.dumps({"t": field}).encode() for field in fields]
+    columns = [("start_time", INSTANT), ("violation", pa.string()), CTI]
+    whole, state = delivered(raw, columns, *values)
+    cut, other = delivered(raw, columns, *values, sizes=sizes)
+    assert cut.to_pylist() == whole.to_pylist()
+    assert other == state

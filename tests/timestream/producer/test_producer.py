@@ -1,0 +1,388 @@
+"""Marks against records, on a client that writes down what it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+import pyspark_timestream.producer.producer
+from pyspark_timestream import PunctuatedProducer
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+
+T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
+
+
+class FakeClient:
+    """Two partitions; a record is in the log when it is flushed, a mark's log line is its time."""
+
+    made: ClassVar[list[FakeClient]] = []
+
+    def __init__(self, config: dict[str, Any], logger: Any) -> None:
+        self.config, self.log, self.steps = config, [], []
+        self.queue: list[tuple[str, int, Callable[[Any, Any], None]]] = []
+        self.broken = 0
+        self.partitions = 2
+        FakeClient.made.append(self)
+
+    def produce(self, topic: str, value: Any, partition: int = -1, on_delivery: Any = None,
+                headers: Any = None, **_: Any) -> None:  # fmt: skip
+        names = dict(headers or [])
+        label = value or "".join(f"{k}={v.decode()};" for k, v in names.items())
+        self.queue.append((label, partition, on_delivery))
+
+    def poll(self, timeout: float) -> None:
+        """Nothing is delivered before a flush."""
+
+    def flush(self, timeout: float = -1) -> int:
+        while self.queue:
+            label, partition, report = self.queue.pop(0)
+            if self.broken:
+                self.broken -= 1
+                report(KafkaError(KafkaError._MSG_TIMED_OUT), SimpleNamespace(partition=lambda: 0))
+            else:
+                self.log.append((label, partition))
+                report(None, None)
+        return 0
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        parts = dict.fromkeys(range(self.partitions))
+        return SimpleNamespace(topics={topic: SimpleNamespace(partitions=parts)})
+
+    def init_transactions(self) -> None:
+        self.steps.append("init")
+
+    def begin_transaction(self) -> None:
+        self.steps.append("begin")
+
+    def commit_transaction(self) -> None:
+        self.flush()
+        self.steps.append("commit")
+
+    def abort_transaction(self) -> None:
+        self.queue.clear()
+        self.steps.append("abort")
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", FakeClient)
+    FakeClient.made.clear()
+    return FakeClient.made
+
+
+@pytest.fixture
+def real_client(monkeypatch: pytest.MonkeyPatch, made: list[FakeClient]) -> None:
+    """The client that is there, in place of the fake one."""
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", Producer)
+
+
+def producer(**arguments: Any) -> tuple[PunctuatedProducer, FakeClient]:
+    config = arguments.pop("config", {})
+    return PunctuatedProducer(config, "t", "w", **arguments), FakeClient.made[-1]
+
+
+def mark(t: str) -> str:
+    return f"cti={t};cti-writer=w;"
+
+
+def closing(t: str | None) -> str:
+    return f"{mark(t) if t else 'cti-writer=w;'}cti-close=true;"
+
+
+def test_a_mark_is_in_every_partition_behind_what_was_produced_before() -> None:
+    one, client = producer()
+    one.produce("a")
+    one.note_time(T1)
+    one.produce("b")
+    one.close()
+    assert client.log == [
+        ("a", -1), (mark(T1), 0), (mark(T1), 1), ("b", -1), (closing(T1), 0), (closing(T1), 1),
+    ]  # fmt: skip
+
+
+def test_a_mark_that_returned_is_in_the_log() -> None:
+    one, client = producer()
+    one.note_time(T1)
+    assert (client.log, client.queue) == ([(mark(T1), 0), (mark(T1), 1)], [])
+
+
+def test_partitions_that_were_added_get_marks_too() -> None:
+    one, client = producer()
+    client.partitions = 3
+    one.note_time(T1)
+    assert [partition for _, partition in client.log] == [0, 1, 2]
+
+
+def test_no_mark_follows_a_record_that_was_not_delivered_until_the_user_was_told() -> None:
+    one, client = producer()
+    client.broken = 1
+    one.produce("a")
+    with pytest.raises(DeliveryFailed, match=r"writer 'w'.*topic 't', partition 0.*produce again"):
+        one.note_time(T1)
+    assert client.log == []
+    one.produce("a")
+    one.note_time(T1)
+    assert client.log == [("a", -1), (mark(T1), 0), (mark(T1), 1)]
+
+
+def test_a_mark_that_was_not_delivered_raises() -> None:
+    one, client = producer()
+    client.broken = 1
+    with pytest.raises(DeliveryFailed):
+        one.note_time(T1)
+
+
+def test_the_users_own_reports_are_of_records_and_not_of_marks() -> None:
+    told: list[str] = []
+    one, _ = producer(config={"on_delivery": lambda error, message: told.append("default")})
+    one.produce("a")
+    one.produce("b", on_delivery=lambda error, message: told.append("own"))
+    one.note_time(T1)
+    assert told == ["default", "own"]
+
+
+def test_a_report_may_produce() -> None:
+    one, client = producer()
+    one.produce("a", on_delivery=lambda error, message: one.produce("b"))
+    one.note_time(T1)
+    assert [label for label, _ in client.log] == ["a", "b", mark(T1), mark(T1)]
+
+
+@pytest.mark.timeout(60)
+def test_threads_that_never_pause_neither_starve_a_mark_nor_get_behind_it() -> None:
+    one, client = producer()
+    stop, returned = threading.Event(), [0] * 3
+    checked: list[tuple[int, list[int]]] = []
+
+    def work(thread: int) -> None:
+        while not stop.is_set():
+            one.produce(f"{thread}:{returned[thread]}")
+            returned[thread] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for second in range(20):
+        before = returned[:]
+        one.note_time(f"2024-01-01T00:00:{second:02d}Z")
+        checked.append((second, before))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for second, before in checked:
+        place = client.log.index((mark(f"2024-01-01T00:00:{second:02d}Z"), 0))
+        seen = [0, 0, 0]
+        for label, _ in client.log[:place]:
+            if label[1] == ":":
+                seen[int(label[0])] += 1
+        assert all(have >= want for have, want in zip(seen, before, strict=True))
+
+
+def test_a_writer_is_closed_once_and_then_refuses() -> None:
+    one, client = producer()
+    one.close()
+    one.close()
+    assert client.log == [(closing(None), 0), (closing(None), 1)]
+    for use in (lambda: one.produce("a"), lambda: one.note_time(T1)):
+        with pytest.raises(RuntimeError, match="closed; next step: make a new one"):
+            use()
+
+
+def test_a_failing_block_sends_no_close() -> None:
+    class Oops(Exception):
+        pass
+
+    one, client = producer()
+    one.produce("a")
+    with pytest.raises(Oops), one:
+        raise Oops
+    assert client.log == [("a", -1)]
+    with pytest.raises(RuntimeError):
+        one.produce("b")
+
+
+def test_a_block_that_ends_well_closes() -> None:
+    one, client = producer()
+    with one:
+        one.note_time(T1)
+    assert [label for label, _ in client.log] == [mark(T1)] * 2 + [closing(T1)] * 2
+
+
+# -- transactions ---------------------------------------------------------------------------------
+
+TX = {"transactional.id": "x"}
+
+
+def test_a_commit_has_its_marks_inside_the_transaction() -> None:
+    one, client = producer(config=TX)
+    one.produce("a")
+    one.commit(T1)
+    one.commit()
+    one.produce("b")
+    one.commit()
+    assert client.steps == ["init", "begin", "commit", "begin", "commit"]
+    assert [label for label, _ in client.log] == ["a", mark(T1), mark(T1), "b"]
+    one.commit(T2)
+    one.close()
+    assert [label for label, _ in client.log][4:] == [mark(T2)] * 2 + [closing(T2)] * 2
+    assert client.steps[5:] == ["begin", "commit", "begin", "commit"]
+
+
+def test_an_aborted_transaction_says_nothing_of_its_time() -> None:
+    one, client = producer(config=TX)
+    one.produce("a")
+    one.abort()
+    one.abort()
+    one.close()
+    assert client.steps == ["init", "begin", "abort", "begin", "commit"]
+    assert client.log == [(closing(None), 0), (closing(None), 1)]
+
+
+def test_a_record_that_fails_keeps_its_transaction_from_being_committed() -> None:
+    one, client = producer(config=TX)
+    client.broken = 1
+    one.produce("a")
+    with pytest.raises(DeliveryFailed):
+        one.commit(T1)
+    assert "commit" not in client.steps
+    one.abort()
+    one.produce("a")
+    one.commit(T1)
+    assert client.steps[-2:] == ["begin", "commit"]
+
+
+def test_a_failing_block_aborts_its_transaction() -> None:
+    one, client = producer(config=TX)
+    one.produce("a")
+    with pytest.raises(ZeroDivisionError), one:
+        raise ZeroDivisionError
+    assert (client.steps, client.log) == (["init", "begin", "abort"], [])
+
+
+def test_a_step_that_may_pass_is_tried_again_and_others_are_said() -> None:
+    one, client = producer(config=TX)
+    passing = [KafkaException(KafkaError(KafkaError._TIMED_OUT, "slow", False, True, False))]
+    plain = client.init_transactions
+
+    def init() -> None:
+        if passing:
+            raise passing.pop()
+        plain()
+
+    def commit() -> None:
+        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
+
+    client.init_transactions, client.commit_transaction = init, commit  # type: ignore[method-assign]
+    one.produce("a")
+    with pytest.raises(DeliveryFailed, match=r"transaction into 't' failed: fenced.*abort\(\)"):
+        one.commit()
+
+
+def test_what_does_not_go_with_transactions_is_refused() -> None:
+    one, _ = producer(config=TX)
+    with pytest.raises(RuntimeError, match=r"refused with 'transactional.id'.*commit\(t\)"):
+        one.note_time(T1)
+    one.produce("a")
+    with pytest.raises(RuntimeError, match="open transaction"):
+        one.close()
+    with pytest.raises(OptionError, match="auto_note_time"):
+        producer(config=TX, auto_note_time=1)
+    plain, _ = producer()
+    with pytest.raises(RuntimeError, match=r"commit\(\) needs 'transactional.id'"):
+        plain.commit(T1)
+
+
+# -- the wall clock -------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_wall_clock_is_noted_to_the_millisecond_and_never_after_the_close() -> None:
+    one, client = producer(auto_note_time=0.01)
+    until(lambda: len(client.log) >= 6)
+    one.close()
+    count = len(client.log)
+    time.sleep(0.05)
+    assert len(client.log) == count
+    assert client.log[-1][0].endswith("cti-close=true;")
+    noted = [label.split(";")[0] for label, partition in client.log if partition == 0]
+    assert noted == sorted(noted)
+    assert all((text.endswith("Z") and text[-4:-1] in ("000", ":00")) or "." not in text
+               for text in noted)  # fmt: skip
+
+
+def test_a_clock_that_failed_is_told_by_the_next_call() -> None:
+    one, client = producer(auto_note_time=0.01)
+    client.partitions = 0
+    until(lambda: not one._clock.is_alive())  # type: ignore[union-attr]
+    with pytest.raises(DeliveryFailed, match="auto_note_time stopped: topic 't' does not exist"):
+        one.produce("a")
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
+def test_an_interval_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(OptionError, match=r"auto_note_time.*seconds above 0"):
+        producer(auto_note_time=seconds)
+
+
+def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, client = producer(config={"sasl.password": "pa55"})
+
+    def silent(topic: str, timeout: float) -> None:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no route for pa55"))
+
+    client.list_topics = silent  # type: ignore[method-assign,assignment]
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 0.2)
+    with pytest.raises(BrokerUnreachable, match=r"no route for \[hidden\]"):
+        one.note_time(T1)
+
+
+@pytest.mark.usefixtures("real_client")
+def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 1.5)
+    one = PunctuatedProducer(
+        {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500}, "t", "w"
+    )
+    with pytest.raises(
+        BrokerUnreachable, match=r"127.0.0.1:1 .*Connection refused.*'bootstrap.serv"
+    ):
+        one.note_time(T1)
+    one.produce("a")
+    with pytest.raises(DeliveryFailed, match=r"timed out .127.0.0.1:1: .*Connection refused"):
+        one.flush()
+    assert "FAIL" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("real_client")
+def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
+    errors: list[Any] = []
+    lines: list[str] = []
+
+    class Lines:
+        def log(self, level: int, form: str, *values: Any) -> None:
+            lines.append(form % values)
+
+    handlers = {"error_cb": errors.append, "logger": Lines()}
+    config = {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500, **handlers}
+    one = PunctuatedProducer(config, "t", "w")
+    one.produce("a")
+    with pytest.raises(DeliveryFailed):
+        one.flush()
+    assert errors
+    assert "Connection refused" in lines[0]

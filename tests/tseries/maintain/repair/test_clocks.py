@@ -1,0 +1,293 @@
+"""A clock that is far ahead dates no commit; a store with such commits gets its times back."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+from tseries.builders import batch, new_store, stored
+from tseries.subscribe.test_position import Client
+
+from pyspark_tseries import TimeSeries, WrongClock
+from pyspark_tseries.maintain.background import maintain
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.repair.time_correction import corrected_times
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.commit_time import check_commit_time, is_suspicious
+from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.storage.location import Place
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import now_us
+
+VALUES = {"value": pa.int64()}
+HOUR, DAY, YEAR = 3_600_000_000, 86_400_000_000, 365 * 86_400_000_000
+NOW = 1_893_456_000_000_000
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def check(last_us, now, storage_us=NOW, same_machine=True):
+    check_commit_time("/s", last_us, now, storage_us, same_machine=same_machine)
+
+
+@pytest.mark.parametrize("idle", [0, HOUR, DAY, YEAR, 2 * YEAR])
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("storage_us", [NOW, None])
+def test_a_store_that_was_idle_goes_on_without_ceremony(idle, same, storage_us):
+    check(NOW - idle, NOW, storage_us, same)
+
+
+def test_after_a_pause_longer_than_two_years_the_clock_of_another_machine_or_somebody_says_so():
+    check(NOW - 3 * YEAR, NOW, same_machine=False)
+    for storage_us, same in ((NOW, True), (None, False)):
+        with pytest.raises(WrongClock, match=r"is right, say so with: python -m .* repair"):
+            check(NOW - 3 * YEAR, NOW, storage_us, same)
+
+
+@pytest.mark.parametrize("ahead", [HOUR + 1, DAY, 64 * YEAR, 2**62])
+@pytest.mark.parametrize("last_us", [NOW, NOW - YEAR, -(2**62)])
+def test_a_writer_whose_clock_is_ahead_of_the_storages_is_refused_by_name(ahead, last_us):
+    with pytest.raises(WrongClock) as error:
+        check(last_us, NOW + ahead)
+    assert "this machine's clock says 20" in str(error.value) or "9999" in str(error.value)
+    assert "the storage's 2030-01-01T00:00:00Z" in str(error.value)
+    assert "next step: set this machine's clock. Nothing is stored" in str(error.value)
+
+
+@pytest.mark.parametrize("storage_us", [NOW, None])
+def test_who_comes_after_a_commit_of_the_future_is_told_of_repair(storage_us):
+    with pytest.raises(WrongClock, match="python -m pyspark_tseries repair /s corrects"):
+        check(NOW + HOUR + 1, NOW, storage_us)
+
+
+def test_clocks_that_differ_little_and_one_that_is_behind_do_no_harm():
+    check(NOW + HOUR, NOW)
+    check(NOW, NOW + HOUR)
+    check(NOW, NOW - 5 * YEAR)
+    check(NOW, 0)
+
+
+def test_a_clock_that_was_never_set_before_is_no_witness_against_one_that_is():
+    check(0, NOW)
+    check(NOW - 40 * YEAR, NOW)
+
+
+def test_the_storage_is_asked_only_where_something_is_odd():
+    assert not is_suspicious(NOW, NOW + HOUR)
+    assert not is_suspicious(NOW + HOUR, NOW)
+    assert is_suspicious(NOW, NOW + HOUR + 1)
+    assert is_suspicious(NOW + HOUR + 1, NOW)
+
+
+@given(
+    st.lists(st.integers(0, 30), unique=True, max_size=8).map(sorted),
+    st.dictionaries(st.integers(0, 30), st.integers(0, 200)),
+    st.integers(0, 100),
+    st.integers(0, 100),
+)
+def test_corrected_times_rise_and_lie_between_the_last_good_one_and_now(
+    commits, written, good, more
+):
+    now = good + more
+    found = corrected_times(np.array(commits, np.int64), written, good, now)
+    times = list(found.values())
+    assert list(found) == commits
+    assert times == sorted(times)
+    assert all(good <= us <= now for us in times)
+    known = [written[c] for c in commits if good <= written.get(c, -1) <= now]
+    if len(known) == len(commits) and known == sorted(known):
+        assert times == known
+
+
+# -- a store -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def series(tmp_path):
+    return TimeSeries.create(
+        tmp_path / "s",
+        VALUES,
+        "last 30D",
+        "me",
+        min_retention_age=timedelta(0),
+        auto_compact=False,
+    )
+
+
+def set_clock(monkeypatch, ahead_us, *, kernel=False):
+    """This process's clock, and the kernel's if so, as if it were so much ahead."""
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 1000 * ahead_us)
+    if kernel:
+        monkeypatch.setattr(Place, "clock_us", lambda _: real() // 1000 + ahead_us)
+
+
+def times(path):
+    rows = stored(path, "series", "sequence", "timestamp", "commit_time")
+    return {row[:2]: row[2:] for row in rows}
+
+
+@pytest.mark.parametrize("ahead", [2 * HOUR, 64 * YEAR])
+def test_a_writer_far_ahead_stores_nothing_and_the_others_go_on(
+    series, tmp_path, monkeypatch, ahead
+):
+    series.append("a", 1)
+    rows = pa.table({"series": ["a"], "value": [1]})
+    columns = DefaultSource({"path": str(tmp_path / "s")}).schema()
+    schema = StructType([columns["series"], columns["value"]])
+    before = times(tmp_path / "s")
+    with monkeypatch.context() as context:
+        set_clock(context, ahead)
+        for use in (
+            lambda: series.append("a", 2),
+            lambda: series.edit("a", 0, 2),
+            lambda: series.append_many(rows),
+            lambda: series.set_retained_range("limit 1"),
+            lambda: series.set_policy({"me": ["own"]}),
+            lambda: compact(tmp_path / "s"),
+            lambda: maintain(tmp_path / "s"),
+            lambda: repair(tmp_path / "s"),
+            lambda: DefaultSource({"path": str(tmp_path / "s")}).streamWriter(schema, False),
+        ):
+            with pytest.raises(WrongClock, match="next step: set this machine's clock"):
+                use()
+    assert times(tmp_path / "s") == before
+    assert (datetime.now(UTC) - series.append("a", 2).timestamp) < timedelta(minutes=5)
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_the_first_commit_of_a_store_is_looked_at_too(series, tmp_path, monkeypatch):
+    set_clock(monkeypatch, 64 * YEAR)
+    with pytest.raises(WrongClock):
+        series.append("a", 1)
+    assert times(tmp_path / "s") == {}
+
+
+def test_a_store_that_was_idle_for_a_year_goes_on(tmp_path):
+    store = new_store(tmp_path / "s")
+    now = now_us()
+    store.append(batch(("a", None)), clock=lambda: now - YEAR)
+    store.append(batch(("a", None)), clock=lambda: now)
+    assert [row[2] for row in stored(tmp_path / "s")] == [now - YEAR, now]
+
+
+def poisoned(series, monkeypatch, ahead=64 * YEAR):
+    """Commits by a machine whose clock is ahead, its kernel's too; the first is good."""
+    series.append("a", 1, datetime(2026, 1, 1, tzinfo=UTC))
+    series.append("b", 1)
+    with monkeypatch.context() as context:
+        set_clock(context, ahead, kernel=True)
+        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        series.append("a", 2)
+        series.append("c", 3, datetime(2090, 1, 1, tzinfo=UTC))  # That is what it says.
+        series.append("c", 4)
+        series.edit("a", 1, 5)
+        series.append("b", 2, datetime(2090, 6, 1, tzinfo=UTC))
+    storage._OPEN.clear()
+
+
+def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_path, monkeypatch):
+    began = now_us()
+    subscriber = Client(tmp_path / "s", parse_range("unlimited"))
+    poisoned(series, monkeypatch)
+    subscriber.drain()
+    far = now_us() + 60 * YEAR
+    assert times(tmp_path / "s")["a", 1][0] > far
+    with pytest.raises(WrongClock, match=r"python -m pyspark_tseries repair .*/s corrects"):
+        series.append("a", 9)
+    assert any("its last commit is of 20" in line for line in verify(str(tmp_path / "s")))
+    planned = repair(str(tmp_path / "s"), dry_run=True)
+    done = repair(str(tmp_path / "s"))
+    assert done.lost == done.left == ()
+    assert "The commits 2 to 6 are now of 20" in done.mended[0]
+    assert "so are 3 events of 2 series" in done.mended[0]
+    assert "The commits 2 to 6 are now of 20" in planned.mended[0]
+    found = times(tmp_path / "s")
+    assert all(began <= row[1] <= now_us() for row in found.values())
+    for key in (("a", 1), ("a", 2)):
+        assert began <= found[key][0] <= now_us(), "it had the time of its commit"
+    given = [datetime(2090, 1, 1, tzinfo=UTC), datetime(2090, 6, 1, tzinfo=UTC)]
+    assert [found[key][0] for key in (("c", 0), ("b", 1))] == [
+        int(moment.timestamp()) * 1_000_000 for moment in given
+    ]
+    assert found["c", 1][0] == found["c", 0][0], "its series' newest is later than its commit"
+    assert verify(str(tmp_path / "s")) == []
+    original, edited = series.range_query().for_edits().from_(1).to(1).select_from("a").events
+    assert edited.original.timestamp == original.timestamp
+    event = series.append("a", 10)
+    assert (datetime.now(UTC) - event.timestamp) < timedelta(minutes=5)
+    assert [row[:2] for row in subscriber.poll()] == [("a", 3)]
+    assert repair(str(tmp_path / "s")) == Repaired()
+    series.compact()
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_what_the_future_had_hidden_is_there_again(series, tmp_path, monkeypatch):
+    """`last 30D` counts from a series' newest event, and so do floors that a change of it makes."""
+    poisoned(series, monkeypatch)
+    with monkeypatch.context() as context:
+        set_clock(context, 64 * YEAR, kernel=True)
+        series.set_retained_range("last 7D")
+    repair(str(tmp_path / "s"))
+    assert len(series.range_query().select_from("a")) == 1, "the other is of January"
+    series.append("a", 1)
+    assert len(series.range_query().select_from("a")) == 2
+
+
+def test_commits_of_the_future_are_corrected_where_files_were_merged_by_any_tool(
+    series, tmp_path, monkeypatch
+):
+    from deltalake import DeltaTable
+
+    began = now_us()
+    series.set_retained_range("unlimited")
+    poisoned(series, monkeypatch)
+    with monkeypatch.context() as context:
+        set_clock(context, 64 * YEAR, kernel=True)
+        DeltaTable(tmp_path / "s").optimize.z_order(["value"])
+        rows = pa.table({"series": ["d"] * 3, "value": [1, 2, 3]})
+        series.append_many(rows)
+    repair(str(tmp_path / "s"))
+    found = times(tmp_path / "s")
+    assert all(began <= row[1] <= now_us() for row in found.values())
+    assert verify(str(tmp_path / "s")) == []
+    with monkeypatch.context() as context:
+        set_clock(context, 64 * YEAR, kernel=True)
+        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        series.append("e", 1)
+        compact(tmp_path / "s")
+    repair(str(tmp_path / "s"))
+    assert times(tmp_path / "s").keys() == found.keys() | {("e", 0)}
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
+    series.append("a", 1)
+    with monkeypatch.context() as context:
+        set_clock(context, 64 * YEAR, kernel=True)
+        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        series.set_retained_range("limit 5")
+    assert "No event is of such a commit" in repair(str(tmp_path / "s")).mended[0]
+    assert series.append("a", 2).sequence == 1
+    assert series.describe()["retained_range"] == "limit 5"
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_after_years_of_silence_repair_is_the_word_that_the_clock_is_right(
+    series, tmp_path, monkeypatch
+):
+    series.append("a", 1)
+    monkeypatch.setattr("pyspark_tseries.model.commit_time._FIRST_US", 0)
+    set_clock(monkeypatch, 3 * YEAR, kernel=True)
+    with pytest.raises(WrongClock, match="is right, say so with"):
+        series.append("a", 2)
+    assert verify(str(tmp_path / "s")) == [], "an archive is sound"
+    assert "taken for right" in repair(str(tmp_path / "s")).mended[0]
+    assert series.append("a", 2).sequence == 1

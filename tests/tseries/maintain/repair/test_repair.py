@@ -1,0 +1,102 @@
+"""`repair` brings a damaged store back to a sound state, and says what it did."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import pytest
+from tseries.builders import batch, new_store, stored
+
+from pyspark_tseries import TimeSeries, describe
+from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.series_index import snapshot_of, with_note
+from pyspark_tseries.storage.head_files import write_head
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.store import Store
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = new_store(tmp_path / "s")
+    for n in range(3):
+        store.append(batch(("a", n), (f"b{n}", 1)))
+    return tmp_path / "s"
+
+
+def reopened(path):
+    storage._OPEN.clear()
+    return Store.open(str(path))
+
+
+def run(path, *more):
+    line = [sys.executable, "-m", "pyspark_tseries", "repair", str(path), *more]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_sound_store_needs_no_repair(path):
+    before = Store.open(str(path)).version()
+    assert repair(str(path)) == Repaired()
+    assert reopened(path).version() == before
+
+
+def test_a_lost_head_is_mended_and_no_event_is_lost(path):
+    before = stored(path)
+    shutil.rmtree(path / "_tseries" / "head")
+    storage._OPEN.clear()
+    planned = repair(str(path), dry_run=True)
+    assert "is made again from the events" in planned.mended[0]
+    assert any("cannot be read" in line for line in verify(str(path)))
+    assert repair(str(path)) == planned
+    assert verify(str(path)) == []
+    assert stored(path) == before
+
+
+def lose_head(path, head_id):
+    (path / "_tseries" / "head" / f"{head_id:016x}.arrow").unlink()
+    storage._OPEN.clear()
+
+
+def test_a_head_that_lacks_an_earlier_one_keeps_its_counts_range_and_policy(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 2})
+    store.append(batch(("a", 5), ("a", 6), ("a", 7)))
+    TimeSeries.open(tmp_path / "s", "me").set_policy({"me": ["update", "own"]})
+    set_retained_range(store, RetainedRange(limit=3), 0)
+    store.refresh()
+    changed = store.head_id()
+    store.append(batch(("a", 3), policy="drop"))
+    lose_head(tmp_path / "s", changed)
+    done = repair(str(tmp_path / "s"), principal="me")
+    said = describe(str(tmp_path / "s"))
+    assert (said["dropped"], said["retained_range"]) == (1, "limit 3")
+    assert "own" in str(said["policy"])
+    (lost,) = done.lost
+    assert "those that the range 'limit 3' lets in are back" in lost
+
+
+def test_a_head_file_that_was_never_committed_does_not_stand_in_for_a_lost_one(tmp_path):
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    store.refresh()
+    stray = dataclasses.replace(store.head()[1].note, commit=9, dropped=99)
+    write_head(store.place, 1, with_note(snapshot_of(store.head()[1]), stray))
+    store.append(batch(("a", 2), ("a", 0), policy="drop"))
+    store.refresh()
+    lose_head(tmp_path / "s", store.head_id())
+    (lost,) = repair(str(tmp_path / "s")).lost
+    assert "as they were with commit 0" in lost
+    assert describe(str(tmp_path / "s"))["dropped"] == 0
+
+
+def test_the_command_says_what_it_mended(path):
+    assert run(path) == (0, "nothing to repair\n")
+    shutil.rmtree(path / "_tseries" / "head")
+    code, said = run(path, "--dry-run")
+    assert (code, "mended: the store's head file" in said) == (1, True)
+    code, said = run(path)
+    assert (code, "mended: the store's head file" in said) == (0, True)
+    assert run(path) == (0, "nothing to repair\n")

@@ -1,0 +1,254 @@
+"""After a power loss `repair` brings a store back to its last whole commit, and says what went."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+from tseries.builders import batch, new_store, stored
+from tseries.power_loss import Disk
+from tseries.storage.test_power_loss import newest, tear
+from tseries.subscribe.test_position import Client
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import Store
+
+VALUES = {"value": pa.int64()}
+
+
+def opened(path, durability="os"):
+    storage._OPEN.clear()
+    return TimeSeries.open(path, "me", durability=durability, auto_compact=False)
+
+
+def fill(path, durability, commits=13):
+    series = TimeSeries.create(
+        path, VALUES, "unlimited", "me", durability=durability, auto_compact=False
+    )
+    for number in range(commits):
+        series.append("ab"[number % 2], number)
+    storage._OPEN.clear()
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A store of 13 commits that were not synced; its log has a checkpoint at entry 9."""
+    return fill(tmp_path / "s", "os")
+
+
+def events(path):
+    return [row[:2] for row in stored(path)]
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "zeros"])
+@pytest.mark.parametrize("kind", ["entry", "data"])
+def test_a_torn_newest_commit_is_said_and_the_rest_is_as_before(path, kind, how):
+    before, file = events(path), newest(path, kind)
+    tear(file, how)
+    planned = repair(str(path), dry_run=True)
+    with pytest.raises(UnusableStore):
+        opened(path)
+    done = repair(str(path))
+    assert done.lost == planned.lost
+    (lost,) = done.lost
+    assert lost.startswith("commit 12 of 2")
+    assert "(log entry 13): 1 events: sequences of 'a' 6" in lost
+    (mended,) = done.mended
+    assert file.name in mended
+    assert str(path / "_tseries" / "lost") in mended
+    assert done.left == ()
+    assert verify(str(path)) == []
+    assert events(path) == [row for row in before if row != ("a", 6)]
+    assert opened(path).append("a", 1).sequence == 6
+    assert repair(str(path)) == Repaired()
+    (aside,) = (path / "_tseries" / "lost").iterdir()
+    kept = json.loads((aside / "lost.json").read_text())
+    assert [commit["series"] for commit in kept["commits"]] == [{"a": [6, 6]}]
+    assert {file.suffix for file in aside.rglob("*") if file.is_file()} >= {".json", ".parquet"}
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "zeros"])
+def test_a_torn_newest_head_loses_no_event(path, how):
+    before, file = events(path), newest(path, "head")
+    tear(file, how)
+    done = repair(str(path))
+    assert (len(done.lost), done.left) == (1, ())
+    assert "the counts of dropped" in done.lost[0]
+    assert "as they were with commit 11" in done.lost[0]
+    assert file.name in done.mended[0]
+    assert verify(str(path)) == []
+    assert events(path) == before
+    assert opened(path).append("a", 1).sequence == 7
+
+
+@pytest.mark.parametrize("harm", ["empty", "missing"])
+def test_all_after_a_torn_log_entry_is_lost_and_said_by_commit(path, harm):
+    entry = path / "_delta_log" / f"{11:020d}.json"
+    tear(entry, "empty") if harm == "empty" else entry.unlink()
+    done = repair(str(path))
+    assert [line.split(" of ")[0] for line in done.lost] == ["commit 10", "commit 11", "commit 12"]
+    assert [line.split("sequences of ")[1] for line in done.lost] == ["'a' 5", "'b' 5", "'a' 6"]
+    assert events(path) == [("a", n) for n in range(5)] + [("b", n) for n in range(5)]
+    assert verify(str(path)) == []
+
+
+def test_what_cannot_be_told_is_said_to_be_so(path):
+    for file in [newest(path, kind) for kind in ("head", "data", "entry")]:
+        tear(file, "empty")
+    done = repair(str(path))
+    assert done.lost == ("a commit (log entry 13): which events it had cannot be told",)
+    assert verify(str(path)) == []
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "zeros"])
+@pytest.mark.parametrize("pointer", [True, False])
+def test_a_torn_checkpoint_is_named_and_loses_nothing(path, how, pointer):
+    before = events(path)
+    tear(path / "_delta_log" / f"{9:020d}.checkpoint.parquet", how)
+    if not pointer:
+        (path / "_delta_log" / "_last_checkpoint").unlink()
+    with pytest.raises(UnusableStore, match=rf"checkpoint '.*{9:020d}.*pyspark_tseries repair"):
+        opened(path)
+    assert any("checkpoint" in line for line in verify(str(path)))
+    done = repair(str(path))
+    assert (len(done.mended), done.lost, done.left) == (1, (), ())
+    assert verify(str(path)) == []
+    assert events(path) == before
+    assert opened(path).append("a", 1).sequence == 7
+
+
+def test_a_log_without_any_whole_checkpoint_says_that_it_needs_a_copy(path):
+    tear(path / "_delta_log" / f"{9:020d}.checkpoint.parquet", "half")
+    (path / "_delta_log" / f"{0:020d}.json").unlink()
+    with pytest.raises(UnusableStore, match=r"tells of no whole commit.*from a copy"):
+        repair(str(path))
+
+
+def test_batches_of_lost_commits_are_named_and_stored_when_they_come_again(tmp_path):
+    store = new_store(tmp_path / "s")
+    for number in range(3):
+        store.append(batch(("a", number), token=("tseries:q:hourly", number)), synced=False)
+    storage._OPEN.clear()
+    tear(newest(tmp_path / "s", "data"), "empty")
+    done = repair(str(tmp_path / "s"))
+    assert done.lost[1].startswith("batch 2 of 'hourly': if it is a query, remove 'commits/2'")
+    store = Store.open(str(tmp_path / "s"))
+    assert store.append(batch(("a", 2), token=("tseries:q:hourly", 1)), synced=False) is None
+    assert store.append(batch(("a", 2), token=("tseries:q:hourly", 2)), synced=False) is not None
+    assert stored(tmp_path / "s") == [("a", 0, 0), ("a", 1, 1), ("a", 2, 2)]
+
+
+def test_a_subscriber_that_has_seen_lost_commits_misses_none_of_the_new_ones(path):
+    subscriber = Client(path, parse_range("unlimited"))
+    subscriber.drain()
+    assert len(subscriber.got) == 13
+    tear(path / "_delta_log" / f"{12:020d}.json", "half")
+    repair(str(path))
+    series = opened(path)
+    for number in range(3):
+        series.append("c", number)
+    assert [row[:2] for row in subscriber.poll()] == [("c", 0), ("c", 1), ("c", 2)]
+    rebuild(str(path))
+    series.append("c", 3)
+    assert [row[:2] for row in subscriber.poll()] == [("c", 3)]
+
+
+def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
+    from pyspark_tseries.maintain.repair import repair as repairing
+
+    subscriber = Client(path, parse_range("unlimited"))
+    subscriber.drain()
+    tear(newest(path, "entry"), "empty")
+
+    def killed(*given, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repairing, "replace_head", killed)
+    with pytest.raises(KeyboardInterrupt):
+        repair(str(path))
+    monkeypatch.undo()
+    repair(str(path))
+    opened(path).append("c", 0)
+    assert [row[:2] for row in subscriber.poll()] == [("c", 0)]
+
+
+def test_a_file_that_had_been_synced_is_not_a_power_loss_and_costs_no_whole_commit_unasked(
+    tmp_path,
+):
+    path = fill(tmp_path / "s", "fsync")
+    before = events(path)
+    file = next((path / "kind=event").glob("0000000010-*"))
+    whole = file.read_bytes()
+    tear(file, "half")
+    done = repair(str(path))
+    assert (done.mended, done.lost) == ((), ())
+    assert any("put it back from a copy" in line and "--give-up" in line for line in done.left)
+    file.write_bytes(whole)
+    assert repair(str(path)) == Repaired()
+    tear(file, "half")
+    done = repair(str(path), give_up=True)
+    assert [line.split(" of ")[0] for line in done.lost] == ["commit 10", "commit 11", "commit 12"]
+    assert done.left == ()
+    assert verify(str(path)) == []
+    assert events(path) == [row for row in before if row not in [("a", 5), ("b", 5), ("a", 6)]]
+
+
+def test_the_newest_synced_commit_whose_file_is_broken_is_given_up_unasked(tmp_path):
+    path = fill(tmp_path / "s", "fsync")
+    tear(newest(path, "data"), "empty")
+    done = repair(str(path))
+    assert "commit 12" in done.lost[0]
+    assert verify(str(path)) == []
+
+
+def test_the_command_says_what_is_lost_and_exits_with_1_where_something_is_left(path):
+    def run(*more):
+        line = [sys.executable, "-m", "pyspark_tseries", "repair", str(path), *more]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout
+
+    tear(newest(path, "entry"), "empty")
+    code, said = run("--dry-run")
+    assert code == 1
+    assert "lost: commit 12 of " in said
+    code, again = run()
+    assert code == 0
+    assert "lost: commit 12 of " in again
+    assert run() == (0, "nothing to repair\n")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_a_power_loss_has_torn_a_prefix_of_the_commits_is_left_and_the_rest_is_said(
+    tmp_path, monkeypatch, seed
+):
+    home = tmp_path / "home" / "s"
+    home.parent.mkdir()
+    disk = Disk(home, monkeypatch)
+    series = TimeSeries.create(home, VALUES, "unlimited", "me", auto_compact=False)
+    states = [[]]
+    for number in range(12):
+        series._synced = number < 3
+        series.append("ab"[number % 2], number)
+        states.append(events(home))
+    left = tmp_path / "left"
+    disk.leave(left, names=bool(seed % 2), seed=seed)
+    monkeypatch.undo()
+    storage._OPEN.clear()
+    done = repair(str(left))
+    assert done.left == ()
+    assert verify(str(left)) == []
+    kept = states.index(events(left))
+    assert kept >= 3, "these were synced"
+    entries = [int(found[1]) for line in done.lost if (found := re.search(r"entry (\d+)", line))]
+    assert entries == list(range(kept + 1, kept + 1 + len(entries)))
+    numbers = [int(found[1]) for line in done.lost if (found := re.match(r"commit (\d+)", line))]
+    assert set(numbers) <= set(range(kept, 12))
+    assert opened(left).append("a", 1).sequence == sum(key[0] == "a" for key in states[kept])

@@ -1,0 +1,334 @@
+"""The store looks after itself off the commit path, and removes nothing that is still needed."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from tseries.builders import VALUE, batch, stored
+
+from pyspark_timestream.connector.options import OptionError
+from pyspark_tseries import TimeSeries, describe
+from pyspark_tseries.errors import NoSuchStore, UnusableStore
+from pyspark_tseries.maintain import background as maintenance
+from pyspark_tseries.maintain.background import COMMITS_PER_UPKEEP, after_commit, clean, maintain
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.properties import check_same
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.head_files import head_path, load_head
+from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import table_of
+from pyspark_tseries.store.store import Store
+
+HOUR_US = 3_600_000_000
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(str(tmp_path / "s"), [VALUE], RetainedRange(limit=1000), min_retention_us=0)
+
+
+def now_us():
+    return time.time_ns() // 1000
+
+
+def fill(store, commits, first=0):
+    for n in range(first, first + commits):
+        store.append(batch(("a", n), (f"b{n}", n)))
+
+
+def aged(root, hours):
+    """Makes every file look `hours` older."""
+    for where, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(where, name)
+            then = os.stat(path).st_mtime - hours * 3600
+            os.utime(path, (then, then))
+
+
+def heads(store):
+    return sorted(os.listdir(os.path.join(store.root, "_tseries", "head")))
+
+
+def wait_for(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true in time"
+        time.sleep(0.05)
+
+
+def test_a_writer_starts_the_upkeep_now_and_then_in_a_process_of_its_own(store):
+    for n in range(3 * COMMITS_PER_UPKEEP - 1):
+        store.append(batch(("a", n), (f"b{n}", n)))
+        after_commit(store)
+    store.append(batch(("a", 10**6)))
+    before = stored(store.root)
+    after_commit(store)
+    wait_for(lambda: describe(store.root)["files"] < 2 * COMMITS_PER_UPKEEP)
+    assert stored(store.root) == before
+    wait_for(lambda: maintain(store.root))
+    assert verify(store.root) == []
+
+
+def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
+    fill(store, 1)
+    code = (
+        "import sys, time; from pyspark_tseries.storage.locks import alone; "
+        "from pyspark_tseries.storage.location import place_of; "
+        "guard = alone(place_of(sys.argv[1]), 'upkeep.lock'); guard.__enter__(); "
+        "print('at it', flush=True); "
+        "time.sleep(600)"
+    )
+    line = [sys.executable, "-c", code, store.root]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout.readline() == "at it\n"
+            assert maintain(store.root) is False
+        finally:
+            other.kill()
+    assert maintain(store.root) is True
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """The processes that are started, each of which only holds what it inherits until killed."""
+    started, real = [], subprocess.Popen
+
+    def start(line, **how):
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        started.append(real(sleep, **how))
+        return started[-1]
+
+    monkeypatch.setattr(maintenance.subprocess, "Popen", start)
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, patient):
+    fill(store, 1)
+
+    def start(count):
+        threads = [
+            threading.Thread(target=maintenance._run, args=[store.place])  # As of processes.
+            for _ in range(count)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def at_work(threads):
+        return sum(thread.is_alive() for thread in threads)
+
+    first = start(5)
+    wait_for(lambda: len(patient) == 1 and at_work(first) == 1)
+    for thread in start(5):
+        thread.join()
+    assert len(patient) == 1
+    assert maintain(store.root) is False
+    patient[0].kill()
+    wait_for(lambda: not at_work(first))
+    second = start(5)
+    wait_for(lambda: len(patient) == 2 and at_work(second) == 1)
+    patient[1].kill()
+    wait_for(lambda: not at_work(second))
+    assert maintain(store.root) is True
+
+
+def test_a_writer_starts_one_upkeep_at_a_time_where_the_file_system_has_no_locks(
+    store, patient, monkeypatch
+):
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(host_locks.fcntl, "flock", no_locks)
+    fill(store, 1)
+    first = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    first.start()
+    wait_for(lambda: len(patient) == 1)
+    maintenance._run_apart(store.place)
+    assert len(patient) == 1
+    patient[0].kill()
+    first.join()
+    again = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    again.start()
+    wait_for(lambda: len(patient) == 2)
+    patient[1].kill()
+    again.join()
+
+
+def test_an_upkeep_goes_on_while_commits_go_on(store):
+    fill(store, COMMITS_PER_UPKEEP)
+    files, rounds = [], [2 * COMMITS_PER_UPKEEP, COMMITS_PER_UPKEEP - 3]
+
+    def pause(_):
+        files.append(describe(store.root)["files"])
+        if rounds:
+            fill(store, rounds.pop(0), first=1000 * len(files))
+
+    maintenance.keep_up(store.place, pause)
+    assert files == [COMMITS_PER_UPKEEP, 1]
+
+
+def test_what_went_wrong_is_shown_by_describe_until_it_goes_well(store, monkeypatch):
+    fill(store, 1)
+
+    def full(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(maintenance, "merge_runs", full)
+    with pytest.raises(OSError, match="disk full"):
+        maintain(store.root)
+    assert describe(store.root)["upkeep_error"] == "OSError: disk full"
+    monkeypatch.undo()
+    maintain(store.root)
+    assert describe(store.root)["upkeep_error"] is None
+    with pytest.raises(NoSuchStore):
+        maintain(store.root + "x")
+
+
+def test_cleaning_keeps_what_the_store_needs_however_old_it_is(store):
+    fill(store, 30)
+    compact(store.root)
+    fill(store, 5, 30)
+    before = stored(store.root)
+    aged(store.root, 100)
+    clean(store, now_us())
+    storage._OPEN.clear()
+    assert stored(store.root) == before
+    assert verify(store.root) == []
+    fill(Store.open(store.root), 1, 100)
+    assert verify(store.root) == []
+
+
+def test_files_that_left_the_store_stay_for_an_hour_and_orphans_for_a_day(store):
+    fill(store, 3)
+    old = [file.path for file in store.snapshot().files]
+    compact(store.root)
+    orphan = os.path.join(store.root, "kind=event", "0000000009-00000000000000ff.parquet")
+    with open(orphan, "w") as file:
+        file.write("of a writer that was killed")
+    staged = os.path.join(store.root, "_tseries", "staging", "x.arrow")
+    os.makedirs(os.path.dirname(staged), exist_ok=True)
+    with open(staged, "w") as file:
+        file.write("of a task that was killed")
+    clean(store, now_us())
+    assert all(os.path.exists(os.path.join(store.root, path)) for path in old)
+    aged(store.root, 23)
+    clean(store, now_us())
+    assert os.path.exists(orphan)
+    assert os.path.exists(staged)
+    aged(store.root, 2)
+    clean(store, now_us())
+    assert not os.path.exists(orphan)
+    assert not os.path.exists(staged)
+    assert verify(store.root) == []
+
+
+def test_removed_files_go_an_hour_after_their_removal(store):
+    fill(store, 3)
+    old = [file.path for file in store.snapshot().files]
+    compact(store.root, now_us() - 2 * HOUR_US)
+    clean(store, now_us())
+    assert not any(os.path.exists(os.path.join(store.root, path)) for path in old)
+    assert verify(store.root) == []
+
+
+def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkeypatch):
+    then = now_us()
+    for n in range(70):
+        minutes = 69 - n
+        store.append(batch(("a", n)), clock=lambda m=minutes: then - m * 60_000_000)
+        if minutes == 50:
+            known = store.snapshot().head_id
+    all_heads = heads(store)
+    aged(store.root, 30)
+    clean(store, then)
+    assert load_head(store.place, known, None, Head()).of(["a"])["last_sequence"] == [19]
+    later = then + 3 * HOUR_US
+    monkeypatch.setattr(Place, "clock_us", lambda _: later)
+    store.append(batch(("a", 10**6)), clock=lambda: later)
+    clean(store, later)
+    assert len(heads(store)) < len(all_heads)
+    storage._OPEN.clear()
+    assert verify(store.root) == []
+
+
+def test_cleaning_keeps_every_head_where_one_is_broken_and_names_it(store):
+    fill(store, 5)
+    everything = heads(store)
+    store.refresh()
+    parent = store.note().parent
+    path = head_path(store.place, parent)
+    with open(path, "r+b") as file:
+        file.seek(700)
+        file.write(b"\xff")
+    aged(store.root, 100)
+    with pytest.raises(UnusableStore, match=f"{parent:016x}"):
+        clean(store, now_us())
+    assert heads(store) == everything
+
+
+def log_entries(store):
+    return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
+
+
+def test_the_log_is_kept_short_and_who_knew_an_old_version_finds_the_new_one(store, monkeypatch):
+    monkeypatch.setattr(maintenance, "LOG_VERSIONS", 10)
+    fill(store, 30)
+    old = Store(store.root, table_of(store.place))
+    fill(store, 30, 30)
+    before = log_entries(store)
+    clean(store, now_us())
+    assert log_entries(store) == before  # All of it is younger than 20 seconds.
+    aged(store.root, 0.01)
+    clean(store, now_us())
+    assert len(log_entries(store)) < 30
+    assert old.refresh()
+    old.append(batch(("a", 10**6)))
+    assert len([row for row in stored(store.root) if row[0] == "a"]) == 61
+    storage._OPEN.clear()
+    assert verify(store.root) == []
+
+
+def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_path):
+    made = TimeSeries.create(
+        str(tmp_path / "c"),
+        {"value": pa.float64()},
+        "limit 2",
+        subscription_range="last 5S",
+        min_retention_age=timedelta(0),
+        auto_compact=False,
+    )
+    for n in range(5):
+        made.append("a", n)
+    assert made.compact().removed_events == 3
+    assert made.verify() == []
+    store = Store.open(str(tmp_path / "c"))
+    assert store.subscription == RetainedRange(last_us=5_000_000)
+    with pytest.raises(OptionError, match=r"'none' is not the range 'last 5S'"):
+        check_same("subscriptionRange", RetainedRange(limit=0), store.subscription, store.root)
+
+
+def test_appends_of_the_python_client_start_the_upkeep_unless_told_otherwise(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr(maintenance, "_run_apart", started.append)
+    made = TimeSeries.create(str(tmp_path / "c"), {"value": pa.float64()})
+    for n in range(COMMITS_PER_UPKEEP - 1):
+        made.append("a", n)
+    assert not started
+    made.append("a", 0)
+    wait_for(lambda: started == [place_of(str(tmp_path / "c"))])
+    quiet = TimeSeries.open(str(tmp_path / "c"), auto_compact=False)
+    for n in range(COMMITS_PER_UPKEEP):
+        quiet.append("a", n)
+    assert len(started) == 1

@@ -1,0 +1,334 @@
+"""Compaction changes files and nothing that a query may see; programs against a small model."""
+
+import itertools
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.builders import VALUE, batch, stored
+
+from pyspark_tseries import describe
+from pyspark_tseries.errors import StoreBusy
+from pyspark_tseries.maintain import compaction, compactor
+from pyspark_tseries.maintain.compaction import FEW_RUNS, to_merge
+from pyspark_tseries.maintain.compactor import Compacted, compact, merge_runs
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.retention import RetainedRange, kept, parse_range
+from pyspark_tseries.model.slices import EVERYTHING, cut
+from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.data_files import DataFile, run_path
+from pyspark_tseries.store import admin_commits as upkeep
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.store import Store
+
+ALL = ("series", "sequence", "timestamp", "author", "value", "commit", "commit_time")
+
+
+def make(path, retained=None, age_us=0):
+    bounds = None if retained is None else RetainedRange(**retained)
+    return Store.create(str(path), [VALUE], bounds, min_retention_us=age_us)
+
+
+def reopened(path):
+    storage._OPEN.clear()
+    return Store.open(str(path))
+
+
+def data_paths(path):
+    return sorted(path.rglob("kind=*/*.parquet"))
+
+
+def test_many_files_become_one_and_every_row_stays_as_it_was(tmp_path):
+    store = make(tmp_path / "s", {"limit": 100})
+    for n in range(5):
+        store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: n)
+    before = stored(tmp_path / "s", *ALL)
+    assert compact(str(tmp_path / "s"), 10) == Compacted(5, 1, 0)
+    assert stored(tmp_path / "s", *ALL) == before
+    assert verify(str(tmp_path / "s")) == []
+    store.append(batch(("a", 9)))
+    assert stored(tmp_path / "s")[5] == ("a", 5, 9)
+
+
+def test_a_compacted_store_is_left_alone_until_there_is_something_to_do(tmp_path):
+    store = make(tmp_path / "s", {"limit": 1})
+    assert compact(str(tmp_path / "s"), 10) == Compacted()
+    store.append(batch(("a", 1), ("a", 2)), clock=lambda: 5)
+    assert compact(str(tmp_path / "s"), 4) == Compacted(1, 1, 0)
+    assert compact(str(tmp_path / "s"), 4) == Compacted(1, 1, 0)
+    version = DeltaTable(tmp_path / "s").version()
+    assert compact(str(tmp_path / "s"), 5) == Compacted(1, 1, 1)
+    assert compact(str(tmp_path / "s"), 99) == Compacted(1, 1, 0)
+    assert DeltaTable(tmp_path / "s").version() == version + 1
+
+
+def test_what_is_younger_than_the_least_age_stays(tmp_path):
+    store = make(tmp_path / "s", {"limit": 1}, age_us=100)
+    for n in range(4):
+        store.append(batch(("a", n)), clock=lambda n=n: 1000 + n)
+    assert compact(str(tmp_path / "s"), 1102).removed_events == 2
+    assert [row[1] for row in stored(tmp_path / "s")] == [2, 3]
+    assert compact(str(tmp_path / "s"), 1102).removed_events == 0
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_a_pure_rewrite_is_no_change_of_data_and_a_trim_is(tmp_path):
+    store = make(tmp_path / "s", {"limit": 2})
+    for n in range(3):
+        store.append(batch(("a", n)), clock=lambda n=n: n)
+    compact(str(tmp_path / "s"), 0)
+    compact(str(tmp_path / "s"), 10)
+    changes = []
+    for version in (4, 5):
+        entry = tmp_path / "s" / "_delta_log" / f"{version:020d}.json"
+        changes.append('"dataChange":true' in entry.read_text())
+        assert ('"dataChange":false' in entry.read_text()) is not changes[-1]
+    assert changes == [False, True]
+
+
+def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
+    store = make(tmp_path / "s", {"limit": 2})
+    store.append(batch(("a", 1), ("a", 2)), clock=lambda: 5)
+    store.append(batch(edits=[("a", 1)] * 4), clock=lambda: 9)
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    compact(str(tmp_path / "s"), 10)
+    assert [row[1] for row in stored(tmp_path / "s")] == [1, 4, 5]
+    for path in (tmp_path / "s", tmp_path / "copy"):
+        rebuild(str(path))
+        assert verify(str(path)) == []
+    heads = [reopened(tmp_path / name).head()[1].of(["a"]) for name in ("s", "copy")]
+    assert heads[0] == heads[1]
+
+
+def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(compactor, "SLICE_BYTES", 200_000)
+    store = make(tmp_path / "s", {})
+    for n in range(6):
+        rows = [("a", n * 1000 + i) for i in range(1000)] + [(f"s{i:03}", n) for i in range(400)]
+        store.append(batch(*rows))
+    before = stored(tmp_path / "s", *ALL)
+    assert compact(str(tmp_path / "s")).files_after > 4
+    assert stored(tmp_path / "s", *ALL) == before
+    assert verify(str(tmp_path / "s")) == []
+    files = store.snapshot().files
+    ends = sorted((file.first, file.last) for file in files)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(ends))
+    assert max(ends[0][0] == end[0] for end in ends[1:])  # The series "a" alone fills files.
+
+
+# -- rivals --------------------------------------------------------------------------------------
+
+
+def test_an_append_during_a_compaction_is_in_the_store_once(tmp_path, monkeypatch):
+    store, real = make(tmp_path / "s", {"limit": 1}), upkeep.replace_files
+    for n in range(3):
+        store.append(batch(("a", n)))
+
+    def late(*args):
+        Store(store.root, DeltaTable(store.root)).append(batch(("a", 9)))
+        return real(*args)
+
+    monkeypatch.setattr(compactor, "replace_files", late)
+    assert compact(str(tmp_path / "s")).removed_events == 2
+    assert [row[1] for row in stored(tmp_path / "s")] == [2, 3]
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_an_append_that_started_before_a_trim_comes_through(tmp_path, monkeypatch):
+    store, real = make(tmp_path / "s", {"limit": 1}), Store._publish
+    store.append(batch(("a", 1), ("a", 2)))
+
+    def publish(self, attempt, token, synced):
+        monkeypatch.setattr(Store, "_publish", real)
+        monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
+        rival = Store(self.root, DeltaTable(self.root))
+        assert merge_runs(rival, 2**60, everything=True).removed_events == 1
+        return real(self, attempt, token, synced)
+
+    monkeypatch.setattr(Store, "_publish", publish)
+    store.append(batch(("a", 3)))
+    assert [row[1] for row in stored(tmp_path / "s")] == [1, 2]
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path, monkeypatch):
+    store, real = make(tmp_path / "s", {}), upkeep.replace_files
+    for n in range(3):
+        store.append(batch(("a", n)))
+
+    def late(*args):
+        monkeypatch.setattr(compactor, "replace_files", real)
+        merge_runs(Store(store.root, DeltaTable(store.root)), 0, everything=True)
+        return real(*args)
+
+    monkeypatch.setattr(compactor, "replace_files", late)
+    compact(str(tmp_path / "s"))
+    assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_a_compaction_that_fails_leaves_the_store_and_no_files(tmp_path, monkeypatch):
+    store = make(tmp_path / "s", {})
+    for n in range(3):
+        store.append(batch(("a", n)))
+    before = data_paths(tmp_path / "s")
+
+    def broken(*args):
+        raise CommitFailedError("disk full")
+
+    monkeypatch.setattr(compactor, "replace_files", broken)
+    with pytest.raises(StoreBusy, match="nothing was changed"):
+        compact(str(tmp_path / "s"))
+    assert data_paths(tmp_path / "s") == before
+    assert verify(str(tmp_path / "s")) == []
+
+
+# -- rules ---------------------------------------------------------------------------------------
+
+
+def file(number, size, merged=False):
+    path = f"kind=event/{number:010}-{number:016x}.parquet"
+    if merged:
+        path = run_path("event", (number, number), 1, 0)
+    return DataFile(path, size, "a", "b", "event", 1, 0, 0, 0, 0, number, number)
+
+
+def test_upkeep_waits_for_enough_small_files_and_spares_the_large_runs():
+    few = [file(n, 10) for n in range(FEW_RUNS - 1)]
+    assert to_merge(few, everything=False) == []
+    assert to_merge(few, everything=True) == few
+    many = [file(100 + n, 10) for n in range(FEW_RUNS)]
+    large, small = file(0, 24 * FEW_RUNS + 1, True), file(1, 2 * FEW_RUNS, True)
+    assert to_merge([large, *many], everything=False) == many
+    assert to_merge([large, small, *many], everything=False) == [small, *many]
+    assert to_merge([file(0, 20 * FEW_RUNS, True), *many], everything=False)[1:] == many
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(1, 50))),
+    st.integers(1, 100),
+    st.booleans(),
+)
+def test_slices_cover_every_key_once_in_order(samples, budget, whole):
+    parts = list(cut(samples, budget, whole_series=whole))
+    assert (parts[0].first, parts[-1].end) == (None, None)
+    assert all(one.end == other.first for one, other in itertools.pairwise(parts))
+    keys = sorted({(name, n) for name in "abc" for n in range(10)})
+    table = pa.table({"series": [k[0] for k in keys], "sequence": [k[1] for k in keys]})
+    held = []
+    for part in parts:
+        chosen = table if part == EVERYTHING else table.filter(part.expression())
+        rows = list(zip(chosen["series"].to_pylist(), chosen["sequence"].to_pylist(), strict=True))
+        assert not whole or not {row[0] for row in rows} & {row[0] for row in held}
+        held += rows
+        assert not rows or part.touches(rows[0][0], rows[-1][0])
+    assert held == keys
+
+
+# -- programs ------------------------------------------------------------------------------------
+
+RANGES = ["limit 1", "limit 3", "last 2MS", "limit 2 last 1MS", "unlimited"]
+STEPS = st.one_of(
+    st.tuples(st.just("append"), st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)))),
+    st.tuples(st.just("edit"), st.tuples(st.sampled_from("ab"), st.integers(0, 3))),
+    st.tuples(st.just("compact"), st.just(0)),
+    st.tuples(st.just("merge"), st.just(0)),
+    st.tuples(st.just("rebuild"), st.just(0)),
+    st.tuples(st.just("reopen"), st.just(0)),
+    st.tuples(st.just("range"), st.sampled_from(RANGES)),
+)
+
+
+class Model:
+    """What a store is: per series a list of (timestamp, edited sequence or None), and a window."""
+
+    def __init__(self, retained):
+        self.series, self.retained, self.gone, self.now = {}, retained, set(), 0
+
+    def last_us(self, name):
+        return max((us for us, edited in self.series[name] if edited is None), default=0)
+
+    def visible(self, name):
+        events, keep = self.series.get(name, []), parse_range(self.retained)
+        for sequence, (us, _) in enumerate(events):
+            old = keep.limit is not None and sequence < len(events) - keep.limit
+            if old or (keep.last_us is not None and us < self.last_us(name) - keep.last_us):
+                continue
+            if (name, sequence) not in self.gone:
+                yield sequence
+
+    def change(self, retained):
+        for name in self.series:
+            seen = set(self.visible(name))
+            self.gone |= {(name, n) for n in range(len(self.series[name])) if n not in seen}
+        self.retained = retained
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(RANGES), st.lists(STEPS, max_size=12))
+def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, steps):
+    path = tmp_path_factory.mktemp("program") / "s"
+    bounds, model = parse_range(retained), Model(retained)
+    store = Store.create(str(path), [VALUE], bounds, min_retention_us=0)
+    for kind, what in steps:
+        model.now += 1000
+        run(path, store, model, kind, what)
+        store = Store.open(str(path))
+    assert verify(str(path)) == []
+    for name, events in model.series.items():
+        assert visible(path, name) == list(model.visible(name))
+        kept = {row[1] for row in stored(path) if row[0] == name}
+        assert kept >= set(model.visible(name)) | {len(events) - 1}
+    assert describe(str(path))["events"] == sum(map(len, model.series.values()))
+
+
+def run(path, store, model, kind, what):
+    now = model.now
+    if kind == "append" and what:
+        rows = [(name, max(now - 1000 * ago, _newest(model, name))) for name, ago in sorted(what)]
+        rows.sort(key=lambda row: (row[0], row[1]))
+        store.append(batch(*rows), clock=lambda: now)
+        for name, us in rows:
+            model.series.setdefault(name, []).append((us, None))
+    elif kind == "edit":
+        name, sequence = what
+        events = model.series.get(name, [])
+        there = sequence in list(model.visible(name)) and events[sequence][1] is None
+        rows = batch(edits=[(name, sequence)], missing="drop")
+        store.append(rows, clock=lambda: now)
+        if there:
+            events.append((max(now, max(us for us, _ in events)), sequence))
+    elif kind == "compact":
+        compact(str(path), now)
+    elif kind == "merge":
+        with pytest.MonkeyPatch.context() as few:
+            few.setattr(compaction, "FEW_RUNS", 2)
+            merge_runs(store, now, everything=False)
+    elif kind == "rebuild":
+        rebuild(str(path))
+    elif kind == "reopen":
+        storage._OPEN.clear()
+    elif kind == "range":
+        set_retained_range(store, parse_range(what), now)
+        model.change(what)
+
+
+def _newest(model, name):
+    return model.last_us(name) if name in model.series else 0
+
+
+def visible(path, name):
+    """The sequences inside the retained range by the head of the store."""
+    snapshot, (_, head) = Store.open(str(path)).snapshot(), Store.open(str(path)).head()
+    rows = [row for row in stored(path) if row[0] == name]
+    sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
+    at = head.of([name]) | head.floors([name])
+    names = ("last_sequence", "original_us", "floor_sequence", "floor_us")
+    inside = kept(snapshot.retained, sequence, us, *(at[column] for column in names))
+    return sequence[inside].tolist()

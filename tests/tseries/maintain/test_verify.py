@@ -1,0 +1,274 @@
+"""`verify` finds what is broken and nothing else; `rebuild` brings a lost head back."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from tseries.builders import batch, new_store, stored
+
+from pyspark_tseries import describe
+from pyspark_tseries.maintain.invariants import Trimming, broken
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.series_index import Head, merge, with_note
+from pyspark_tseries.model.series_state import standing, standing_columns, together
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.store import Store
+
+COLUMNS = {
+    "series": pa.string(),
+    "sequence": pa.int64(),
+    "timestamp": INSTANT,
+    "author": pa.string(),
+    "original_sequence": pa.int64(),
+    "original_timestamp": INSTANT,
+    "original_author": pa.string(),
+    "commit": pa.int64(),
+    "commit_time": INSTANT,
+}
+SOUND = [
+    ("a", 0, 10, "x", None, None, None, 0, 100),
+    ("a", 1, 20, "y", None, None, None, 0, 100),
+    ("a", 2, 90, "z", 0, 10, "x", 1, 110),
+    ("a", 3, 20, "x", None, None, None, 2, 110),
+    ("b", 0, 5, "x", None, None, None, 1, 110),
+]
+
+
+def events(rows):
+    columns = zip(*rows, strict=True)
+    return pa.table(
+        [pa.array(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True)],
+        names=list(COLUMNS),
+    )
+
+
+def head_of(rows):
+    return merge(Head(), with_note(standing_columns(standing(events(rows), -1)), Head().note))
+
+
+def changed(row, **values):
+    place = dict(zip(COLUMNS, range(len(COLUMNS)), strict=True))
+    rows = [list(row) for row in SOUND]
+    for name, value in values.items():
+        rows[row][place[name]] = value
+    return rows
+
+
+def test_sound_events_have_no_findings_in_any_order():
+    assert broken(events(SOUND), head_of(SOUND), Trimming()) == []
+    assert broken(events(SOUND[::-1]), head_of(SOUND), Trimming()) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([SOUND[0], *SOUND], "'a': sequence 0 is stored twice"),
+        (SOUND[:1] + SOUND[2:], "'a': sequences 1 to 1 are missing"),
+        (SOUND[1:2] + SOUND[3:], "'a': sequences 0 to 0 are missing"),
+        (changed(3, timestamp=19), "sequence 3 at 1970-01-01T00:00:00.000019Z is before the orig"),
+        (changed(2, commit=3), "sequence 3 is of commit 2, the one before of a later"),
+        (changed(4, commit_time=111), "commit 1 has two times, or one out of order"),
+        (changed(0, commit_time=120), "has two times, or one out of order"),
+        (changed(2, original_sequence=2), "sequence 2 edits 2, which is not before it"),
+        (changed(4, original_sequence=7, sequence=9), "edits 7, which does not exist"),
+        (changed(3, original_sequence=2), "sequence 3 edits 2, which is an edit itself"),
+        (changed(2, original_timestamp=11), "edits 0, whose timestamp or author is another one"),
+        (changed(2, original_author=None), "edits 0, whose timestamp or author is another one"),
+    ],
+)
+def test_each_kind_of_breakage_is_named(rows, said):
+    assert any(said in sentence for sentence in broken(events(rows), head_of(rows), Trimming()))
+
+
+def test_a_head_that_differs_from_the_events_is_named_by_column():
+    said = broken(events(SOUND), head_of(SOUND[:3]), Trimming())
+    assert "series 'a': the head says last_sequence 2, its events say 3" in said
+    assert "series 'b': the head says last_sequence nothing, its events say 0" in said
+
+
+@pytest.mark.parametrize(
+    ("retained", "horizon", "sound"),
+    [
+        ({"limit": 1}, 0, True),
+        ({"limit": 2}, 0, False),
+        ({"limit": 1}, -1, False),
+        ({"last_us": 9}, 0, True),
+        ({"last_us": 10}, 2, True),
+        ({}, 2, False),
+    ],
+)
+def test_only_what_was_out_of_range_at_the_horizon_may_be_missing(retained, horizon, sound):
+    rows = [row for row in SOUND if row[:2] != ("a", 0)]
+    trimming = Trimming(horizon, RetainedRange(**retained))
+    # What is left of the series says where it stood: with 0 gone its last 10 us reach to 1.
+    said = broken(events(rows), head_of(SOUND), trimming)
+    assert (said == []) == sound
+
+
+def test_the_standing_of_parts_together_is_the_standing_of_all():
+    parts = [standing(events([row]), 1) for row in SOUND]
+    whole = standing(events(SOUND), 1).sort_by("series")
+    assert together(parts).sort_by("series").equals(whole)
+    assert whole.to_pylist()[0] == {
+        **{"series": "a", "last_sequence": 3, "newest_us": 90, "original_sequence": 3},
+        **{"original_us": 20, "edit_sequence": 2, "horizon_sequence": 2, "horizon_us": 20},
+    }
+    assert together([]).num_rows == 0
+
+
+# -- whole stores --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path):
+    store = new_store(tmp_path / "s")
+    for n in range(3):
+        store.append(batch(("a", n), ("a", n), (f"b{n}", 1)))
+    store.append(batch(("a", 0), policy="drop"))
+    return tmp_path / "s"
+
+
+def reopened(path):
+    storage._OPEN.clear()
+    return Store.open(str(path))
+
+
+def test_a_store_that_was_only_written_is_sound(path, tmp_path):
+    assert verify(str(path)) == []
+    new_store(tmp_path / "empty")
+    assert verify(str(tmp_path / "empty")) == []
+
+
+def test_missing_shortened_and_unreadable_files_are_named(path):
+    first, second, third = (path / file.path for file in Store.open(str(path)).snapshot().files)
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-8])
+    third.write_bytes(bytes(third.stat().st_size))
+    said = verify(str(path))
+    assert any(first.name in line and "is missing" in line for line in said)
+    assert any(second.name in line and "bytes, the log says" in line for line in said)
+    assert any(third.name in line and "cannot be read" in line for line in said)
+    assert any("series 'b0': the head says last_sequence 0, it has no events" in x for x in said)
+
+
+def test_a_file_that_is_not_sorted_is_named(path):
+    file = Store.open(str(path)).snapshot().files[0]
+    table = pq.read_table(path / file.path, partitioning=None)
+    pq.write_table(table.take([2, 1, 0]).replace_schema_metadata(None), path / file.path)
+    (entry,) = (path / "_delta_log").glob("*1.json")
+    size = (path / file.path).stat().st_size
+    entry.write_text(entry.read_text().replace(f'"size":{file.size}', f'"size":{size}'))
+    reopened(path)
+    assert any("is not sorted by (series, sequence)" in line for line in verify(str(path)))
+
+
+def test_a_lost_head_is_found_and_rebuilt(path):
+    before = describe(str(path))
+    shutil.rmtree(path / "_tseries" / "head")
+    storage._OPEN.clear()
+    assert any("cannot be read" in line for line in verify(str(path)))
+    assert rebuild(str(path)) == 4
+    storage._OPEN.clear()
+    assert verify(str(path)) == []
+    after = describe(str(path))
+    assert (after["series"], after["events"]) == (before["series"], before["events"])
+    assert after["last_commit"] > before["last_commit"]
+    Store.open(str(path)).append(batch(("a", 5)))
+    assert stored(path, "series", "sequence")[6] == ("a", 6)
+    assert verify(str(path)) == []
+
+
+def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(path):
+    store = Store.open(str(path))
+    _, head = store.head()
+    newest = path / "_tseries" / "head" / f"{store.head_id():016x}.arrow"
+    store.append(batch(("a", 9)))
+    assert newest.exists()
+    (path / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
+    storage._OPEN.clear()
+    rebuild(str(path))
+    assert describe(str(path))["dropped"] == head.note.dropped == 1
+    assert verify(str(path)) == []
+
+
+def test_a_rebuilt_head_that_was_whole_says_the_same(path):
+    _, before = Store.open(str(path)).head()
+    rebuild(str(path))
+    _, after = reopened(path).head()
+    names = before.ids.names()
+    for name, column in before.of(names).items():
+        assert column.tolist() == after.of(names)[name].tolist()
+    assert after.note.dropped == 1
+
+
+# -- a changed retained range --------------------------------------------------------------------
+
+
+def visible(path):
+    from tseries.spark.test_reader import read
+
+    return [key for key in read(path) if key[0] == "a"]
+
+
+def test_a_wider_range_brings_nothing_back_and_a_narrower_one_holds_at_once(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 2})
+    store.append(batch(*(("a", n) for n in range(5))))
+    set_retained_range(store, RetainedRange(limit=4), 0)
+    assert visible(tmp_path / "s") == [("a", 3), ("a", 4)]
+    store.append(batch(("a", 9)))
+    assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
+    set_retained_range(reopened(tmp_path / "s"), RetainedRange(limit=1), 0)
+    assert visible(tmp_path / "s") == [("a", 5)]
+    assert describe(str(tmp_path / "s"))["retained_range"] == "limit 1"
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_a_wider_span_of_time_brings_nothing_back(tmp_path):
+    store = new_store(tmp_path / "s", {"last_us": 2000})
+    store.append(batch(*(("a", 1000 * n) for n in range(5))))
+    set_retained_range(store, RetainedRange(), 0)
+    shutil.copytree(tmp_path / "s", tmp_path / "copy")
+    rebuild(str(tmp_path / "copy"))
+    for path in (tmp_path / "s", tmp_path / "copy"):
+        assert visible(path) == [("a", 2), ("a", 3), ("a", 4)]
+
+
+# -- the command line ----------------------------------------------------------------------------
+
+
+def test_the_commands_say_what_is_broken_and_exit_with_1(path):
+    def run(command):
+        line = [sys.executable, "-m", "pyspark_tseries", command, str(path)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout
+
+    assert run("verify") == (0, "sound\n")
+    shutil.rmtree(path / "_tseries" / "head")
+    code, said = run("verify")
+    assert code == 1
+    assert "head file" in said
+    assert run("rebuild") == (0, "4 series\n")
+    assert run("verify") == (0, "sound\n")
+    assert DeltaTable(path).version() == 5
+    assert json.loads(run("describe")[1].split("stored_events")[1].split()[0]) == 9
+
+
+def test_what_was_out_of_range_stays_so_where_the_head_is_lost_and_made_again(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 2})
+    store.append(batch(*(("a", n) for n in range(5))))
+    set_retained_range(store, RetainedRange(limit=4), 0)
+    store.append(batch(("a", 5)))
+    store.refresh()
+    (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
+    storage._OPEN.clear()
+    rebuild(str(tmp_path / "s"))
+    assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
+    assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"

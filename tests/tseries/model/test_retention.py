@@ -1,0 +1,74 @@
+"""The retained range: its language and what it keeps."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_tseries.model.retention import RetainedRange, format_range, kept, parse_range
+
+SPANS = st.integers(0, 10**9).map(lambda ms: ms * 1000)
+RANGES = st.builds(RetainedRange, st.none() | st.integers(1, 10**9), st.none() | SPANS)
+
+
+@given(RANGES)
+def test_a_range_reads_back_from_its_text(retained):
+    assert parse_range(format_range(retained)) == retained
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "last_us"),
+    [
+        ("limit 5 last 10s", 5, 10_000_000),
+        ("LAST 10S LIMIT 5", 5, 10_000_000),
+        ("  last 5 M ", None, 300_000_000),
+        ("last 7d", None, 604_800_000_000),
+        ("last 2H", None, 7_200_000_000),
+        ("last 1500MS", None, 1_500_000),
+        ("limit 5 limit 3", 3, None),
+        ("last 1H last 2M", None, 120_000_000),
+        ("Unlimited", None, None),
+    ],
+)
+def test_clauses_come_in_any_order_and_case_and_the_smaller_wins(text, limit, last_us):
+    assert parse_range(text) == RetainedRange(limit, last_us)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "limit",
+        "limit 0",
+        "limit -1",
+        "last 5",
+        "last 5 parsecs",
+        "last 5w",
+        "limit 5 last",
+        "limit5",
+        "limit 5limit 6",
+        "unlimited limit 5",
+        "limit 4611686018427387904",
+        "last 99999999999D",
+    ],
+)
+def test_anything_else_is_refused(text):
+    with pytest.raises(ValueError, match=r".+"):
+        parse_range(text)
+
+
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted),
+    st.builds(RetainedRange, st.none() | st.integers(1, 45), st.none() | st.integers(0, 35)),
+)
+def test_what_is_kept_equals_brute_force_and_is_a_suffix(stamps, retained):
+    size = len(stamps)
+    count = size if retained.limit is None else retained.limit
+    span = 10**6 if retained.last_us is None else retained.last_us
+    expected = [i >= size - count and us >= stamps[-1] - span for i, us in enumerate(stamps)]
+    full = np.full(size, 1)
+    inside = kept(
+        retained, np.arange(size), np.array(stamps), full * (size - 1), full * stamps[-1]
+    ).tolist()
+    assert inside == expected
+    assert inside == sorted(inside)

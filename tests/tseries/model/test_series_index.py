@@ -1,0 +1,106 @@
+"""The head of a store is a fold over its commits, whatever was written as snapshot or delta."""
+
+import dataclasses
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyspark_tseries.model import series_index as heads
+from pyspark_tseries.model.series_index import ABSENT, Head, advance, delta_of, next_note
+from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage.location import place_of
+
+COMMITS = st.lists(
+    st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=5), min_size=1, max_size=12
+)
+
+
+def delta(series, value):
+    columns = ("last_sequence", "newest_us", "original_sequence", "original_us")
+    standing = pa.array([value(name) for name in series], pa.int64()).to_numpy()
+    return delta_of(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
+
+
+@given(commits=COMMITS, most=st.integers(1, 4), known=st.integers(0, 11))
+def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
+    tmp_path_factory, commits, most, known
+):
+    place, limit = place_of(str(tmp_path_factory.mktemp("store"))), heads.MAX_DELTAS
+    heads.MAX_DELTAS = most
+    try:
+        head, expected, history = Head(), {}, [(None, Head())]
+        for number, commit in enumerate(commits):
+            expected |= commit
+            note = next_note(head, history[-1][0], now_us=number, rows=len(commit))
+            head, table = advance(head, delta(commit, commit.get), note)
+            head_files.write_head(place, number + 7, table)
+            history.append((number + 7, head))
+    finally:
+        heads.MAX_DELTAS = limit
+    # A fresh process knows the empty head only; a warm one any earlier head.
+    for known_id, old in (history[0], history[min(known, len(commits))]):
+        loaded = head_files.load_head(place, len(commits) + 6, known_id, old)
+        names = [*expected, "never seen"]
+        assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
+        assert loaded.note == head.note
+
+
+@given(
+    commits=st.lists(
+        st.tuples(
+            st.dictionaries(st.text("abc", max_size=2), st.integers(0, 50), max_size=5),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    most=st.integers(1, 4),
+    names=st.sets(st.text("abcd", max_size=2) | st.just("\ud800")).map(sorted),
+    few=st.integers(-1, 12),
+)
+def test_what_a_head_of_some_series_says_of_them_is_what_the_whole_head_says(
+    tmp_path_factory, commits, most, names, few
+):
+    place, id_ = place_of(str(tmp_path_factory.mktemp("store"))), None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "MAX_DELTAS", most)
+        patch.setattr(head_files, "FEW_SERIES", few)
+        head = Head()
+        for number, (commit, floored) in enumerate(commits):
+            table = delta(commit, commit.get)
+            if floored:
+                table = table.append_column("floor_sequence", table["last_sequence"])
+                table = table.append_column("floor_us", table["last_sequence"])
+            note = next_note(head, id_, now_us=number, rows=len(commit))
+            head, table = advance(head, table, note)
+            id_ = number + 7
+            head_files.write_head(place, id_, table)
+        some, whole = head_files.load_series(place, id_, names)
+    known = head.ids.names() if whole else names
+    for say in (Head.of, Head.floors):
+        columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, head)]
+        assert columns[0] == columns[1]
+    assert some.note == head.note
+    assert set(some.columns) == set(head.columns)
+    assert whole or set(some.ids.names()) <= set(names) | {"?"}
+
+
+def test_an_older_head_is_not_changed_by_a_newer_one():
+    old, _ = advance(Head(), delta(["a"], lambda _: 3), next_note(Head(), None, now_us=1, rows=1))
+    advance(old, delta(["a", "b"], lambda _: 9), next_note(old, 1, now_us=2, rows=2))
+    assert old.of(["a", "b"])["last_sequence"].tolist() == [3, ABSENT]
+
+
+def test_commit_numbers_are_contiguous_and_commit_times_never_decrease():
+    first = next_note(Head(), None, now_us=100, rows=0)
+    second = next_note(dataclasses.replace(Head(), note=first), 1, now_us=90, rows=0)
+    assert [(n.commit, n.commit_us) for n in (first, second)] == [(0, 100), (1, 100)]
+
+
+def test_a_snapshot_is_due_after_64_deltas_or_when_deltas_outgrow_the_series():
+    note = next_note(Head(), None, now_us=0, rows=1)
+    assert not heads.snapshot_due(dataclasses.replace(note, depth=64), 10)
+    assert heads.snapshot_due(dataclasses.replace(note, depth=65), 10)
+    assert heads.snapshot_due(dataclasses.replace(note, rows=30_001), 30_000)

@@ -1,0 +1,122 @@
+"""The store as it was: the same answer for ever, until compaction took what was visible then."""
+
+import shutil
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.builders import VALUE, batch, sight_as_of
+from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
+
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.slices import Slice
+from pyspark_tseries.read.as_of import head_as_of
+from pyspark_tseries.read.scan import answer
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.store import Store
+
+HOUR_US = 3_600_000_000
+
+
+def all_edits(snapshot, head):
+    columns = ["series", "sequence", "value", "author"]
+    table = answer(snapshot, head, Query("allEdits"), columns=columns).table
+    return sorted(map(tuple, (row.values() for row in table.to_pylist())))
+
+
+def make(path, retained, age_us=HOUR_US):
+    return Store.create(str(path), [VALUE], parse_range(retained), min_retention_us=age_us)
+
+
+def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
+    store = make(tmp_path / "s", "limit 3")
+    seen = {}
+    for n in range(6):
+        store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: 10 * n)
+        store.append(batch(edits=[("a", n + n)], missing="drop"), clock=lambda n=n: 10 * n + 5)
+        seen[10 * n + 5] = all_edits(*store.sight())
+    seen[99] = all_edits(*store.sight())
+    for _ in range(2):
+        for us, rows in seen.items():
+            assert all_edits(*sight_as_of(store, us)) == rows
+            assert all_edits(*sight_as_of(store, us + 4)) == rows
+        compact(str(tmp_path / "s"), 60)
+        storage._OPEN.clear()
+        store = Store.open(str(tmp_path / "s"))
+    assert all_edits(*sight_as_of(store, -1)) == []
+
+
+def test_a_time_of_which_something_may_be_gone_is_refused_naming_the_oldest_one(tmp_path):
+    store = make(tmp_path / "s", "limit 1", age_us=0)
+    for n in range(5):
+        store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
+    compact(str(tmp_path / "s"), 3_500_000)
+    with pytest.raises(InvalidQuery, match=r"00:00:02Z.*accepted: 1970-01-01T00:00:03Z or later"):
+        sight_as_of(store, 2_000_000)
+    assert all_edits(*sight_as_of(store, 3_000_000)) == [("a", 3, 0.0, "me")]
+
+
+def test_a_change_of_the_retained_range_is_as_far_back_as_one_can_look(tmp_path):
+    store = make(tmp_path / "s", "limit 1")
+    store.append(batch(("a", 0)), clock=lambda: 1)
+    set_retained_range(store, parse_range("limit 2"), 5)
+    store.append(batch(("a", 1)), clock=lambda: 7)
+    store.append(batch(("a", 2)), clock=lambda: 9)
+    with pytest.raises(InvalidQuery, match="or later"):
+        sight_as_of(store, 1)
+    assert [row[1] for row in all_edits(*sight_as_of(store, 8))] == [0, 1]
+
+
+def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
+    store = make(tmp_path / "s", "limit 1")
+    for n in range(3):
+        store.append(batch(("a", n), ("b", n)), clock=lambda n=n: n * 1_000_000)
+    snapshot, whole = sight_as_of(store, 1_500_000)
+    (mine,) = [head_as_of(snapshot, store.head()[1], ["b"], Slice(("b", 0), None))]
+    assert mine.of(["b"]) == whole.of(["b"])
+    assert mine.ids.names() == ["b"]
+    options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
+    source = DefaultSource(options)
+    reader = source.reader(source.schema())
+    rows = [part["sequence"].to_pylist() for p in reader.partitions() for part in reader.read(p)]
+    assert rows == [[1, 1]]
+
+
+def test_a_worker_does_not_take_an_earlier_store_at_the_same_path_for_this_one(tmp_path):
+    path, rows = tmp_path / "s", []
+    for names in ("aaabbbbbbbb", "aaaaaaaabbb"):
+        shutil.rmtree(path, ignore_errors=True)
+        store = make(path, "limit 3")
+        for n, name in enumerate([*names, "c"]):
+            store.append(batch((name, n)), clock=lambda n=n: n * 1_000_000)
+        source = DefaultSource({"path": str(path), "asOf": "1970-01-01T00:00:10Z"})
+        reader = source.reader(source.schema())
+        parts = [part for p in reader.partitions() for part in reader.read(p)]
+        columns = [pa.Table.from_batches(parts)[name] for name in ("series", "sequence")]
+        rows.append(list(zip(*(column.to_pylist() for column in columns), strict=True)))
+    a, b = ([(name, n) for n in range(3)] for name in "ab")
+    assert sorted(rows[0]) == [*a, ("b", 5), ("b", 6), ("b", 7)]
+    assert sorted(rows[1]) == [("a", 5), ("a", 6), ("a", 7), *b]
+
+
+@settings(max_examples=30)
+@given(st.sampled_from(RANGES), st.lists(STEPS, max_size=10), st.integers(0, 10))
+def test_any_moment_of_any_program_is_the_same_later(tmp_path_factory, retained, steps, at):
+    path = tmp_path_factory.mktemp("program") / "s"
+    make(path, retained, age_us=10**15)
+    model, then = Model(retained), None
+    for number, (kind, what) in enumerate(steps):
+        model.now += 1000
+        if kind in ("range", "rebuild"):
+            continue
+        run(path, Store.open(str(path)), model, kind, what)
+        if number == at:
+            then = model.now, all_edits(*Store.open(str(path)).sight())
+    if then is not None:
+        assert all_edits(*sight_as_of(Store.open(str(path)), then[0])) == then[1]

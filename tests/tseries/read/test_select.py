@@ -1,0 +1,151 @@
+"""Range queries over columns equal the rules (semantics 21), event by event."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.query import MAX, Point, Query, Range
+from pyspark_tseries.read.select import Events, select
+
+ANCHORS = ["start", "sequence", "time", "last_count", "last_us"]
+POINTS = st.builds(Point, st.sampled_from(ANCHORS), st.integers(0, 12))
+SPANS = st.builds(
+    Point,
+    st.sampled_from([*ANCHORS, "next_count", "next_us", "previous_count", "previous_us"]),
+    st.integers(0, 12),
+)
+RANGES = st.just(Range()) | st.builds(Range, POINTS, SPANS)
+KINDS = st.sampled_from(["values", "allEdits", "latestEdits"])
+QUERIES = st.builds(Query, KINDS, RANGES, RANGES, st.just(MAX) | st.integers(0, 6))
+
+
+@st.composite
+def histories(draw):
+    """Events of one series: (sequence, time, what it edits or -1), the first `gone` discarded."""
+    events, us = [], 0
+    for sequence in range(draw(st.integers(1, 12))):
+        originals = [event for event in events if event[2] < 0]
+        if originals and draw(st.booleans()):
+            target = draw(st.sampled_from(originals))[0]
+            events.append((sequence, max(e[1] for e in events) + draw(st.integers(0, 3)), target))
+        else:
+            us += draw(st.integers(0, 2))
+            events.append((sequence, us, -1))
+    gone = draw(st.integers(0, 3))
+    kept = {sequence for sequence, _, target in events if target < 0 and sequence >= gone}
+    return [event for event in events if event[0] in kept or event[2] in kept]
+
+
+def inside(events, wanted, values):
+    """The events of `wanted`, read off the definition."""
+    slots = [event for event in events if event[2] < 0 or not values]
+    size = len(slots)
+
+    def at(i):  # The sequence of slot i, or right before it; beyond the ends of the slots.
+        return slots[i][0] if 0 <= i < size else (-9e9 if i < 0 else 9e9)
+
+    def gap(i):
+        return -9e9 if i <= 0 else at(i) - 0.5
+
+    def fixed(point):
+        match point.kind:
+            case "sequence" | "time":
+                return point.kind, point.value
+            case "last_us":
+                return "time", events[-1][1] - point.value
+            case "last_count":
+                return "sequence", gap(size - point.value)
+        return "sequence", gap(0)
+
+    def place(anchor, forward):  # (the slot it stands on, or None; the slot it stands before)
+        kind, value = fixed(anchor)
+        column = 0 if kind == "sequence" else 1
+        if anchor.kind == "last_count":
+            return None, size - anchor.value
+        hits = [i for i in range(size) if slots[i][column] == value]
+        after = [i for i in range(size) if slots[i][column] >= value]
+        before = [i for i in range(size) if slots[i][column] <= value]
+        if forward or kind == "sequence":
+            first = after[0] if after else size
+            return (first if first in hits else None), first
+        last = before[-1] if before else -1
+        return (last, last) if last in hits else (None, last + 1)
+
+    def between(low, high):
+        def value(event, point):
+            return event[0] if point[0] == "sequence" else event[1]
+
+        return [e for e in events if value(e, low) >= low[1] and value(e, high) <= high[1]]
+
+    anchor, (word, _, unit) = fixed(wanted.anchor), wanted.span.kind.partition("_")
+    if word not in ("next", "previous"):
+        end = fixed(wanted.span)
+        return between(anchor, end) or between(end, anchor)
+    forward = word == "next"
+    amount = wanted.span.value if forward else -wanted.span.value
+    on, before = place(wanted.anchor, forward)
+    if unit == "count":
+        end = "sequence", gap(before + amount) if on is None else at(on + amount)
+    elif anchor[0] == "time":
+        end = "time", anchor[1] + amount
+    else:
+        i = on if on is not None else before if forward else before - 1
+        if not 0 <= i < size:
+            raise InvalidQuery("no timestamp")
+        end = "time", slots[i][1] + amount
+    return between(anchor, end) if forward else between(end, anchor)
+
+
+def oracle(events, query):
+    values = query.kind == "values"
+    view = {e[0] for e in inside(events, query.view, values) if e[2] < 0}
+    found = [e for e in inside(events, query.edits, values) if (e[0] if e[2] < 0 else e[2]) in view]
+    latest = {e[0] if e[2] < 0 else e[2]: e for e in found}
+    if values:
+        found = [latest[original] for original in sorted(latest)]
+    elif query.kind == "latestEdits":
+        found = [e for e in found if e[2] < 0 or latest[e[2]] == e]
+    last = sorted((e[0] for e in found), reverse=True)[: query.limit]
+    return [e[0] for e in found if e[0] in last], len(found)
+
+
+def columns(*histories):
+    rows = [(i, *event) for i, history in enumerate(histories) for event in history]
+    codes, sequence, us, original = (np.array(c, np.int64) for c in zip(*rows, strict=True))
+    names = pa.array([f"s{i}" for i in range(len(histories))])
+    return Events(names, codes, sequence, us, original)
+
+
+@settings(max_examples=600)
+@given(st.lists(histories().filter(bool), min_size=1, max_size=4), QUERIES)
+def test_any_query_of_many_series_equals_the_definition_of_each(many, query):
+    events = columns(*many)
+    try:
+        expected = [oracle(history, query) for history in many]
+    except InvalidQuery:
+        with pytest.raises(InvalidQuery, match=r"series 's\d'.*no timestamp"):
+            select(events, query)
+        return
+    got = select(events, query)
+    pairs = zip(events.codes[got.rows].tolist(), events.sequence[got.rows].tolist(), strict=True)
+    assert list(pairs) == [
+        (i, sequence) for i, (found, _) in enumerate(expected) for sequence in found
+    ]
+    assert got.selected == sum(count for _, count in expected)
+
+
+def test_the_first_series_whose_anchor_has_no_time_is_named():
+    events = columns([(0, 5, -1), (1, 6, -1)], [(0, 5, -1)])
+    query = Query(view=Range(Point("last_count", 2), Point("next_us", 1)))
+    with pytest.raises(InvalidQuery, match="series 's1'"):
+        select(events, query)
+
+
+def test_no_series_at_all_are_an_empty_result():
+    none = np.empty(0, np.int64)
+    events = Events(pa.array([], pa.string()), none, none, none, none)
+    for query in (Query(), Query("allEdits", Range(Point("sequence", 9), Point("next_us", 1)))):
+        assert select(events, query).rows.tolist() == []

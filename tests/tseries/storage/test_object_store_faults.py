@@ -1,0 +1,106 @@
+"""An object store that fails for a moment, or answers too late, loses and doubles nothing."""
+
+import time
+
+import pytest
+from tseries.builders import VALUE, batch
+from tseries.object_store import bucket  # noqa: F401 a fixture
+
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.store import retry as races
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import table_of
+from pyspark_tseries.store.store import Store
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def store(bucket, tmp_path, monkeypatch):  # noqa: F811 the fixture
+    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+    place = place_of(bucket.uri(f"faults/{tmp_path.name}"), bucket.options)
+    made = Store.create(place, [VALUE], RetainedRange(limit=1000), min_retention_us=0)
+    made.append(batch(("a", 1)))
+    return made
+
+
+def sequences(store):
+    storage._OPEN.clear()
+    assert verify(store.place) == []
+    return int(Store.open(store.place).head()[1].of(["a"])["last_sequence"][0])
+
+
+@pytest.mark.parametrize("token", [None, ("q", 0)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_commit_whose_request_failed_is_made_once(store, monkeypatch, stored, token):
+    real, faults = Store._publish, [OSError("timed out"), OSError("slow down")]
+
+    def publish(self, attempt, mark, synced):
+        if not faults:
+            return real(self, attempt, mark, synced)
+        if stored:
+            real(self, attempt, mark, synced)
+            self._head_id = None
+        raise faults.pop()
+
+    monkeypatch.setattr(Store, "_publish", publish)
+    attempt = store.append(batch(("a", 2), token=token))
+    assert attempt.numbered[0].sequence.tolist() == [1]
+    assert sequences(store) == 1
+
+
+def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
+    """The request failed for its sender, who tries again; then the storage carries it out."""
+    real, late = Store._publish, []
+
+    def publish(self, attempt, mark, synced):
+        if not late:
+            late.append(attempt)
+            raise OSError("timed out")
+        other = Store(self.place, table_of(self.place))
+        real(other, late[0], None, synced)
+        return real(self, attempt, mark, synced)
+
+    monkeypatch.setattr(Store, "_publish", publish)
+    attempt = store.append(batch(("a", 2)))
+    assert attempt is late[0]
+    assert sequences(store) == 1
+
+
+def test_writing_files_is_tried_again_and_a_storage_that_stays_away_is_said_so(store, monkeypatch):
+    real, faults = Place.write, [OSError("slow down s3cret-example")] * 3
+
+    def write(self, path):
+        if faults:
+            raise faults.pop()
+        return real(self, path)
+
+    monkeypatch.setattr(Place, "write", write)
+    store.append(batch(("a", 2)))
+    assert sequences(store) == 1
+    faults += [OSError("slow down s3cret-example")] * 100
+    with pytest.raises(UnusableStore, match=r"cannot be written.*slow down \[hidden\]") as error:
+        store.append(batch(("a", 3)))
+    assert error.value.__cause__ is None
+    faults.clear()
+    assert sequences(store) == 1
+
+
+def test_a_compaction_whose_request_failed_removes_no_file_that_may_be_needed(store, monkeypatch):
+    from pyspark_tseries.maintain import compactor
+
+    for n in range(2, 5):
+        store.append(batch(("a", n)))
+    real = compactor.replace_files
+
+    def replace(*args):
+        real(*args)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(compactor, "replace_files", replace)
+    done = compactor.merge_runs(store, time.time_ns() // 1000, everything=True)
+    assert done.files_after == 1
+    assert sequences(store) == 3

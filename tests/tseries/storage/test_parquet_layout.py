@@ -1,0 +1,67 @@
+"""Whatever a file's layout, its events come back, and every row group says what is in it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tseries.builders import staged
+
+from pyspark_tseries.model.series_index import Head, Note
+from pyspark_tseries.storage.data_files import write_events
+from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.write.numbering import number
+from pyspark_tseries.write.rows import event_rows
+
+PRUNED = ("series", "sequence", "timestamp", "author", "commit")
+
+
+def events(rows, series=5, author=None, values=None):
+    given = staged(*((f"s{row % series:05}", row) for row in range(rows)), authors=[author] * rows)
+    if values is not None:
+        given = given.set_column(given.num_columns - 1, "value", values)
+    names, stamps = (given[name].combine_chunks() for name in ("series", "timestamp"))
+    numbered = number(names, stamps, Head(), "fail", 0)
+    return event_rows(given, numbered, Note(None, 7, 5), "me")
+
+
+def written(place, table, *group_rows):
+    file = write_events(place_of(str(place)), "kind=event/a.parquet", table, *group_rows)
+    return pq.ParquetFile(place / file.path)
+
+
+def column(file, name, group=0):
+    return file.metadata.row_group(group).column(file.schema_arrow.names.index(name))
+
+
+@pytest.mark.parametrize("author", [None, "him"])
+@pytest.mark.parametrize(
+    ("rows", "series", "group"),
+    [(1, 1, 10_000), (64, 1, 10_000), (10_001, 5, 10_000), (25_001, 5, 3_333), (900, 700, 7)],
+)
+def test_events_come_back_and_each_row_group_has_its_bounds(tmp_path, rows, series, group, author):
+    table = events(rows, series, author)
+    file = written(tmp_path, table, group)
+    assert file.read().equals(table.cast(file.schema_arrow))
+    groups = range(file.metadata.num_row_groups)
+    assert len(groups) == -(-rows // group)
+    found = [column(file, name, at).statistics for at in groups for name in PRUNED]
+    assert all(each.has_min_max and each.null_count == 0 for each in found)
+    authors = [column(file, "author", at).statistics for at in groups]
+    assert {(each.min, each.max) for each in authors} == {(author or "me",) * 2}
+
+
+def test_columns_of_one_value_are_not_compressed_and_others_are(tmp_path):
+    file = written(tmp_path, events(5_000))
+    how = {name: column(file, name).compression for name in file.schema_arrow.names}
+    packed = {name for name, each in how.items() if each == "ZSTD"}
+    assert packed == {"series", "sequence", "timestamp", "value"}
+
+
+def test_the_dictionary_of_large_values_stays_small(tmp_path):
+    # 24 MB of texts that all differ. A dictionary of all costs their size over again in memory.
+    letters = np.random.default_rng(1).integers(97, 123, (6_000, 4_000), np.uint8)
+    texts = pa.array([line.tobytes().decode() for line in letters])
+    file = written(tmp_path, events(6_000, values=texts))
+    value = column(file, "value")
+    assert value.data_page_offset - value.dictionary_page_offset < 6_000_000
+    assert set(file.read(["value"])["value"].to_pylist()) == set(texts.to_pylist())

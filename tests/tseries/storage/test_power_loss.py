@@ -1,0 +1,196 @@
+"""What was acknowledged outlives a power loss; what was torn is said by name, and mended."""
+
+import os
+
+import pyarrow as pa
+import pytest
+from tseries.builders import new_store
+from tseries.power_loss import Disk
+from tseries.write.test_large_batch import NOW, as_tasks, at, large
+
+from pyspark_tseries import TimeSeries, describe
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.store import Store
+
+VALUES = {"value": pa.int64()}
+NEVER = 2**60
+
+
+class Machine:
+    """A store on a disk, and what its user was told is stored."""
+
+    def __init__(self, tmp_path, monkeypatch):
+        self.path, self.left = tmp_path / "home" / "s", tmp_path / "left"
+        self.path.parent.mkdir()
+        self.disk = Disk(self.path, monkeypatch, self.lose_power)
+        self.told = self.facts = None
+        self.losses = 0
+
+    def lose_power(self):
+        """Whatever was acknowledged is there, in the worst cases and in some others."""
+        by_chance = {"names": False, "seed": self.losses}
+        for case in ({"names": False}, {"names": True}, *([by_chance] if self.facts else [])):
+            self.disk.leave(self.left, **case)
+            storage._OPEN.clear()
+            self.losses += 1
+            if self.told is None:
+                continue
+            there = set(contents(self.left))
+            assert there >= self.told, (case, self.told - there)
+            if self.facts is not None:
+                assert facts(self.left) == self.facts, case
+            assert verify(str(self.left)) == []
+
+    def acknowledge(self):
+        self.told, self.facts = set(contents(self.path)), facts(self.path)
+        self.lose_power()
+        self.facts = None
+
+
+def facts(path):
+    said = describe(path)
+    names = ("retained_range", "policy", "value_columns", "files", "last_commit")
+    return [said[name] for name in names]
+
+
+def contents(path):
+    series = TimeSeries.open(path, author="me", auto_compact=False)
+    edits = series.range_query().for_edits()
+    return [
+        (name, event.sequence, event.value if series._only else event.value["value"])
+        for name in ("a", "b")
+        for event in edits.select_from(name).events
+    ]
+
+
+def test_an_acknowledged_commit_outlives_a_power_loss_whatever_was_not_synced(
+    tmp_path, monkeypatch
+):
+    machine = Machine(tmp_path, monkeypatch)
+    series = TimeSeries.create(machine.path, VALUES, "limit 50", "me", auto_compact=False)
+    machine.acknowledge()
+    for number in range(9):  # A checkpoint is among what these write.
+        series.append("ab"[number % 2], number)
+        machine.acknowledge()
+    series.edit("a", 0, 100)
+    machine.acknowledge()
+    series.append_many(pa.table({"series": ["a", "b"], "value": [7, 8]}))
+    machine.acknowledge()
+    compact(machine.path)
+    machine.acknowledge()
+    series.set_policy({"me": ["read", "update", "edit", "query_obsolete"]})
+    machine.acknowledge()
+    series.set_retained_range("limit 40")
+    machine.acknowledge()
+    compact(machine.path, NEVER, principal="me")
+    machine.acknowledge()
+    rebuild(machine.path, principal="me")
+    machine.acknowledge()
+    add_columns(series._store, [pa.field("more", pa.string())])
+    for number in range(4):
+        series.append("a", {"value": number, "more": "x"})
+        machine.acknowledge()
+    assert machine.losses > 150
+
+
+def test_files_that_tasks_have_written_outlive_a_power_loss_once_they_are_committed(
+    tmp_path, monkeypatch
+):
+    machine = Machine(tmp_path, monkeypatch)
+    store = new_store(machine.path)
+    rows = [at(name, us) for us in range(5) for name in "ab"]
+    machine.told = set()
+    store.append(large(as_tasks(store, 2, rows)), clock=lambda: NOW)
+    assert len(store.snapshot().files) == 2, "published as they are"
+    machine.acknowledge()
+    assert len(machine.told) == 10
+
+
+# -- what is left to the operating system --------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A store of commits that were not synced, the second last of which is a checkpoint."""
+    series = TimeSeries.create(
+        tmp_path / "s", VALUES, "unlimited", "me", durability="os", auto_compact=False
+    )
+    for number in range(10):
+        series.append("ab"[number % 2], number)
+    storage._OPEN.clear()
+    return tmp_path / "s"
+
+
+def newest(path, kind):
+    """The file of the last commit."""
+    version = Store.open(path).version()
+    head = Store.open(path).head_id()
+    storage._OPEN.clear()
+    return {
+        "entry": path / "_delta_log" / f"{version:020d}.json",
+        "data": next((path / "kind=event").glob(f"*-{head:016x}.parquet")),
+        "head": path / "_tseries" / "head" / f"{head:016x}.arrow",
+    }[kind]
+
+
+def tear(file, how):
+    whole = file.read_bytes()
+    torn = {"empty": b"", "half": whole[: len(whole) // 2], "zeros": bytes(len(whole))}
+    lines = whole.splitlines(keepends=True)
+    file.write_bytes({**torn, "a line": b"".join(lines[:-1])}[how])
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "zeros"])
+@pytest.mark.parametrize("kind", ["entry", "data", "head"])
+def test_a_torn_newest_file_is_named_on_open_with_what_to_do(path, kind, how):
+    file = newest(path, kind)
+    tear(file, how)
+    with pytest.raises(UnusableStore) as error:
+        TimeSeries.open(path)
+    assert file.name in str(error.value)
+    assert "python -m pyspark_tseries repair" in str(error.value)
+    assert any(file.name in line for line in verify(str(path)))
+
+
+def test_an_entry_that_lacks_a_line_is_named_on_open(path):
+    tear(newest(path, "entry"), "a line")
+    with pytest.raises(UnusableStore, match="it has 2 of 3 lines"):
+        TimeSeries.open(path)
+
+
+def test_nothing_is_acknowledged_any_more_on_top_of_a_torn_commit(path):
+    first, *_ = sorted((path / "kind=event").iterdir())
+    tear(first, "empty")
+    with pytest.raises(UnusableStore, match=first.name):
+        TimeSeries.open(path).append("a", 1)
+    with pytest.raises(UnusableStore, match=first.name):
+        DefaultSource({"path": str(path)}).schema()
+
+
+def test_a_synced_commit_brings_everything_before_it_to_the_disk(path, monkeypatch):
+    synced = []
+    fsync = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or fsync(fd)
+    )
+    kinds = (".json", ".parquet", ".arrow")
+    before = [str(file) for file in path.rglob("*") if file.suffix in kinds]
+    TimeSeries.open(path, auto_compact=False).append("a", 1)
+    done = {name for name in before if "checkpoint" in name or name.endswith(f"{0:020d}.json")}
+    assert set(before) - done <= set(synced)
+    synced.clear()
+    TimeSeries.open(path, auto_compact=False).append("a", 2)
+    assert len(synced) < 10, "but once"
+
+
+def test_durability_is_a_choice_of_two(tmp_path):
+    for durability in ("fsync", "os"):
+        TimeSeries.create(tmp_path / durability, VALUES, durability=durability)
+        TimeSeries.open(tmp_path / durability, durability=durability).append("a", 1)
+    with pytest.raises(ValueError, match="'always' is none; accepted: 'fsync', 'os'; next step"):
+        TimeSeries.open(tmp_path / "os", durability="always")

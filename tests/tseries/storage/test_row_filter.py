@@ -1,0 +1,93 @@
+"""A sieve lets through exactly the rows that meet it, and every row group that has one."""
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.slices import Slice, by_name, key_order
+from pyspark_tseries.read.bounds import HIGHEST, LOWEST
+from pyspark_tseries.storage.row_filter import Sieve
+
+NAMES = ["", "a", "ab", "b", "\uffff", "\U0001f600"]
+"""In the order of their UTF-8 bytes, in which the last two are not as in UTF-16."""
+
+KEYS = st.tuples(st.sampled_from(NAMES), st.integers(0, 8))
+ROWS = st.lists(st.tuples(KEYS, st.integers(-5, 5), st.integers(0, 3)), max_size=30)
+SLICES = st.builds(Slice, st.none() | KEYS, st.none() | KEYS)
+WANTED = st.none() | st.sets(st.sampled_from([*NAMES, "nobody"])).map(sorted)
+
+
+def pairs(low, high):
+    some = st.tuples(st.integers(low, high), st.integers(low, high))
+    return st.just((LOWEST, HIGHEST)) | some
+
+
+SIEVES = st.builds(Sieve, WANTED, SLICES, pairs(0, 8), pairs(-5, 5), pairs(0, 3))
+
+
+def passes(row, sieve):
+    """As the attributes of a sieve say."""
+    (name, sequence), us, commit = row
+    return (
+        (sieve.names is None or name in sieve.names)
+        and (sieve.part.first is None or (name, sequence) >= sieve.part.first)
+        and (sieve.part.end is None or (name, sequence) < sieve.part.end)
+        and sieve.sequences[0] <= sequence <= sieve.sequences[1]
+        and sieve.times[0] <= us <= sieve.times[1]
+        and sieve.commits[0] <= commit <= sieve.commits[1]
+    )
+
+
+def table_of(rows):
+    columns = [[row[0][0] for row in rows], [row[0][1] for row in rows]]
+    columns += [[row[1] for row in rows], [row[2] for row in rows]]
+    kinds = [pa.string(), pa.int64(), pa.int64(), pa.int64()]
+    series, sequence, us, commit = (pa.array(c, k) for c, k in zip(columns, kinds, strict=True))
+    names = ["series", "sequence", "timestamp", "commit"]
+    return pa.table([series, sequence, us.cast(INSTANT), commit], names)
+
+
+@settings(max_examples=300)
+@given(ROWS, SIEVES)
+def test_the_rows_that_pass_are_those_that_meet_every_condition(rows, sieve):
+    rows.sort(key=lambda row: row[0])
+    start, needed = sieve.rows(table_of(rows))
+    found = [row for row, yes in zip(rows[start:], needed.tolist(), strict=False) if yes]
+    assert found == [row for row in rows if passes(row, sieve)]
+
+
+@settings(max_examples=300)
+@given(ROWS, SIEVES, st.integers(1, 5), st.sets(st.integers(0, 30)))
+def test_no_row_group_with_a_row_that_passes_is_left_out(rows, sieve, size, unknown):
+    rows.sort(key=lambda row: row[0])
+    groups = [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def ends(column):
+        at = ["series", "sequence", "timestamp", "commit"].index(column)
+        cells = [[(*row[0], *row[1:])[at] for row in group] for group in groups]
+        known = [(min(each), max(each)) for each in cells]
+        return [None if i in unknown else bounds for i, bounds in enumerate(known)]
+
+    chosen = sieve.groups(len(groups), ends)
+    having = [i for i, group in enumerate(groups) if any(passes(row, sieve) for row in group)]
+    assert set(having) <= set(chosen) <= set(range(len(groups)))
+
+
+def test_of_one_series_only_the_row_groups_around_it_are_chosen():
+    known = {"series": [("a", "b"), ("b", "d"), ("d", "d"), ("e", "f")]}
+    assert Sieve(["c"]).groups(4, known.__getitem__) == [1]
+    assert Sieve(["d"]).groups(4, known.__getitem__) == [1, 2]
+    assert Sieve(["dd"]).groups(4, known.__getitem__) == []
+    assert Sieve([]).groups(4, known.__getitem__) == []
+
+
+@settings(max_examples=300)
+@given(st.lists(KEYS, max_size=20), st.booleans())
+def test_rows_are_brought_into_order_whether_they_were_or_not(keys, in_order):
+    keys = sorted(set(keys)) if in_order else keys
+    names, codes = by_name(pa.array([name for name, _ in keys], pa.string()))
+    assert names.to_pylist() == sorted({name for name, _ in keys}, key=str.encode)
+    assert [names[int(code)].as_py() for code in codes] == [name for name, _ in keys]
+    order = key_order(codes, [sequence for _, sequence in keys])
+    assert [keys[row] for row in order.tolist()] == sorted(keys)

@@ -1,0 +1,246 @@
+"""A query reads the row groups that may hold what it needs, and little of these."""
+
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tseries.storage.test_row_filter import ROWS, SIEVES, passes
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.columns import INSTANT, ORIGINAL, query_schema
+from pyspark_tseries.model.slices import Slice
+from pyspark_tseries.read.bounds import LOWEST
+from pyspark_tseries.storage import row_groups
+from pyspark_tseries.storage.data_files import DataFile, write_events
+from pyspark_tseries.storage.footer_cache import Footers
+from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.storage.row_filter import Sieve
+from pyspark_tseries.storage.row_groups import read, stream
+from pyspark_tseries.store.store import Store
+
+SCHEMA = query_schema([pa.field("value", pa.float64()), pa.field("later", pa.string())])
+
+
+def events(rows, authors, edited):
+    """Rows of `test_sieve` as a file has them, without the column `later`."""
+    size = len(rows)
+    originals = [0 if edited and row[1] > 0 else None for row in rows]
+    us = pa.array([row[1] for row in rows], pa.int64())
+    return pa.table(
+        {
+            "series": pa.array([row[0][0] for row in rows], pa.string()),
+            "sequence": pa.array([row[0][1] for row in rows], pa.int64()),
+            "timestamp": us.cast(INSTANT),
+            "author": pa.array((authors * size)[:size], pa.string()),
+            "value": pa.array([float(i) if i % 3 else None for i in range(size)]),
+            "original_sequence": pa.array(originals, pa.int64()),
+            "original_timestamp": pa.array(originals, pa.int64()).cast(INSTANT),
+            "original_author": pa.array(
+                [None if o is None else "me" for o in originals], pa.string()
+            ),
+            "commit": pa.array([row[2] for row in rows], pa.int64()),
+        }
+    )
+
+
+def data_file(path, size):
+    return DataFile(path, size, "", "", "event", 0, 0, 0, 0, 0, 0, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(ROWS.filter(bool), max_size=3),
+    SIEVES,
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.sampled_from([["me"], ["me", "you"]]),
+    st.booleans(),
+)
+def test_what_is_read_is_what_passes(tmp_path_factory, parts, sieve, group, piece, authors, edited):
+    place = place_of(str(tmp_path_factory.mktemp("s")))
+    data, expected = [], [SCHEMA.empty_table()]
+    for number, part in enumerate(parts):
+        rows = sorted(part, key=lambda row: row[0])
+        table = events(rows, authors, edited)
+        written = write_events(place, f"kind=event/{number}.parquet", table, group)
+        data.append(data_file(written.path, written.size))
+        wanted = table.filter(pa.array([passes(row, sieve) for row in rows], pa.bool_()))
+        wanted = wanted.append_column("later", pa.nulls(wanted.num_rows, pa.string()))
+        expected.append(wanted.select(SCHEMA.names).cast(SCHEMA))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_groups, "ROWS_PER_PIECE", piece)
+        found = read(place, data, SCHEMA, sieve)
+        streamed = [one for file in data for one in stream(place, file, SCHEMA, sieve)]
+    assert found.to_pylist() == pa.concat_tables(expected).to_pylist()
+    assert pa.concat_tables([SCHEMA.empty_table(), *streamed]).to_pylist() == found.to_pylist()
+    assert found.schema == SCHEMA
+
+
+REAL = pq.ParquetFile
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """What is read: file, row groups, columns."""
+    seen = []
+
+    class Watched(REAL):
+        def read_row_groups(self, groups, columns, **options):
+            seen.append((id(self._known), tuple(groups), tuple(columns)))
+            return super().read_row_groups(groups, columns=columns, **options)
+
+        def __init__(self, file, metadata, **options):
+            super().__init__(file, metadata=metadata, **options)
+            self._known = metadata
+
+    monkeypatch.setattr(pq, "ParquetFile", Watched)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """25,000 series with an event in each of three commits, and a fourth commit without `s1`."""
+    path = str(tmp_path_factory.mktemp("large") / "s")
+    store = TimeSeries.create(path, {"value": pa.int64()}, "unlimited", auto_compact=False)
+    names = [f"s{number}" for number in range(25_000)]
+    for commit in range(4):
+        there = [name for name in names if commit < 3 or name != "s1"]
+        store.append_many(pa.table({"series": there, "value": [commit] * len(there)}))
+    return path
+
+
+def groups_of(path):
+    """Row groups of each file of the store."""
+    return [
+        pq.read_metadata(f"{path}/{file.path}").num_row_groups
+        for file in Store.open(path).snapshot().files
+    ]
+
+
+def test_a_query_of_one_series_reads_at_most_one_row_group_of_each_file(large, watched):
+    store = TimeSeries.open(large)
+    assert groups_of(large) == [3, 3, 3, 3]
+    for name in ("s0", "s1", "s12345", "s9999"):
+        watched.clear()
+        found = store.range_query().select_from(name)
+        assert [event.value for event in found.events] == [0, 1, 2, 3][: 3 + (name != "s1")]
+        groups = {(file, group) for file, some, _ in watched for group in some}
+        assert len(groups) == len({file for file, _ in groups}) == 4
+    watched.clear()
+    assert not store.range_query().select_from("s99999").events
+    assert not watched
+
+
+def test_where_a_series_has_no_row_only_its_column_is_read(large, watched):
+    TimeSeries.open(large).range_query().select_from("s1")
+    columns = {}
+    for file, _, names in watched:
+        columns.setdefault(file, []).extend(names)
+    read_of = sorted(columns.values(), key=len)
+    assert read_of == [["series"], *[["series", "sequence", "timestamp", "value"]] * 3]
+
+
+def test_after_compaction_a_query_of_one_series_reads_one_row_group(large, watched, tmp_path):
+    path = str(tmp_path / "compacted")
+    shutil.copytree(large, path)
+    store = TimeSeries.open(path)
+    store.compact()
+    assert groups_of(path) == [5]
+    watched.clear()
+    found = store.range_query().select_from("s12345")
+    assert [event.value for event in found.events] == [0, 1, 2, 3]
+    assert len({some for _, some, _ in watched}) == 1
+    assert all(len(some) == 1 for _, some, _ in watched)
+
+
+def test_names_of_more_than_arrow_keeps_bounds_of_are_found(tmp_path):
+    store = TimeSeries.create(str(tmp_path / "s"), {"value": pa.int64()}, "unlimited")
+    long = ["a" * 5000, "b" * 5000]
+    store.append_many(pa.table({"series": long, "value": [1, 2]}))
+    for number, name in enumerate(long):
+        (event,) = store.range_query().select_from(name).events
+        assert event.value == number + 1
+
+
+def test_a_column_that_looks_like_a_field_of_another_is_read_as_itself(tmp_path):
+    kinds = {"a": pa.struct([("b", pa.int64())]), "a.b": pa.string()}
+    store = TimeSeries.create(str(tmp_path / "s"), kinds, "unlimited")
+    for value in ({"a": {"b": 1}, "a.b": "x"}, {"a": {"b": None}, "a.b": "y"}, {"a.b": None}):
+        store.append("s", value)
+    found = store.range_query().select_from("s").to_arrow().select(["a", "a.b"]).to_pylist()
+    assert found == [
+        {"a": {"b": 1}, "a.b": "x"},
+        {"a": {"b": None}, "a.b": "y"},
+        {"a": None, "a.b": None},
+    ]
+
+
+def test_a_file_that_is_gone_is_an_error_and_no_gap(tmp_path):
+    store = TimeSeries.create(str(tmp_path / "s"), {"value": pa.int64()}, "unlimited")
+    for value in range(3):
+        store.append("a", value)
+    assert len(store.range_query().select_from("a").events) == 3
+    (tmp_path / "s" / Store.open(str(tmp_path / "s")).snapshot().files[1].path).unlink()
+    with pytest.raises(UnusableStore, match="verify"):
+        store.range_query().select_from("a")
+
+
+def test_footers_are_kept_up_to_a_bound(tmp_path):
+    place = place_of(str(tmp_path))
+    rows = [(("a", number), number, 0) for number in range(6)]
+    data = []
+    for number in range(8):
+        written = write_events(place, f"kind=event/{number}.parquet", events(rows, ["me"], False))
+        data.append(data_file(written.path, written.size))
+    one = Footers()
+    one.of(place, data[0])
+    room = int(3.5 * one.kept_bytes)
+    kept = Footers(room)
+    for _turn in range(3):
+        for file in data:
+            assert kept.of(place, file).ends("sequence") == [(0, 5)]
+            assert (place, file) in kept
+            assert kept.kept_bytes <= room
+    assert [(place, file) in kept for file in data] == [False] * 5 + [True] * 3
+    assert kept.of(place, data[5]) is kept.of(place, data[5])
+    kept.of(place, data[0])
+    assert (place, data[5]) in kept, "what was used last goes last"
+    tiny = Footers(1)
+    assert tiny.of(place, data[0]).groups == 1
+
+
+def test_parts_of_a_series_are_read_apart(large):
+    snapshot = Store.open(large).snapshot()
+    for part in (Slice(None, ("s5", 2)), Slice(("s5", 2), None)):
+        sieve = Sieve(["s5"], part)
+        found = read(snapshot.place, snapshot.files, query_schema(snapshot.values), sieve)
+        assert found["sequence"].to_pylist() == ([0, 1] if part.end else [2, 3])
+
+
+def test_the_metadata_of_originals_needs_no_reading(large, watched):
+    found = TimeSeries.open(large).range_query().select_from("s7").to_arrow()
+    assert (
+        found.select([field.name for field in ORIGINAL]).to_pylist()
+        == [dict.fromkeys(field.name for field in ORIGINAL)] * 4
+    )
+    read_columns = {name for _, _, names in watched for name in names}
+    assert read_columns == {"series", "sequence", "timestamp", "value"}
+
+
+def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
+    snapshot = Store.open(large).snapshot()
+    schema = query_schema(snapshot.values)
+    wanted = pa.schema([schema.field("author"), schema.field("original_author")])
+    for sieve, rows in (
+        (Sieve(), 99_999),
+        (Sieve(["s1"]), 3),
+        (Sieve(commits=(LOWEST, 0)), 25_000),
+    ):
+        found = read(snapshot.place, snapshot.files, wanted, sieve)
+        assert found.num_rows == rows
+        assert found["original_author"].null_count == rows
+        assert len(found["author"].unique()) == 1

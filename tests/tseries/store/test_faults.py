@@ -1,0 +1,327 @@
+"""What goes wrong around a store loses nothing, doubles nothing, and is said so."""
+
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.pandas.types import from_arrow_schema
+from tseries.builders import VALUE, stored
+
+from pyspark_tseries import IncompatibleValue, InvalidQuery, NoSuchStore, TimeSeries, UpdateFailed
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import rebuild
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.store import retry as races
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.subscribe.follower import Follower
+from pyspark_tseries.subscribe.position import Initial, parse_initial
+from pyspark_tseries.write import batch as attempts
+
+VALUES = {"value": pa.float64()}
+
+
+@pytest.fixture
+def series(tmp_path):
+    return TimeSeries.create(tmp_path / "s", VALUES, "limit 100", author="me", auto_compact=False)
+
+
+def without_checkpoints(path):
+    """From now on a commit fails after it was made: its checkpoint cannot be written."""
+    (path / "_delta_log" / "_last_checkpoint").mkdir()
+
+
+# -- after the commit ----------------------------------------------------------------------------
+
+
+def test_an_append_is_stored_once_though_the_checkpoint_after_it_fails(series, tmp_path):
+    without_checkpoints(tmp_path / "s")
+    for n in range(12):
+        assert series.append("a", float(n)).sequence == n
+    assert [row[1] for row in stored(tmp_path / "s")] == list(range(12))
+    assert series.verify() == []
+
+
+def test_a_commit_that_seemed_to_fail_is_found_by_its_files_where_the_head_is_made_anew(
+    series, tmp_path, monkeypatch
+):
+    real = Store._publish
+
+    def publish(self, attempt, token, synced):
+        monkeypatch.setattr(Store, "_publish", real)
+        real(self, attempt, token, synced)
+        self._head_id = None
+        rebuild(self.root)
+        raise OSError("the checkpoint after it")
+
+    series.append("a", 0.0)
+    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
+    monkeypatch.setattr(Store, "_publish", publish)
+    assert series.append("a", 1.0).sequence == 1
+    assert [row[1] for row in stored(tmp_path / "s")] == [0, 1]
+    assert series.append("a", 2.0).sequence == 2
+    assert series.verify() == []
+
+
+def test_a_compaction_loses_nothing_though_the_checkpoint_after_it_fails(series, tmp_path):
+    for n in range(8):
+        series.append("a", float(n))
+    without_checkpoints(tmp_path / "s")
+    # The store's tenth commit, after which a checkpoint is due.
+    assert series.compact().files_after == 1
+    assert [row[1] for row in stored(tmp_path / "s")] == list(range(8))
+    assert series.verify() == []
+
+
+def test_a_change_of_the_range_holds_though_the_checkpoint_after_it_fails(series, tmp_path):
+    for n in range(8):
+        series.append("a", float(n))
+    without_checkpoints(tmp_path / "s")
+    series.set_retained_range("limit 3")
+    assert len(series.range_query().select_from("a")) == 3
+    assert series.verify() == []
+
+
+def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_path, monkeypatch):
+    from pyspark_tseries.maintain import compactor
+
+    for n in range(3):
+        series.append("a", float(n))
+    before = sorted(os.listdir(tmp_path / "s" / "kind=event"))
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(compactor, "replace_files", full)
+    with pytest.raises(OSError, match="No space left"):
+        compact(tmp_path / "s")
+    assert sorted(os.listdir(tmp_path / "s" / "kind=event")) == before
+    assert series.verify() == []
+
+
+@pytest.mark.parametrize("what", ["write_head", "write_events"])
+def test_a_full_disk_fails_an_append_soon_leaves_no_files_and_later_ones_go_on(
+    series, tmp_path, monkeypatch, what
+):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    series.append("a", 0.0)
+    monkeypatch.setattr(races.time, "sleep", lambda _: None)
+    monkeypatch.setattr(attempts if what == "write_head" else attempts.files, what, full)
+    before = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file())
+    with pytest.raises(OSError, match="No space left"):
+        series.append("a", 1.0)
+    assert sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file()) == before
+    monkeypatch.undo()
+    assert series.append("a", 2.0).sequence == 1
+    assert series.verify() == []
+
+
+# -- a store that is moved, removed, or cannot be made -------------------------------------------
+
+
+def test_a_store_that_was_moved_away_can_be_moved_back(series, tmp_path):
+    series.append("a", 0.0)
+    os.rename(tmp_path / "s", tmp_path / "away")
+    with pytest.raises(NoSuchStore):
+        series.append("a", 1.0)
+    with pytest.raises(NoSuchStore):
+        series.compact()
+    assert not (tmp_path / "s").exists()
+    os.rename(tmp_path / "away", tmp_path / "s")
+    assert series.append("a", 1.0).sequence == 1
+    assert series.verify() == []
+
+
+def test_a_store_that_cannot_be_made_is_said_so_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UnusableStore, match=r"'.*/file/s' cannot be created.*next step"):
+        TimeSeries.create(tmp_path / "file" / "s", VALUES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked"),
+    [
+        ({"other": pa.int64()}, {}),
+        (VALUES, {"retained_range": "limit 3"}),
+        (VALUES, {"subscription_range": "none"}),
+        (VALUES, {"min_retention_age": timedelta(days=9)}),
+        (VALUES, {"author": "me", "policy": {"me": ["update"]}}),
+    ],
+)
+def test_of_two_who_create_at_once_nobody_gets_another_store_than_asked_for(
+    tmp_path, monkeypatch, columns, asked
+):
+    real = Store.create
+
+    def late(place, *given, **named):
+        real(place, [VALUE], None)
+        return real(place, *given, **named)
+
+    monkeypatch.setattr(Store, "create", late)
+    with pytest.raises(UnusableStore, match="there is a store at"):
+        TimeSeries.create(tmp_path / "s", columns, **asked)
+    assert TimeSeries.create(tmp_path / "same", VALUES).append("a", 1.0).sequence == 0
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "a\\b", "a\nb", "a%20b", ""])
+def test_what_is_no_path_is_refused_and_creates_nothing(tmp_path, monkeypatch, wrong):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"path|directory"):
+        TimeSeries.create(wrong, VALUES)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lost_head_says_how_it_is_made_anew(series, tmp_path):
+    series.append("a", 0.0)
+    shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
+    storage._OPEN.clear()
+    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
+        TimeSeries.open(tmp_path / "s").append("a", 1.0)
+
+
+def broken(path):
+    for file in (path / "_tseries" / "head").iterdir():
+        file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("harm", [lambda path: shutil.rmtree(path / "_tseries" / "head"), broken])
+@pytest.mark.parametrize("use", ["reader", "writer", "streamReader", "streamWriter"])
+def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
+    series.append("a", 0.0)
+    harm(tmp_path / "s")
+    storage._OPEN.clear()
+    source = DefaultSource({"path": str(tmp_path / "s")})
+    schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
+    with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
+        getattr(source, use)(*((schema, False) if "riter" in use else (source.schema(),)))
+
+
+# -- what is given -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"author": 5},
+        {"retained_range": 5},
+        {"subscription_range": 5},
+        {"min_retention_age": timedelta(-1)},
+        {"policy": {"me": None}},
+        {"policy": {"me": [5]}},
+    ],
+)
+def test_an_argument_of_a_wrong_type_creates_no_store(tmp_path, wrong):
+    with pytest.raises(ValueError, match=r"text|below 0|permissions?"):
+        TimeSeries.create(tmp_path / "s", VALUES, **wrong)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_policy_may_come_from_an_iterator(tmp_path):
+    series = TimeSeries.create(tmp_path / "s", VALUES, author="me", policy={"me": iter(["update"])})
+    assert series.append("a", 1.0).sequence == 0
+
+
+@pytest.mark.parametrize("stamp", ["2020-01-01", 5, datetime(2020, 1, 1, tzinfo=UTC).date()])
+def test_what_is_no_timestamp_is_refused(series, stamp):
+    with pytest.raises(IncompatibleValue, match="no timestamp; accepted: an aware datetime"):
+        series.append("a", 1.0, stamp)
+    assert series.describe()["events"] == 0
+
+
+@pytest.mark.parametrize("us", [2**63 - 1, 2**62, -(2**63), 253_402_300_800_000_000])
+def test_a_time_out_of_range_is_refused_naming_the_series_and_is_not_taken_for_none(series, us):
+    stamp = pa.array([None, us]).cast(pa.timestamp("us", "UTC"))
+    rows = pa.table({"series": ["a", "b"], "timestamp": stamp, "value": [1.0, 2.0]})
+    with pytest.raises(UpdateFailed, match=f"series 'b': timestamp {us} us .* out of range"):
+        series.append_many(rows)
+    assert series.describe()["events"] == 0
+
+
+def test_many_rows_are_a_table_or_a_batch_and_nothing_else(series):
+    columns = {"series": ["a"], "value": [1.0]}
+    assert series.append_many(pa.record_batch(columns)).num_rows == 1
+    for wrong in (columns, [("a", 1.0)], pa.table(columns).to_pandas()):
+        with pytest.raises(IncompatibleValue, match=r"accepted: a pyarrow.Table.*from_pandas"):
+            series.append_many(wrong)
+    assert series.describe()["events"] == 1
+
+
+@pytest.mark.parametrize("wrong", [["a"], None, 5])
+def test_a_query_is_of_one_series(series, wrong):
+    with pytest.raises(InvalidQuery, match="names no series"):
+        series.range_query().select_from(wrong)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "\x00", "a\x00b", "x" * 10_000, "/../..", "😀", "'\"\\", "[a"]
+)
+def test_any_text_names_a_series(series, name):
+    series.append(name, 1.0)
+    series.edit(name, 0, 2.0)
+    series.append(name + "~", 3.0)
+    series.compact()
+    assert [event.value for event in series.range_query().select_from(name).events] == [2.0]
+    assert series.verify() == []
+
+
+# -- columns that another writer adds ------------------------------------------------------------
+
+
+def test_an_open_client_follows_the_columns_that_others_add(series, tmp_path):
+    series.append("a", 1.0)
+    rival = Store(str(tmp_path / "s"), DeltaTable(tmp_path / "s"))
+    add_columns(rival, [VALUE, pa.field("note", pa.string())])
+    series.append("a", 2.0)  # As ever: what it does not name is null.
+    series.append("a", {"value": 3.0, "note": "new"})
+    add_columns(rival, [VALUE, pa.field("more", pa.int64())])
+    rows = pa.table({"series": ["a"], "value": [4.0], "more": [4]})
+    series.append_many(rows)
+    found = [event.value for event in series.range_query().select_from("a").events]
+    assert found == [
+        {"value": 1.0, "note": None, "more": None},
+        {"value": 2.0, "note": None, "more": None},
+        {"value": 3.0, "note": "new", "more": None},
+        {"value": 4.0, "note": None, "more": 4},
+    ]
+    with pytest.raises(IncompatibleValue, match="'nobody'"):
+        series.append("a", {"nobody": 1})
+    assert series.verify() == []
+
+
+def test_results_of_different_series_are_not_merged(series):
+    series.append("a", 1.0)
+    series.append("b", 2.0)
+    one, other = (series.range_query().select_from(name) for name in "ab")
+    with pytest.raises(InvalidQuery, match="different series, 'a', 'b'"):
+        one.merge(other)
+    assert len(one.merge(series.range_query().select_from("nobody"))) == 1
+
+
+@pytest.mark.parametrize("broken", ["missing", "cut short"])
+def test_a_broken_file_of_events_says_what_to_do(series, tmp_path, broken):
+    for n in range(3):
+        series.append("a", float(n))
+    victim = sorted((tmp_path / "s" / "kind=event").iterdir())[1]
+    victim.unlink() if broken == "missing" else victim.write_bytes(b"PAR1")
+    said = rf"cannot be read.*python -m pyspark_tseries verify {tmp_path / 's'}"
+    with pytest.raises(UnusableStore, match=said):
+        series.range_query().select_from("a")
+    source = DefaultSource({"path": str(tmp_path / "s")})
+    reader = source.reader(source.schema())
+    with pytest.raises(UnusableStore, match=said):
+        [list(reader.read(part)) for part in reader.partitions()]
+    follower = Follower(str(tmp_path / "s"), Initial(parse_initial("unlimited"), {}))
+    start = follower.begin()
+    with pytest.raises(UnusableStore, match=said):
+        [list(deliver(task)) for task in follower.tasks(start, follower.end(start, None))]
+    assert series.verify() != []

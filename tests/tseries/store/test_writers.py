@@ -1,0 +1,162 @@
+"""Any number of writers share a store: nothing is lost, doubled or numbered twice."""
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tseries.builders import batch, new_store, stored
+
+from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.store.store import Store
+
+TESTS = str(Path(__file__).parents[2])
+WRITER = """
+import sys; sys.path.insert(0, sys.argv[1])
+from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.store import store as storage
+from tseries.builders import batch
+if sys.argv[4] == "race": host_locks.try_lock = lambda _: True
+store = storage.Store.open(sys.argv[2])
+for n in range(15):
+    rows = [(f"s{i}", None, int(sys.argv[3]) * 1000 + n) for i in range(20)]
+    for _ in range(2):
+        store.append(batch(*rows, token=(f"writer {sys.argv[3]}", n)))
+"""
+
+
+@pytest.mark.parametrize("how", ["queue", "race"])
+def test_four_processes_write_the_same_series_of_one_store(tmp_path, how):
+    new_store(tmp_path / "s")
+    command = [sys.executable, "-c", WRITER, TESTS, str(tmp_path / "s")]
+    writers = [subprocess.Popen([*command, str(n), how]) for n in range(4)]
+    assert [writer.wait(timeout=120) for writer in writers] == [0] * 4
+    check_whole(tmp_path / "s", writers=4, batches=15, series=20)
+
+
+def test_threads_of_one_process_write_the_same_series_of_one_store(tmp_path):
+    new_store(tmp_path / "s")
+
+    def write(writer):
+        store = Store.open(str(tmp_path / "s"))
+        for n in range(10):
+            rows = [(f"s{i}", None, writer * 1000 + n) for i in range(20)]
+            store.append(batch(*rows, token=(f"writer {writer}", n)))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check_whole(tmp_path / "s", writers=4, batches=10, series=20)
+
+
+def check_whole(path, *, writers, batches, series):
+    rows = stored(path, "series", "sequence", "value", "timestamp", "commit", "commit_time")
+    assert len(rows) == writers * batches * series
+    for name in {row[0] for row in rows}:
+        mine = [row for row in rows if row[0] == name]
+        assert [row[1] for row in mine] == list(range(writers * batches))
+        written = {writer * 1000 + n for writer in range(writers) for n in range(batches)}
+        assert {row[2] for row in mine} == written
+        assert len({row[2] for row in mine}) == len(mine)
+        for column in (3, 4, 5):
+            assert [row[column] for row in mine] == sorted(row[column] for row in mine)
+    assert {row[4] for row in rows} == set(range(writers * batches))
+
+
+def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_DELTAS", 3)
+    store = new_store(tmp_path / "s")
+    for n in range(25):
+        store.append(batch((f"s{n % 7}", n), ("all", n)))
+    store.refresh()
+    warm = store.head()[1]
+    cold = Store(store.root, DeltaTable(store.root))
+    names = [f"s{i}" for i in range(7)] + ["all"]
+    assert isinstance(warm, Head)
+    for column, values in warm.of(names).items():
+        assert cold.head()[1].of(names)[column].tolist() == values.tolist()
+    assert cold.head()[1].note == warm.note
+
+
+def test_creators_at_once_make_one_store(tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from tseries.builders import batch, new_store\n"
+        "new_store(sys.argv[2]).append(batch(('a', None)))"
+    )
+    command = [sys.executable, "-c", code, TESTS, str(tmp_path / "s")]
+    creators = [subprocess.Popen(command) for _ in range(3)]
+    assert [creator.wait(timeout=60) for creator in creators] == [0] * 3
+    assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
+
+
+def test_a_writer_at_work_on_a_large_batch_is_waited_for_and_one_that_hangs_is_not(
+    tmp_path, monkeypatch
+):
+    store = new_store(tmp_path / "s")
+    path, seconds = store.place.lock_path("commit.lock"), itertools.count()
+
+    class Clock:
+        """A second goes by with every pause; for the first minute the other writer is at work."""
+
+        now = 0
+
+        def monotonic(self):
+            return self.now
+
+        def sleep(self, _):
+            self.now = next(seconds)
+            if self.now <= 60:
+                os.utime(path, (self.now, self.now))
+
+    clock = Clock()
+    monkeypatch.setattr(host_locks, "time", clock)
+    with open(path, "ab") as other:
+        assert host_locks.try_lock(other.fileno())
+        store.append(batch(("a", 1)))
+    assert clock.now == 60 + host_locks.QUEUE_SECONDS
+    assert len(stored(tmp_path / "s")) == 1
+
+
+def test_a_writer_at_work_shows_that_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.04)
+    store = new_store(tmp_path / "s")
+    with host_locks.in_turn(store.place), host_locks.at_work(store.place):
+        path = store.place.lock_path("commit.lock")
+        for _ in range(3):
+            os.utime(path, ns=(0, 0))
+            end = time.monotonic() + 60
+            while not os.stat(path).st_mtime_ns:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+
+def test_a_fork_of_a_writer_does_not_keep_its_turn(tmp_path, monkeypatch):
+    store, copies, try_lock = new_store(tmp_path / "s"), [], host_locks.try_lock
+
+    def forked(descriptor):
+        copies.append(os.dup(descriptor))  # As a child has it that is forked during the commit.
+        return try_lock(descriptor)
+
+    monkeypatch.setattr(host_locks, "try_lock", forked)
+    store.append(batch(("a", 1)))
+    assert len(copies) == 1
+    with open(store.place.lock_path("commit.lock"), "ab") as other:
+        assert try_lock(other.fileno())
+    os.close(copies[0])
+
+
+def test_a_writer_that_hangs_on_the_queue_holds_nobody_up_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.05)
+    monkeypatch.setattr(host_locks, "try_lock", lambda _: False)
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    assert len(stored(tmp_path / "s")) == 1

@@ -1,0 +1,545 @@
+"""A batch that its tasks write is the batch that the driver would have written: event by event."""
+
+import itertools
+import os
+import pickle
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+from tseries.builders import batch, new_store, staged, stored
+
+from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
+from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.spark import source as sink
+from pyspark_tseries.spark import writer
+from pyspark_tseries.spark.source import DefaultSource
+from pyspark_tseries.storage.data_files import as_stored
+from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write import event_writer as merges
+from pyspark_tseries.write import large_batch as large_batches
+from pyspark_tseries.write import spill as runs
+from pyspark_tseries.write import task_output as shares
+from pyspark_tseries.write.batch import Batch, Sight
+from pyspark_tseries.write.large_batch import LargeBatch
+from pyspark_tseries.write.task_output import Forecast, Limits, take_share
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = staged(("a", 1)).schema
+NOW = 100
+NAMES = ["a", "b", "c", "ä", "d" * 40]
+TINY = Limits(rows=0, size=0, memory=1)
+_own = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
+    monkeypatch.setattr(runs, "BATCH_ROWS", 2)
+    monkeypatch.setattr(runs, "MOST_RUNS", 2)
+    monkeypatch.setattr(merges, "ROWS_PER_GROUP", 3)
+    shares._known.clear()
+
+
+def table(rows):
+    """Rows (series, us or None, sequence of the edited original or None, value, author)."""
+    columns = list(zip(*rows, strict=True)) or [[]] * 5
+    series, us, edited, value, author = (list(column) for column in columns)
+    arrays = [series, pa.array(us, pa.int64()).cast(SCHEMA.field("timestamp").type)]
+    return pa.table([*arrays, author, edited, value], schema=SCHEMA)
+
+
+def share(place, rows, forecast, limits=TINY, sizes=(3,)):
+    """The share of a task that gets `rows` in record batches of these sizes in turn."""
+    whole, parts = table(rows), []
+    for size in itertools.cycle(sizes):
+        if whole.num_rows == 0:
+            break
+        parts += whole.slice(0, size).combine_chunks().to_batches()
+        whole = whole.slice(size)
+    return take_share(place, parts, SCHEMA, forecast, "me", f"task{next(_own)}", limits)
+
+
+def large(tasks, **options):
+    own = f"batch{next(_own)}"
+    return LargeBatch(tuple(tasks), SCHEMA, options.pop("policy", "fail"), "me", own, **options)
+
+
+def left(place):
+    return sorted(path for path, _ in place.listed(place.file("_tseries", "staging")))
+
+
+def events(place, attempt):
+    """What the files of an attempt hold, by kind, in (series, sequence) order."""
+    found = []
+    for file in attempt.written:
+        rows = pq.read_table(place.file(file.path), partitioning=None)
+        described = as_stored(file, 0)
+        assert file.size == os.path.getsize(place.file(file.path))
+        assert described.rows == rows.num_rows
+        us = rows["timestamp"].cast(pa.int64()).to_pylist()
+        assert (described.least_us, described.most_us) == (min(us), max(us))
+        sequence = rows["sequence"].to_pylist()
+        assert (described.least_sequence, described.most_sequence) == (min(sequence), max(sequence))
+        keys = list(zip(rows["series"].to_pylist(), sequence, strict=True))
+        assert keys == sorted(keys)
+        assert (described.first, described.last) == (keys[0][0], keys[-1][0])
+        found += [(file.kind, *row.values()) for row in rows.to_pylist()]
+    return sorted(found, key=lambda row: row[:3])
+
+
+def stands(head):
+    names = head.ids.names()
+    floors = {name: column.tolist() for name, column in head.floors(names).items()}
+    at = {name: column.tolist() for name, column in head.of(names).items()} | floors
+    return {name: [column[i] for column in at.values()] for i, name in enumerate(names)}
+
+
+def outcome(place, given, head_id, head, sight, policy=None):
+    """What becomes of a batch: its events, counts and head, or its error."""
+    new_id = 10_000 + next(_own)
+    try:
+        attempt = given.prepare(place, head_id, head, NOW, new_id, sight, policy)
+    except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
+        return type(error)  # Which of several such rows it names may be another one.
+    note = attempt.head.note
+    counts = (note.commit, note.commit_us, note.rows, note.dropped, note.adjusted)
+    examples = note.last_dropped, note.last_adjusted
+    return events(place, attempt), stands(attempt.head), counts, examples
+
+
+ROW = st.tuples(
+    st.sampled_from(NAMES),
+    st.none() | st.integers(0, 9),
+    st.none(),
+    st.floats(allow_nan=False) | st.none(),
+    st.sampled_from(["me", "you", None]),
+)
+TIMED = ROW.map(lambda row: (row[0], 3 if row[1] is None else row[1] + 3, *row[2:]))
+EDIT = st.tuples(st.sampled_from(NAMES), st.none(), st.integers(0, 6), st.just(0.5), st.just(None))
+TASK = st.one_of(
+    st.lists(TIMED, max_size=14), st.lists(ROW, max_size=14), st.lists(ROW | EDIT, max_size=14)
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tasks=st.lists(TASK, min_size=1, max_size=4),
+    limits=st.builds(
+        Limits, st.integers(0, 10), st.just(10**6), st.sampled_from([1, 300, 10**6, 10**6])
+    ),
+    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    policy=st.sampled_from(["fail", "drop", "adjust"]),
+    missing=st.sampled_from(["fail", "drop"]),
+    clock=st.sampled_from(["wall", "event"]),
+    before=st.lists(ROW.filter(lambda row: row[1] is not None), max_size=6),
+    forecast=st.sampled_from(["true", "true", "true", "of another head", "too old"]),
+)
+def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
+    tmp_path_factory, tasks, limits, sizes, policy, missing, clock, before, forecast
+):
+    place = place_of(str(tmp_path_factory.mktemp("store")))
+    first = Batch(table(before), "fail", "me").prepare(place, None, Head(), 50, 7, None, None)
+    head, data = first.head, [as_stored(file, 0) for file in first.written]
+    expected_us = {"true": NOW, "of another head": NOW, "too old": NOW - 60_000_001}[forecast]
+    expected = Forecast(None if forecast == "of another head" else 7, 1, expected_us)
+    rows = [row for task in tasks for row in task]
+    has_edits = any(row[2] is not None for row in rows)
+    sight = Sight(data, RetainedRange(limit=4)) if has_edits else None
+    whole = Batch(table(rows), policy, "me", missing=missing, clock=clock)
+    divided = [share(place, task, expected, limits, sizes) for task in tasks]
+    parts = large(divided, policy=policy, missing=missing, clock=clock, limits=limits)
+    assert parts.has_edits == has_edits
+    assert outcome(place, parts, 7, head, sight) == outcome(place, whole, 7, head, sight)
+    place.remove(path for part in divided for path in part.paths(place))
+    assert left(place) == []
+
+
+@given(
+    runs_of=st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.none() | st.integers(0, 3)), max_size=12),
+        max_size=5,
+    ),
+    size=st.integers(1, 4),
+)
+def test_merging_sorts_all_and_keeps_the_order_of_equal_rows(runs_of, size):
+    number = itertools.count()
+
+    def key(row):
+        return row[0], (row[1] is None, row[1])
+
+    sorted_runs = [
+        sorted(((*row, next(number)) for row in rows), key=lambda row: key(row)[0:2])
+        for rows in runs_of
+    ]
+
+    def parts(rows):
+        for at in range(0, len(rows), size):
+            some = [(series, us, None, float(n), None) for series, us, n in rows[at : at + size]]
+            yield from table(some).combine_chunks().to_batches()
+
+    merged = []
+    for rows in runs.rising([parts(run) for run in sorted_runs]):
+        order = runs.ordered(rows["series"].combine_chunks(), rows["timestamp"].combine_chunks())[0]
+        merged += rows.take(pa.array(order))["value"].to_pylist()
+    rows = [row for run in sorted_runs for row in run]
+    assert merged == [float(row[2]) for row in sorted(rows, key=key)]
+
+
+FIRST = Forecast(None, 0, NOW)
+
+
+def published(place, tasks, forecast=FIRST, now=NOW):
+    """The attempt to commit the tasks' rows, and which of its files are the tasks' own."""
+    divided = [share(place, task, forecast) for task in tasks]
+    mine = {
+        os.stat(place.file(path)).st_ino
+        for part in divided
+        for path in part.runs
+        if path.endswith(".parquet")
+    }
+    attempt = large(divided).prepare(place, None, Head(), now, next(_own), None, None)
+    own = [os.stat(place.file(file.path)).st_ino in mine for file in attempt.written]
+    return attempt, own
+
+
+def at(series, us, value=0.0):
+    return series, us, None, value, None
+
+
+APART = [[at("a", 1), at("a", 2), at("b", 1)], [at("c", 1)], [at("d", 9), at("e", 1)]]
+
+
+@pytest.fixture
+def place(tmp_path):
+    return place_of(str(tmp_path / "s"))
+
+
+def test_files_of_tasks_with_series_of_their_own_are_published_as_they_are(place):
+    attempt, own = published(place, APART)
+    assert own == [True, True, True]
+    assert len({as_stored(file, 0).run for file in attempt.written}) == 1
+    assert not any(as_stored(file, 0).merged for file in attempt.written)
+
+
+def test_only_what_has_a_series_in_common_is_written_anew(place):
+    attempt, own = published(place, [*APART, [at("e", 1, 7.0)]])
+    assert own == [True, True, False]
+    rows = [row for row in events(place, attempt) if row[1] == "e"]
+    assert [(row[2], row[5]) for row in rows] == [(0, 0.0), (1, 7.0)]
+
+
+@pytest.mark.parametrize(
+    ("forecast", "now"),
+    [(Forecast(5, 0, NOW), NOW), (Forecast(None, 1, NOW), NOW), (FIRST, NOW + 60_000_001)],
+)
+def test_a_false_forecast_has_all_written_anew_under_number_and_time_of_the_commit(
+    place, forecast, now
+):
+    attempt, own = published(place, APART, forecast, now=now)
+    assert own == [False, False, False]
+    assert {(row[-2], us_of(row[-1])) for row in events(place, attempt)} == {(0, now)}
+    assert attempt.head.note.commit_us == now
+
+
+def test_published_events_have_number_and_time_of_the_commit_that_was_forecast(place):
+    attempt, own = published(place, APART, now=NOW + 60_000_000)
+    assert all(own)
+    assert {(row[-2], us_of(row[-1])) for row in events(place, attempt)} == {(0, NOW)}
+    assert attempt.head.note.commit_us == NOW
+
+
+def us_of(stamp):
+    return pa.scalar(stamp).cast(SCHEMA.field("timestamp").type).value
+
+
+def test_a_share_with_untimed_or_late_rows_is_left_to_the_commit(place):
+    head = Batch(table([at("a", 5)]), "fail", "me").prepare(place, None, Head(), 50, 7, None, None)
+    assert head.head_id == 7
+    for rows in ([at("b", 1), at("b", None)], [at("a", 4), at("b", 1)]):
+        for memory in (1, 10**6):
+            limits = Limits(0, 0, memory)
+            left_to_it = share(place, rows, Forecast(7, 1, NOW), limits)
+            assert left_to_it.file is None
+            on_time = share(place, [*rows[1:], at("a", 5)], Forecast(7, 1, NOW), limits)
+            assert (on_time.file is None) == (rows[1][1] is None)
+
+
+def test_a_batch_that_fails_leaves_the_files_of_its_tasks_and_nothing_else(place):
+    forecast = FIRST
+    tasks = [share(place, [row], forecast) for row in (at("a", 5), at("b", None), at("c", 1))]
+    before = left(place)
+    with pytest.raises(UpdateFailed, match="'b': its first event has no timestamp"):
+        large(tasks, clock="event").prepare(place, None, Head(), NOW, 1, None, None)
+    assert left(place) == before
+    there = [path for _, _, found in os.walk(place.location) for path in found]
+    assert len(there) == len(before)
+    place.remove(path for task in tasks for path in task.paths(place))
+    assert left(place) == []
+
+
+def test_a_task_that_fails_leaves_nothing(place):
+    with pytest.raises(UpdateFailed, match="out of range"):
+        share(place, [at("a", 5), at("a", 6), at("b", 2**62)], FIRST)
+    assert left(place) == []
+
+
+def test_under_a_policy_every_author_is_the_principal(place):
+    rows = [at("a", 1), ("a", 2, None, 0.0, "you")]
+    for limits in (TINY, Limits()):
+        tasks = [share(place, rows, FIRST, limits)]
+        with pytest.raises(PermissionDenied, match="in the name of 'you'"):
+            large(tasks).prepare(place, None, Head(), NOW, 1, None, {"me": ("read", "update")})
+
+
+def as_tasks(store, count, rows):
+    """The rows as shares of so many tasks, forecast as the sink does it."""
+    head_id, head = store.head()
+    forecast = Forecast(head_id, head.note.commit + 1, max(NOW, head.note.commit_us))
+    return [share(store.place, rows[n::count], forecast) for n in range(count)]
+
+
+def test_a_large_batch_is_in_the_store_once(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 100})
+    rows = [at(name, us) for us in range(5) for name in "abcd"]
+    for _ in range(2):
+        tasks = as_tasks(store, 4, rows)
+        store.append(large(tasks, token=("q", 0)), clock=lambda: NOW)
+        store.place.remove(path for task in tasks for path in task.paths(store.place))
+    assert stored(tmp_path / "s") == [(name, us, us) for name in "abcd" for us in range(5)]
+    assert verify(str(tmp_path / "s")) == []
+    assert len(store.data_files()) == 4
+    assert left(store.place) == []
+
+
+@pytest.mark.parametrize("series", ["a", "z"])
+def test_who_loses_the_race_to_publish_writes_anew_what_the_tasks_wrote(
+    tmp_path, monkeypatch, series
+):
+    store = new_store(tmp_path / "s")
+    publish = Store._publish
+    rivals = iter([batch((series, 0)), batch((series, 0))])
+
+    def late(self, attempt, token, synced):
+        rival = next(rivals, None)
+        if rival is not None:
+            with monkeypatch.context() as context:
+                context.setattr(Store, "_publish", publish)
+                Store(self.root, DeltaTable(self.root)).append(rival, clock=lambda: NOW + 7)
+        publish(self, attempt, token, synced)
+
+    monkeypatch.setattr("pyspark_tseries.storage.locks.try_lock", lambda _: True)
+    tasks = as_tasks(store, 2, [at("a", 1), at("b", 1), at("a", 2), at("b", 2)])
+    monkeypatch.setattr(Store, "_publish", late)
+    store.append(large(tasks), clock=lambda: NOW)
+    monkeypatch.undo()
+    assert verify(str(tmp_path / "s")) == []
+    found = stored(tmp_path / "s", "series", "sequence", "timestamp", "commit", "commit_time")
+    mine = [row for row in found if row[2] > 0]
+    first = 2 if series == "a" else 0
+    assert [row[:3] for row in mine] == [
+        *(("a", first, 1), ("a", first + 1, 2)),
+        *(("b", 0, 1), ("b", 1, 2)),
+    ]
+    assert {row[3:] for row in mine} == {(2, NOW + 7)}
+    on_disk = {path.name for path in (tmp_path / "s").glob("kind=event/*.parquet")}
+    assert on_disk == {os.path.basename(file.path) for file in store.snapshot().files}
+
+
+def test_giving_a_batch_up_while_it_is_committed_takes_nothing_out_of_the_store(tmp_path):
+    store = new_store(tmp_path / "s")
+    tasks = as_tasks(store, 2, [at("a", 1), at("b", 1)])
+    store.append(large(tasks), clock=lambda: NOW)
+    for _ in range(2):
+        store.place.remove(path for task in tasks for path in task.paths(store.place))
+    assert verify(str(tmp_path / "s")) == []
+    assert len(stored(tmp_path / "s")) == 2
+
+
+def test_compaction_merges_the_files_of_tasks_like_any_other(tmp_path):
+    store = new_store(tmp_path / "s", {"limit": 100})
+    for turn in range(3):
+        rows = [at(name, 10 * turn + us) for us in range(5) for name in "abc"]
+        store.append(large(as_tasks(store, 3, rows)), clock=lambda turn=turn: NOW + turn)
+    before = stored(tmp_path / "s", "series", "sequence", "timestamp", "commit", "commit_time")
+    assert compact(str(tmp_path / "s")).files_before == 9
+    columns = "series", "sequence", "timestamp", "commit", "commit_time"
+    assert stored(tmp_path / "s", *columns) == before
+    assert verify(str(tmp_path / "s")) == []
+    assert {row[3:] for row in before} == {(n, NOW + n) for n in range(3)}
+
+
+def test_what_tasks_of_a_killed_batch_left_is_nothing_to_anybody_and_goes_after_a_day(tmp_path):
+    store = new_store(tmp_path / "s")
+    as_tasks(store, 2, [at("a", 1), at("b", 1)])
+    assert stored(tmp_path / "s") == []
+    now_us = time.time_ns() // 1000
+    clean(store, now_us)
+    assert len(left(store.place)) > 0
+    clean(store, now_us + 25 * 3_600_000_000)
+    assert left(store.place) == []
+    assert verify(str(tmp_path / "s")) == []
+
+
+class FakeTask:
+    """What a task asks Spark for."""
+
+    def __init__(self, partition):
+        self._partition = partition
+
+    def partitionId(self):
+        return self._partition
+
+    def getLocalProperty(self, name):
+        return {"sql.streaming.queryId": "a query"}.get(name)
+
+
+SPARK = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")
+
+
+def run_tasks(monkeypatch, path, tasks, stream=True):
+    """The writer and the messages of its tasks, which Spark pickles."""
+    source = DefaultSource({"path": str(path), "retainedRange": "unlimited"})
+    made = source.streamWriter(SPARK, False) if stream else source.writer(SPARK, False)
+    sent, messages = pickle.loads(pickle.dumps(made)), []
+    for partition, rows in enumerate(tasks):
+        monkeypatch.setattr(TaskContext, "get", lambda at=partition: FakeTask(at))
+        batches = table(rows).select(SPARK.names).to_batches()
+        messages.append(pickle.loads(pickle.dumps(sent.write(iter(batches)))))
+    return sent, messages[::-1]
+
+
+@pytest.fixture
+def many_are_three(monkeypatch):
+    monkeypatch.setattr(writer, "LIMITS", Limits(rows=2, size=10**6, memory=10**6))
+
+
+@pytest.mark.usefixtures("many_are_three")
+def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
+    tasks = [[at(name, us) for us in range(3)] for name in "abc"] + [[at("d", 1)], []]
+    for files in (3, 0):  # On top of themselves the rows are late, so they are left to the commit.
+        made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
+        assert sum(message.share.file is not None for message in messages) == files
+        made.commit(messages, 0)
+    store = Store.open(str(tmp_path / "s"))
+    assert len(store.data_files()) == 4
+    assert stored(tmp_path / "s") == [
+        *((name, us, us) for name in "abc" for us in range(3)),
+        ("d", 0, 1),
+    ]
+    assert left(store.place) == []
+    assert verify(str(tmp_path / "s")) == []
+
+
+def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path, monkeypatch):
+    # Spark's worker collects garbage after each; unsettled that takes longer than the work.
+    done = []
+    monkeypatch.setattr(sink, "settle", lambda: done.append("planned"))
+    monkeypatch.setattr(writer, "settle", lambda: done.append("worked"))
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", [[at("a", 1)]])
+    assert done == ["planned", "worked"]
+    made.commit(messages, 0)
+    assert done == ["planned", "worked", "worked"]
+
+
+@pytest.mark.parametrize("memory", [1, 10**6])
+@pytest.mark.parametrize("rival", [False, True])
+def test_a_column_added_between_the_tasks_and_the_commit_is_null_in_the_batch(
+    tmp_path, monkeypatch, rival, memory
+):
+    monkeypatch.setattr(writer, "LIMITS", Limits(rows=2, size=10**6, memory=memory))
+    tasks = [[at(name, us) for us in range(3)] for name in "abb"] + [[at("d", 1)], []]
+    _, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
+    store = Store.open(str(tmp_path / "s"))
+    add_columns(store, [pa.field("more", pa.int64())])
+    if rival:
+        store.append(batch(("z", 1)))
+    # As Spark does it: the commit is that of a writer made anew, by the store as it is then.
+    DefaultSource({"path": str(tmp_path / "s")}).streamWriter(SPARK, False).commit(messages, 0)
+    found = stored(tmp_path / "s", "series", "sequence", "more")
+    assert found == [
+        *(("a", n, None) for n in range(3)),
+        *(("b", n, None) for n in range(6)),
+        ("d", 0, None),
+        *([("z", 0, None)] if rival else []),
+    ]
+    assert verify(str(tmp_path / "s")) == []
+
+
+@pytest.mark.usefixtures("many_are_three")
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_aborted_batch_leaves_nothing(tmp_path, monkeypatch, stream):
+    tasks = [[at("a", us) for us in range(3)], [at("b", 1)]]
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream)
+    made.abort([*messages, None], *([0] if stream else []))
+    assert left(Store.open(str(tmp_path / "s")).place) == []
+    assert stored(tmp_path / "s") == []
+
+
+@pytest.mark.usefixtures("many_are_three")
+def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_removed(
+    tmp_path, monkeypatch
+):
+    tasks = [[at("a", us) for us in range(3)]]
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
+
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    append = Store.append
+
+    def then_denied(store, batch, **named):
+        append(store, batch, **named)
+        monkeypatch.setattr(Place, "remove", denied)
+
+    monkeypatch.setattr(Store, "append", then_denied)
+    made.commit(messages)
+    made.abort([*messages, None])
+    assert stored(tmp_path / "s") == [("a", us, us) for us in range(3)]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=4), max_size=6))
+def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
+    def joined(pairs):
+        groups = [{at} for at in range(len(lists))]
+        for one, other in pairs:
+            whole = groups[one] | groups[other]
+            for at in whole:
+                groups[at] = whole
+        return groups
+
+    pairs = large_batches._shared([pa.array(names, pa.string()) for names in lists])
+    every = itertools.combinations(range(len(lists)), 2)
+    assert joined(pairs) == joined((a, b) for a, b in every if set(lists[a]) & set(lists[b]))
+
+
+def test_the_names_of_many_tasks_may_be_more_than_an_array_of_text_holds():
+    long = pa.array(["a" * 1_000_000])
+    pairs = large_batches._shared([long] * 2200)
+    assert pairs == [(at, at + 1) for at in range(2199)]
+
+
+def test_many_shares_of_few_rows_are_no_small_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "LIMITS", Limits(rows=10, size=10**6, memory=100))
+    tasks = [[at(name, us) for name in "ab"] for us in range(6)]
+    made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
+    assert all(message.share.few is not None for message in messages)
+    batches = []
+    append = Store.append
+    monkeypatch.setattr(Store, "append", lambda s, b, **n: batches.append(b) or append(s, b, **n))
+    made.commit(messages)
+    assert [type(batch) for batch in batches] == [LargeBatch]
+    assert stored(tmp_path / "s") == [(name, us, us) for name in "ab" for us in range(6)]
