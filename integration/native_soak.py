@@ -24,22 +24,22 @@ from broker import Broker, broker, unique_name
 from spoiling_proxy import garbled, sometimes, spoiling_proxy, with_wrong_checksums
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
-from pyspark_timestream.kafka.client.native import library as native_gather
+from pyspark_timestream.kafka.client import range_reader
+from pyspark_timestream.kafka.client.native import library as native_library
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 SANITIZE = ("-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined")
 KILL_EVERY_S = 60.0
-EVERYTHING = Needs(True, True, True, True)
+EVERYTHING = ColumnSet(True, True, True, True)
 
 
 def sanitized_environment(place: Path, build: Any) -> dict[str, str]:
     """Environment variables under which Python loads a sanitized gather."""
     library = place / "gather.so"
-    trouble = build.compiled(library, [*SANITIZE, "-fno-sanitize-recover=all"])
+    trouble = build.build_library(library, [*SANITIZE, "-fno-sanitize-recover=all"])
     assert trouble is None, trouble
     asked = ["cc", "-print-file-name=libasan.so"]
     runtime = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
@@ -90,7 +90,7 @@ def some(dice: random.Random, most: int) -> bytes | None:
 @contextmanager
 def reader(bootstrap: str, gather: Any, **more: str) -> Iterator[RangeReader]:
     """A reader over `gather`, or over messages where it is None."""
-    kafka_fetch.native_gather = lambda: gather  # type: ignore[attr-defined]
+    range_reader.load_gather = lambda: gather  # type: ignore[attr-defined]
     fixed = {"kafka.bootstrap.servers": bootstrap, "subscribe": "x"}
     made = RangeReader(read_kafka_options({**fixed, **more}), unique_name("soak"))
     try:
@@ -123,7 +123,7 @@ def compare(kafka: Broker, gather: Any, dice: random.Random) -> int:
         for _ in range(4):
             start = dice.randint(0, end - 1)
             span = Range(Partition(topic, 0), start, dice.randint(start + 1, end))
-            needs = Needs(*(dice.random() < 0.7 for _ in range(4)))
+            needs = ColumnSet(*(dice.random() < 0.7 for _ in range(4)))
             found = rows(list(ours.read(span, needs)))
             assert found == rows(list(theirs.read(span, needs))), (topic, span, needs)
             count += len(found[0])
@@ -139,7 +139,7 @@ def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None
     end = fill(kafka, topic, dice)
     small = {"kafka.queued.max.messages.kbytes": "64", "kafka.fetch.message.max.bytes": "20000"}
     with reader(kafka.bootstrap, gather, **small) as ours:
-        blocks = ours.read(Range(Partition(topic, 0), 0, end), Needs(values=True))
+        blocks = ours.read(Range(Partition(topic, 0), 0, end), ColumnSet(values=True))
         found = [block for block in [next(blocks, None)] if block is not None]
         kafka.stop()
         revival = threading.Thread(target=kafka.start)
@@ -148,7 +148,7 @@ def read_through_a_kill(kafka: Broker, gather: Any, dice: random.Random) -> None
         revival.join()
     with reader(kafka.bootstrap, None) as theirs:
         span = Range(Partition(topic, 0), 0, end)
-        assert rows(found) == rows(list(theirs.read(span, Needs(values=True))))
+        assert rows(found) == rows(list(theirs.read(span, ColumnSet(values=True))))
 
 
 def read_what_is_spoilt(kafka: Broker, gather: Any, dice: random.Random) -> int:
@@ -196,8 +196,8 @@ def until_error(blocks: Iterator[RecordBlock]) -> tuple[list[RecordBlock], bool]
 def soak(kafka: Broker, seconds: float, seed: int) -> None:
     """Compare until the time is over."""
     dice = random.Random(seed)
-    library = Path(os.environ.get("SOAK_LIBRARY") or native_gather.LIBRARY)
-    gather = native_gather.native_gather(library)
+    library = Path(os.environ.get("SOAK_LIBRARY") or native_library.LIBRARY_PATH)
+    gather = native_library.load_gather(library)
     assert gather is not None
     ends, next_kill = time.monotonic() + seconds, time.monotonic() + KILL_EVERY_S / 2
     topics = records = kills = spoilt = 0

@@ -202,7 +202,7 @@ def test_a_stopped_querys_checkpoint_says_the_same_on_the_command_line(stream) -
     run(made)
     said = command(made.place / "checkpoint")
     assert f"=> an idle partition: {part(made, 1)}" in said
-    assert "Fix: see to it that every partition gets records; where this run is the end" in said
+    assert "Fix: make sure that every partition gets records; if this run is the end" in said
     kept = str(explain_time(made.query)).splitlines()
     # All but the subject and the note that the query has stopped.
     assert said.splitlines()[1:] == kept[2:]

@@ -183,7 +183,7 @@ def test_a_topic_deleted_and_created_anew_is_read_from_its_start_or_fails_by_nam
     broker.delete_topic(made.topic)
     broker.create_topic(made.topic)
     broker.produce(made.topic, [event(at) for at in range(100, 100 + count)])
-    with pytest.raises(Exception, match=f"topic '{made.topic}' partition 0 .*created anew"):
+    with pytest.raises(Exception, match=f"topic '{made.topic}' partition 0 .*created again"):
         made.run()
     rows = made.run(failOnDataLoss="false")
     assert times(rows) == [*range(5), *range(100, 100 + count)]

@@ -182,8 +182,8 @@ def test_windows_over_ordered_rows_lose_none_of_them(stream, spark) -> None:
 def test_a_key_that_is_not_there_is_refused_by_name(stream) -> None:
     frame = stream([event(1)], ctiFrequency=1).load()
     for by, said in (
-        ("station", "by='station' is no key"),
-        ("start_time", "by='start_time' is no key"),
+        ("station", "by='station' is not a key"),
+        ("start_time", "by='start_time' is not a key"),
         ([], "by is empty"),
     ):
         with pytest.raises(SchemaRefused, match=said):

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from pyspark_timestream import advance_time
 from pyspark_timestream.connector.instants import format_instant
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.kafka.reader import KafkaTransport
 
 pytestmark = pytest.mark.timeout(300)
@@ -118,7 +118,7 @@ def test_two_streams_of_one_group_say_that_they_read_twice(
     }
     transport = KafkaTransport(given)
     one, other = (transport.stream_reader(transport.schema()) for _ in range(2))
-    offsets: dict[Any, dict[str, Any]] = {one: SENTINEL, other: SENTINEL}
+    offsets: dict[Any, dict[str, Any]] = {one: INITIAL_OFFSET, other: INITIAL_OFFSET}
     # Of the same range from the same state they leave the same.
     for reader, most in ((one, 2), (other, 3), (one, 2), (one, 2)):
         start = offsets[reader]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 
-from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client.native.library import load_gather
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,7 +42,7 @@ def test_values_that_inflate_do_not_fill_a_tasks_memory(
     before: int,
     value: Callable[[int], bytes],
 ) -> None:
-    if native == "1" and native_gather() is None:
+    if native == "1" and load_gather() is None:
         pytest.skip("the native gather is not built here, or not wanted")
     topic = broker.create_topic(partitions=partitions, max_message_bytes=2 * SIZE)
     broker.produce(topic, [Record("x" * 85, None, n % partitions) for n in range(before)])

@@ -11,7 +11,7 @@ from confluent_kafka import TopicPartition
 from kafka_query import DAY_MS, Stream, event, seconds, times
 from pyspark.sql import Row, SparkSession
 
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.plan.offset import StreamOffset
@@ -195,7 +195,7 @@ def test_a_batch_waits_until_enough_offsets_are_new(broker, topic) -> None:
         (span,) = StreamOffset.from_json(offset).ranges()
         return offset, (span.start_inclusive, span.end_exclusive)
 
-    first, span = planned(SENTINEL)
+    first, span = planned(INITIAL_OFFSET)
     assert span == (0, 3)
     broker.produce(name, [event(3), event(4)])
     # There may be an offset without records, which tells that the stream has fallen quiet.
@@ -208,7 +208,7 @@ def test_a_batch_waits_until_enough_offsets_are_new(broker, topic) -> None:
     waiting, span = planned(second)
     assert span in [(3, 8), (8, 8)]
     # A bounded run waits for nothing.
-    driver.bound()
+    driver.limit_to_current_ends()
     assert planned(waiting)[1] == (8, 9)
 
 

@@ -8,14 +8,15 @@ from collections.abc import Sequence
 import pytest
 from broker import Broker, Record
 
-from pyspark_timestream.kafka.client.prefetch import SmallRanges
+from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
-from pyspark_timestream.kafka.options.checks import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = pytest.mark.timeout(300)
-ALL = Needs(timestamps=True, keys=True, values=True, headers=True)
+ALL = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
 PARTITIONS = 30
 
 
@@ -24,7 +25,7 @@ def options(broker: Broker, topic: str, **others: str) -> KafkaOptions:
     return read_kafka_options({**given, **others})
 
 
-def all_of(reader: SmallRanges, spans: Sequence[Range]) -> dict[Range, list[RecordBlock]]:
+def all_of(reader: Prefetcher, spans: Sequence[Range]) -> dict[Range, list[RecordBlock]]:
     """What is read of `spans` once they come whole.
 
     On a slow machine a connection may take longer than a reader waits, which is no fault: in a task
@@ -63,7 +64,7 @@ def test_small_ranges_have_the_same_records_at_once_and_in_turn(broker: Broker) 
     fill(broker, topic)
     ends = broker.end_offsets(topic)
     given = options(broker, topic)
-    at_once, in_turn = SmallRanges(given, "small"), RangeReader(given, "small")
+    at_once, in_turn = Prefetcher(given, "small"), RangeReader(given, "small")
     try:
         # Once for the first connection, and then as a worker does: batch after batch.
         for start, before_end in ((0, 0), (3, 0), (1, 1), (0, 3)):
@@ -82,7 +83,7 @@ def test_small_ranges_have_the_same_records_at_once_and_in_turn(broker: Broker) 
 def test_what_is_gone_is_not_whole_and_the_rest_is(broker: Broker) -> None:
     topic = broker.create_topic(partitions=4)
     broker.produce(topic, [Record(b"x", None, part) for part in range(4) for _ in range(6)])
-    reader = SmallRanges(options(broker, topic), "small")
+    reader = Prefetcher(options(broker, topic), "small")
     spans = [Range(Partition(topic, part), 1, 6) for part in range(4)]
     try:
         all_of(reader, spans)
@@ -97,7 +98,7 @@ def test_what_is_gone_is_not_whole_and_the_rest_is(broker: Broker) -> None:
 
 def test_a_topic_made_anew_under_the_same_name_is_read_anew(broker: Broker) -> None:
     topic = broker.create_topic(partitions=2)
-    reader = SmallRanges(options(broker, topic), "small")
+    reader = Prefetcher(options(broker, topic), "small")
     spans = [Range(Partition(topic, part), 0, 3) for part in range(2)]
     try:
         for text in ("old", "new"):

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION
 from pyspark_timestream.kafka.reader import KafkaTransport
@@ -143,7 +143,7 @@ def test_a_broken_value_meets_the_parse_mode(stream) -> None:
     ]  # fmt: skip
     dropped = made.load_batch(parseMode="DROPMALFORMED").collect()
     assert [row.offset for row in dropped] == [0]
-    with pytest.raises(Exception, match=r"partition 0 offset 1: the value is no JSON"):
+    with pytest.raises(Exception, match=r"partition 0 offset 1: the value is not JSON"):
         made.load_batch(parseMode="FAILFAST").collect()
 
 
@@ -507,7 +507,7 @@ def test_batches_that_were_not_noted_are_read_all_the_same(stream) -> None:
     told = [row["cti"] for row in rows if row["cti"] is not None]
     assert told == sorted(told)
     with pytest.raises(CheckpointMismatch, match="start with a new checkpoint"):
-        reader.partitions(SENTINEL, log[3])
+        reader.partitions(INITIAL_OFFSET, log[3])
 
 
 def test_a_shift_moves_events_and_ctis_alike_and_leaves_the_final_cti(stream) -> None:

@@ -193,7 +193,7 @@ def test_what_cannot_work_is_said_without_secrets(broker, topic, producer, monke
     missing = producer(unique_name("missing"), **{"allow.auto.create.topics": False})
     with pytest.raises((LookupError, BrokerUnreachable), match="missing"):
         missing.note_time(T1)
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 0.5)
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 0.5)
     nowhere = producer("t", bootstrap_servers="127.0.0.1:1")
     with pytest.raises(BrokerUnreachable, match=r"check 'bootstrap.servers'"):
         nowhere.note_time(T1)

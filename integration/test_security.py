@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
-from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client import range_reader
+from pyspark_timestream.kafka.client.native.library import load_gather
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
 
@@ -136,15 +136,15 @@ def test_a_task_fails_with_the_same_message_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if not native:
-        monkeypatch.setattr(kafka_fetch, "native_gather", lambda: None)
-    elif native_gather() is None:
+        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
+    elif load_gather() is None:
         pytest.skip("the native gather is not built here, or not wanted")
     limit = {"kafkaConsumer.connectTimeoutMs": str(round(TIMEOUT_S * 1000))}
     options = read_kafka_options({"subscribe": topic, **wrong(secured), **limit})
     reader, began_s = RangeReader(options, unique_name("g")), time.monotonic()
     try:
         with pytest.raises(BrokerUnreachable) as failure:
-            list(reader.read(Range(Partition(topic, 0), 0, 2), Needs()))
+            list(reader.read(Range(Partition(topic, 0), 0, 2), ColumnSet()))
     finally:
         reader.close()
     assert time.monotonic() - began_s < TIMEOUT_S + 10

@@ -33,9 +33,9 @@ class ClockReader(DataSourceReader):
         return [InputPartition(0), InputPartition(1)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int, int | None]]:
-        from pyspark_timestream.connector.evaluation import later_evaluation_us
+        from pyspark_timestream.connector.evaluation import find_later_start
 
-        yield self._planned_us, later_evaluation_us(self._planned_us)
+        yield self._planned_us, find_later_start(self._planned_us)
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_a_topic_made_anew_is_recognised_though_it_is_longer_than_before(stream)
     made.broker.delete_topic(made.topic)
     made.broker.create_topic(made.topic)
     made.broker.produce(made.topic, [event(s) for s in (2, 3, 4)])
-    with pytest.raises(Exception, match="has been deleted and created anew since"):
+    with pytest.raises(Exception, match="has been deleted and created again since"):
         made.run()
     made.run(failOnDataLoss="false")
     assert sorted(row[1] for row in found(made)) == [1, 2, 3, 4]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 FROZEN = """
 import duckdb
-from pyspark_timestream.connector.worker_memory import settle
+from pyspark_timestream.connector.worker_memory import freeze_objects
 
 def test_a_worker_settles():
     assert duckdb.sql("SELECT 1").fetchall() == [(1,)]
-    settle()
+    freeze_objects()
 """
 
 

@@ -1,17 +1,16 @@
 """Application time for Spark streams: format `timestream`.
 
-A stream carries *application time*: the time at which things happened, as the data says it, not
-the time at which they are processed. Transport `time` makes such time: a simulated clock whose
-*ticks* are rows. Transport `kafka` reads it from records, and adds *current time increments*
-(CTIs): a CTI at `c` promises that nothing strictly before `c` will change any more.
+A stream carries *application time*: the time at which things happened according to the data, not
+the time at which they are processed. Transport `time` is a simulated clock whose *ticks* are rows.
+Transport `kafka` reads times from records and adds *current time increments* (CTIs): a CTI at `c`
+promises that nothing strictly before `c` will change any more.
 
     spark.readStream.format("timestream").option("period", "1").load()
 
-Everything that is decided is a function of the options and of the offset in Spark's checkpoint;
-clocks and brokers are asked only by the adapters, and what they said is kept in the offset.
+Every decision is a function of the options and of the offset in Spark's checkpoint. Only adapters
+ask clocks and brokers, and the offset keeps the answers.
 
-Reading order: the README's last section, from the vocabulary (`connector.instants`,
-`connector.options`, `errors`, `connector.offsets`, `kafka.decode.records`) to Spark's adapters.
+Each folder's docstring says what is in it; docs/explanation/architecture.md follows one record.
 """
 
 from importlib import import_module
@@ -19,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pyspark_timestream.connector.error_text import why
-    from pyspark_timestream.connector.options import OptionError
-    from pyspark_timestream.connector.session import configure_spark
+    from pyspark_timestream.connector.session import configure_spark, spark_settings
     from pyspark_timestream.errors import (
         BrokerUnreachable,
         CheckpointMismatch,
         CheckpointUnreadable,
         DataLost,
         DeliveryFailed,
+        OptionError,
         SchemaRefused,
         SettingRefused,
         TimestreamError,
@@ -53,6 +52,7 @@ __all__ = [
     "TimestreamError",
     "ViolationFound",
     "WrongInterpreter",
+    "__version__",
     "advance_time",
     "await_end",
     "configure_spark",
@@ -60,8 +60,12 @@ __all__ = [
     "import_ctis",
     "order_by_time",
     "shift_time",
+    "spark_settings",
     "why",
 ]
+
+__version__ = "0.2.0"
+"""Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
 _PLACES: Final = {
     **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
@@ -69,16 +73,17 @@ _PLACES: Final = {
     **dict.fromkeys(["SettingRefused", "ViolationFound", "WrongInterpreter"], "errors"),
     **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames.watermark"),
     "DefaultSource": "source",
-    "OptionError": "connector.options",
+    "OptionError": "errors",
     "PunctuatedProducer": "producer.producer",
     "configure_spark": "connector.session",
+    "spark_settings": "connector.session",
     "explain_time": "explain.query",
     "order_by_time": "frames.ordering",
     "why": "connector.error_text",
 }
 
 _FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
-"""What only a driver that uses our formats asks for."""
+"""Names that only a driver that uses these formats imports."""
 
 _asked: set[str] = set()
 
@@ -94,10 +99,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _check_interpreter(name: str) -> None:
-    """Warn a driver, once, whose Spark will not find our formats.
+    """Warn once, in a driver whose Spark will not find these formats.
 
-    `from pyspark_timestream import a, b` asks for every name once before it takes the first one:
-    at a second question it is known whether `configure_spark` is among them, which sees to it.
+    `from pyspark_timestream import a, b` looks up every name before it binds the first one, so at
+    a second lookup it is known whether `configure_spark`, which cures this, is among them.
     """
     if name in _FOR_DRIVERS and name in _asked and not _asked & {"configure_spark", "warned"}:
         _asked.add("warned")

@@ -1,6 +1,6 @@
-"""What can go wrong with a stream beyond its options, split by who is to act on it."""
+"""The exceptions of this package, split by who has to act; each docstring says what to do."""
 
-from typing import Final
+from typing import Any, Final
 
 __all__ = [
     "LOSS_ADVICE",
@@ -9,65 +9,133 @@ __all__ = [
     "CheckpointUnreadable",
     "DataLost",
     "DeliveryFailed",
+    "OptionError",
     "SchemaRefused",
     "SettingRefused",
     "TimestreamError",
     "ViolationFound",
     "WrongInterpreter",
+    "compose_message",
 ]
 
 
+def compose_message(problem: str, accepts: str | None = None, next_step: str | None = None) -> str:
+    """The text of an error: the problem, the accepted values, the next step.
+
+    >>> compose_message("it is empty", "a name", "set it")
+    'it is empty; accepted: a name; next step: set it'
+    """
+    parts = [problem]
+    if accepts is not None:
+        parts.append(f"accepted: {accepts}")
+    if next_step is not None:
+        parts.append(f"next step: {next_step}")
+    return "; ".join(parts)
+
+
+class OptionError(ValueError):
+    """An option cannot be used as given. Nothing has been read or written: correct it and restart.
+
+    Args:
+        name: the option.
+        problem: its value and what is wrong with it.
+        accepts: the accepted values.
+        next_step: what the user can do.
+        list_last: `accepts` is long, and goes after the next step.
+    """
+
+    __module__ = "pyspark_timestream"  # As users import it.
+
+    def __init__(
+        self, name: str, problem: str, accepts: str, next_step: str, *, list_last: bool = False
+    ) -> None:
+        problem = f"option '{name}': {problem}"
+        if list_last:
+            text = f"{compose_message(problem, None, next_step)}; accepted: {accepts}"
+        else:
+            text = compose_message(problem, accepts, next_step)
+        super().__init__(text)
+        self.name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the text as it is: Spark sends errors between its processes."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
+
+
 class TimestreamError(Exception):
-    """The base of this package's run-time errors; only its leaves are raised."""
+    """The base class of all others but OptionError: catch it to handle any of them."""
 
     def __init_subclass__(cls) -> None:
-        """Call the error by the name that users import it by."""
+        """Show the class under the name that users import."""
         cls.__module__ = "pyspark_timestream"
 
-    def __init__(self, message: str) -> None:
+    def __init__(
+        self, problem: str, accepts: str | None = None, next_step: str | None = None
+    ) -> None:
         if type(self) is TimestreamError:
-            raise TypeError("raise one of the leaves of TimestreamError")
-        super().__init__(message)
+            raise TypeError("raise a subclass of TimestreamError")
+        super().__init__(compose_message(problem, accepts, next_step))
 
 
 class CheckpointMismatch(TimestreamError):
-    """The user started a checkpoint with other settings, or older code, than it was made by."""
+    """The checkpoint belongs to other settings, or to newer code.
+
+    Restore the settings that it names or install that release, or start with a new checkpoint.
+    """
 
 
 class CheckpointUnreadable(TimestreamError):
-    """The user named a place that is no checkpoint, or one that nothing can be read from."""
+    """The directory is not a checkpoint, or nothing in it can be read.
+
+    Give the directory that the query had as `checkpointLocation`, or a complete copy of it.
+    """
 
 
 class SchemaRefused(TimestreamError):
-    """The user asked for a column that the options do not fill, or of another type."""
+    """The schema or DataFrame lacks a column, or has one that the options cannot fill.
+
+    Change the schema, or set the option that the message names.
+    """
 
 
 class SettingRefused(TimestreamError):
-    """The user's Spark session has a setting under which a helper's promise does not hold."""
+    """A setting of the Spark session breaks a helper's promise: change it as the message says."""
 
 
 class ViolationFound(TimestreamError):
-    """A record breaks its stream's promise, or cannot be read, and the user wants to fail."""
+    """A record is late or malformed, and `violationPolicy` is `fail` or `parseMode` is `FAILFAST`.
+
+    Correct the producer, or choose another policy or mode with a new checkpoint.
+    """
 
 
 LOSS_ADVICE: Final = (
     "Some data may have been lost: set option 'failOnDataLoss' to 'false' to go on with what is "
     "left, or start with a new checkpoint"
 )
-"""The next step that every loss of records on the way has."""
+"""The next step of every message about lost records."""
 
 
 class DataLost(TimestreamError):
-    """Records that the checkpoint counts on are gone from the broker."""
+    """Records that the checkpoint has yet to read are gone from the broker.
+
+    Set option `failOnDataLoss` to `false` to go on with what is left, or start a new checkpoint.
+    """
 
 
 class BrokerUnreachable(TimestreamError):
-    """The broker gave no answer, or an error that does not pass."""
+    """The broker does not answer, or answers with a permanent error.
+
+    Check the addresses and credentials in the message, then restart: the query resumes.
+    """
 
 
 class DeliveryFailed(TimestreamError):
-    """The user's producer could not put a record or a mark into the log."""
+    """The producer could not deliver a record or a mark: produce again what the message names."""
 
 
 class WrongInterpreter(TimestreamError):
-    """Spark starts its Python workers with a Python that does not have this package."""
+    """Spark starts its Python workers with a Python that lacks this package.
+
+    Set PYSPARK_PYTHON before Spark starts, or leave it unset and call `configure_spark`.
+    """

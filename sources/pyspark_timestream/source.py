@@ -16,11 +16,13 @@ from pyspark_timestream.connector.options import (
     OptionError,
     choice,
     option,
+    option_specs,
     read_options,
     refuse_catalog_table,
 )
-from pyspark_timestream.connector.spark_errors import RefusedReader, brief_errors
+from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
 from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.options.options import KafkaOptions
 
 __all__ = ["DefaultSource", "Transport"]
 
@@ -29,11 +31,11 @@ _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
     "...)"
 )
-"""What SQL makes of the format, in place of a table."""
+"""The statement that SQL users need in place of CREATE TABLE."""
 
 
 class Transport(Protocol):
-    """What a transport does for the format; it is built from Spark's options and may refuse."""
+    """The interface of a transport; it is built from Spark's options and may refuse them."""
 
     def schema(self) -> StructType:
         """The columns without a user schema."""
@@ -49,17 +51,19 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
-    transport: str = option("transport", choice("time", "kafka"), "time")
+class _TransportOption:
+    transport: str = option(
+        "transport", choice("time", "kafka"), "time", description="`time` or `kafka`"
+    )
 
 
-@brief_errors
+@hide_tracebacks
 class DefaultSource(DataSource):
     """Timestamps of a simulated clock, or Kafka records with current time increments.
 
     Schema: `timestamp timestamp, value long` with transport `time`.
 
-    Options: see the tables in the README; they are read when the query is built, not before.
+    Options: see docs/reference; they are read when the query is built, not before.
 
     Delivery: every row exactly once, if the sink is idempotent per batch; a batch that is run
     again has the same rows.
@@ -86,12 +90,12 @@ class DefaultSource(DataSource):
             return RefusedReader(error)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """The reader of one batch query, where the transport has any."""
+        """The reader of one batch query, if the transport supports it."""
         if not self.options:
             raise OptionError(
                 "transport",
                 "'time', the default, cannot be read with spark.read; a table of Spark's catalog "
-                "(CREATE TABLE) has no other, since Spark tells a Python source no options of it",
+                "(CREATE TABLE) has no other, since Spark passes a Python source no options of it",
                 "spark.readStream; 'kafka' for batch reads",
                 "use spark.readStream, or set transport and the other options; DROP a table, and "
                 f"{_VIEW} instead",
@@ -100,22 +104,24 @@ class DefaultSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refused: the format is input only."""
-        raise _input_only()
+        raise _input_only_error()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         """Refused: the format is input only."""
-        raise _input_only()
+        raise _input_only_error()
 
     def _transport(self) -> Transport:
-        if _transport_name(self.options) == "kafka":
+        if _read_transport_name(self.options) == "kafka":
             # Imported late: a clock needs no Kafka library.
             from pyspark_timestream.kafka.reader import KafkaTransport
 
             return KafkaTransport(self.options)
-        return TimeTransport(self.options)
+        return TimeTransport(
+            self.options, [spec.name for spec in option_specs(KafkaOptions).values()]
+        )
 
 
-def _input_only() -> OptionError:
+def _input_only_error() -> OptionError:
     return OptionError(
         "format",
         "'timestream' was given to a write, and it is input only",
@@ -124,6 +130,6 @@ def _input_only() -> OptionError:
     )
 
 
-def _transport_name(raw: Mapping[str, Any]) -> str:
+def _read_transport_name(raw: Mapping[str, Any]) -> str:
     given = {key: value for key, value in raw.items() if key.lower() == "transport"}
-    return read_options(_Choice, given).transport
+    return read_options(_TransportOption, given).transport

@@ -30,6 +30,14 @@ class Failed(Exception):
     """Policy `fail`: (index, malformed or "mark", judged time or None, CTI in force or None)."""
 
 
+def outcome(function, *arguments, **more):
+    """The value that `function` returns, or the arguments of the `Failed` that it raises."""
+    try:
+        return function(*arguments, **more)
+    except Failed as failed:
+        return failed.args
+
+
 def run(
     events, policy="drop", every=None, span=None, delay=0, cti=None, future=None, writers=(),
     timeout=None,

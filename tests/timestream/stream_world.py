@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.kafka.driver.cti_importer import Importer, imported_options
-from pyspark_timestream.kafka.driver.idle_tracker import Watch
+from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
+from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
 from pyspark_timestream.kafka.plan.losses import reconcile
 from pyspark_timestream.kafka.plan.next_offset import (
-    Circumstances,
-    Sight,
-    first_offset,
-    next_offset,
+    Observation,
+    RunContext,
+    plan_first_offset,
+    plan_next_offset,
 )
 from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.tasks import plan_tasks
-from pyspark_timestream.kafka.task import Share, end_state, run_task
+from pyspark_timestream.kafka.plan.tasks import TaskRange, plan_tasks
+from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 TIMEOUT = 3
 
@@ -66,7 +66,7 @@ class Oracle:
         self.hidden, self.recorded = {}, {}
         self.waiting, self.imported, self.stream = {}, None, None
 
-    def look(self, now, positions, ends, log_ends, imported, closed):
+    def update(self, now, positions, ends, log_ends, imported, closed):
         """What the batch that starts now starts with."""
         first, before = not self.clocks, set(self.clocks)
         resting = {n for n in positions if positions[n] == log_ends[n]}
@@ -105,7 +105,7 @@ class Oracle:
 class Topic:
     """A log as the importer asks for it; event times are whole milliseconds."""
 
-    troubles = 0
+    trouble_count = 0
 
     def __init__(self, times):
         self.times = times
@@ -130,7 +130,7 @@ class Topic:
 class World:
     """A checkpoint, the topics under it, and a wall clock in seconds."""
 
-    troubles = 0
+    trouble_count = 0
 
     def __init__(self, every, logs, imports):
         source = {"ctiImport": json.dumps({"topic": "fast", "frequency": 1})} if imports else {}
@@ -148,16 +148,16 @@ class World:
         self.restart()
 
     def restart(self, bounded=False):
-        self.watch, self.began = Watch(TIMEOUT, across_runs=bounded), False
+        self.watch, self.began = IdleTracker(TIMEOUT, across_runs=bounded), False
         self.bounds = {n: len(log) for n, log in self.log.items()} if bounded else None
         self.oracle.since = dict(self.oracle.recorded) if bounded else {}
         self.topic = Topic(self.fast)
-        own = imported_options(self.options)
-        self.importer = own and Importer(own, self.topic, self.topic.read)
+        own = derive_import_options(self.options)
+        self.importer = own and CtiImporter(own, self.topic, self.topic.read)
         if bounded and own:
-            self.importer.bound()
+            self.importer.limit_to_current_ends()
 
-    def in_transaction(self, ends):
+    def open_transactions(self, ends):
         return set()
 
     def offset(self):
@@ -165,18 +165,18 @@ class World:
 
     def batch(self, cap=None):
         """Plan and run a batch; False where there is nothing to do."""
-        run = Circumstances(
+        run = RunContext(
             max_offsets=cap,
             bounded=self.bounds is not None,
             new_start=not self.began,
             idle_timeout_us=TIMEOUT,
-            noted=self.noted,
+            committed_batch=self.noted,
         )
         previous = self.offset() if self.text else None
         imported = None
         if self.importer:
             recorded = previous.imported if previous else None
-            imported = self.importer.look(recorded, {}, self.now * 10**6)
+            imported = self.importer.update(recorded, {}, self.now * 10**6)
             (read,) = imported.partitions.values()
             told = [*self.fast[: read.position], FINAL_US // 1000]
             told = told[: told.index(FINAL_US // 1000)]
@@ -185,8 +185,8 @@ class World:
         ends = log_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
         if previous is None:
             positions = dict.fromkeys(ends, 0)
-            sight = Sight(topic_ids={"topic": "the same"}, imported=imported)
-            planned = first_offset("me", {}, positions, ends, run, sight)
+            sight = Observation(topic_ids={"topic": "the same"}, imported=imported)
+            planned = plan_first_offset("me", {}, positions, ends, run, sight)
         else:
             wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
             positions, losses = reconcile(wanted, wanted, log_ends, False)
@@ -198,19 +198,19 @@ class World:
             idle = {part for part, share in previous.partitions.items() if share.idle}
             if run.new_start:
                 self.watch.resume(previous.partitions)
-            sight = Sight(
+            sight = Observation(
                 now_us=self.now,
-                since_us=self.watch.look(self, positions, log_ends, idle, self.now),
+                since_us=self.watch.update(self, positions, log_ends, idle, self.now),
                 topic_ids={"topic": "the same"},
                 imported=imported,
             )
             run = replace(run, lost=bool(losses) or returned)
             after = {part: self.state_after(previous, part) for part in wanted}
-            planned = next_offset(previous, after, positions, ends, run, sight)
-            again = next_offset(self.offset(), after, positions, ends, run, sight)
+            planned = plan_next_offset(previous, after, positions, ends, run, sight)
+            again = plan_next_offset(self.offset(), after, positions, ends, run, sight)
             assert json.dumps(again.to_json()) == json.dumps(planned.to_json())
         oracle = copy.deepcopy(self.oracle)
-        oracle.look(
+        oracle.update(
             self.now,
             {part.number: position for part, position in positions.items()},
             {part.number: ends.get(part, positions[part]) for part in positions},
@@ -232,7 +232,7 @@ class World:
         span = next(s for s in previous.ranges() if s.partition == part)
         if not span.size:
             return share.state
-        return end_state(self.options, Share(span, share.state), self.read)
+        return compute_end_state(self.options, TaskRange(span, share.state), self.read)
 
     def read(self, span, _needs):
         # The group outlives a partition: what a task left there of a deleted one is still found.

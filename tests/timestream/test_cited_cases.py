@@ -1,7 +1,7 @@
 """Cases that the inventors of punctuations test themselves, on our rules.
 
 Each test names its case by a letter and a number, which stay the same. Where the outcome is another
-one, the README says so under "Where the rules differ from their inventors'".
+one, docs/explanation/differences.md says so.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import pyarrow as pa
 import pytest
 from timestream.builders import options
 
+from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.connector.offsets import check_offset
-from pyspark_timestream.cti.marks import NEVER
 from pyspark_timestream.cti.step import (
     NO_MARKS,
     Events,
-    Judgement,
     Marks,
     PartitionState,
     TimeRules,
+    Verdicts,
     step,
 )
-from pyspark_timestream.cti.stream_cti import merge, stream_cti
+from pyspark_timestream.cti.stream_cti import compute_stream_cti, min_cti
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.plan.idleness import due, looked
+from pyspark_timestream.kafka.plan.idleness import newly_idle, quiet_since
 from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -39,13 +39,13 @@ def column(values: Sequence[int], kind: type = np.int64) -> np.ndarray:
     return np.array(list(values), dtype=kind)
 
 
-def points(*times: int, state: PartitionState = FRESH, **rules) -> tuple[PartitionState, Judgement]:
+def points(*times: int, state: PartitionState = FRESH, **rules) -> tuple[PartitionState, Verdicts]:
     """Points at these times under these rules."""
     readable = np.ones(len(times), dtype=np.bool_)
     return step(TimeRules(**rules), state, Events(column(times), readable))
 
 
-def in_order(times: Sequence[int], judged: Judgement) -> list[str]:
+def in_order(times: Sequence[int], judged: Verdicts) -> list[str]:
     """Kept events as `e5` (late ones `l5`) and CTIs as `c5`, as a reader sees them."""
     said = [f"c{us}" for us, at in zip(judged.cti_us, judged.cti_index, strict=True) if at < 0]
     for index, time in enumerate(times):
@@ -62,7 +62,7 @@ class Writers:
     def __init__(self, **rules) -> None:
         self.rules = TimeRules(**rules)
         self.state = FRESH
-        self.last: Judgement | None = None
+        self.last: Verdicts | None = None
 
     def hear(self, writer: str, mark: int | None = None, at: int = 0, close: bool = False):
         """One punctuation; the CTI after it."""
@@ -121,15 +121,15 @@ def test_trill_25_sorted_input_from_the_grid_has_its_marks_on_the_grid(policy: s
 
 
 def test_trill_27_a_union_goes_as_far_as_its_slower_side() -> None:
-    assert merge([101, None]) is None
-    assert merge([101, 110]) == 101
-    assert merge([FINAL_US, 110]) == 110
-    assert merge([FINAL_US, FINAL_US]) == FINAL_US
+    assert min_cti([101, None]) is None
+    assert min_cti([101, 110]) == 101
+    assert min_cti([FINAL_US, 110]) == 110
+    assert min_cti([FINAL_US, FINAL_US]) == FINAL_US
 
 
 def test_trill_28_sides_that_end_without_marks_give_one_final_mark_and_no_other() -> None:
-    assert [merge([None, None]), merge([FINAL_US, None])] == [None, None]
-    assert merge([FINAL_US, FINAL_US]) == FINAL_US
+    assert [min_cti([None, None]), min_cti([FINAL_US, None])] == [None, None]
+    assert min_cti([FINAL_US, FINAL_US]) == FINAL_US
 
 
 def test_trill_29_after_a_restore_late_events_are_adjusted_to_the_restored_clock() -> None:
@@ -233,12 +233,12 @@ PART = Partition("topic", 0)
 def test_flink_48_a_partition_is_idle_awake_and_idle_again() -> None:
     since: dict[Partition, int] = {}
     for began in (0, 100):
-        since = looked(since, [PART], began, troubled=False)
-        assert due(since, frozenset(), 10, began + 9) == frozenset()
-        since = looked(since, [PART], began + 10, troubled=False)
-        assert due(since, frozenset(), 10, began + 10) == {PART}
-        since = looked(since, [], began + 20, troubled=False)
-        assert due(since, frozenset(), 10, began + 50) == frozenset()
+        since = quiet_since(since, [PART], began, troubled=False)
+        assert newly_idle(since, frozenset(), 10, began + 9) == frozenset()
+        since = quiet_since(since, [PART], began + 10, troubled=False)
+        assert newly_idle(since, frozenset(), 10, began + 10) == {PART}
+        since = quiet_since(since, [], began + 20, troubled=False)
+        assert newly_idle(since, frozenset(), 10, began + 50) == frozenset()
 
 
 def test_flink_49_the_timeout_counts_from_the_first_look_that_found_it_at_rest() -> None:
@@ -247,30 +247,32 @@ def test_flink_49_the_timeout_counts_from_the_first_look_that_found_it_at_rest()
     idle_at = []
     for now in (5, 10, 15, 20, 25):
         # The look at 5 finds the event and reads it.
-        since = looked(since, [PART] if now > 5 else [], now, troubled=False)
-        if due(since, frozenset(), 10, now):
+        since = quiet_since(since, [PART] if now > 5 else [], now, troubled=False)
+        if newly_idle(since, frozenset(), 10, now):
             idle_at.append(now)
     assert idle_at == [20, 25]
 
 
 def test_flink_50_when_all_are_idle_the_greatest_counts() -> None:
-    assert stream_cti([5, 2], [], [], None) == 2
-    assert stream_cti([], [], [5, 2], 2) == stream_cti([], [], [2, 5], 2) == 5
+    assert compute_stream_cti([5, 2], [], [], None) == 2
+    assert compute_stream_cti([], [], [5, 2], 2) == compute_stream_cti([], [], [2, 5], 2) == 5
 
 
 def test_flink_51_the_idle_do_not_hold_back() -> None:
-    assert stream_cti([2, 5], [], [None], None) == 2
-    assert stream_cti([5], [], [2], 2) == 5
+    assert compute_stream_cti([2, 5], [], [None], None) == 2
+    assert compute_stream_cti([5], [], [2], 2) == 5
 
 
 def test_flink_53_without_partitions_there_is_no_mark() -> None:
-    assert stream_cti([], [], [], None) is None
+    assert compute_stream_cti([], [], [], None) is None
 
 
 def test_flink_54_what_is_removed_neither_holds_back_nor_takes_back() -> None:
-    assert stream_cti([5], [], [], 2) == 5  # the lower one is gone
-    assert stream_cti([1], [], [], 2) == 2  # the higher one is gone, and a new low one there
-    assert stream_cti([], [], [], 2) == 2  # the last one is gone
+    assert compute_stream_cti([5], [], [], 2) == 5  # the lower one is gone
+    assert (
+        compute_stream_cti([1], [], [], 2) == 2
+    )  # the higher one is gone, and a new low one there
+    assert compute_stream_cti([], [], [], 2) == 2  # the last one is gone
 
 
 # -- Hazelcast Jet --------------------------------------------------------------------------------
@@ -280,14 +282,14 @@ def test_hazelcast_56_the_lag_is_behind_the_greatest_and_a_late_event_passes_alo
     times = (100, 90, 101)
     state, judged = points(*times, policy="flag", delay_us=3, **EACH)
     assert in_order(times, judged) == ["e100", "c97", "l90", "e101", "c98"]
-    assert stream_cti([state.cti_us], [], [None], None) == 98
+    assert compute_stream_cti([state.cti_us], [], [None], None) == 98
 
 
 def test_hazelcast_58_a_silent_partition_holds_back_until_it_is_idle() -> None:
     state, _ = points(10, delay_us=3, **EACH)
-    assert stream_cti([state.cti_us, None], [], [], None) is None
-    assert stream_cti([state.cti_us], [], [None], None) == 7
-    assert stream_cti([], [], [state.cti_us, None], 7) == 7
+    assert compute_stream_cti([state.cti_us, None], [], [], None) is None
+    assert compute_stream_cti([state.cti_us], [], [None], None) == 7
+    assert compute_stream_cti([], [], [state.cti_us, None], 7) == 7
 
 
 @pytest.mark.parametrize(
@@ -299,7 +301,7 @@ def test_hazelcast_58_a_silent_partition_holds_back_until_it_is_idle() -> None:
     ],
 )
 def test_hazelcast_60_removing_a_partition(left, idle, before: int, after: int) -> None:
-    assert stream_cti(left, [], idle, before) == after
+    assert compute_stream_cti(left, [], idle, before) == after
 
 
 # -- Kafka Streams --------------------------------------------------------------------------------

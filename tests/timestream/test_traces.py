@@ -15,8 +15,9 @@ from timestream.worked_traces import (
 )
 
 from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.kafka.task import Share, TaskPlan, run_task
+from pyspark_timestream.kafka.task import run_task
 
 
 def test_there_are_ten_traces() -> None:
@@ -44,7 +45,7 @@ def test_a_worked_trace_gives_its_rows_ctis_and_counters(name: str, size: int) -
             )
 
     ended = {}
-    plan = TaskPlan((Share(Range(at(0), 0, len(records)), PartitionState()),))
+    plan = TaskPlan((TaskRange(Range(at(0), 0, len(records)), PartitionState()),))
     wanted = projection(given)
     batches = run_task(given, wanted, plan, read, ended.__setitem__)
     rows = pa.Table.from_batches(list(batches), wanted.schema).to_pylist()

@@ -1,54 +1,38 @@
 """The options of transport `time`, from Spark's string map or from a descriptor."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Final
 
-from pyspark_timestream.clock.descriptor import CARRIES, DescriptorKey, read_descriptor
-from pyspark_timestream.clock.ticks import MAX_PERIOD_DENOMINATOR, Clock, fits
+from pyspark_timestream.clock.descriptor import CARRIED_OPTIONS, DescriptorKey, read_descriptor
+from pyspark_timestream.clock.ticks import MAX_PERIOD_DENOMINATOR, Clock, fits_calendar
 from pyspark_timestream.connector.instants import format_instant, parse_fraction, parse_instant
 from pyspark_timestream.connector.options import (
     OptionError,
-    Reader,
+    Parser,
     choice,
+    fixed_settings,
     option,
+    option_specs,
+    quote_value,
     read_options,
-    shown,
-    specs,
     text,
     whole_number,
 )
 
-__all__ = ["DESCRIPTOR_KEYS", "KAFKA_OPTIONS", "TimeOptions", "read_time_options"]
+__all__ = ["DESCRIPTOR_KEYS", "TimeOptions", "read_time_options"]
 
-# fmt: off
-KAFKA_OPTIONS: Final = (
-    "subscribe", "subscribePattern", "assign", "startingOffsets", "startingTimestamp",
-    "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "endingOffsets",
-    "endingTimestamp", "endingOffsetsByTimestamp", "failOnDataLoss", "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger", "maxTriggerDelay", "includeHeaders", "groupIdPrefix",
-    "kafkaConsumer.connectTimeoutMs", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "minPartitions", "maxRecordsPerPartition", "metadataPrefix", "valueFormat", "parseMode",
-    "columnNameOfCorruptRecord", "eventShape", "startTime", "timeUnit", "endTime", "edge",
-    "ctiFrequency", "ctiDelay", "finalCti", "advanceTime", "ctiHeader", "ctiImport",
-    "violationPolicy", "idleTimeout", "maxFuture", "maxTasks", "timeWindow", "writers",
-    "writerTimeout",
-)
-# fmt: on
-"""Options of the other transport, so that giving one here names the conflict."""
-
-_MOST_EXPONENT: Final = 30
+_MAX_EXPONENT: Final = 30
 
 
 def _parse_exact(value: str) -> Fraction:
     try:
         # 1e999999999 would be expanded digit by digit.
-        if abs(Decimal(value.strip()).adjusted()) > _MOST_EXPONENT:
-            raise ValueError(f"has more than {_MOST_EXPONENT} digits before or after the point")
+        if abs(Decimal(value.strip()).adjusted()) > _MAX_EXPONENT:
+            raise ValueError(f"has more than {_MAX_EXPONENT} digits before or after the point")
     except InvalidOperation:
         pass
     return parse_fraction(value)
@@ -79,59 +63,150 @@ def _parse_rate(value: str) -> Fraction | None:
     return rate
 
 
-_EXACT: Final = "an exact decimal such as 0.001 or a fraction such as 1/3"
-_instant: Final = Reader(
+def format_fraction(value: Fraction) -> str:
+    """A decimal where one is exact and short, otherwise a fraction; reads back as `value`.
+
+    >>> format_fraction(Fraction(1, 1000)), format_fraction(Fraction(1, 3))
+    ('0.001', '1/3')
+    """
+    decimal = Decimal(value.numerator) / Decimal(value.denominator)
+    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
+
+
+_EXACT_NUMBER: Final = "an exact decimal such as 0.001 or a fraction such as 1/3"
+_INSTANT: Final = Parser(
     parse_instant,
     "an ISO-8601 instant such as 2026-01-01T00:00:00Z",
     wrong_type="yesterday",
     out_of_range="0000-01-01T00:00:00Z",
+    format=format_instant,
 )
-_delay: Final = Reader(
-    _parse_delay, f"{_EXACT}, in seconds, at least 0", wrong_type="soon", out_of_range="-1"
+_DELAY: Final = Parser(
+    _parse_delay,
+    f"{_EXACT_NUMBER}, in seconds, at least 0",
+    wrong_type="soon",
+    out_of_range="-1",
+    format=format_fraction,
 )
-_period: Final = Reader(
-    _parse_period, f"{_EXACT}, in seconds, greater than 0", wrong_type="often", out_of_range="0"
+_PERIOD: Final = Parser(
+    _parse_period,
+    f"{_EXACT_NUMBER}, in seconds, greater than 0",
+    wrong_type="often",
+    out_of_range="0",
+    format=format_fraction,
 )
-_rate: Final = Reader(
-    _parse_rate, f"{_EXACT}, greater than 0, or 'max'", wrong_type="fast", out_of_range="0"
+_RATE: Final = Parser(
+    _parse_rate,
+    f"{_EXACT_NUMBER}, greater than 0, or 'max'",
+    wrong_type="fast",
+    out_of_range="0",
+    format=format_fraction,
+    none_text="max",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOptions:
-    """What the user asks of a simulated clock.
+    """The options of a simulated clock.
 
     Attributes:
         transport: always `time` here.
-        descriptor: where the settings were read from, or None.
+        descriptor: the source of the settings, or None.
         zero_us: simulated instant from which delay and period count; None: the first start.
         delay: seconds before the first timestamp, at least 0.
         period: seconds between timestamps, above 0.
-        max_count: only ticks k below it exist; None: no end.
+        max_count: the number of ticks; None: unlimited.
         overflow: `all` or `skip`.
         rate: simulated seconds per real second, above 0; None: unpaced.
-        max_ticks_per_trigger: most ticks of a batch, at least 1; None: no limit.
+        max_ticks_per_trigger: most ticks of a batch, at least 1; None: unlimited.
         partitions: most tasks of a batch, at least 1.
     """
 
-    transport: str = option("transport", choice("time"), "time")
+    transport: str = option(
+        "transport",
+        choice("time"),
+        "time",
+        description="`time` or `kafka`",
+        effect="stream",
+        may_change=False,
+    )
     descriptor: str | None = option(
         "descriptor",
         dataclasses.replace(text, accepts="a JSON stream descriptor, or the path of a file"),
         None,
-        excludes=CARRIES,
+        description=(
+            "a JSON stream descriptor, inline or a file's path, in place of the options that it "
+            "carries"
+        ),
+        effect="stream",
+        excludes=CARRIED_OPTIONS,
     )
-    zero_us: int | None = option("timeZero", _instant, None)
-    delay: Fraction = option("delay", _delay, Fraction(0))
-    period: Fraction = option("period", _period, Fraction(1))
-    max_count: int | None = option("maxCount", whole_number(), None)
-    overflow: str = option("overflow", choice("all", "skip"), "all")
-    rate: Fraction | None = option("rate", _rate, Fraction(1))
-    max_ticks_per_trigger: int | None = option("maxTicksPerTrigger", whole_number(1), None)
-    partitions: int = option("numPartitions", whole_number(1), 1)
+    zero_us: int | None = option(
+        "timeZero",
+        _INSTANT,
+        None,
+        description="ISO-8601 start of simulated time; none: the clock at the query's first start",
+        effect="stream",
+        may_change=False,
+    )
+    delay: Fraction = option(
+        "delay",
+        _DELAY,
+        Fraction(0),
+        description=(
+            "seconds before the first timestamp: an exact decimal or a fraction, as `period`"
+        ),
+        effect="stream",
+        may_change=False,
+    )
+    period: Fraction = option(
+        "period",
+        _PERIOD,
+        Fraction(1),
+        description="seconds between timestamps: an exact decimal (`0.001`) or a fraction (`1/3`)",
+        effect="stream",
+        may_change=False,
+    )
+    max_count: int | None = option(
+        "maxCount",
+        whole_number(),
+        None,
+        description="only ticks below this number exist; then the stream ends",
+        effect="stream",
+        may_change=False,
+    )
+    overflow: str = option(
+        "overflow",
+        choice("all", "skip"),
+        "all",
+        description=(
+            "`all`: every timestamp is delivered, however late; `skip`: of those overdue at a "
+            "batch only the newest is, and a warning says how many were skipped"
+        ),
+        effect="stream",
+        may_change=False,
+    )
+    rate: Fraction | None = option(
+        "rate",
+        _RATE,
+        Fraction(1),
+        description="simulated seconds per real second; `max`: unpaced (needs `maxCount`)",
+        effect="stream",
+        may_change=False,
+    )
+    max_ticks_per_trigger: int | None = option(
+        "maxTicksPerTrigger",
+        whole_number(1),
+        None,
+        description="at most this many ticks a batch",
+        effect="stream",
+    )
+    partitions: int = option(
+        "numPartitions", whole_number(1), 1, description="tasks per batch", effect="stream"
+    )
 
     def clock(self, zero_us: int, started_us: int) -> Clock:
-        """The clock that these options make of a stream first started at `started_us`.
+        """The clock of a stream with these options that was first started at `started_us`.
 
         Raises:
             OptionError: a tick that was asked for lies beyond the year 9999.
@@ -140,52 +215,47 @@ class TimeOptions:
         clock = Clock(
             zero_us, started_us, self.delay, self.period, self.rate, self.max_count, skips
         )
-        if not fits(clock):
-            raise _error(
+        if not fits_calendar(clock):
+            raise _option_error(
                 "maxCount",
-                f"'{self.max_count}' ticks, {exact_text(self.period)} s apart from "
-                f"{format_instant(zero_us)} + {exact_text(self.delay)} s on, pass the year 9999",
+                f"'{self.max_count}' ticks, {format_fraction(self.period)} s apart from "
+                f"{format_instant(zero_us)} + {format_fraction(self.delay)} s on, pass the year "
+                "9999",
                 "lower 'maxCount', 'period' or 'delay'",
             )
         return clock
 
     def settings(self) -> dict[str, str]:
         """The options that define time, by name, as an offset keeps them; unset ones left out."""
-        given = {
-            "transport": self.transport,
-            "timeZero": None if self.zero_us is None else format_instant(self.zero_us),
-            "delay": exact_text(self.delay),
-            "period": exact_text(self.period),
-            "maxCount": None if self.max_count is None else str(self.max_count),
-            "overflow": self.overflow,
-            "rate": "max" if self.rate is None else exact_text(self.rate),
-        }
-        return {name: value for name, value in given.items() if value is not None}
+        return fixed_settings(self)
 
 
-_SPECS: Final = specs(TimeOptions)
+_SPECS: Final = option_specs(TimeOptions)
 _NULL: Final = type(None)
 DESCRIPTOR_KEYS: Final = {
-    "TimeZero": DescriptorKey("zero_us", _instant, (str, _NULL)),
-    "Delay": DescriptorKey("delay", _delay, (int, Decimal, str)),
-    "Period": DescriptorKey("period", _period, (int, Decimal, str)),
+    "TimeZero": DescriptorKey("zero_us", _INSTANT, (str, _NULL)),
+    "Delay": DescriptorKey("delay", _DELAY, (int, Decimal, str)),
+    "Period": DescriptorKey("period", _PERIOD, (int, Decimal, str)),
     "MaxCount": DescriptorKey("max_count", whole_number(), (int, _NULL)),
     "Overflow": DescriptorKey("overflow", choice("all", "skip"), (str,)),
 }
 """Keys of a descriptor's `Transport` besides `Type`."""
 
 
-def read_time_options(raw: Mapping[str, str]) -> TimeOptions:
+def read_time_options(raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> TimeOptions:
     """The options of a stream, those of its descriptor included.
 
     Args:
         raw: option name in any case -> text, as Spark hands it over.
+        kafka_options: names of the other transport's options, for errors that name the conflict.
 
     Raises:
         OptionError: an unknown, unreadable, foreign or conflicting option or descriptor key.
     """
-    _check_transport(raw)
-    options = read_options(TimeOptions, raw, foreign=_foreign(raw))
+    foreign = [*kafka_options, *(name for name in raw if name.lower().startswith("kafka."))]
+    _check_transport(raw, {name.lower() for name in foreign})
+    place = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
+    options = read_options(TimeOptions, raw, foreign=dict.fromkeys(foreign, place))
     if options.descriptor is not None:
         carried = read_descriptor(options.descriptor, DESCRIPTOR_KEYS)
         options = dataclasses.replace(options, **carried)
@@ -195,51 +265,38 @@ def read_time_options(raw: Mapping[str, str]) -> TimeOptions:
     return options
 
 
-def _check_transport(raw: Mapping[str, str]) -> None:
-    """Refuse options of transport `kafka` where no transport was named at all."""
-    kafka = {name.lower() for name in KAFKA_OPTIONS}
+def _check_transport(raw: Mapping[str, str], kafka_options: Collection[str]) -> None:
+    """Refuse options of transport `kafka` where no transport is given at all."""
     if any(name.lower() == "transport" for name in raw):
         return
     for name, value in raw.items():
-        if name.lower() in kafka or name.lower().startswith("kafka."):
-            raise _error(
+        if name.lower() in kafka_options:
+            raise _option_error(
                 "transport",
                 f"it was not given, and is 'time' then, but option '{name}' "
-                f"({shown(name, value)}) belongs to transport 'kafka'",
+                f"({quote_value(name, value)}) belongs to transport 'kafka'",
                 "set option 'transport' to 'kafka'",
                 "'time' or 'kafka'",
             )
-
-
-def _foreign(raw: Mapping[str, str]) -> dict[str, str]:
-    names = [*KAFKA_OPTIONS, *(name for name in raw if name.lower().startswith("kafka."))]
-    place = "belongs to transport 'kafka' and conflicts with option 'transport' ('time')"
-    return dict.fromkeys(names, place)
 
 
 def _check_pace(options: TimeOptions) -> None:
     if options.rate is not None:
         return
     if options.max_count is None:
-        raise _error("rate", "'max' needs option 'maxCount'", "set 'maxCount', or a number as rate")
+        raise _option_error(
+            "rate", "'max' needs option 'maxCount'", "set 'maxCount', or a number as rate"
+        )
     if options.overflow == "skip":
-        raise _error(
+        raise _option_error(
             "rate",
             "'max' conflicts with option 'overflow' ('skip'): without a pace nothing is overdue",
             "leave one of the two out",
         )
 
 
-def _error(name: str, problem: str, next_step: str, accepts: str | None = None) -> OptionError:
+def _option_error(
+    name: str, problem: str, next_step: str, accepts: str | None = None
+) -> OptionError:
     spec = next(spec for spec in _SPECS.values() if spec.name == name)
-    return OptionError(name, problem, accepts or spec.reader.accepts, next_step)
-
-
-def exact_text(value: Fraction) -> str:
-    """A decimal where one is exact and short, otherwise a fraction; reads back as `value`.
-
-    >>> exact_text(Fraction(1, 1000)), exact_text(Fraction(1, 3))
-    ('0.001', '1/3')
-    """
-    decimal = Decimal(value.numerator) / Decimal(value.denominator)
-    return f"{decimal:f}" if Fraction(decimal) == value else str(value)
+    return OptionError(name, problem, accepts or spec.parser.accepts, next_step)

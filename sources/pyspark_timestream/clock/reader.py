@@ -5,7 +5,7 @@ The rules are semantics 12.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,21 +27,26 @@ from pyspark_timestream.clock.ticks import (
     Clock,
     Ticks,
     advance,
-    blocks,
-    cti_us,
-    delivered,
-    ended,
-    pieces,
-    simulated_us,
-    tick_times_us,
-    ticks_due,
+    compute_cti,
+    compute_simulated_time,
+    compute_tick_times,
+    count_due_ticks,
+    cut_blocks,
+    cut_evenly,
+    find_delivered_range,
+    has_ended,
 )
 from pyspark_timestream.connector.instants import format_instant
-from pyspark_timestream.connector.offsets import FORMAT_VERSION, SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.connector.offsets import (
+    FORMAT_VERSION,
+    INITIAL_OFFSET,
+    check_offset,
+    is_initial_offset,
+)
 from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.connector.spark_errors import brief_errors
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
 
-__all__ = ["TIME_SCHEMA", "TickPartition", "TimeStreamReader", "TimeTransport", "wall_clock_us"]
+__all__ = ["TIME_SCHEMA", "TickPartition", "TimeStreamReader", "TimeTransport", "read_wall_clock"]
 
 TIME_SCHEMA: Final = (
     StructType().add("timestamp", TimestampType(), False).add("value", LongType(), False)
@@ -55,7 +60,7 @@ _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _LOG: Final = logging.getLogger("pyspark_timestream")
 
 
-def wall_clock_us() -> int:
+def read_wall_clock() -> int:
     """The real time, in microseconds since 1970."""
     return time.time_ns() // 1000
 
@@ -70,17 +75,18 @@ class TickPartition(InputPartition):
 
 
 class TimeTransport:
-    """What format `timestream` does with transport `time`.
+    """Format `timestream` with transport `time`.
 
     Args:
         raw: the options, as Spark hands them over.
+        kafka_options: names of the other transport's options, for errors.
 
     Raises:
-        OptionError: they cannot be carried out.
+        OptionError: an option is wrong, missing, or conflicts with another.
     """
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        self._options = read_time_options(raw)
+    def __init__(self, raw: Mapping[str, str], kafka_options: Collection[str] = ()) -> None:
+        self._options = read_time_options(raw, kafka_options)
 
     def schema(self) -> StructType:
         """Always TIME_SCHEMA."""
@@ -88,7 +94,7 @@ class TimeTransport:
 
     def stream_reader(self, schema: StructType) -> "TimeStreamReader":
         """The reader of one query; `schema` must be TIME_SCHEMA, nullable or not."""
-        if _columns(schema) != _columns(TIME_SCHEMA):
+        if _list_columns(schema) != _list_columns(TIME_SCHEMA):
             raise OptionError(
                 "schema",
                 f"'{schema.simpleString()}' was given with .schema(...)",
@@ -98,7 +104,7 @@ class TimeTransport:
         return TimeStreamReader(self._options, schema=schema)
 
     def reader(self, schema: StructType) -> Any:
-        """Refused: a clock has no end that a batch could read to."""
+        """Refused: a clock never ends, so a batch could not read it whole."""
         raise OptionError(
             "transport",
             "'time' cannot be read with spark.read",
@@ -107,24 +113,24 @@ class TimeTransport:
         )
 
 
-@brief_errors
+@hide_tracebacks
 class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches of ticks on the driver and delivers them in tasks.
 
-    An offset is the batch that ends at it, and what the first start fixed: `from` and `to` (the
-    ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
+    An offset holds the batch that ends at it and the decisions of the first start: `from` and `to`
+    (the ticks delivered, end exclusive), `skipped`, `zero_us`, `started_us`, `settings`, `version`.
     So a batch is replayed from its end offset alone, and the first one can carry data.
 
     Args:
-        options: what the user asks for.
-        now_us: the real clock; called once per call of Spark, and never believed to go back.
+        options: the options of the query.
+        now_us: the real clock; called once per call of Spark. Steps backwards are ignored.
         schema: TIME_SCHEMA, nullable or not.
     """
 
     def __init__(
         self,
         options: TimeOptions,
-        now_us: Callable[[], int] = wall_clock_us,
+        now_us: Callable[[], int] = read_wall_clock,
         schema: StructType = TIME_SCHEMA,
     ) -> None:
         self._options = options
@@ -133,11 +139,11 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._now_us = now_us
         self._latest_us: int | None = None
         self._available_until_us: int | None = None
-        self._planned = SENTINEL
+        self._planned = INITIAL_OFFSET
 
     def initialOffset(self) -> dict[str, Any]:
         """A constant: the first real offset fixes when the stream was started."""
-        return SENTINEL
+        return INITIAL_OFFSET
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """At most `maxTicksPerTrigger` ticks, if that is set."""
@@ -163,7 +169,7 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cap = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         ticks = advance(clock, before, now_us, cap)
         _warn_of_skips(before, ticks)
-        nothing_new = ticks == before and not is_sentinel(start)
+        nothing_new = ticks == before and not is_initial_offset(start)
         self._planned = start if nothing_new else self._offset(clock, ticks)
         return self._planned
 
@@ -173,34 +179,34 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         check_offset(end, self._settings)
         clock, ticks = self._resume(end, now_us=0)
-        before = NO_TICKS if is_sentinel(start) else Ticks.from_json(start)
-        cuts = pieces(*delivered(clock, before, ticks), self._options.partitions)
+        before = NO_TICKS if is_initial_offset(start) else Ticks.from_json(start)
+        cuts = cut_evenly(*find_delivered_range(clock, before, ticks), self._options.partitions)
         return [TickPartition(clock, begin, stop) for begin, stop in cuts]
 
     def read(self, partition: TickPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
         """The rows of one task in tick order."""
-        for begin, stop in blocks(partition.start_inclusive, partition.end_exclusive):
-            times = pa.array(tick_times_us(partition.clock, begin, stop))
+        for begin, stop in cut_blocks(partition.start_inclusive, partition.end_exclusive):
+            times = pa.array(compute_tick_times(partition.clock, begin, stop))
             columns = [times.view(_INSTANT), pa.array(np.arange(begin, stop))]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What a query's progress says of the stream at the end of the batch just planned."""
-        if self._latest_us is None or is_sentinel(self._planned):
+        """The progress of the stream at the end of the batch just planned."""
+        if self._latest_us is None or is_initial_offset(self._planned):
             return None
         clock, ticks = self._resume(self._planned, self._latest_us)
         return {
-            "cti": format_instant(cti_us(clock, ticks)),
-            "endOfStream": ended(clock, ticks),
+            "cti": format_instant(compute_cti(clock, ticks)),
+            "endOfStream": has_ended(clock, ticks),
             "maxCount": clock.max_count,
             "nextTick": ticks.end_exclusive,
-            "simulatedTime": format_instant(simulated_us(clock, ticks, self._latest_us)),
+            "simulatedTime": format_instant(compute_simulated_time(clock, ticks, self._latest_us)),
             "skipped": ticks.skipped,
-            "ticksBehind": ticks_due(clock, self._latest_us) - ticks.end_exclusive,
+            "ticksBehind": count_due_ticks(clock, self._latest_us) - ticks.end_exclusive,
         }
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: a clock keeps nothing that could be let go."""
+        """Nothing to do: a clock holds no resources."""
 
     def _real_us(self) -> int:
         # NTP and operators set clocks back; ticks that were due stay due.
@@ -211,7 +217,7 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _resume(self, offset: dict[str, Any], now_us: int) -> tuple[Clock, Ticks]:
         """The clock and the batch that `offset` holds; of the sentinel, a start at `now_us`."""
-        if is_sentinel(offset):
+        if is_initial_offset(offset):
             zero_us = self._options.zero_us
             return self._options.clock(now_us if zero_us is None else zero_us, now_us), NO_TICKS
         clock = self._options.clock(offset["zero_us"], offset["started_us"])
@@ -229,7 +235,7 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(sorted(offset.items()))
 
 
-def _columns(schema: StructType) -> list[tuple[str, DataType]]:
+def _list_columns(schema: StructType) -> list[tuple[str, DataType]]:
     return [(column.name, column.dataType) for column in schema]
 
 

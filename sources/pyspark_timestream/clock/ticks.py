@@ -1,4 +1,4 @@
-"""The simulated clock: which ticks are due, which a batch delivers, and what time each carries.
+"""The simulated clock: due ticks, the ticks of a batch, and the time of each.
 
 Tick k (k = 0, 1, ...) carries `zero + delay + k * period`, rounded down to the millisecond, and is
 due at the real instant `started + (delay + k * period) / rate`. All of it is computed in rationals,
@@ -28,16 +28,16 @@ __all__ = [
     "Clock",
     "Ticks",
     "advance",
-    "blocks",
-    "cti_us",
-    "delivered",
-    "ended",
-    "fits",
-    "pieces",
-    "simulated_us",
-    "tick_times_us",
-    "ticks_due",
-    "ticks_total",
+    "compute_cti",
+    "compute_simulated_time",
+    "compute_tick_times",
+    "count_due_ticks",
+    "count_ticks",
+    "cut_blocks",
+    "cut_evenly",
+    "find_delivered_range",
+    "fits_calendar",
+    "has_ended",
 ]
 
 BLOCK_TICKS: Final = 1 << 16
@@ -48,12 +48,12 @@ MAX_PERIOD_DENOMINATOR: Final = 10**12
 
 _SECOND_US: Final = 1_000_000
 _MILLI_US: Final = 1_000
-_MOST_TICKS: Final = 2**63 - 1  # a tick's number is delivered as a long
+_MAX_TICKS: Final = 2**63 - 1  # a tick's number is delivered as a long
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What a stream's first start fixed for good.
+    """The decisions of a stream's first start; they never change.
 
     Attributes:
         zero_us: simulated instant from which delay and period count.
@@ -76,7 +76,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
-    """The ticks of one batch, and what led to it.
+    """The ticks of one batch, and the count of skipped ones.
 
     Attributes:
         start_inclusive: first tick delivered.
@@ -94,7 +94,7 @@ class Ticks:
 
     @classmethod
     def from_json(cls, offset: Mapping[str, Any]) -> "Ticks":
-        """The ticks of the batch that ends at `offset`; other keys are passed over."""
+        """The ticks of the batch that ends at `offset`; other keys are ignored."""
         return cls(offset["from"], offset["to"], offset["skipped"])
 
 
@@ -114,7 +114,7 @@ def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) ->
     >>> advance(Clock(0, 0, skips=True), Ticks(0, 1), 4_000_000)
     Ticks(start_inclusive=4, end_exclusive=5, skipped=3)
     """
-    due, begin = ticks_due(clock, now_us), before.end_exclusive
+    due, begin = count_due_ticks(clock, now_us), before.end_exclusive
     if due <= begin:
         return before
     if clock.skips:
@@ -122,7 +122,7 @@ def advance(clock: Clock, before: Ticks, now_us: int, cap: int | None = None) ->
     return Ticks(begin, due if cap is None else min(due, begin + cap), before.skipped)
 
 
-def delivered(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
+def find_delivered_range(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
     """The ticks [start, end) of all batches after `before` up to and including `ticks`.
 
     That is one batch, except where Spark tracks progress asynchronously and replays several as
@@ -132,79 +132,85 @@ def delivered(clock: Clock, before: Ticks, ticks: Ticks) -> tuple[int, int]:
     return start, ticks.end_exclusive
 
 
-def ticks_due(clock: Clock, now_us: int) -> int:
-    """How many ticks are due at the real instant `now_us`, inclusive.
+def count_due_ticks(clock: Clock, now_us: int) -> int:
+    """Count the ticks that are due at the real instant `now_us`, inclusive.
 
-    >>> ticks_due(Clock(zero_us=0, started_us=0), 2_000_000)
+    >>> count_due_ticks(Clock(zero_us=0, started_us=0), 2_000_000)
     3
     """
     if clock.rate is None:
-        return ticks_total(clock)
+        return count_ticks(clock)
     elapsed = Fraction(now_us - clock.started_us, _SECOND_US) * clock.rate
-    return min(_ticks_within(clock, elapsed), ticks_total(clock))
+    return min(_count_ticks_within(clock, elapsed), count_ticks(clock))
 
 
-def ticks_total(clock: Clock) -> int:
-    """How many ticks exist: max_count, or as many as Spark's calendar and a long can hold."""
-    fitting = _ticks_within(clock, Fraction(FINAL_US - clock.zero_us, _SECOND_US))
-    return min(fitting, _MOST_TICKS if clock.max_count is None else clock.max_count)
+def count_ticks(clock: Clock) -> int:
+    """Count all ticks: max_count, or as many as Spark's calendar and a long can hold."""
+    fitting = _count_ticks_within(clock, Fraction(FINAL_US - clock.zero_us, _SECOND_US))
+    return min(fitting, _MAX_TICKS if clock.max_count is None else clock.max_count)
 
 
-def fits(clock: Clock) -> bool:
-    """Whether every tick up to max_count, and at least the first, is a legal instant."""
+def fits_calendar(clock: Clock) -> bool:
+    """True if every tick up to max_count, and at least the first, is a legal instant."""
     total = max(1, clock.max_count or 0)
-    return _exact_ms(clock, total - 1) * _MILLI_US <= FINAL_US
+    return _compute_exact_ms(clock, total - 1) * _MILLI_US <= FINAL_US
 
 
-def ended(clock: Clock, ticks: Ticks) -> bool:
-    """Whether no tick can follow."""
-    return ticks.end_exclusive >= ticks_total(clock)
+def has_ended(clock: Clock, ticks: Ticks) -> bool:
+    """True if no tick can follow."""
+    return ticks.end_exclusive >= count_ticks(clock)
 
 
-def _ticks_within(clock: Clock, elapsed: Fraction) -> int:
+def _count_ticks_within(clock: Clock, elapsed: Fraction) -> int:
     """Ticks of the first `elapsed` simulated seconds, inclusive."""
     return max(0, (elapsed - clock.delay) // clock.period + 1)
 
 
-def cti_us(clock: Clock, ticks: Ticks) -> int:
-    """The instant before which nothing will come: the next tick's, or the final CTI."""
-    return FINAL_US if ended(clock, ticks) else _tick_us(clock, ticks.end_exclusive)
+def compute_cti(clock: Clock, ticks: Ticks) -> int:
+    """The instant before which no tick will follow: the next tick's, or the final CTI."""
+    return FINAL_US if has_ended(clock, ticks) else _compute_tick_time(clock, ticks.end_exclusive)
 
 
-def simulated_us(clock: Clock, ticks: Ticks, now_us: int) -> int:
+def compute_simulated_time(clock: Clock, ticks: Ticks, now_us: int) -> int:
     """Simulated time at the real instant `now_us`; of an unpaced clock, its latest tick's time."""
     if clock.rate is None:
-        return _tick_us(clock, ticks.end_exclusive - 1) if ticks.end_exclusive else clock.zero_us
+        return (
+            _compute_tick_time(clock, ticks.end_exclusive - 1)
+            if ticks.end_exclusive
+            else clock.zero_us
+        )
     return clamp_instant(clock.zero_us + int((now_us - clock.started_us) * clock.rate))
 
 
-def _tick_us(clock: Clock, k: int) -> int:
-    return int(_exact_ms(clock, k) // 1) * _MILLI_US
+def _compute_tick_time(clock: Clock, k: int) -> int:
+    return int(_compute_exact_ms(clock, k) // 1) * _MILLI_US
 
 
-def _exact_ms(clock: Clock, k: int) -> Fraction:
+def _compute_exact_ms(clock: Clock, k: int) -> Fraction:
     return Fraction(clock.zero_us, _MILLI_US) + (clock.delay + k * clock.period) * 1000
 
 
-def tick_times_us(clock: Clock, start_inclusive: int, end_exclusive: int) -> npt.NDArray[np.int64]:
+def compute_tick_times(
+    clock: Clock, start_inclusive: int, end_exclusive: int
+) -> npt.NDArray[np.int64]:
     """Instants of ticks [start_inclusive, end_exclusive), whole milliseconds in microseconds.
 
-    The ticks must exist: end_exclusive is at most ticks_total(clock).
+    The ticks must exist: end_exclusive is at most count_ticks(clock).
 
     Each block has one exact base; within it int64 suffices, because
     floor(base + i * p/q) = (floor(base * q) + i * p) // q for whole i, p, q.
     """
     times = np.empty(max(0, end_exclusive - start_inclusive), np.int64)
-    for begin, end in blocks(start_inclusive, end_exclusive):
-        times[begin - start_inclusive : end - start_inclusive] = _block_us(clock, begin, end)
+    for begin, end in cut_blocks(start_inclusive, end_exclusive):
+        times[begin - start_inclusive : end - start_inclusive] = _compute_block(clock, begin, end)
     return times
 
 
-def _block_us(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
+def _compute_block(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
     step_ms = clock.period * 1000
     over = step_ms.denominator
     whole_step, rest_step = divmod(step_ms.numerator, over)
-    base_ms, base_rest = divmod(_exact_ms(clock, begin) * over // 1, over)
+    base_ms, base_rest = divmod(_compute_exact_ms(clock, begin) * over // 1, over)
     count = end - begin
     if count == 1:
         # A single tick takes no step, and its step may be longer than int64 can say.
@@ -220,16 +226,16 @@ def _block_us(clock: Clock, begin: int, end: int) -> npt.NDArray[np.int64]:
     return times
 
 
-def blocks(start_inclusive: int, end_exclusive: int) -> Iterator[tuple[int, int]]:
+def cut_blocks(start_inclusive: int, end_exclusive: int) -> Iterator[tuple[int, int]]:
     """[start, end) cut into ranges of at most BLOCK_TICKS."""
     for begin in range(start_inclusive, end_exclusive, BLOCK_TICKS):
         yield begin, min(begin + BLOCK_TICKS, end_exclusive)
 
 
-def pieces(start_inclusive: int, end_exclusive: int, count: int) -> list[tuple[int, int]]:
+def cut_evenly(start_inclusive: int, end_exclusive: int, count: int) -> list[tuple[int, int]]:
     """[start, end) cut into at most `count` contiguous ranges of nearly one size, none empty.
 
-    >>> pieces(0, 5, 2)
+    >>> cut_evenly(0, 5, 2)
     [(0, 2), (2, 5)]
     """
     length = end_exclusive - start_inclusive

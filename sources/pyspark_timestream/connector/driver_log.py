@@ -1,7 +1,7 @@
 """Warnings in the driver's log, in the form of Spark's own lines.
 
-What Spark's Python workers log goes to the driver's standard error, but Python writes a message
-without its level or its time there, so that nobody who looks for WARN would find it.
+Logs of Spark's Python workers go to the driver's standard error, but Python writes them without
+level or time, so a search for WARN would not find them.
 """
 
 import logging
@@ -12,7 +12,7 @@ __all__ = ["log_like_spark"]
 _LEVELS: Final = {"WARNING": "WARN", "CRITICAL": "FATAL"}
 
 
-class SparkForm(logging.Formatter):
+class SparkFormatter(logging.Formatter):
     """Lines such as `26/11/22 20:02:35 WARN pyspark_timestream: what is wrong`."""
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class SparkForm(logging.Formatter):
 
 
 def log_like_spark(package: str) -> None:
-    """Write what `package` logs as Spark does, unless somebody has set up logging."""
+    """Format the log of `package` as Spark does, unless logging is already configured."""
     logger = logging.getLogger(package)
     if logging.root.handlers or logger.handlers:
         return
     handler = logging.StreamHandler()
-    handler.setFormatter(SparkForm())
+    handler.setFormatter(SparkFormatter())
     logger.addHandler(handler)

@@ -1,8 +1,8 @@
-"""Our own sentence in the text that Spark makes of an error, and `why`, which prints it.
+"""`why`: prints the message of this package out of the text that Spark makes of an error.
 
-Spark wraps what a Python data source raises in messages of its own: what it was doing, the id of
-the query, its plan, the frames of JVM and Python. In the midst is `pyspark_timestream.DataLost: `
-or the like, where that name can be imported from, and then the sentence that says what to do.
+Spark wraps an exception of a Python data source in messages of its own, with the query's id and
+plan and the frames of JVM and Python. Somewhere in it stands `pyspark_timestream.DataLost: ` or
+the like, the name that users import, followed by the sentence with the next step.
 """
 
 import re
@@ -22,12 +22,12 @@ _NOT_FOUND: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].*: (timestream|tserie
 
 
 def is_own_error(error: BaseException) -> bool:
-    """Whether the class of `error` is one of ours: it says what the user can do."""
+    """True if the class of `error` belongs to one of the two packages."""
     return type(error).__module__.partition(".")[0] in _PACKAGES
 
 
 def find_own_message(text: str) -> str | None:
-    """The message of the last error of ours that `text` quotes, without the name of its class.
+    """The message of the last own error that `text` quotes, without the name of its class.
 
     >>> find_own_message("[STREAM_FAILED] pyspark_timestream.DataLost: gone; do this")
     'gone; do this'
@@ -41,7 +41,7 @@ def find_own_message(text: str) -> str | None:
 
 
 def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
-    """Print what went wrong as one sentence of ours, without Spark's traces.
+    """Print the reason of an error as one sentence, without Spark's traces.
 
         try:
             query.awaitTermination()
@@ -50,19 +50,19 @@ def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
 
     Args:
         error_or_query: an exception that Spark, a store or a helper raised, or a streaming query;
-            None: the last exception that nobody caught, at a prompt or in a notebook.
+            None: the last uncaught exception, at a prompt or in a notebook.
         file: where to print; None: standard output.
     """
-    print(_answer(error_or_query), file=file)
+    print(_explain(error_or_query), file=file)
 
 
-def _answer(subject: Any) -> str:
+def _explain(subject: Any) -> str:
     if subject is None:
         subject = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if subject is None:
             return "no exception has been left uncaught: pass an exception or a streaming query"
     if isinstance(subject, BaseException):
-        return _reason(subject)
+        return _find_reason(subject)
     if not callable(getattr(subject, "exception", None)):
         raise TypeError(
             f"why({subject!r}): accepted are an exception and a streaming query, such as "
@@ -70,14 +70,14 @@ def _answer(subject: Any) -> str:
         )
     failure = subject.exception()
     if failure is not None:
-        return _reason(failure)
+        return _find_reason(failure)
     if subject.isActive:
         return "the query runs: explain_time(query) says what holds its results back"
     return "the query has stopped without an error"
 
 
-def _reason(error: BaseException) -> str:
-    chain = list(_chain(error))
+def _find_reason(error: BaseException) -> str:
+    chain = list(_walk_causes(error))
     for each in chain:
         if is_own_error(each):
             return str(each)
@@ -86,16 +86,16 @@ def _reason(error: BaseException) -> str:
             return message
         if missing := _NOT_FOUND.search(str(each)):
             # Imported late: this module is read where there is no Spark.
-            from pyspark_timestream.connector.session import missing_format
+            from pyspark_timestream.connector.session import explain_missing_format
 
-            return missing_format(missing.group(1))
+            return explain_missing_format(missing.group(1))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else "no message"
     return f"not an error of timestream or tseries: {type(error).__name__}: {first}"
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """`error` and what led to it, each once."""
+def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error` and its causes, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

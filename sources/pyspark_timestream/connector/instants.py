@@ -1,4 +1,4 @@
-"""Instants and durations as whole microseconds, the one place where units convert (semantics 1.1).
+"""Instants and durations as whole microseconds; all unit conversions are here (semantics 1.1).
 
 An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
 microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.
@@ -17,10 +17,12 @@ __all__ = [
     "clamp_instant",
     "format_duration",
     "format_instant",
+    "from_datetime",
     "match_iso_form",
     "parse_duration",
     "parse_fraction",
     "parse_instant",
+    "to_datetime",
 ]
 
 TICK_US: Final = 1
@@ -77,7 +79,7 @@ def parse_instant(text: str) -> int:
     Digits past the microsecond are cut off (rounded down).
 
     Raises:
-        ValueError: the text is no ISO-8601 instant, or lies outside [MIN_US, FINAL_US].
+        ValueError: the text is not an ISO-8601 instant, or lies outside [MIN_US, FINAL_US].
 
     >>> parse_instant("1970-01-01T00:00:01.5Z"), parse_instant("19700101T000001,5Z")
     (1500000, 1500000)
@@ -87,7 +89,7 @@ def parse_instant(text: str) -> int:
     match = match_iso_form(text.strip())
     if match is None:
         raise ValueError(
-            f"{text!r} is no ISO-8601 instant such as 2013-01-01T05:00:00Z or 20130101T050000Z"
+            f"{text!r} is not an ISO-8601 instant such as 2013-01-01T05:00:00Z or 20130101T050000Z"
         )
     fields = match.groupdict(default="0")
     year, month, day = int(fields["year"]), int(fields["month"]), int(fields["day"])
@@ -102,7 +104,7 @@ def parse_instant(text: str) -> int:
 
 
 def check_instant(us: int) -> int:
-    """`us` itself where it is a legal application time.
+    """`us` itself if it is a legal application time.
 
     Raises:
         ValueError: it lies outside [MIN_US, FINAL_US].
@@ -117,13 +119,23 @@ def clamp_instant(us: int) -> int:
     return min(max(us, MIN_US), FINAL_US)
 
 
+def from_datetime(moment: datetime) -> int:
+    """Microseconds since the epoch of an aware datetime."""
+    return (moment - _EPOCH) // _TICK
+
+
+def to_datetime(us: int) -> datetime:
+    """The instant as an aware datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=us)
+
+
 def format_instant(us: int) -> str:
-    """ISO-8601 with a Z, as short as exactness allows; reads back with parse_instant.
+    """ISO-8601 with a Z, as short as is exact; parse_instant reads it back.
 
     >>> format_instant(1_500_000)
     '1970-01-01T00:00:01.500000Z'
     """
-    return (_EPOCH + timedelta(microseconds=us)).isoformat().replace("+00:00", "Z")
+    return to_datetime(us).isoformat().replace("+00:00", "Z")
 
 
 def parse_duration(text: str) -> int:
@@ -137,21 +149,21 @@ def parse_duration(text: str) -> int:
     """
     rest, total = text.strip().lower(), Fraction(0)
     if not rest:
-        raise ValueError("an empty text is no duration")
+        raise ValueError("an empty text is not a duration")
     while rest:
         part = _DURATION_PART.match(rest)
         unit = part and (_UNITS_US.get(part[2]) or _UNITS_US.get(part[2].removesuffix("s")))
         if not part or not unit:
-            raise ValueError(f"{text!r} is no duration such as '5 seconds' or '-1 tick'")
+            raise ValueError(f"{text!r} is not a duration such as '5 seconds' or '-1 tick'")
         total += Fraction(part[1]) * unit
         rest = rest[part.end() :]
     if total.denominator != 1:
-        raise ValueError(f"{text!r} is no whole number of microseconds")
+        raise ValueError(f"{text!r} is not a whole number of microseconds")
     return int(total)
 
 
 def format_duration(us: int) -> str:
-    """The duration in its largest whole unit; reads back with parse_duration.
+    """The duration in its largest whole unit; parse_duration reads it back.
 
     >>> format_duration(90_000_000), format_duration(-1)
     ('90 seconds', '-1 tick')

@@ -1,10 +1,10 @@
-"""Which Python Spark starts its workers with, and whether that Python has this package.
+"""The Python that Spark starts its workers with, and a check that it has this package.
 
 Spark looks for a format, and reads and writes it, with the Python that its JVM finds in the
 environment variable PYSPARK_DRIVER_PYTHON, else PYSPARK_PYTHON, else as `python3` on PATH. The
 setting `spark.pyspark.python` and the interpreter that runs the driver do not count. A job that is
-started as `venv/bin/python job.py`, from an IDE, cron or a notebook, therefore does not find what
-is installed in its virtual environment, unless PYSPARK_PYTHON says so before the JVM starts.
+started as `venv/bin/python job.py`, from an IDE, cron or a notebook, therefore does not find
+packages of its virtual environment unless PYSPARK_PYTHON names it before the JVM starts.
 """
 
 import os
@@ -15,12 +15,17 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["VARIABLES", "find_fault", "use_this_interpreter", "worker_command"]
+__all__ = [
+    "INTERPRETER_VARIABLES",
+    "find_interpreter_fault",
+    "find_worker_command",
+    "use_this_interpreter",
+]
 
-VARIABLES: Final = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
-"""What Spark's JVM looks at, in this order."""
+INTERPRETER_VARIABLES: Final = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
+"""The variables that Spark's JVM reads, in this order."""
 
-_DEFAULT: Final = "python3"
+_DEFAULT_COMMAND: Final = "python3"
 _HAS_PACKAGE: Final = (
     "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyspark_timestream') else 3)"
 )
@@ -33,20 +38,20 @@ def use_this_interpreter(environment: MutableMapping[str, str]) -> None:
         environment["PYSPARK_PYTHON"] = sys.executable
 
 
-def worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The command that a JVM with this environment starts workers with, and what names it."""
-    for name in VARIABLES:
+def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The command with which a JVM in this environment starts workers, and its origin."""
+    for name in INTERPRETER_VARIABLES:
         if name in environment:
             return environment[name], name
-    return _DEFAULT, "PATH"
+    return _DEFAULT_COMMAND, "PATH"
 
 
-def find_fault(environment: Mapping[str, str]) -> str | None:
-    """Why a JVM with this environment would not find our formats; None where it would.
+def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
+    """The reason why a JVM with this environment would not find the formats; None if it would.
 
     Starts the interpreter in question once, where it is not the running one.
     """
-    command, source = worker_command(environment)
+    command, source = find_worker_command(environment)
     named = "found on PATH" if source == "PATH" else f"from the environment variable {source}"
     path = shutil.which(command, path=environment.get("PATH", os.defpath))
     if path is None:
@@ -61,7 +66,7 @@ def find_fault(environment: Mapping[str, str]) -> str | None:
 
 
 def _is_running_interpreter(path: Path) -> bool:
-    """Whether it is the same file in the same directory: a virtual environment is a directory."""
+    """True for the same file in the same directory: a virtual environment is a directory."""
     here = Path(sys.executable)
     return path.parent.absolute() == here.parent.absolute() and path.resolve() == here.resolve()
 

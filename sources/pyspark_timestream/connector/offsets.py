@@ -1,4 +1,4 @@
-"""What every offset of this package carries besides its position: a format version and settings.
+"""The parts of every offset besides its position: a format version and settings.
 
 The rules are semantics 8.5.
 """
@@ -8,21 +8,21 @@ from typing import Any, Final
 
 from pyspark_timestream.errors import CheckpointMismatch
 
-__all__ = ["FORMAT_VERSION", "SENTINEL", "check_offset", "is_sentinel"]
+__all__ = ["FORMAT_VERSION", "INITIAL_OFFSET", "check_offset", "is_initial_offset"]
 
 FORMAT_VERSION: Final = 1
-"""Of transport `time`; the Kafka transport counts its own."""
+"""The version of transport `time`; the Kafka transport has its own."""
 
-SENTINEL: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
+INITIAL_OFFSET: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
 """The constant initial offset: Spark asks for it again on a restart and never stores it, so it
-stands for "nothing was decided yet"; the first real offset holds every decision."""
+means "nothing is decided yet"; the first real offset holds every decision."""
 
-_CLIENT: Final = "kafka."
-"""The beginning of the names of client settings."""
+_CLIENT_PREFIX: Final = "kafka."
+"""The prefix of the names of client settings."""
 
 
-def is_sentinel(offset: Mapping[str, Any]) -> bool:
-    """Whether `offset` is the constant initial offset of any version."""
+def is_initial_offset(offset: Mapping[str, Any]) -> bool:
+    """True if `offset` is the constant initial offset of any version."""
     return set(offset) == {"version"}
 
 
@@ -46,13 +46,19 @@ def check_offset(
             f"{newest}: install the timestream release that wrote the checkpoint, or newer"
         )
     stored = offset.get("settings", settings)
-    if not any(name.startswith(_CLIENT) for name in stored):
+    if not any(name.startswith(_CLIENT_PREFIX) for name in stored):
         # A checkpoint from before client settings were kept goes on with today's.
-        settings = {name: text for name, text in settings.items() if not name.startswith(_CLIENT)}
+        settings = {
+            name: text for name, text in settings.items() if not name.startswith(_CLIENT_PREFIX)
+        }
     for name in sorted({*stored, *settings}):
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
         if old != new:
-            what = "which records there are" if name.startswith(_CLIENT) else "the stream's time"
+            what = (
+                "which records there are"
+                if name.startswith(_CLIENT_PREFIX)
+                else "the stream's time"
+            )
             back = f"set it back to '{old}'" if name in stored else "leave it out"
             raise CheckpointMismatch(
                 f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now; it "

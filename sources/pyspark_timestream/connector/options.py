@@ -1,4 +1,4 @@
-"""How an options dataclass reads Spark's string map: one declaration a field, one error shape.
+"""Declares options as fields of a dataclass, and reads them from Spark's string map.
 
 Both packages declare their options with `option(...)` and read them with `read_options(...)`.
 Every error names the option, the value, what is accepted, and the next step.
@@ -7,29 +7,33 @@ Every error names the option, the value, what is accepted, and the next step.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
-from pyspark_timestream.connector.instants import format_duration, parse_duration
+from pyspark_timestream.errors import OptionError
 
 __all__ = [
+    "Effect",
     "OptionError",
+    "OptionRow",
     "OptionSpec",
-    "Reader",
+    "Parser",
     "boolean",
     "choice",
-    "duration",
+    "fixed_settings",
     "option",
+    "option_rows",
+    "option_specs",
+    "quote_value",
     "read_options",
     "refuse_catalog_table",
-    "shown",
-    "specs",
     "text",
     "whole_number",
 ]
 
 T = TypeVar("T")
+Effect = Literal["stream", "batch", "both"]
 _KEY: Final = "option"
 
 SPARK_INJECTED: Final = frozenset(
@@ -39,115 +43,175 @@ SPARK_INJECTED: Final = frozenset(
 
 
 CATALOG_MARK: Final = "provider"
-"""What Spark's CREATE TABLE asks a source with, besides `owner`, `location` and `option.*`."""
+"""The key in the map of Spark's CREATE TABLE, besides `owner`, `location` and `option.*`."""
 
 
 SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether `name` speaks of a secret; of an address only where it holds one itself."""
+    """True if `name` names a secret, or `value` is an address that contains one."""
     is_address = name.lower().endswith(".url") and "@" not in value
     return bool(SECRET.search(name.lower())) and not is_address
 
 
-def shown(name: str, value: str) -> str:
-    """`value` as a message may show it: quoted, or hidden where `name` speaks of a secret."""
+def quote_value(name: str, value: str) -> str:
+    """`value` for a message: quoted, or hidden if `name` names a secret."""
     return "[hidden]" if is_secret(name, value) else f"'{value}'"
 
 
-def without_secrets(text: str, config: Mapping[str, Any]) -> str:
-    """`text`, which may quote `config`, with the values of its secret settings hidden."""
+def hide_secrets(text: str, config: Mapping[str, Any]) -> str:
+    """`text`, which may quote `config`, with the values of secret settings hidden."""
     for key, value in config.items():
         if isinstance(value, str) and value and is_secret(key, value):
             text = text.replace(value, "[hidden]")
     return text
 
 
-class OptionError(ValueError):
-    """The user gave options that cannot be carried out; nothing has been read or written.
-
-    With `list_last` what is accepted, a long list, stands behind the next step.
-    """
-
-    __module__ = "pyspark_timestream"  # As users import it.
-
-    def __init__(
-        self, name: str, problem: str, accepts: str, next_step: str, *, list_last: bool = False
-    ) -> None:
-        parts = [f"accepted: {accepts}", f"next step: {next_step}"]
-        rest = "; ".join(reversed(parts) if list_last else parts)
-        super().__init__(f"option '{name}': {problem}; {rest}")
-        self.name = name
-
-
 @dataclass(frozen=True, slots=True)
-class Reader(Generic[T]):
+class Parser(Generic[T]):
     """Reads one option's text.
 
     Attributes:
         parse: text -> value; raises ValueError with the reason.
-        accepts: what is accepted, as an error and the README say it.
+        accepts: what is accepted, as errors and the reference put it.
         wrong_type: a text of the wrong kind, refused by `parse`; None where every text is legal.
         out_of_range: a text of the right kind with an illegal value; None where there is none.
+        format: value -> text that reads back to it.
+        none_text: the text that reads as None; None where None means "not given".
     """
 
     parse: Callable[[str], T]
     accepts: str
     wrong_type: str | None = None
     out_of_range: str | None = None
+    format: Callable[[Any], str] = str
+    none_text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
-    """What is known of one option besides its type and default.
+    """The declaration of one option, all but its type and default.
 
     Attributes:
-        name: lowerCamelCase, as the README writes it; Spark matches it in any case.
-        reader: reads its text.
+        name: lowerCamelCase, as the reference writes it; Spark matches it in any case.
+        parser: reads its text.
+        description: its entry in the reference, one line of Markdown.
         excludes: options that may not be given with it.
         needs: options of which at least one must be given with it.
         required: it must be given.
+        effect: the kind of query that it changes. A batch read ignores an option of streams.
+        may_change: a query may go on from its checkpoint with another value.
         help: the next step, where "correct or remove it" does not say enough.
     """
 
     name: str
-    reader: Reader[Any]
+    parser: Parser[Any]
+    description: str
     excludes: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     required: bool = False
+    effect: Effect = "both"
+    may_change: bool = True
     help: str | None = None
 
     def next_step(self) -> str:
-        """What the user does about a wrong value."""
+        """The advice about a wrong value."""
         if self.help:
             return self.help
         return "correct it" if self.required else "correct it, or leave it out for the default"
 
+    def text_of(self, value: Any) -> str | None:
+        """The text that reads back to `value`; None where it means "not given"."""
+        return self.parser.none_text if value is None else self.parser.format(value)
+
     def error(self, problem: str) -> OptionError:
-        """The error of this option with `problem` said."""
-        return OptionError(self.name, problem, self.reader.accepts, self.next_step())
+        """The error of this option with the problem `problem`."""
+        return OptionError(self.name, problem, self.parser.accepts, self.next_step())
 
 
 def option(
     name: str,
-    reader: Reader[Any],
+    parser: Parser[Any],
     default: Any = dataclasses.MISSING,
     *,
+    description: str,
     excludes: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
+    effect: Effect = "both",
+    may_change: bool = True,
     help: str | None = None,
 ) -> Any:
-    """A dataclass field that is the option `name`; without a default it is required."""
+    """Declare a dataclass field as the option `name`; without a default it is required."""
     required = default is dataclasses.MISSING
-    spec = OptionSpec(name, reader, excludes, needs, required, help=help)
+    spec = OptionSpec(
+        name, parser, description, excludes, needs, required, effect, may_change, help
+    )
     return dataclasses.field(default=default, metadata={_KEY: spec})
 
 
-def specs(options_class: type) -> dict[str, OptionSpec]:
-    """Field name -> what is declared of it, in the order of declaration."""
+def option_specs(options_class: type) -> dict[str, OptionSpec]:
+    """Field name -> its option's declaration, in the order of declaration."""
     fields = dataclasses.fields(options_class)
     return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionRow:
+    """One row of the reference table; every text is Markdown.
+
+    Attributes:
+        name: the option.
+        default: `required`, `none`, `empty`, or the default's text as code.
+        accepted: what its text may be.
+        description: what it does.
+        effect: `stream`, `batch` or `both`.
+        may_change: a query may go on from its checkpoint with another value.
+    """
+
+    name: str
+    default: str
+    accepted: str
+    description: str
+    effect: Effect
+    may_change: bool
+
+
+def option_rows(options_class: type) -> Iterator[OptionRow]:
+    """The reference table of an options dataclass, in the order of declaration."""
+    for field in dataclasses.fields(options_class):
+        spec = field.metadata.get(_KEY)
+        if spec is not None:
+            yield OptionRow(
+                spec.name,
+                _default_cell(spec, field.default),
+                spec.parser.accepts,
+                spec.description,
+                spec.effect,
+                spec.may_change,
+            )
+
+
+def _default_cell(spec: OptionSpec, default: Any) -> str:
+    if spec.required:
+        return "required"
+    text = spec.text_of(default)
+    if text is None:
+        return "none"
+    return f"`{text}`" if text else "empty"
+
+
+def fixed_settings(options: Any) -> dict[str, str]:
+    """The options that may not change on a checkpoint, as option name -> text.
+
+    Equal values have equal texts, however they were spelt. Options without a value are left out.
+    """
+    texts = {
+        spec.name: spec.text_of(getattr(options, field))
+        for field, spec in option_specs(type(options)).items()
+        if not spec.may_change
+    }
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def read_options(
@@ -158,36 +222,36 @@ def read_options(
     foreign: Mapping[str, str] | None = None,
     prefixes: Iterable[str] = (),
 ) -> T:
-    """The options dataclass that `raw` stands for.
+    """Read `raw` into an options dataclass.
 
     Args:
         options_class: a frozen dataclass of `option(...)` fields.
         raw: option name in any case -> text.
-        injected: lower-cased names to pass over in silence.
+        injected: lower-cased names to ignore.
         foreign: names that belong elsewhere -> where they belong, for the error.
-        prefixes: lower-cased beginnings of names that somebody else reads.
+        prefixes: lower-cased prefixes of names that are read elsewhere.
 
     Raises:
         OptionError: an unknown, unreadable, missing, conflicting or unaccompanied option.
     """
     given = {key.lower(): value for key, value in raw.items()}
-    declared = specs(options_class)
+    declared = option_specs(options_class)
     by_key = {spec.name.lower(): field for field, spec in declared.items()}
     _refuse_unknown(given, declared.values(), injected, foreign or {}, tuple(prefixes))
     values = {
-        by_key[key]: _read(declared[by_key[key]], value)
+        by_key[key]: _parse(declared[by_key[key]], value)
         for key, value in given.items()
         if key in by_key
     }
     for spec in declared.values():
-        _check_company(spec, declared.values(), given)
+        _check_companions(spec, declared.values(), given)
     return options_class(**values)
 
 
 def refuse_catalog_table(raw: Mapping[str, str], source: str, view: str) -> None:
-    """Refuses to be a table of Spark's catalog, which could be made and never be read.
+    """Refuse to be a table of Spark's catalog, which could be created but never read.
 
-    Spark tells a Python source no options of such a table, not even where it lies.
+    Spark passes a Python source no options of such a table, not even its location.
 
     Args:
         raw: option name in any case -> text.
@@ -201,7 +265,7 @@ def refuse_catalog_table(raw: Mapping[str, str], source: str, view: str) -> None
         raise OptionError(
             CATALOG_MARK,
             f"'{source}' cannot be the provider of a table (CREATE TABLE, saveAsTable): Spark "
-            "tells a Python source no options of such a table, so it could never be read",
+            "passes a Python source no options of such a table, so it could never be read",
             "a temporary view, or a DataFrame",
             view,
         )
@@ -223,23 +287,23 @@ def _refuse_unknown(
             name, place = elsewhere[key]
             raise OptionError(
                 name,
-                f"{shown(name, value)} was given, but it {place}",
+                f"{quote_value(name, value)} was given, but it {place}",
                 "nothing here",
                 "leave it out",
             )
-        raise _unknown(key, value, names)
+        raise _unknown_option(key, value, names)
 
 
-def _unknown(key: str, value: str, names: Mapping[str, str]) -> OptionError:
+def _unknown_option(key: str, value: str, names: Mapping[str, str]) -> OptionError:
     """The error of an option that is not declared.
 
-    Its value is shown only where the name is nearly a known one: what it is otherwise nobody
-    knows, and it may be a secret under a misspelled name.
+    The value is shown only if the name is close to a known one: otherwise it may be a secret under
+    a misspelled name.
     """
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
     meant = f": did you mean '{names[near[0]]}'?" if near else ""
-    given = shown(key, value) if alike else "[hidden]"
+    given = quote_value(key, value) if alike else "[hidden]"
     return OptionError(
         key,
         f"there is no such option{meant} (its value was {given})",
@@ -249,14 +313,14 @@ def _unknown(key: str, value: str, names: Mapping[str, str]) -> OptionError:
     )
 
 
-def _read(spec: OptionSpec, value: str) -> Any:
+def _parse(spec: OptionSpec, value: str) -> Any:
     try:
-        return spec.reader.parse(value)
+        return spec.parser.parse(value)
     except ValueError as error:
         raise spec.error(f"cannot read '{value}' ({error})") from error
 
 
-def _check_company(
+def _check_companions(
     spec: OptionSpec, declared: Iterable[OptionSpec], given: Mapping[str, str]
 ) -> None:
     value = given.get(spec.name.lower())
@@ -264,7 +328,7 @@ def _check_company(
         rivals = (other for other in declared if spec.name in other.excludes)
         replaced = any(rival.name.lower() in given for rival in rivals)
         if spec.required and not replaced:
-            raise OptionError(spec.name, "it is missing", spec.reader.accepts, "set it")
+            raise OptionError(spec.name, "it is missing", spec.parser.accepts, "set it")
         return
     for other in spec.excludes:
         if other.lower() in given:
@@ -283,7 +347,7 @@ def _check_company(
         )
 
 
-text: Final = Reader(str, "any text")
+text: Final = Parser(str, "any text")
 """Every text is legal, the empty one included."""
 
 
@@ -293,10 +357,16 @@ def _parse_boolean(value: str) -> bool:
     return value.strip().lower() == "true"
 
 
-boolean: Final = Reader(_parse_boolean, "'true' or 'false'", wrong_type="maybe")
+def _format_boolean(value: bool) -> str:
+    return str(value).lower()
 
 
-def choice(*names: str) -> Reader[str]:
+boolean: Final = Parser(
+    _parse_boolean, "'true' or 'false'", wrong_type="maybe", format=_format_boolean
+)
+
+
+def choice(*names: str) -> Parser[str]:
     """One of `names`, in any case; the value is the name as given here."""
 
     def parse(value: str) -> str:
@@ -305,18 +375,18 @@ def choice(*names: str) -> Reader[str]:
                 return name
         raise ValueError("none of the accepted words")
 
-    return Reader(parse, ", ".join(f"'{name}'" for name in names), wrong_type="42")
+    return Parser(parse, ", ".join(f"'{name}'" for name in names), wrong_type="42")
 
 
-_WHOLE: Final = re.compile("[+-]?[0-9]+")
+_WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]+")
 
 
-def whole_number(at_least: int = 0) -> Reader[int]:
+def whole_number(at_least: int = 0) -> Parser[int]:
     """A whole number, `at_least` inclusive, below 2**63."""
 
     def parse(value: str) -> int:
         # int() takes digits of every script, and underscores.
-        if not _WHOLE.fullmatch(value.strip()):
+        if not _WHOLE_NUMBER.fullmatch(value.strip()):
             raise ValueError("not a whole number")
         number = int(value)
         if not at_least <= number < 2**63:
@@ -324,22 +394,4 @@ def whole_number(at_least: int = 0) -> Reader[int]:
         return number
 
     accepts = f"a whole number, at least {at_least}"
-    return Reader(parse, accepts, wrong_type="many", out_of_range=str(at_least - 1))
-
-
-def duration(at_least_us: int | None = None) -> Reader[int]:
-    """A duration in microseconds such as `5 seconds`, `at_least_us` inclusive."""
-
-    def parse(value: str) -> int:
-        us = parse_duration(value)
-        if at_least_us is not None and us < at_least_us:
-            raise ValueError(f"must be at least {format_duration(at_least_us)}")
-        return us
-
-    bound = "" if at_least_us is None else f", at least {format_duration(at_least_us)}"
-    return Reader(
-        parse,
-        f"a duration such as '5 seconds'{bound}",
-        wrong_type="soon",
-        out_of_range=None if at_least_us is None else f"{at_least_us - 1} ticks",
-    )
+    return Parser(parse, accepts, wrong_type="many", out_of_range=str(at_least - 1))

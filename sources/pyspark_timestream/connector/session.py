@@ -11,19 +11,20 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from pyspark_timestream.connector.interpreter import (
-    VARIABLES,
-    find_fault,
+    INTERPRETER_VARIABLES,
+    find_interpreter_fault,
+    find_worker_command,
     use_this_interpreter,
-    worker_command,
 )
-from pyspark_timestream.errors import WrongInterpreter
+from pyspark_timestream.errors import WrongInterpreter, compose_message
 
 __all__ = [
     "INTERPRETER",
     "SETTINGS",
     "Setting",
     "configure_spark",
-    "missing_format",
+    "explain_missing_format",
+    "spark_settings",
     "warn_of_interpreter",
 ]
 
@@ -37,8 +38,8 @@ class Setting:
 
     Attributes:
         name: of Spark's configuration, or of an environment variable.
-        value: what `configure_spark` gives it.
-        reason: what goes wrong, or how much is lost, without it.
+        value: the value that `configure_spark` sets.
+        reason: the consequence of leaving it out.
     """
 
     name: str
@@ -75,10 +76,26 @@ SETTINGS: Final = (
 )
 
 
-def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """`builder` with what a session needs for these formats: `INTERPRETER` and `SETTINGS`.
+def spark_settings() -> dict[str, str]:
+    """The Spark settings that `configure_spark` makes, for sessions that are configured elsewhere.
 
-    What `builder` or spark-submit sets already stays; `.config(...)` after this call overrides.
+    - `spark.sql.shuffle.partitions`: with Spark's 200 a small stream takes eight times as long.
+    - `spark.python.unix.domain.socket.enabled`: saves about 45 ms a task on the way to Python.
+    - `spark.sql.session.timeZone`: days begin, and times are shown, in UTC, as CTIs are.
+
+    The fourth setting is an environment variable, PYSPARK_PYTHON, because Spark looks the formats
+    up with that Python: set it before Spark starts, to a path that all nodes have.
+
+    Returns:
+        Name -> value, for `builder.config(map=...)` or spark-defaults.conf.
+    """
+    return {setting.name: setting.value for setting in SETTINGS}
+
+
+def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Give `builder` the settings that these formats need: `INTERPRETER` and `SETTINGS`.
+
+    Settings made by `builder` or spark-submit stay; `.config(...)` after this call overrides.
     Where the environment variable PYSPARK_PYTHON is not set, it is set to the running interpreter,
     for this process and those that it starts, so that Spark finds what is installed there. On a
     cluster set it yourself, to a path that all nodes have.
@@ -88,12 +105,12 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     Raises:
         WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
     """
-    jvm = _running_jvm()
+    jvm = _get_running_jvm()
     if jvm is None:
         use_this_interpreter(os.environ)
-    environment = _environment(jvm)
-    if fault := find_fault(environment):
-        raise WrongInterpreter(f"{fault}; next step: {_next_step(environment, jvm is not None)}")
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
+        raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
     given = getattr(builder, "_options", {})
     started = SparkConf() if jvm is not None else None
     for setting in SETTINGS:
@@ -103,39 +120,41 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def warn_of_interpreter(stacklevel: int) -> None:
-    """Warn where Spark, as things stand, does not find these formats."""
-    jvm = _running_jvm()
-    environment = _environment(jvm)
-    if fault := find_fault(environment):
+    """Warn if Spark would not find these formats."""
+    jvm = _get_running_jvm()
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
         warnings.warn(
-            f"{fault}: formats 'timestream' and 'tseries' will not be found; next step: "
-            + _next_step(environment, jvm is not None),
+            compose_message(
+                f"{fault}: formats 'timestream' and 'tseries' will not be found",
+                next_step=_suggest_next_step(environment, jvm is not None),
+            ),
             stacklevel=stacklevel + 1,
         )
 
 
-def missing_format(name: str) -> str:
-    """Why Spark has not found the format `name` of ours, and the next step."""
-    jvm = _running_jvm()
-    environment = _environment(jvm)
-    if fault := find_fault(environment):
-        step = _next_step(environment, jvm is not None)
+def explain_missing_format(name: str) -> str:
+    """Explain why Spark has not found the format `name`, with the next step."""
+    jvm = _get_running_jvm()
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
+        step = _suggest_next_step(environment, jvm is not None)
     else:
         fault = "Spark imports every package that is called pyspark_*, and one that fails hides all"
         step = "look in Spark's log for 'Skipping the lookup of Python Data Sources'"
-    return f"format '{name}' was not found: {fault}; next step: {step}"
+    return compose_message(f"format '{name}' was not found: {fault}", next_step=step)
 
 
-def _next_step(environment: Mapping[str, str], is_running: bool) -> str:
-    _, source = worker_command(environment)
+def _suggest_next_step(environment: Mapping[str, str], is_running: bool) -> str:
+    _, source = find_worker_command(environment)
     if is_running:
-        unset = f", {source} unset" if source in VARIABLES else ""
+        unset = f", {source} unset" if source in INTERPRETER_VARIABLES else ""
         return (
             "Spark runs already: start this process or kernel again with PYSPARK_PYTHON="
             f"{sys.executable} in its environment{unset}, or build the session with "
             "pyspark_timestream.configure_spark before anything else starts Spark"
         )
-    if source in VARIABLES:
+    if source in INTERPRETER_VARIABLES:
         return f"leave {source} unset, or set it to {sys.executable}"
     return (
         "build the session with pyspark_timestream.configure_spark(SparkSession.builder), or set "
@@ -143,13 +162,13 @@ def _next_step(environment: Mapping[str, str], is_running: bool) -> str:
     )
 
 
-def _running_jvm() -> Any | None:
+def _get_running_jvm() -> Any | None:
     """The JVM of this process, None before the first session."""
     if _GATEWAY in os.environ:
         SparkContext._ensure_initialized()
     return SparkContext._jvm
 
 
-def _environment(jvm: Any | None) -> Mapping[str, str]:
-    """The environment that decides: the JVM's, which keeps what it was started with."""
+def _get_environment(jvm: Any | None) -> Mapping[str, str]:
+    """The environment that decides: the JVM's, as it was at its start, or this process's."""
     return os.environ if jvm is None else dict(jvm.System.getenv())

@@ -1,9 +1,9 @@
-"""Spark's settings under which its watermark does not do what CTIs promise (semantics 11.5)."""
+"""Spark's settings under which its watermark would break the promise of CTIs (semantics 11.5)."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-__all__ = ["WatermarkSetting", "broken_settings", "next_step", "reason"]
+__all__ = ["WatermarkSetting", "explain_setting", "find_wrong_settings", "suggest_fix"]
 
 
 class WatermarkSetting(NamedTuple):
@@ -11,17 +11,17 @@ class WatermarkSetting(NamedTuple):
 
     Attributes:
         value: that value, Spark's default.
-        otherwise: what happens with another one.
+        otherwise: the consequence of another one.
     """
 
     value: str
     otherwise: str
 
 
-_SETTINGS: Final = {
+_REQUIRED_SETTINGS: Final = {
     "spark.sql.streaming.multipleWatermarkPolicy": WatermarkSetting(
         "min",
-        "where streams are joined or united, rows of the slower one are dropped without a word",
+        "where streams are joined or united, rows of the slower one are silently dropped",
     ),
     "spark.sql.streaming.noDataMicroBatches.enabled": WatermarkSetting(
         "true",
@@ -31,28 +31,28 @@ _SETTINGS: Final = {
 }
 
 
-def broken_settings(read: Callable[[str], str | None]) -> dict[str, str]:
-    """The settings that have another value than they must, with it.
+def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
+    """The settings with a wrong value: name -> value.
 
     Args:
-        read: a setting's value by its name; None: it was not set.
+        read: name -> value; None: not set.
     """
-    values = {name: read(name) for name in _SETTINGS}
+    values = {name: read(name) for name in _REQUIRED_SETTINGS}
     return {
         name: value
         for name, value in values.items()
-        if value is not None and value.lower() != _SETTINGS[name].value
+        if value is not None and value.lower() != _REQUIRED_SETTINGS[name].value
     }
 
 
-def reason(name: str) -> str:
-    """What happens where the setting `name` has another value than it must."""
-    return _SETTINGS[name].otherwise
+def explain_setting(name: str) -> str:
+    """The consequence of another value of the setting `name`."""
+    return _REQUIRED_SETTINGS[name].otherwise
 
 
-def next_step(name: str) -> str:
-    """What to do where the setting `name` has another value than it must."""
+def suggest_fix(name: str) -> str:
+    """The advice about another value of the setting `name`."""
     return (
-        f"spark.conf.set('{name}', '{_SETTINGS[name].value}') before the query is built; a "
-        "checkpoint may keep the value that it began with, so start with a new one"
+        f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
+        "a checkpoint may keep the value that it began with, so start with a new one"
     )

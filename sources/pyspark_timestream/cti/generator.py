@@ -1,4 +1,4 @@
-"""When CTIs are generated, and which of the proposed ones take effect (semantics 2.3 to 2.5).
+"""Generates CTIs, and decides which proposals take effect (semantics 2.3 to 2.5).
 
 The generator counts events, or measures the application time since the last trigger; an in-band
 CTI that takes effect restarts both. So a block falls into segments between such CTIs, and each
@@ -9,28 +9,25 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from pyspark_timestream.connector.columns import Instants, Mask, instant_or_sentinel
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US
-from pyspark_timestream.cti.marks import NEVER, Proposals
+from pyspark_timestream.cti.marks import Proposals
 from pyspark_timestream.cti.state import PartitionState
 
-__all__ = ["Frequency", "Paced", "pace"]
-
-Instants = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+__all__ = ["GeneratedCtis", "GeneratorRules", "generate_ctis"]
 
 
-_FEW_TRIGGERS: Final = 50
-"""A search costs as much as so many steps of a search for all events at once."""
+_EVENTS_PER_SEARCH: Final = 50
+"""The cost of one search, in events of a search for all events at once."""
 
 
-class Frequency(NamedTuple):
-    """How often CTIs are generated, and how far behind.
+class GeneratorRules(NamedTuple):
+    """The frequency and the delay of generated CTIs.
 
     Attributes:
         events: a CTI at every N-th counted event; None: not by count.
-        span_us: a CTI once application time has moved this far; None: not by timespan.
+        span_us: a CTI once application time has moved on by this; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
     """
 
@@ -40,8 +37,8 @@ class Frequency(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Paced:
-    """The clock of a block.
+class GeneratedCtis:
+    """The CTIs of a block, and the generator after it.
 
     Attributes:
         index: for each CTI the index of the record that it comes right after; -1: before the first.
@@ -58,14 +55,14 @@ class Paced:
     effective: Mask
 
 
-def pace(
-    frequency: Frequency,
+def generate_ctis(
+    frequency: GeneratorRules,
     state: PartitionState,
     places: Instants,
     times: Instants,
     proposals: Proposals,
-) -> Paced:
-    """Run the clock over a block.
+) -> GeneratedCtis:
+    """Run the generator over a block.
 
     Args:
         frequency: the generator's rule.
@@ -74,43 +71,43 @@ def pace(
         times: their times, which drive the clock.
         proposals: the in-band CTIs.
     """
-    cti_us = NEVER if state.cti_us is None else state.cti_us
-    hopeful = _hopeful(cti_us, proposals)
+    cti_us = instant_or_sentinel(state.cti_us)
+    rising = _find_rising(cti_us, proposals)
     if frequency.events is not None or frequency.span_us is not None:
-        return _in_turns(frequency, state, places, times, proposals, hopeful)
+        return _interleave(frequency, state, places, times, proposals, rising)
     # Nothing comes between them, so each takes effect.
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
-    effective[hopeful] = True
-    count = 0 if len(hopeful) else state.count
-    cuts, us = proposals.cuts[hopeful], proposals.us[hopeful]
-    return Paced(cuts - 1, us, count, state.base_us, effective)
+    effective[rising] = True
+    count = 0 if len(rising) else state.count
+    cuts, us = proposals.cuts[rising], proposals.us[rising]
+    return GeneratedCtis(cuts - 1, us, count, state.base_us, effective)
 
 
-def _in_turns(
-    frequency: Frequency,
+def _interleave(
+    frequency: GeneratorRules,
     state: PartitionState,
     places: Instants,
     times: Instants,
     proposals: Proposals,
-    hopeful: Instants,
-) -> Paced:
-    """As `pace`, where generated CTIs come between the `hopeful` proposals."""
-    cti_us = NEVER if state.cti_us is None else state.cti_us
+    rising: Instants,
+) -> GeneratedCtis:
+    """As `generate_ctis`, with generated CTIs between the `rising` proposals."""
+    cti_us = instant_or_sentinel(state.cti_us)
     count, base_us = state.count, state.base_us
     effective = np.zeros(len(proposals.us), dtype=np.bool_)
     indices, ctis, begin, at, ahead = [], [], 0, 0, 1
-    ends = np.searchsorted(places, proposals.cuts[hopeful]).tolist()
-    while at < len(hopeful):
-        some = hopeful[at : at + ahead]
+    ends = np.searchsorted(places, proposals.cuts[rising]).tolist()
+    while at < len(rising):
+        some = rising[at : at + ahead]
         end = ends[at + len(some) - 1]
-        index, us, more, later_us = _segment(
+        index, us, more, later_us = _generate_segment(
             frequency, cti_us, count, base_us, places[begin:end], times[begin:end]
         )
-        first, generated = _first_effective(cti_us, index, us, proposals, some)
+        first, generated = _find_first_effective(cti_us, index, us, proposals, some)
         indices.append(index[:generated])
         ctis.append(us[:generated])
         if first is None:
-            # Where proposals come to nothing, ever more of them are looked at together.
+            # After proposals without effect, try twice as many together.
             begin, at, ahead = end, at + len(some), 2 * ahead
             cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
             continue
@@ -120,20 +117,20 @@ def _in_turns(
         indices.append(proposals.cuts[some[first : first + 1]] - 1)
         ctis.append(proposals.us[some[first : first + 1]])
         begin, at, ahead = ends[at + first], at + first + 1, first + 1
-    index, us, count, base_us = _segment(
+    index, us, count, base_us = _generate_segment(
         frequency, cti_us, count, base_us, places[begin:], times[begin:]
     )
     indices.append(index)
     ctis.append(us)
-    return Paced(np.concatenate(indices), np.concatenate(ctis), count, base_us, effective)
+    return GeneratedCtis(np.concatenate(indices), np.concatenate(ctis), count, base_us, effective)
 
 
-def _first_effective(
+def _find_first_effective(
     cti_us: int, index: Instants, us: Instants, proposals: Proposals, some: Instants
 ) -> tuple[int | None, int]:
-    """The first of `some` proposals that takes effect, and how many CTIs come before it.
+    """The first of `some` proposals that takes effect, and the number of CTIs before it.
 
-    The CTIs `us` are generated as if none took effect; with None for the first all of them stand.
+    The CTIs `us` are generated as if none took effect; if the first is None, all of them are valid.
     """
     if len(some) == 1:
         in_force_us = us[-1] if len(us) else cti_us
@@ -144,14 +141,14 @@ def _first_effective(
     return (int(found[0]), int(before[found[0]])) if len(found) else (None, len(us))
 
 
-def _hopeful(cti_us: int, proposals: Proposals) -> Instants:
-    """The proposals above all before them: no other can take effect."""
+def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
+    """The proposals that are greater than all before them: no other can take effect."""
     highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
     return np.flatnonzero(highest[1:] > highest[:-1])
 
 
-def _segment(
-    frequency: Frequency,
+def _generate_segment(
+    frequency: GeneratorRules,
     cti_us: int,
     count: int,
     base_us: int | None,
@@ -159,29 +156,29 @@ def _segment(
     times: Instants,
 ) -> tuple[Instants, Instants, int, int | None]:
     """The generated CTIs of events between two in-band ones, and counter and base after them."""
-    triggers, count, base_us = _triggers(frequency, count, base_us, times)
+    triggers, count, base_us = _find_triggers(frequency, count, base_us, times)
     due = np.clip(times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
     highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
     rises = highest[1:] > highest[:-1]
     return places[triggers[rises]], due[rises], count, base_us
 
 
-def _triggers(
-    frequency: Frequency, count: int, base_us: int | None, times: Instants
+def _find_triggers(
+    frequency: GeneratorRules, count: int, base_us: int | None, times: Instants
 ) -> tuple[Instants, int, int | None]:
-    """Which of the counted events trigger a CTI, and the counter and span base after them."""
+    """The counted events that trigger a CTI, and the counter and span base after them."""
     if len(times) and frequency.events is not None:
         first = frequency.events - 1 - count
         triggers = np.arange(first, len(times), frequency.events, dtype=np.int64)
         return triggers, (count + len(times)) % frequency.events, base_us
     if len(times) and frequency.span_us is not None:
         base_us = int(times[0]) if base_us is None else base_us
-        triggers = _span_triggers(times, base_us, frequency.span_us)
+        triggers = _find_span_triggers(times, base_us, frequency.span_us)
         return triggers, count, int(times[triggers[-1]]) if len(triggers) else base_us
     return np.empty(0, dtype=np.int64), count, base_us
 
 
-def _few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
+def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
     at, chain = int(np.searchsorted(highest, base_us + span_us)), []
     while at < len(highest):
         chain.append(at)
@@ -189,16 +186,16 @@ def _few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
     return np.array(chain, dtype=np.int64)
 
 
-def _span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
+def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
     """Each trigger is the first event at least `span_us` after the one before it.
 
     The first event that reaches a bound is also the first at which the running maximum does, so
-    every event's successor is found by one binary search over all; what is left is to follow the
-    chain, one step a CTI. Where few can trigger, only the chain's own successors are searched.
+    every event's successor is found by one binary search over all; then follow the chain, one step
+    per CTI. If few events can trigger, only the successors in the chain are searched.
     """
     highest = np.maximum.accumulate(times)
-    if (int(highest[-1]) - base_us) // span_us < len(times) // _FEW_TRIGGERS:
-        return _few_triggers(highest, base_us, span_us)
+    if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:
+        return _follow_few_triggers(highest, base_us, span_us)
     successor = np.searchsorted(highest, highest + span_us).tolist()
     at, chain = int(np.searchsorted(highest, base_us + span_us)), []
     while at < len(times):

@@ -1,69 +1,66 @@
-"""What writers say, in columns: maxima of lives and minima over spans, of all writers at once."""
+"""Maxima within segments and minima over intervals, for all writers at once."""
 
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["NEVER", "greatest_of_lives", "least_of_spans", "order_by_writer"]
+from pyspark_timestream.connector.columns import NEVER, Instants, Mask
 
-Instants = npt.NDArray[np.int64]
-
-NEVER: Final = np.iinfo(np.int64).min
-"""Stands for no instant where a column needs one."""
-
-_ABSENT: Final = np.iinfo(np.int64).max
-_ROOM: Final = 2**62
+__all__ = ["max_in_segments", "min_over_intervals", "sort_by_writer"]
 
 
-def order_by_writer(keys: Instants, codes: Instants) -> Instants:
-    """The order of n deeds by the number of their writer, and of each writer by its keys."""
+_NO_INTERVAL: Final = np.iinfo(np.int64).max
+_MAX_SHIFTED: Final = 2**62
+
+
+def sort_by_writer(keys: Instants, codes: Instants) -> Instants:
+    """The order of n changes by the number of their writer, and for each writer by key."""
     # Numbers of two bytes are sorted in linear time, and so are keys of a few runs in order.
     narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
     return np.lexsort((keys, narrow))
 
 
-def greatest_of_lives(us: Instants, fresh: npt.NDArray[np.bool_]) -> Instants:
-    """The running maximum of n instants, begun anew wherever `fresh`; NEVER is below all.
+def max_in_segments(us: Instants, is_first: Mask) -> Instants:
+    """The running maximum of n instants, restarted wherever `is_first`; NEVER is below all.
 
-    Lives are lifted above each other, so that one running maximum serves all of them. Where their
-    instants are too far apart for that, the instants' ranks are lifted.
+    Each segment is shifted above the one before, so that one running maximum serves all of them.
+    If the instants are too far apart for that, their ranks are shifted instead.
     """
-    lives = np.cumsum(fresh)
-    told = us[us != NEVER]
-    if not len(told):
+    segments = np.cumsum(is_first)
+    known = us[us != NEVER]
+    if not len(known):
         return us
-    least_us, values = int(told.min()), None
-    height = int(told.max()) - least_us + 2
-    if height > _ROOM // (len(us) + 1):
+    least_us, values = int(known.min()), None
+    height = int(known.max()) - least_us + 2
+    if height > _MAX_SHIFTED // (len(us) + 1):
         values, ranks = np.unique(us, return_inverse=True)
-        lifted, height = ranks.astype(np.int64), len(values)
+        shifted, height = ranks.astype(np.int64), len(values)
     else:
-        # NEVER is the ground, a step below the least.
-        lifted = np.where(us == NEVER, 0, us - least_us + 1)
-    ground = lives * height
-    greatest: Instants = np.maximum.accumulate(lifted + ground) - ground
+        # NEVER becomes 0, one below the least instant.
+        shifted = np.where(us == NEVER, 0, us - least_us + 1)
+    ground = segments * height
+    greatest: Instants = np.maximum.accumulate(shifted + ground) - ground
     if values is not None:
         return values[greatest]
     return np.where(greatest == 0, NEVER, greatest + least_us - 1)
 
 
-def least_of_spans(begins: Instants, ends: Instants, us: Instants, steps: int) -> Instants:
-    """At each step the least of the `us` whose spans [begin, end) cover it; NEVER where none does.
+def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: int) -> Instants:
+    """At each step the least of the `us` whose intervals [begin, end) cover it; NEVER if none does.
 
-    No span is empty. Each is two overlapping ones of a power of two steps, so that all spans of a
-    length are noted at once, and then handed down to their halves.
+    No interval is empty. Each is the union of two whose length is a power of two, so that all
+    intervals of a length are entered at once, and then passed down to their halves.
     """
     levels = np.frexp(ends - begins)[1] - 1
-    least = np.full(steps, _ABSENT)
+    least = np.full(steps, _NO_INTERVAL)
     for level in range(int(levels.max(initial=0)), -1, -1):
         length = 1 << level
-        if len(mine := np.flatnonzero(levels == level)):
-            np.minimum.at(least, begins[mine], us[mine])
-            np.minimum.at(least, ends[mine] - length, us[mine])
+        if len(chosen := np.flatnonzero(levels == level)):
+            np.minimum.at(least, begins[chosen], us[chosen])
+            np.minimum.at(least, ends[chosen] - length, us[chosen])
         if half := length // 2:
-            handed = least.copy()
-            np.minimum(handed[half:], least[:-half], out=handed[half:])
-            least = handed
-    least[least == _ABSENT] = NEVER
+            passed = least.copy()
+            np.minimum(passed[half:], least[:-half], out=passed[half:])
+            least = passed
+    least[least == _NO_INTERVAL] = NEVER
     return least

@@ -1,46 +1,63 @@
 """In-band CTIs: the marks of writers become CTIs of their partition (semantics 4).
 
-The partition's in-band CTI is the minimum of its live writers' greatest marks. `note` folds the
-punctuations of a block into *proposals*: each says what that minimum is from some place on, and
-the clock (`generator.pace`) decides whether it takes effect. All is columns, whatever the number
-of writers and of closes.
+A *mark* is a record whose header carries a time: its writer promises that nothing before that time
+will follow (4.1). A *close* removes a writer; a writer without a name is the partition itself, and
+cannot be closed (4.4). The in-band CTI of a partition is the minimum of its live writers' greatest
+marks (4.2): one writer that has yet to mark, listed in `writers`, holds it back (4.3).
 
-A record at hand first moves the clock of record timestamps, and writers that have been silent for
-more than `writerTimeout` are forgotten; then comes its event; then its mark; then its close. So a
-*key* says when something befell a writer: 3p is a silence that record p shows, 3p + 1 a mark of
-record p, 3p + 2 its close; -1 is before the block, and thrice its records is after it.
+`fold_marks` folds the punctuations of a block of records into *proposals*. A proposal is the value
+of that minimum from some record on; `generator.generate_ctis` decides which proposals take effect.
+The work is done on columns, whatever the number of writers and closes:
+
+1. `_list_changes` lists the marks and closes of the block, and the writers that are live before it,
+   by writer and in time.
+2. `_find_ends` finds the end of each change: the writer's next change, or its silence for longer
+   than `writerTimeout` (4.5).
+3. `_find_intervals` turns changes into intervals: a writer's greatest mark holds from one moment
+   to another. `mark_columns` computes these maxima, and the minimum over all intervals at each
+   moment.
+4. `_propose` and `_compute_window` read the proposals, and the rows' time windows (4.6), off that
+   minimum.
+
+At one record four things happen in this order: the record timestamp advances the silence of all
+writers; the event is judged; its mark counts; its close counts. A *key* gives a moment its place in
+that order: 3p is a silence that record p reveals, 3p + 1 its mark, 3p + 2 its close; -1 is before
+the block, and three times the number of records is after it.
 """
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.cti.mark_columns import (
+from pyspark_timestream.connector.columns import (
     NEVER,
-    greatest_of_lives,
-    least_of_spans,
-    order_by_writer,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
 )
-from pyspark_timestream.cti.state import PartitionState, Writer
+from pyspark_timestream.cti.mark_columns import (
+    max_in_segments,
+    min_over_intervals,
+    sort_by_writer,
+)
+from pyspark_timestream.cti.state import PartitionState, WriterState
 
-__all__ = ["NEVER", "Marks", "Noted", "Proposals", "Window", "WriterRules", "note"]
+__all__ = ["NEVER", "MarkEffects", "Marks", "Proposals", "Window", "WriterRules", "fold_marks"]
 
-Instants = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
-_BEFORE: Final = -1
+_BEFORE_BLOCK: Final = -1
 _NOTHING: Final = np.empty(0, np.int64)
 
 
 class Marks(NamedTuple):
-    """The k punctuations in a block of records, in offset order.
+    """The k marks and closes in a block of records, in offset order.
 
     Attributes:
         places: k indices into the block.
-        us: k instants: the marks; anything where there is none that can be read.
+        us: k instants: the marks; arbitrary where there is no readable one.
         marked: k booleans: it carries a mark, readable or not.
         readable: k booleans: the mark (and the writer's name) can be read.
         writers: k texts; "" is the partition itself.
@@ -60,7 +77,7 @@ class WriterRules(NamedTuple):
 
     Attributes:
         listed: the writers that are waited for from the start.
-        timeout_us: how long a writer may be silent, in record timestamps; None: for ever.
+        timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         windows: time windows are wanted.
     """
 
@@ -70,10 +87,10 @@ class WriterRules(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """What the in-band CTI is, from p places on.
+    """The value of the in-band CTI from p places on.
 
     Attributes:
-        cuts: p record counts, increasing: a proposal comes after so many records of the block.
+        cuts: p record counts, increasing: a proposal comes after this many records of the block.
         us: p instants, NEVER where there is no minimum.
         is_mark: p booleans: a mark made it, not a close or a silence.
     """
@@ -84,23 +101,23 @@ class Proposals(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The bounds of time at each of n records' positions; NEVER where there is none."""
+    """The time bounds at each of n records' positions; NEVER where there is none."""
 
     lower_us: Instants
     upper_us: Instants
 
 
-class Noted(NamedTuple):
-    """What a block's punctuations say.
+class MarkEffects(NamedTuple):
+    """The effects of a block's marks and closes.
 
     Attributes:
         writers, noted_us, record_us, begun: as in PartitionState, after the block.
-        proposals: for the clock.
+        proposals: for the generator.
         unreadable: the places of marks that cannot be read.
         window: the rows' time windows; None where they are not wanted.
     """
 
-    writers: tuple[tuple[str, Writer], ...]
+    writers: tuple[tuple[str, WriterState], ...]
     noted_us: int | None
     record_us: int | None
     begun: bool
@@ -109,54 +126,54 @@ class Noted(NamedTuple):
     window: Window | None
 
 
-def note(
+def fold_marks(
     rules: WriterRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
-) -> Noted:
-    """Fold the punctuations of a block of `rows` records.
+) -> MarkEffects:
+    """Fold the marks and closes of a block of `rows` records.
 
     Args:
         rules: the options.
         state: the partition before the block.
-        marks: its punctuations.
+        marks: its marks and closes.
         record_us: the records' timestamps, NEVER where one has none; only with a timeout.
         rows: how many records the block has.
     """
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
-    clock = _record_clock(rules, state, record_us)
+    clock = _accumulate_record_times(rules, state, record_us)
     known = _NOTHING if clock is None else clock[clock > NEVER]
     begins = bool(rows and rules.listed and not state.begun)
-    live = dict(state.writers) | {name: Writer() for name in rules.listed if begins}
-    deeds = _deeds(live, marks, clock, int(known[0]) if len(known) else None)
-    # Where nothing can happen in the block, there is no need to look at its records.
+    live = dict(state.writers) | {name: WriterState() for name in rules.listed if begins}
+    changes = _list_changes(live, marks, clock, int(known[0]) if len(known) else None)
+    # Without marks, timeouts and windows the records themselves do not matter.
     is_quiet = clock is None and not len(marks.places) and not rules.windows
-    ends = _ends(deeds, clock, rules.timeout_us, 0 if is_quiet else rows)
-    spans = _spans(deeds, ends, 0 if is_quiet else rows)
-    noted = deeds.us[deeds.is_mark & deeds.named & (deeds.keys != _BEFORE)]
-    before_us = NEVER if state.noted_us is None else state.noted_us
-    return Noted(
-        writers=spans.live,
-        noted_us=_or_none(max(before_us, int(noted.max(initial=NEVER)))),
+    ends = _find_ends(changes, clock, rules.timeout_us, 0 if is_quiet else rows)
+    intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
+    noted = changes.us[changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)]
+    before_us = instant_or_sentinel(state.noted_us)
+    return MarkEffects(
+        writers=intervals.live,
+        noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
         record_us=int(known[-1]) if len(known) else state.record_us,
         begun=state.begun or begins,
-        proposals=_proposals(spans),
+        proposals=_propose(intervals),
         unreadable=marks.places[marks.marked & ~marks.readable],
-        window=_window(deeds, spans, before_us) if rules.windows else None,
+        window=_compute_window(changes, intervals, before_us) if rules.windows else None,
     )
 
 
-def _record_clock(
+def _accumulate_record_times(
     rules: WriterRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
     """The greatest record timestamp so far, at each record."""
     if rules.timeout_us is None or record_us is None:
         return None
-    before = NEVER if state.record_us is None else state.record_us
+    before = instant_or_sentinel(state.record_us)
     return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
 
 
-class _Deeds(NamedTuple):
-    """What d marks and closes say, by writer, and of each writer in time.
+class _Changes(NamedTuple):
+    """The d marks and closes, sorted by writer, and for each writer by time.
 
     A writer that is live before the block begins with its greatest mark so far.
 
@@ -164,26 +181,26 @@ class _Deeds(NamedTuple):
         keys: d keys.
         codes: d numbers of writers.
         us: d instants: the marks; NEVER for a close, and for a writer that has yet to mark.
-        heard_us: d instants: the clock of record timestamps; NEVER where it is not known.
-        is_mark: d booleans: it is no close.
-        named: d booleans: it is of a named writer, not of the partition itself.
+        seen_us: d instants: the greatest record timestamp by then; NEVER where it is unknown.
+        is_mark: d booleans: a mark, not a close.
+        named: d booleans: of a named writer, not of the partition itself.
         names: the writers by their numbers.
     """
 
     keys: Instants
     codes: Instants
     us: Instants
-    heard_us: Instants
+    seen_us: Instants
     is_mark: Mask
     named: Mask
     names: list[str]
 
 
-class _Spans(NamedTuple):
-    """How long m marks hold, on s steps: the moments at which anything changes.
+class _Intervals(NamedTuple):
+    """The intervals in which m marks hold, on s steps: the moments at which anything changes.
 
     Attributes:
-        begins, ends: m steps: the mark holds from the one to before the other.
+        begins, ends: m steps: the mark holds from the first, inclusive, to the second, exclusive.
         us: m instants: the writer's greatest mark so far; NEVER where it has yet to mark.
         named: m booleans: the writer is named.
         live: the writers after the block, in the order of their names.
@@ -195,103 +212,112 @@ class _Spans(NamedTuple):
     ends: Instants
     us: Instants
     named: Mask
-    live: tuple[tuple[str, Writer], ...]
+    live: tuple[tuple[str, WriterState], ...]
     keys: Instants
     steps: Instants
 
 
-def _deeds(
-    live: Mapping[str, Writer], marks: Marks, clock: Instants | None, first_us: int | None
-) -> _Deeds:
-    """Writers that could not be clocked yet are clocked by the first known timestamp."""
+def _list_changes(
+    live: Mapping[str, WriterState], marks: Marks, clock: Instants | None, first_us: int | None
+) -> _Changes:
+    """List the changes; a writer without a known timestamp gets the first one of the block."""
     encoded = marks.writers.dictionary_encode()
     numbers = {name: number for number, name in enumerate(live)}
-    among = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
-    told_by = np.array(among, dtype=np.int64)[encoded.indices.to_numpy()]
+    dictionary_codes = [
+        numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()
+    ]
+    writer_codes = np.array(dictionary_codes, dtype=np.int64)[encoded.indices.to_numpy()]
     own = numbers.get("", -1)
     marked = np.flatnonzero(marks.marked & marks.readable)
-    closed = np.flatnonzero(marks.closes & (told_by != own))
+    closed = np.flatnonzero(marks.closes & (writer_codes != own))
     now_us = np.full(len(marked), NEVER)
     if clock is not None and first_us is not None:
         now_us = np.maximum(clock[marks.places[marked]], first_us)
-    begun_us = [_instant(w.mark_us) for w in live.values()]
-    since_us = [_instant(first_us if w.heard_us is None else w.heard_us) for w in live.values()]
+    start_us = [instant_or_sentinel(w.mark_us) for w in live.values()]
+    start_seen_us = [
+        instant_or_sentinel(first_us if w.seen_us is None else w.seen_us) for w in live.values()
+    ]
     never = np.full(len(closed), NEVER)
     key_parts = [3 * marks.places[marked] + 1, 3 * marks.places[closed] + 2]
-    keys = np.concatenate([np.full(len(live), _BEFORE), *key_parts])
-    codes = np.concatenate([np.arange(len(live)), told_by[marked], told_by[closed]])
+    keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), *key_parts])
+    codes = np.concatenate([np.arange(len(live)), writer_codes[marked], writer_codes[closed]])
     is_mark = np.arange(len(codes)) < len(codes) - len(closed)
-    us = np.concatenate([np.array(begun_us, np.int64), marks.us[marked], never])
-    heard_us = np.concatenate([np.array(since_us, np.int64), now_us, never])
-    by = order_by_writer(keys, codes)
-    return _Deeds(
-        keys[by], codes[by], us[by], heard_us[by], is_mark[by], codes[by] != own, list(numbers)
+    us = np.concatenate([np.array(start_us, np.int64), marks.us[marked], never])
+    seen_us = np.concatenate([np.array(start_seen_us, np.int64), now_us, never])
+    by = sort_by_writer(keys, codes)
+    return _Changes(
+        keys[by], codes[by], us[by], seen_us[by], is_mark[by], codes[by] != own, list(numbers)
     )
 
 
-def _ends(deeds: _Deeds, clock: Instants | None, timeout_us: int | None, rows: int) -> Instants:
-    """When each deed is over: at the writer's next one, or when it falls silent, if at all."""
-    ends = np.full(len(deeds.keys), 3 * rows)
-    same = deeds.codes[1:] == deeds.codes[:-1]
-    ends[:-1][same] = deeds.keys[1:][same]
+def _find_ends(
+    changes: _Changes, clock: Instants | None, timeout_us: int | None, rows: int
+) -> Instants:
+    """The key at which each change ends: the writer's next change, or its silence, if any."""
+    ends = np.full(len(changes.keys), 3 * rows)
+    same = changes.codes[1:] == changes.codes[:-1]
+    ends[:-1][same] = changes.keys[1:][same]
     if clock is None or timeout_us is None:
         return ends
-    silent = np.searchsorted(clock, deeds.heard_us + timeout_us, side="right")
-    silent[deeds.heard_us == NEVER] = rows
+    silent = np.searchsorted(clock, changes.seen_us + timeout_us, side="right")
+    silent[changes.seen_us == NEVER] = rows
     earlier: Instants = np.minimum(ends, 3 * silent)
     return earlier
 
 
-def _spans(deeds: _Deeds, ends: Instants, rows: int) -> _Spans:
-    fresh = np.ones(len(ends), dtype=np.bool_)
-    fresh[1:] = (
-        (deeds.codes[1:] != deeds.codes[:-1]) | ~deeds.is_mark[:-1] | (ends[:-1] < deeds.keys[1:])
+def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
+    is_first = np.ones(len(ends), dtype=np.bool_)
+    is_first[1:] = (
+        (changes.codes[1:] != changes.codes[:-1])
+        | ~changes.is_mark[:-1]
+        | (ends[:-1] < changes.keys[1:])
     )
-    greatest = greatest_of_lives(deeds.us, fresh)
+    greatest = max_in_segments(changes.us, is_first)
     is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
     is_step[[0, -1]] = True
-    is_step[deeds.keys + 1] = True
-    mine = np.flatnonzero(deeds.is_mark)
-    is_step[ends[mine] + 1] = True
+    is_step[changes.keys + 1] = True
+    marks_at = np.flatnonzero(changes.is_mark)
+    is_step[ends[marks_at] + 1] = True
     steps = np.cumsum(is_step) - 1
-    lasting = mine[ends[mine] == 3 * rows]
-    told = zip(deeds.codes[lasting], greatest[lasting], deeds.heard_us[lasting], strict=True)
-    live = {deeds.names[c]: Writer(_or_none(us), _or_none(heard)) for c, us, heard in told}
-    return _Spans(
-        begins=steps[deeds.keys[mine] + 1],
-        ends=steps[ends[mine] + 1],
-        us=greatest[mine],
-        named=deeds.named[mine],
+    lasting = marks_at[ends[marks_at] == 3 * rows]
+    ended_open = zip(
+        changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True
+    )
+    live = {
+        changes.names[c]: WriterState(instant_or_none(us), instant_or_none(seen))
+        for c, us, seen in ended_open
+    }
+    return _Intervals(
+        begins=steps[changes.keys[marks_at] + 1],
+        ends=steps[ends[marks_at] + 1],
+        us=greatest[marks_at],
+        named=changes.named[marks_at],
         live=tuple(sorted(live.items())),
         keys=np.flatnonzero(is_step)[:-1] - 1,
         steps=steps,
     )
 
 
-def _proposals(spans: _Spans) -> Proposals:
-    least_us = least_of_spans(spans.begins, spans.ends, spans.us, len(spans.keys))
-    # A record comes after what it shows of silence, and before its own mark and close.
-    keys = spans.keys[1:]
+def _propose(intervals: _Intervals) -> Proposals:
+    least_us = min_over_intervals(
+        intervals.begins, intervals.ends, intervals.us, len(intervals.keys)
+    )
+    # A record comes after the silences that it reveals, and before its own mark and close.
+    keys = intervals.keys[1:]
     return Proposals((keys + 2) // 3, least_us[1:], keys % 3 == 1)
 
 
-def _window(deeds: _Deeds, spans: _Spans, noted_us: int) -> Window:
-    """The bounds at each record: those that hold after its silences and before its own mark."""
-    count = len(spans.keys)
-    heard = spans.named & (spans.us != NEVER)
-    lower_us = least_of_spans(spans.begins[heard], spans.ends[heard], spans.us[heard], count)
+def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
+    """The bounds at each record, after its silences and before its own mark."""
+    count = len(intervals.keys)
+    is_known = intervals.named & (intervals.us != NEVER)
+    lower_us = min_over_intervals(
+        intervals.begins[is_known], intervals.ends[is_known], intervals.us[is_known], count
+    )
     upper_us = np.full(count, NEVER)
-    said = deeds.is_mark & deeds.named & (deeds.keys != _BEFORE)
-    upper_us[spans.steps[deeds.keys[said] + 1]] = deeds.us[said]
+    is_noted = changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)
+    upper_us[intervals.steps[changes.keys[is_noted] + 1]] = changes.us[is_noted]
     upper_us[0] = noted_us
     upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))
-    at_records = spans.steps[1:-1:3]
+    at_records = intervals.steps[1:-1:3]
     return Window(lower_us[at_records], upper_us[at_records])
-
-
-def _instant(us: int | None) -> int:
-    return NEVER if us is None else us
-
-
-def _or_none(us: int) -> int | None:
-    return None if us == NEVER else int(us)

@@ -1,4 +1,4 @@
-"""Where a partition's clock stands between two records: the state that the rules fold.
+"""The state of a partition between two records, which the rules fold.
 
 It round-trips through JSON, because it is part of the Spark offset.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-__all__ = ["COUNTERS", "PartitionState", "Writer", "raised"]
+__all__ = ["COUNTERS", "PartitionState", "WriterState", "raise_cti"]
 
 COUNTERS: Final = (
     "events",
@@ -21,22 +21,22 @@ COUNTERS: Final = (
 )
 
 
-class Writer(NamedTuple):
+class WriterState(NamedTuple):
     """One writer of in-band CTIs (semantics 4.2).
 
     Attributes:
-        mark_us: its greatest mark; None: it is waited for and has not marked yet.
-        heard_us: what the partition's clock of record timestamps said at its last mark, or for one
-            that is waited for at the partition's first record; None: no record had a timestamp yet.
+        mark_us: its greatest mark; None: a listed writer that has yet to mark.
+        seen_us: the greatest record timestamp of the partition by its last mark, or, for a listed
+            writer that has yet to mark, by the first record; None: no record had a timestamp yet.
     """
 
     mark_us: int | None = None
-    heard_us: int | None = None
+    seen_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Where a partition's clock stands between two events.
+    """The state of a partition between two records.
 
     Attributes:
         cti_us: the CTI in force; None before the first.
@@ -46,7 +46,7 @@ class PartitionState:
         dropped: late events that the policy dropped.
         adjusted: late events whose start or end was moved.
         flagged: late events that were passed on.
-        malformed: malformed events, whatever was done to them.
+        malformed: malformed events, under every policy.
         ctis: CTIs that took effect.
         ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
         last_us: the time that the last well-formed event was judged by; None before the first.
@@ -54,7 +54,7 @@ class PartitionState:
             stands for the partition's own marks.
         noted_us: the greatest mark that any named writer ever noted; None before the first.
         record_us: the greatest record timestamp so far; only kept with `writerTimeout`.
-        begun: the listed writers have been put into `writers`.
+        begun: `writers` has the listed writers.
     """
 
     cti_us: int | None = None
@@ -68,7 +68,7 @@ class PartitionState:
     ctis: int = 0
     ignored_ctis: int = 0
     last_us: int | None = None
-    writers: tuple[tuple[str, Writer], ...] = ()
+    writers: tuple[tuple[str, WriterState], ...] = ()
     noted_us: int | None = None
     record_us: int | None = None
     begun: bool = False
@@ -78,21 +78,21 @@ class PartitionState:
         defaults = PartitionState()
         names = (field.name for field in dataclasses.fields(self))
         values = {name: getattr(self, name) for name in names}
-        said = {
+        fields = {
             name: value
             for name, value in sorted(values.items())
             if value != getattr(defaults, name)
         }
         if self.writers:
-            said["writers"] = [[name, *writer] for name, writer in self.writers]
-        return said
+            fields["writers"] = [[name, *writer] for name, writer in self.writers]
+        return fields
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
         """The state that `to_json` wrote."""
         state = cls(**value)
-        told: Any = state.writers
-        writers = tuple((name, Writer(*said)) for name, *said in told)
+        parsed: Any = state.writers
+        writers = tuple((name, WriterState(*values)) for name, *values in parsed)
         return dataclasses.replace(state, writers=writers)
 
     def counters(self) -> dict[str, int]:
@@ -103,8 +103,8 @@ class PartitionState:
         }
 
 
-def raised(state: PartitionState, cti_us: int) -> PartitionState:
-    """`state` with the CTI `cti_us` in force, if that is greater; counter and base go on."""
+def raise_cti(state: PartitionState, cti_us: int) -> PartitionState:
+    """`state` with the CTI `cti_us` in force, if that is greater; counter and base stay."""
     if state.cti_us is not None and state.cti_us >= cti_us:
         return state
     return dataclasses.replace(state, cti_us=cti_us)

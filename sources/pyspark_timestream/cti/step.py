@@ -1,34 +1,58 @@
-"""The state machine of one partition (semantics 2.2), over whole columns.
+"""The state machine of one partition, over columns of records (semantics 2.2).
 
-`step(rules, state, events, marks)` is a fold: records come in offset order, any split of them into
-calls gives the same judgements, the same CTIs and the same end state. The state round-trips through
-JSON, because it is part of the Spark offset.
+Each partition has a clock of its own: the CTI in force, none at first. `step` takes the state
+before a block of consecutive records, their events and their marks. It returns the state after the
+block and the verdicts: which events stay, which were late, and where CTIs took effect.
 
-The rule in one paragraph: an event is judged against the CTI in force before it; then it counts;
-if it triggers, a CTI at its received time minus the delay comes right after it, provided that it
-is greater than the CTI in force. What the policy does to an event never drives the clock. Then
-comes the mark that the record carries; an in-band CTI restarts the generator.
+For each record, in this order (2.2):
+
+1. Writers that have been silent for too long are forgotten, which may raise the CTI (4.5).
+2. The event is judged: it is late if its time is strictly before the CTI in force (3).
+3. The event counts, unless it is malformed or an end edge. It may trigger a generated CTI, at its
+   received time minus the delay, right after it (2.3 to 2.5).
+4. Its mark, then its close, may change the in-band CTI (4.2, 4.4).
+
+A CTI takes effect only if it is greater than the one in force; an in-band CTI that takes effect
+restarts the generator. The policy for late events never influences the clock: a dropped event
+counts too, and an adjusted one drives the clock with its received time.
+
+So the clock can be computed first, for the whole block, and the violations after it:
+
+- `check_times` finds each event's time and the malformed events.
+- `fold_marks` turns marks, closes and silences into proposals for in-band CTIs.
+- `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
+- `_spread_ctis` gives every record the CTI in force before it; `classify` compares and applies the
+  policy.
+
+`step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
+The state round-trips through JSON, because it is part of the Spark offset.
 """
 
 import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.cti.generator import Frequency, pace
-from pyspark_timestream.cti.marks import NEVER, Marks, Noted, WriterRules, note
-from pyspark_timestream.cti.state import COUNTERS, PartitionState, raised
+from pyspark_timestream.connector.columns import (
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
+)
+from pyspark_timestream.cti.generator import GeneratorRules, generate_ctis
+from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
+from pyspark_timestream.cti.state import COUNTERS, PartitionState, raise_cti
 from pyspark_timestream.cti.violations import (
     ADJUSTED,
     LATE,
     VIOLATIONS,
     Events,
     Failure,
-    Judgement,
-    judge,
-    judged_times,
+    Verdicts,
+    check_times,
+    classify,
 )
 
 __all__ = [
@@ -38,21 +62,21 @@ __all__ = [
     "VIOLATIONS",
     "Events",
     "Failure",
-    "Judgement",
     "Marks",
     "PartitionState",
     "TimeRules",
-    "raised",
+    "Verdicts",
+    "raise_cti",
     "step",
 ]
 
-Instants = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
-_NOTHING = np.empty(0, dtype=np.int64)
-_NOBODY = np.empty(0, dtype=np.bool_)
-NO_MARKS = Marks(_NOTHING, _NOTHING, _NOBODY, _NOBODY, pa.nulls(0, pa.string()), _NOBODY)
-"""The punctuations of a block that has none."""
+_NO_INSTANTS = np.empty(0, dtype=np.int64)
+_NO_FLAGS = np.empty(0, dtype=np.bool_)
+NO_MARKS = Marks(
+    _NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS, _NO_FLAGS, pa.nulls(0, pa.string()), _NO_FLAGS
+)
+"""The marks of a block without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +89,11 @@ class TimeRules:
         every_events: a CTI at every N-th counted event; None: not by count.
         every_us: a CTI once application time has moved this far; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
-        max_future_us: for the clock an event's time counts as at most its record's timestamp plus
-            this; None: as it is.
+        max_future_us: the clock takes an event's time as at most its record's timestamp plus this;
+            None: unlimited.
         writers: the writers that are waited for from the start.
-        writer_timeout_us: how long a writer may be silent, in record timestamps; None: for ever.
-        time_window: the rows' time windows are wanted.
+        writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
+        time_window: the rows get time windows.
     """
 
     shape: str = "point"
@@ -85,51 +109,53 @@ class TimeRules:
 
 def step(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
-) -> tuple[PartitionState, Judgement]:
-    """Judge `events`, hear `marks`, and advance the clock."""
-    times, well_formed, malformed = judged_times(events)
+) -> tuple[PartitionState, Verdicts]:
+    """Judge `events`, apply `marks`, and advance the clock.
+
+    Raises:
+        ValueError: the columns of `marks` differ in length.
+    """
+    times, well_formed, malformed = check_times(events)
     counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
     writer_rules = WriterRules(rules.writers, rules.writer_timeout_us, rules.time_window)
-    noted = note(writer_rules, state, marks, events.record_us, len(times))
-    frequency = Frequency(rules.every_events, rules.every_us, rules.delay_us)
-    driving = _driving_times(rules, events, times, counted)
-    paced = pace(frequency, state, counted, driving, noted.proposals)
-    before = _in_force(state, paced.index, paced.us, len(times))
+    effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
+    frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
+    driving = _cap_times(rules, events, times, counted)
+    generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
+    before = _spread_ctis(state, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
-    judgement = judge(rules.shape, rules.policy, events, times, late, malformed, before)
+    verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
     if rules.policy == "fail":
-        judgement = _fail_on_marks(judgement, noted, before)
-    judgement = dataclasses.replace(
-        judgement,
-        cti_index=paced.index,
-        cti_us=paced.us,
-        unreadable=noted.unreadable,
-        window=noted.window,
+        verdicts = _fail_on_marks(verdicts, effects, before)
+    verdicts = dataclasses.replace(
+        verdicts,
+        cti_index=generated.index,
+        cti_us=generated.us,
+        unreadable=effects.unreadable,
+        window=effects.window,
     )
     present = len(times) if events.present is None else int(np.count_nonzero(events.present))
-    tally = _tally(present, late, malformed, judgement)
-    ineffective = int(np.count_nonzero(noted.proposals.is_mark & ~paced.effective))
-    tally["ignored_ctis"] = ineffective + len(noted.unreadable)
-    tally["ctis"] = len(paced.us)
+    tally = _count_events(present, late, malformed, verdicts)
+    ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
+    tally["ignored_ctis"] = ineffective + len(effects.unreadable)
+    tally["ctis"] = len(generated.us)
     moved = dataclasses.replace(
         state,
-        cti_us=int(paced.us[-1]) if len(paced.us) else state.cti_us,
-        count=paced.count,
-        base_us=paced.base_us,
-        last_us=_last(state, times, well_formed),
-        writers=noted.writers,
-        noted_us=noted.noted_us,
-        record_us=noted.record_us,
-        begun=noted.begun,
+        cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
+        count=generated.count,
+        base_us=generated.base_us,
+        last_us=_find_last_time(state, times, well_formed),
+        writers=effects.writers,
+        noted_us=effects.noted_us,
+        record_us=effects.record_us,
+        begun=effects.begun,
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )
-    return moved, judgement
+    return moved, verdicts
 
 
-def _driving_times(
-    rules: TimeRules, events: Events, times: Instants, counted: Instants
-) -> Instants:
-    """The times of the counted events as the clock takes them: not too far in the future."""
+def _cap_times(rules: TimeRules, events: Events, times: Instants, counted: Instants) -> Instants:
+    """The times of the counted events for the clock, capped by `maxFuture` (semantics 2.6)."""
     driving = times[counted]
     if rules.max_future_us is None or events.record_us is None:
         return driving
@@ -138,37 +164,37 @@ def _driving_times(
     return np.where(record_us == NEVER, driving, capped)
 
 
-def _in_force(state: PartitionState, index: Instants, us: Instants, rows: int) -> Instants:
+def _spread_ctis(state: PartitionState, index: Instants, us: Instants, rows: int) -> Instants:
     """The CTI in force before each record."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
-    candidates[0] = NEVER if state.cti_us is None else state.cti_us
+    candidates[0] = instant_or_sentinel(state.cti_us)
     # Of several CTIs after one record the last, which is the greatest, is written last.
     candidates[index + 1] = us
     return np.maximum.accumulate(candidates)[:-1]
 
 
-def _last(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
+def _find_last_time(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
     places = np.flatnonzero(well_formed)
     return int(times[places[-1]]) if len(places) else state.last_us
 
 
-def _fail_on_marks(judgement: Judgement, noted: Noted, before: Instants) -> Judgement:
+def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -> Verdicts:
     """An unreadable mark fails; an event in the same record comes before it."""
-    failure = judgement.failure
-    if not len(noted.unreadable) or (failure and failure.index <= noted.unreadable[0]):
-        return judgement
-    place = int(noted.unreadable[0])
-    cti_us = None if before[place] == NEVER else int(before[place])
+    failure = verdicts.failure
+    if not len(effects.unreadable) or (failure and failure.index <= effects.unreadable[0]):
+        return verdicts
+    place = int(effects.unreadable[0])
+    cti_us = instant_or_none(before[place])
     failure = Failure(place, malformed=False, event_us=0, cti_us=cti_us, mark=True)
-    return dataclasses.replace(judgement, failure=failure)
+    return dataclasses.replace(verdicts, failure=failure)
 
 
-def _tally(events: int, late: Mask, malformed: Mask, judgement: Judgement) -> dict[str, int]:
-    """How many events this block adds to each counter; late and malformed are disjoint."""
-    violation = judgement.violation
+def _count_events(events: int, late: Mask, malformed: Mask, verdicts: Verdicts) -> dict[str, int]:
+    """The events that this block adds to each counter; late and malformed are disjoint."""
+    violation = verdicts.violation
     return {
         "events": events,
-        "dropped": int(np.count_nonzero(late & ~judgement.keep)),
+        "dropped": int(np.count_nonzero(late & ~verdicts.keep)),
         "adjusted": int(np.count_nonzero(violation == ADJUSTED)),
         "flagged": int(np.count_nonzero(violation == LATE)),
         "malformed": int(np.count_nonzero(malformed)),

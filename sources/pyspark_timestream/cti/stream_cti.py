@@ -1,25 +1,47 @@
-"""The stream's CTI over partitions (semantics 5.1): what can be promised, and by whom.
+"""The stream's CTI: the minimum over its partitions, and the part of it that a task can prove.
 
-A partition that has no CTI yet holds the stream's back. A task knows the clocks of its own
-partitions at every moment and those of all others at the start of the batch; clocks only go
-forward, so the minimum over what it knows is a promise that already holds.
+A CTI promises that nothing before it will change. A stream can promise no more than each of its
+partitions, so its CTI is the minimum of theirs (semantics 5.1). A partition without a CTI holds it
+back; an idle one (5.2) does not count; if all are idle, the greatest of their CTIs counts. The
+stream's CTI never goes back. `compute_stream_cti` applies these rules between two batches.
+
+A partition that comes back from idleness, or that was found while the query runs, is raised to the
+stream's CTI (5.4, 5.5). It is *joining*: it has no part in the minimum of that moment, unless no
+other partition is awake.
+
+Within a batch several tasks read different partitions at the same time and cannot see each other's
+progress. Each task knows its own partitions up to the last record it has read, and the others only
+as they were at the start of the batch. CTIs never go back, so the minimum of what a task knows is a
+promise that already holds. `TaskFrontier` folds a task's partitions in reading order and yields the
+increases of that minimum: the CTI rows (5.7). The other partitions enter as one number, their
+minimum at the start (`find_min_of_others`).
+
+No task may be able to prove the stream's CTI at the end of a batch. `find_max_emitted` is the
+greatest CTI row that any task can have emitted; where the stream's CTI is above it, one more batch
+carries it (5.7).
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["Prover", "greatest", "least_of_others", "merge", "proven_by_tasks", "stream_cti"]
+from pyspark_timestream.connector.columns import Instants
 
-Instants = npt.NDArray[np.int64]
+__all__ = [
+    "TaskFrontier",
+    "compute_stream_cti",
+    "find_max_emitted",
+    "find_min_of_others",
+    "max_known",
+    "min_cti",
+]
 
 
-def merge(ctis_us: Iterable[int | None]) -> int | None:
-    """The stream's CTI: the least of the partitions'; None where one has none, or there are none.
+def min_cti(ctis_us: Iterable[int | None]) -> int | None:
+    """The minimum of the partitions' CTIs; None if one of them is None, or there are none.
 
-    >>> merge([7, 5]), merge([7, None]), merge([])
+    >>> min_cti([7, 5]), min_cti([7, None]), min_cti([])
     (5, None, None)
     """
     known = list(ctis_us)
@@ -27,15 +49,15 @@ def merge(ctis_us: Iterable[int | None]) -> int | None:
     return min(present) if present and len(present) == len(known) else None
 
 
-def least_of_others(
+def find_min_of_others(
     ctis_us: Sequence[int | None], groups: Iterable[Collection[int]]
 ) -> list[tuple[int | None, ...]]:
-    """For each group of indices: the one of all other CTIs that decides their merge.
+    """For each group of indices, the minimum of all other CTIs, as a tuple of at most one.
 
-    `(None,)` where one of the others has none, `()` where there are no others. It takes one sorting
-    and a look at each group, since a batch may have thousands of partitions and as many tasks.
+    `(None,)` if one of the others is None, `()` if there are no others. Sorts once for all groups,
+    since a batch may have thousands of partitions and as many tasks.
 
-    >>> least_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
+    >>> find_min_of_others([5, 3, 4], [[1], [0, 2], [0, 1, 2]])
     [(4,), (3,), ()]
     """
     ascending = sorted(range(len(ctis_us)), key=lambda i: (ctis_us[i] is not None, ctis_us[i] or 0))
@@ -47,12 +69,12 @@ def least_of_others(
     return found
 
 
-def greatest(*ctis_us: int | None) -> int | None:
-    """The greatest of those that are there; None where none is."""
+def max_known(*ctis_us: int | None) -> int | None:
+    """The greatest CTI that is not None; None if all are."""
     return max((cti_us for cti_us in ctis_us if cti_us is not None), default=None)
 
 
-def stream_cti(
+def compute_stream_cti(
     holding_us: Sequence[int | None],
     joining_us: Sequence[int | None],
     idle_us: Sequence[int | None],
@@ -61,35 +83,37 @@ def stream_cti(
     """The stream's CTI between two batches.
 
     Args:
-        holding_us: the CTIs of the partitions that are awake and were so before.
-        joining_us: of those that come back from idleness or were just found; they will be raised
-            to the result, so they count for themselves only where nobody else is awake.
-        idle_us: of those that are idle: all idle, the greatest counts.
-        floor_us: what the stream's CTI was: it never goes back.
+        holding_us: the CTIs of the partitions that are awake and were awake before.
+        joining_us: of those that come back from idleness or were just found. They will be raised
+            to the result, so they count only if no other partition is awake.
+        idle_us: of the idle ones. If all are idle, the greatest counts.
+        floor_us: the stream's CTI so far: it never goes back.
     """
     awake_us = holding_us or joining_us
-    return greatest(merge(awake_us) if awake_us else greatest(*idle_us), floor_us)
+    return max_known(min_cti(awake_us) if awake_us else max_known(*idle_us), floor_us)
 
 
 @dataclass(frozen=True, slots=True)
-class Prover:
-    """What one task has proven so far; a fold over its partitions in the order it reads them.
+class TaskFrontier:
+    """The CTI that one task has proven so far; a fold over its partitions in reading order.
 
     Attributes:
         own_us: the CTIs of the task's partitions, in reading order, as far as read.
-        others_us: the CTIs of all other partitions at the start of the batch, or the least of them.
-        emitted_us: the greatest CTI row that the stream has had before this point; None: none.
+        others_us: the CTIs of all other partitions at the start of the batch, or their minimum.
+        emitted_us: the greatest CTI row of the stream before this point; None: none.
     """
 
     own_us: tuple[int | None, ...]
     others_us: tuple[int | None, ...]
     emitted_us: int | None
 
-    def advance(self, position: int, ctis_us: Instants) -> tuple["Prover", Instants, Instants]:
+    def advance(
+        self, position: int, ctis_us: Instants
+    ) -> tuple["TaskFrontier", Instants, Instants]:
         """Partition `position` produced `ctis_us` (increasing).
 
         Returns:
-            The prover after them; the places in `ctis_us` after which a CTI row is due; those
+            The frontier after them; the places in `ctis_us` after which a CTI row is due; those
             rows' values, increasing and above all emitted before.
         """
         none = np.empty(0, dtype=np.int64)
@@ -97,9 +121,9 @@ class Prover:
             return self, none, none
         own = (*self.own_us[:position], int(ctis_us[-1]), *self.own_us[position + 1 :])
         rest = (*self.own_us[:position], *self.own_us[position + 1 :], *self.others_us)
-        floor_us = merge(rest)
+        floor_us = min_cti(rest)
         if rest and floor_us is None:
-            return Prover(own, self.others_us, self.emitted_us), none, none
+            return TaskFrontier(own, self.others_us, self.emitted_us), none, none
         proven = ctis_us if floor_us is None else np.minimum(ctis_us, floor_us)
         before = np.concatenate(([np.iinfo(np.int64).min], proven[:-1]))
         news = proven > before
@@ -107,15 +131,15 @@ class Prover:
             news &= proven > self.emitted_us
         places = np.flatnonzero(news)
         emitted_us = int(proven[places[-1]]) if len(places) else self.emitted_us
-        return Prover(own, self.others_us, emitted_us), places, proven[places]
+        return TaskFrontier(own, self.others_us, emitted_us), places, proven[places]
 
 
-def proven_by_tasks(
+def find_max_emitted(
     start_us: Sequence[int | None],
     end_us: Sequence[int | None],
     tasks: Iterable[Sequence[int]],
 ) -> int | None:
-    """The greatest CTI row that any task of a batch can have emitted.
+    """The greatest CTI row that any task of a batch can have emitted; None: none.
 
     Args:
         start_us: the CTI of each of the p partitions at the start of the batch.
@@ -124,7 +148,7 @@ def proven_by_tasks(
     """
     given = list(tasks)
     proven = (
-        merge([*(end_us[i] for i in mine), *others])
-        for mine, others in zip(given, least_of_others(start_us, given), strict=True)
+        min_cti([*(end_us[i] for i in mine), *others])
+        for mine, others in zip(given, find_min_of_others(start_us, given), strict=True)
     )
-    return greatest(*proven)
+    return max_known(*proven)

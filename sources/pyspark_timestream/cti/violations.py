@@ -1,22 +1,93 @@
-"""What becomes of events under the policy (semantics 3), given the CTI before each.
+"""The policies for events that violate a CTI, and their effect on a block (semantics 3).
 
-`judge` looks every violating event's kind up in the policy table, and does what the table says.
+A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
+an unknown edge, or an end that is not after its start. `POLICY_TABLE` holds the action for each
+policy and kind of event; `classify` applies it to columns of events, given the CTI before each.
 """
 
 import dataclasses
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_timestream.cti.marks import NEVER, Window
-from pyspark_timestream.cti.policy import Action, action
+from pyspark_timestream.connector.columns import Instants, Mask, instant_or_none
+from pyspark_timestream.cti.marks import Window
 
-__all__ = ["ADJUSTED", "VIOLATIONS", "Events", "Failure", "Judgement", "judge", "judged_times"]
+__all__ = [
+    "ADJUSTED",
+    "EVENT_KINDS",
+    "LATE",
+    "POLICIES",
+    "POLICY_TABLE",
+    "VIOLATIONS",
+    "Action",
+    "Events",
+    "Failure",
+    "Verdicts",
+    "check_times",
+    "classify",
+    "look_up_action",
+]
 
-Instants = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+
+class Action(Enum):
+    """The action on one event."""
+
+    DROP = "dropped"
+    MOVE_START = "start moved to the CTI"
+    MOVE_END = "end moved to the CTI"
+    FAIL = "the query fails"
+    FLAG = "passed on, flagged"
+
+
+POLICIES: Final = ("drop", "adjust", "fail", "flag")
+
+EVENT_KINDS: Final = ("point", "interval", "ended interval", "start edge", "end edge", "malformed")
+"""An `ended interval` ends at or before the CTI: nothing of it would be left."""
+
+POLICY_TABLE: Final[dict[tuple[str, str], Action]] = {
+    ("drop", "point"): Action.DROP,
+    ("drop", "interval"): Action.DROP,
+    ("drop", "ended interval"): Action.DROP,
+    ("drop", "start edge"): Action.DROP,
+    ("drop", "end edge"): Action.DROP,
+    ("drop", "malformed"): Action.DROP,
+    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
+    ("adjust", "point"): Action.DROP,
+    ("adjust", "interval"): Action.MOVE_START,
+    ("adjust", "ended interval"): Action.DROP,
+    ("adjust", "start edge"): Action.MOVE_START,
+    ("adjust", "end edge"): Action.MOVE_END,
+    ("adjust", "malformed"): Action.DROP,
+    ("fail", "point"): Action.FAIL,
+    ("fail", "interval"): Action.FAIL,
+    ("fail", "ended interval"): Action.FAIL,
+    ("fail", "start edge"): Action.FAIL,
+    ("fail", "end edge"): Action.FAIL,
+    ("fail", "malformed"): Action.FAIL,
+    ("flag", "point"): Action.FLAG,
+    ("flag", "interval"): Action.FLAG,
+    ("flag", "ended interval"): Action.FLAG,
+    ("flag", "start edge"): Action.FLAG,
+    ("flag", "end edge"): Action.FLAG,
+    ("flag", "malformed"): Action.FLAG,
+}
+
+
+def look_up_action(policy: str, kind: str) -> Action:
+    """The cell of the table.
+
+    Raises:
+        KeyError: there is no such cell; the message names policy and kind.
+    """
+    try:
+        return POLICY_TABLE[policy, kind]
+    except KeyError:
+        raise KeyError(f"no action for policy '{policy}' and kind '{kind}'") from None
+
 
 LATE: Final = 1
 ADJUSTED: Final = 2
@@ -32,11 +103,11 @@ class Events:
     Attributes:
         start_us: n instants: the start time (of an end edge: the start of what it ends).
         readable: n booleans; False where a time is missing or unreadable or the edge unknown.
-            Times at unreadable places may be anything.
+            Times at unreadable places are arbitrary.
         end_us: n instants for intervals and edges; None for points.
         is_end: n booleans for edges: this is an end edge; None for points and intervals.
         present: n booleans: the record is an event; None: all are. A punctuation without a value
-            is none.
+            is not one.
         record_us: n instants: the record timestamps, NEVER where there is none; None where no
             rule needs them.
     """
@@ -51,14 +122,14 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first record that policy `fail` does not let pass.
+    """The first record that policy `fail` refuses.
 
     Attributes:
         index: which of the block.
         malformed: it is malformed, not late.
-        event_us: the time that it was judged by; anything where it is malformed.
+        event_us: the time that it was judged by; arbitrary if it is malformed.
         cti_us: the CTI in force; None: none yet.
-        mark: it is no event but a mark that cannot be read.
+        mark: it is an unreadable mark, not an event.
     """
 
     index: int
@@ -69,8 +140,8 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """What became of a block of n records.
+class Verdicts:
+    """The verdicts on a block of n records.
 
     Attributes:
         keep: n booleans: the event is passed on.
@@ -80,7 +151,7 @@ class Judgement:
         cti_index: for each CTI the index of the record that it comes right after; -1: it comes
             before the first.
         cti_us: the CTIs, strictly increasing, each above the one in force before the block.
-        failure: set where policy `fail` ends the stream; the rest then means nothing.
+        failure: set if policy `fail` ends the stream; the rest is then meaningless.
         unreadable: the places of marks that cannot be read.
         window: the rows' time windows; None where they are not wanted.
     """
@@ -96,8 +167,8 @@ class Judgement:
     window: Window | None = None
 
 
-def judged_times(events: Events) -> tuple[Instants, Mask, Mask]:
-    """The time each event is judged by; which records are well-formed events; malformed ones."""
+def check_times(events: Events) -> tuple[Instants, Mask, Mask]:
+    """The time that judges each event, and masks of the well-formed and malformed events."""
     times, well_formed = events.start_us, events.readable
     if events.end_us is not None:
         lasting = events.end_us > events.start_us
@@ -111,7 +182,7 @@ def judged_times(events: Events) -> tuple[Instants, Mask, Mask]:
     return times, well_formed & events.present, ~well_formed & events.present
 
 
-def judge(
+def classify(
     shape: str,
     policy: str,
     events: Events,
@@ -119,8 +190,8 @@ def judge(
     late: Mask,
     malformed: Mask,
     before: Instants,
-) -> Judgement:
-    """What the policy does to n records, still without CTIs.
+) -> Verdicts:
+    """Apply the policy to n records; the CTIs are added later.
 
     Args:
         shape: `point`, `interval` or `edge`.
@@ -131,7 +202,7 @@ def judge(
         malformed: n booleans: a malformed event.
         before: n instants: the CTI in force before each record, NEVER where there is none.
     """
-    judgement = Judgement(
+    judgement = Verdicts(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
         violation=np.zeros(len(times), dtype=np.uint8),
         start_us=events.start_us,
@@ -139,14 +210,14 @@ def judge(
         cti_index=np.empty(0, dtype=np.int64),
         cti_us=np.empty(0, dtype=np.int64),
     )
-    for kind, mask in _kinds(shape, events, late, malformed, before):
+    for kind, mask in _group_by_kind(shape, events, late, malformed, before):
         if mask.any():
             code = MALFORMED if kind == "malformed" else LATE
-            judgement = _act(action(policy, kind), code, mask, judgement, times, before)
+            judgement = _apply(look_up_action(policy, kind), code, mask, judgement, times, before)
     return judgement
 
 
-def _kinds(
+def _group_by_kind(
     shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
 ) -> list[tuple[str, Mask]]:
     """The violating events by their kind in the policy table."""
@@ -160,19 +231,19 @@ def _kinds(
     return [*shaped, ("malformed", malformed)]
 
 
-def _act(
+def _apply(
     what: Action,
     code: int,
     mask: Mask,
-    judgement: Judgement,
+    judgement: Verdicts,
     times: Instants,
     before: Instants,
-) -> Judgement:
+) -> Verdicts:
     if what is Action.DROP:
         return dataclasses.replace(judgement, keep=judgement.keep & ~mask)
     if what is Action.FAIL:
         return dataclasses.replace(
-            judgement, failure=_earlier(judgement.failure, mask, code, times, before)
+            judgement, failure=_keep_earlier(judgement.failure, mask, code, times, before)
         )
     flagged = code if what is Action.FLAG else ADJUSTED
     judgement = dataclasses.replace(
@@ -187,11 +258,11 @@ def _act(
     return judgement
 
 
-def _earlier(
+def _keep_earlier(
     failure: Failure | None, mask: Mask, code: int, times: Instants, before: Instants
 ) -> Failure:
     at = int(np.argmax(mask))
     if failure is not None and failure.index < at:
         return failure
-    cti_us = None if before[at] == NEVER else int(before[at])
+    cti_us = instant_or_none(before[at])
     return Failure(at, code == MALFORMED, int(times[at]), cti_us)

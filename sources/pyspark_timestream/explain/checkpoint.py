@@ -1,21 +1,21 @@
-"""Reads the offset log of a Spark checkpoint in a local directory: all that a stopped query left.
+"""Reads the offset log of a Spark checkpoint in a local directory, and explains it.
 
-The directory `offsets` has a file a batch, named by its number, and `commits` one for each batch
-that was finished. Spark writes a file elsewhere and renames it, so a half-written one is a copy's
-fault; it is passed over with a note.
+The directory `offsets` has a file per batch, named by its number, and `commits` one per finished
+batch. Spark writes a file elsewhere and renames it, so a half-written one comes from an incomplete
+copy; it is skipped with a note.
 """
 
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.explain.history import Batch, histories, read_log_entry
+from pyspark_timestream.explain.history import Batch, build_histories, read_log_entry
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
 
-__all__ = ["explain_checkpoint", "local_directory", "read_offset_log"]
+__all__ = ["explain_checkpoint", "read_offset_log", "resolve_directory"]
 
-_NEXT_STEP = "next step: pass the directory that the query had as option 'checkpointLocation'"
+_NEXT_STEP = "pass the directory that the query had as option 'checkpointLocation'"
 
 
 def explain_checkpoint(location: str) -> Explanation:
@@ -28,19 +28,19 @@ def explain_checkpoint(location: str) -> Explanation:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
         CheckpointMismatch: its offsets have a newer format version.
     """
-    root = local_directory(location)
+    root = resolve_directory(location)
     batches, notes = read_offset_log(root)
     newest = max(batches)
     if not (root / "commits" / str(newest)).is_file():
         notes.append(f"batch {newest} was planned and not finished: the query failed or was killed")
-    streams = tuple(map(explain_stream, histories(batches.values()).values()))
+    streams = tuple(map(explain_stream, build_histories(batches.values()).values()))
     if not streams:
         notes.append("none of its sources is a Kafka stream of format 'timestream'")
     return Explanation(f"Checkpoint {root}", streams, tuple(notes))
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
-    """The batches of the checkpoint `root` by number; and notes on what could not be read.
+    """The batches of the checkpoint `root` by number, and notes on unreadable files.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
@@ -48,30 +48,33 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
     log = root / "offsets"
     if not log.is_dir():
         raise CheckpointUnreadable(
-            f"'{root}' is no checkpoint of a Spark stream: it has no directory 'offsets'; "
-            f"accepted: a local directory; {_NEXT_STEP}"
+            f"'{root}' is not a checkpoint of a Spark stream: it has no directory 'offsets'",
+            "a local directory",
+            _NEXT_STEP,
         )
     batches: dict[int, Batch] = {}
     notes = []
-    for file in sorted((f for f in log.iterdir() if f.name.isdecimal()), key=_number):
+    for file in sorted((f for f in log.iterdir() if f.name.isdecimal()), key=_get_number):
         try:
-            batches[_number(file)] = read_log_entry(file.read_text(encoding="utf-8"))
+            batches[_get_number(file)] = read_log_entry(file.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"offsets/{file.name} was passed over: {error}")
     if not batches:
         reason = notes[-1] if notes else "the query has planned no batch yet"
-        raise CheckpointUnreadable(f"nothing in '{root}' can be explained: {reason}; {_NEXT_STEP}")
+        raise CheckpointUnreadable(
+            f"nothing in '{root}' can be explained: {reason}", next_step=_NEXT_STEP
+        )
     return batches, notes
 
 
-def _number(file: Path) -> int:
+def _get_number(file: Path) -> int:
     return int(file.name)
 
 
-def local_directory(location: str) -> Path:
+def resolve_directory(location: str) -> Path:
     """The path that `location`, a path or a `file:` URI, names.
 
-    >>> str(local_directory("file:///tmp/a%20b")), str(local_directory("/tmp/a b"))
+    >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
     ('/tmp/a b', '/tmp/a b')
     """
     parts = urlsplit(location)
@@ -79,7 +82,8 @@ def local_directory(location: str) -> Path:
         return Path(unquote(parts.path))
     if "://" in location or (parts.scheme and not Path(location).exists()):
         raise CheckpointUnreadable(
-            f"'{location}' is not on this machine; accepted: a local directory or a file: URI; "
-            "next step: copy the checkpoint's directories 'offsets' and 'commits' here"
+            f"'{location}' is not on this machine",
+            "a local directory or a file: URI",
+            "copy the checkpoint's directories 'offsets' and 'commits' here",
         )
     return Path(location)

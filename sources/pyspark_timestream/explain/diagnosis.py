@@ -1,8 +1,8 @@
-"""What holds a stream's CTI back, and why rows are missing: rules over its history.
+"""Finds what holds a stream's CTI back, and why rows are missing: rules over its history.
 
-Each rule looks at the last batch, and at those before it only to say since when. An offset holds
-the state *before* its batch's records, so what a batch did shows one batch later; the source runs
-an empty batch after the last records, which completes the picture.
+Each rule examines the last batch, and earlier ones only to find the beginning of a state. An offset
+holds the state *before* its batch's records, so the effect of a batch shows one batch later; the
+source runs an empty batch after the last records, which completes the picture.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,115 +11,141 @@ from typing import Final
 
 from pyspark_timestream.connector.instants import format_duration, format_instant
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.cti.stream_cti import greatest, merge
-from pyspark_timestream.explain.history import History, Moment, behind, holders, since
-from pyspark_timestream.explain.mistakes import (
-    improbable_times,
-    late_rows,
-    makes_ctis,
-    malformed_events,
-    wrong_types,
+from pyspark_timestream.cti.stream_cti import max_known, min_cti
+from pyspark_timestream.explain.history import (
+    BatchRecord,
+    History,
+    count_remaining,
+    find_blocking_partitions,
+    find_unchanged_since,
 )
-from pyspark_timestream.explain.row_losses import far_future, is_far, mostly_lost
-from pyspark_timestream.kafka.plan.findings import IN_BOUNDED_RUN, Finding, Kind, names
-from pyspark_timestream.kafka.plan.imported_ctis import Imported
+from pyspark_timestream.explain.mistakes import (
+    find_improbable_times,
+    find_late_rows,
+    find_malformed_events,
+    find_wrong_types,
+    makes_ctis,
+)
+from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
+from pyspark_timestream.kafka.plan.findings import (
+    BOUNDED_RUN_ADVICE,
+    Finding,
+    Kind,
+    name_partitions,
+)
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.warnings import standing_warnings, with_details
+from pyspark_timestream.kafka.plan.warnings import active_warnings, add_details
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["QUIET_US", "diagnose", "worth_a_warning"]
+__all__ = ["MAX_QUIET_US", "diagnose", "find_warnings"]
 
-QUIET_US: Final = 30_000_000
-"""A partition may hold the stream's CTI back for so long, at rest, before the driver warns."""
+MAX_QUIET_US: Final = 30_000_000
+"""The longest time that a partition at rest may hold the CTI back without a warning."""
 
-_ORDER: Final = tuple(Kind)
-"""Kinds are declared in the order in which they are told."""
+_KIND_ORDER: Final = tuple(Kind)
+"""Kinds are declared in the order in which they are reported."""
 
-_TOLD_AS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
-"""What a warning may turn out to be when all of the history is looked at."""
+_REFINED_KINDS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
+"""The kinds that a warning may turn into when all of the history is known."""
 
 
 def diagnose(
     history: History, failed: bool = False, known: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
-    """What is found, what matters most first, and before all what was warned of; never empty.
+    """The findings, those already warned of first, then by importance; never empty.
 
     Args:
-        history: the stream's.
+        history: the stream's history.
         failed: the query has failed after the last batch was planned.
-        known: what was found by other means; it counts as warned of.
+        known: findings from other sources; they count as warned of.
     """
     last = history[-1]
     far = frozenset(part for part in last.offset.partitions if is_far(last, part))
-    causes, late = _causes(history), _losses(history, far)
-    rules = [*known, *causes, *far_future(history, far), *late]
+    causes, late = _find_causes(history), _find_losses(history, far)
+    rules = [*known, *causes, *report_far_future(history, far), *late]
     if not last.offset.final:
-        rules += _holding(history, far)
-    warnings, seen = standing_warnings(last.offset.warnings), {finding.kind for finding in rules}
+        rules += _find_blockers(history, far)
+    warnings, seen = active_warnings(last.offset.warnings), {finding.kind for finding in rules}
     rules += [
-        each for each in warnings if seen.isdisjoint((each.kind, *_TOLD_AS.get(each.kind, ())))
+        each
+        for each in warnings
+        if seen.isdisjoint((each.kind, *_REFINED_KINDS.get(each.kind, ())))
     ]
     if last.offset.final:
-        rules.append(_final(history, failed or bool(rules)))
+        rules.append(_report_end(history, failed or bool(rules)))
     elif all(finding.kind is not Kind.BACKLOG for finding in rules):
-        rules += _backlog(history, {part for part, left in behind(history).items() if left})
-    said = {
-        kind for each in (*known, *warnings) for kind in (each.kind, *_TOLD_AS.get(each.kind, ()))
+        rules += _report_backlog(
+            history, {part for part, left in count_remaining(history).items() if left}
+        )
+    warned = {
+        kind
+        for each in (*known, *warnings)
+        for kind in (each.kind, *_REFINED_KINDS.get(each.kind, ()))
     }
-    found = sorted(rules, key=lambda each: (each.kind not in said, _ORDER.index(each.kind)))
-    return tuple(with_details(found, last.offset.warnings)) or (_caught_up(last),)
+    found = sorted(rules, key=lambda each: (each.kind not in warned, _KIND_ORDER.index(each.kind)))
+    return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
 
 
-def worth_a_warning(history: History, now_us: int) -> list[Finding]:
-    """What a driver warns of, of a history that ends with where the stream stands now."""
-    return [*_causes(history), *late_rows(history), *_quiet_partitions(history, now_us)]
+def find_warnings(history: History, now_us: int) -> list[Finding]:
+    """The findings that a driver warns of; `history` ends with the present state of the stream."""
+    return [
+        *_find_causes(history),
+        *find_late_rows(history),
+        *_find_quiet_partitions(history, now_us),
+    ]
 
 
-def _quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
-    """A finding for partitions that have held the stream's CTI back for half a minute, at rest.
+def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
+    """A finding for partitions that have held the stream's CTI back for MAX_QUIET_US, at rest.
 
-    A bounded run, which waits for nobody, tells so once everything is read, and of a partition that
-    never had a record at once.
+    A bounded run reports them once everything is read, and those without any record at once.
     """
-    last, left = history[-1], behind(history)
+    last, left = history[-1], count_remaining(history)
     shares = last.offset.partitions
     if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
         return
-    ahead_us = greatest(*(share.state.cti_us for share in shares.values()))
+    ahead_us = max_known(*(share.state.cti_us for share in shares.values()))
     parts = {
         part
-        for part in holders(last)
+        for part in find_blocking_partitions(last)
         if shares[part].state.cti_us != ahead_us
         and not left.get(part)
         and not shares[part].pending
         and _is_quiet(last.offset, part, now_us)
     }
     if parts:
-        yield from _idle_partition(history, parts)
+        yield from _report_idle_partition(history, parts)
 
 
 def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
     share = offset.partitions[part]
     if offset.bounded and not share.state.events:
         return True
-    return share.quiet_since_us is not None and now_us - share.quiet_since_us >= QUIET_US
+    return share.quiet_since_us is not None and now_us - share.quiet_since_us >= MAX_QUIET_US
 
 
-def _causes(history: History) -> list[Finding]:
-    """Mistakes in the options or the data, whatever became of the stream."""
-    return [*malformed_events(history), *improbable_times(history), *wrong_types(history)]
+def _find_causes(history: History) -> list[Finding]:
+    """Mistakes in the options or the data, in any state of the stream."""
+    return [
+        *find_malformed_events(history),
+        *find_improbable_times(history),
+        *find_wrong_types(history),
+    ]
 
 
-def _losses(history: History, far: frozenset[Partition]) -> list[Finding]:
-    """Rows that are lost for being late; of those in `far` it is known why."""
-    malformed = {part for finding in malformed_events(history) for part in finding.partitions}
-    found = list(mostly_lost(history, far | malformed))
-    return found or [finding for finding in late_rows(history) if not finding.partitions <= far]
+def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:
+    """Rows lost as late; for the partitions in `far` the reason is known."""
+    malformed = {part for finding in find_malformed_events(history) for part in finding.partitions}
+    found = list(find_lossy_partitions(history, far | malformed))
+    return found or [
+        finding for finding in find_late_rows(history) if not finding.partitions <= far
+    ]
 
 
-def _final(history: History, is_wrong: bool) -> Finding:
-    began_us = since(history, lambda moment: moment.offset.final)
-    left = sum(behind(history).values())
+def _report_end(history: History, is_wrong: bool) -> Finding:
+    began_us = find_unchanged_since(history, lambda moment: moment.offset.final)
+    left = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
     if not is_wrong and not left:
         return Finding(Kind.ENDED, "nothing is wrong", text, began_us)
@@ -127,7 +153,7 @@ def _final(history: History, is_wrong: bool) -> Finding:
     return Finding(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
 
 
-def _caught_up(last: Moment) -> Finding:
+def _report_caught_up(last: BatchRecord) -> Finding:
     offset = last.offset
     shares = offset.partitions.values()
     size = sum(share.end_exclusive - share.start_inclusive for share in shares)
@@ -138,21 +164,18 @@ def _caught_up(last: Moment) -> Finding:
     elif all(share.idle for share in shares):
         text = "all partitions are idle and everything is read"
     elif offset.closing:
-        text = "the bounded run has read everything that there was when it began"
+        text = "the bounded run has read everything that existed when it began"
     else:
         text = "everything is read, and no partition is behind another"
     return Finding(Kind.CAUGHT_UP, "nobody", text)
 
 
-# -- what holds the CTI back ----------------------------------------------------------------------
-
-
-def _holding(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
+def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
     """A finding for each reason why partitions at the minimum do not move on."""
-    left, reasons = behind(history), dict[Kind, set[Partition]]()
-    whole = _whole(history[-1].offset, far)
-    for part in sorted(holders(history[-1])):
-        kind = _reason(history, part, whole, left)
+    left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
+    whole = _sum_up(history[-1].offset, far)
+    for part in sorted(find_blocking_partitions(history[-1])):
+        kind = _find_reason(history, part, whole, left)
         if kind is not None:
             reasons.setdefault(kind, set()).add(part)
     for kind, parts in reasons.items():
@@ -160,8 +183,8 @@ def _holding(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """What a partition is compared with.
+class _Totals:
+    """The totals that a partition is compared with.
 
     Attributes:
         events: of all partitions.
@@ -172,18 +195,18 @@ class _Whole:
     cti_us: int | None
 
 
-def _whole(offset: StreamOffset, far: frozenset[Partition]) -> _Whole:
+def _sum_up(offset: StreamOffset, far: frozenset[Partition]) -> _Totals:
     states = {part: share.state for part, share in offset.partitions.items()}
-    return _Whole(
+    return _Totals(
         sum(state.events for state in states.values()),
-        greatest(*(state.cti_us for part, state in states.items() if part not in far)),
+        max_known(*(state.cti_us for part, state in states.items() if part not in far)),
     )
 
 
-def _reason(
-    history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
+def _find_reason(
+    history: History, part: Partition, whole: _Totals, left: Mapping[Partition, int]
 ) -> Kind | None:
-    """Why `part`, which is at the minimum or has no CTI, stands there; None: it moves."""
+    """The reason why `part`, at the minimum or without a CTI, stands still; None: it moves."""
     offset = history[-1].offset
     share = offset.partitions[part]
     state, size = share.state, share.end_exclusive - share.start_inclusive
@@ -192,17 +215,17 @@ def _reason(
     if left.get(part, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings
-    if not generated and _stands(history, part) and _silent(state):
+    if not generated and _stands_still(history, part) and _find_silent_writers(state):
         return Kind.SILENT_WRITER
     if state.cti_us is None:
         others_have_events = whole.events > state.events and makes_ctis(history[-1])
-        return _why_none(state, size, others_have_events)
+        return _explain_missing_cti(state, size, others_have_events)
     is_behind = whole.cti_us is not None and whole.cti_us > state.cti_us
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
-def _why_none(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
-    """Why a partition without backlog has no CTI yet."""
+def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
+    """The reason why a partition without backlog has no CTI yet."""
     if state.events == 0 and size:
         return None
     if state.events == 0 and others_have_events:
@@ -211,7 +234,7 @@ def _why_none(state: PartitionState, size: int, others_have_events: bool) -> Kin
 
 
 def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
-    """Whether a clock waits for the imported topic: it has nothing better, and events went on."""
+    """True if a clock waits for the imported topic: no other source of CTIs, and later events."""
     imported = offset.imported
     if imported is None:
         return False
@@ -222,28 +245,28 @@ def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:
     return alone and waits and imported.cti_us <= state.cti_us
 
 
-def _stands(history: History, part: Partition) -> bool:
-    """Whether the clock of `part` did not move by the batch before the last."""
+def _stands_still(history: History, part: Partition) -> bool:
+    """True if the batch before the last did not move the clock of `part`."""
     share = history[-1].offset.partitions[part]
     before = history[-2].offset.partitions.get(part) if len(history) > 1 else None
     at_rest = share.start_inclusive == share.end_exclusive
     return at_rest or before is None or before.state.cti_us == share.state.cti_us
 
 
-def _silent(state: PartitionState) -> list[str]:
-    """The writers whose marks are the minimum, where others, or events, have gone on."""
+def _find_silent_writers(state: PartitionState) -> list[str]:
+    """The writers whose marks are the minimum while other marks or events go on."""
     marks = {name: writer.mark_us for name, writer in state.writers}
     if None in marks.values():
         return [name for name, mark_us in marks.items() if mark_us is None]
     known = [mark_us for mark_us in marks.values() if mark_us is not None]
-    gone_on = [*known, *([] if state.last_us is None else [state.last_us])]
-    if not known or max(gone_on) == min(known):
+    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
+    if not known or max(times_us) == min(known):
         return []
     return [name for name, mark_us in marks.items() if mark_us == min(known)]
 
 
-def _backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
-    left, shares = behind(history), history[-1].offset.partitions
+def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    left, shares = count_remaining(history), history[-1].offset.partitions
     parts = sorted(parts)
     if not parts:
         return
@@ -255,14 +278,20 @@ def _backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
         else f"the last batch was to read {size} records; how many are left is not known here"
     )
 
-    def reading(moment: Moment) -> bool:
+    def reading(moment: BatchRecord) -> bool:
         spans = (moment.offset.partitions.get(part) for part in parts)
         return any(span and span.end_exclusive > span.start_inclusive for span in spans)
 
-    yield Finding(Kind.BACKLOG, names(parts), text, since(history, reading), frozenset(parts))
+    yield Finding(
+        Kind.BACKLOG,
+        name_partitions(parts),
+        text,
+        find_unchanged_since(history, reading),
+        frozenset(parts),
+    )
 
 
-def _idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     last, parts = history[-1], sorted(parts)
     ctis = [share.state.cti_us for share in last.offset.partitions.values()]
     ahead_us = max((cti_us for cti_us in ctis if cti_us is not None), default=None)
@@ -272,42 +301,48 @@ def _idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Fi
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
     yield Finding(
         Kind.IDLE_PARTITION,
-        names(parts),
+        name_partitions(parts),
         f"no records are left to read there, and {stand}, while {others}",
-        _held_since(history, parts),
+        _find_blocked_since(history, parts),
         frozenset(parts),
-        advice=IN_BOUNDED_RUN if last.offset.bounded else "",
+        advice=BOUNDED_RUN_ADVICE if last.offset.bounded else "",
     )
 
 
-def _silent_writer(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
-    """One finding a writer: the same writer is often silent in every partition."""
+def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+    """One finding per writer: the same writer is often silent in every partition."""
     states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
-    for name in sorted({name for state in states.values() for name in _silent(state)}):
-        where = [part for part, state in states.items() if name in _silent(state)]
+    for name in sorted({name for state in states.values() for name in _find_silent_writers(state)}):
+        where = [part for part, state in states.items() if name in _find_silent_writers(state)]
         mark_us = dict(states[where[0]].writers)[name].mark_us
         mark = "no mark yet" if mark_us is None else f"{format_instant(mark_us)} as its last mark"
         who = f"writer '{name}'" if name else "the marks without a writer"
         yield Finding(
             Kind.SILENT_WRITER,
-            f"{who} of {names(where)}",
+            f"{who} of {name_partitions(where)}",
             f"{who} has {mark}, while other marks or events have gone on",
-            _held_since(history, where),
+            _find_blocked_since(history, where),
             frozenset(where),
             frozenset((part, name) for part in where),
         )
 
 
-def _no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     parts, offset = sorted(parts), history[-1].offset
-    text = _missing_cti(offset.settings, offset.partitions[parts[0]].state)
+    text = _describe_missing_cti(offset.settings, offset.partitions[parts[0]].state)
     if len(parts) > 1:
         text += f"; so it is in {len(parts)} partitions"
-    yield Finding(Kind.NO_CTI, names(parts), text, _held_since(history, parts), frozenset(parts))
+    yield Finding(
+        Kind.NO_CTI,
+        name_partitions(parts),
+        text,
+        _find_blocked_since(history, parts),
+        frozenset(parts),
+    )
 
 
-def _missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
-    """What is missing for a partition's first CTI."""
+def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
+    """The condition that is missing for a partition's first CTI."""
     frequency, header = settings.get("ctiFrequency"), settings.get("ctiHeader")
     if not state.events:
         return "no record has been read yet"
@@ -324,39 +359,41 @@ def _missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
     return " and ".join(reasons) or "the events read so far have made none"
 
 
-def _late_import(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     parts, offset = sorted(parts), history[-1].offset
-    imported = offset.imported or Imported()
+    imported = offset.imported or ImportedTopic()
     holding = {
         part: each.cti_us
         for part, each in imported.partitions.items()
         if not (each.ended or each.idle)
     }
-    least = merge(holding.values())
+    least = min_cti(holding.values())
     slow = sorted(part for part, cti_us in holding.items() if cti_us == least)
-    told = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
-    text = f"the imported CTI is {told}"
+    cti = "no CTI yet" if imported.cti_us is None else format_instant(imported.cti_us)
+    text = f"the imported CTI is {cti}"
     waiting = [pair for part in parts for pair in offset.partitions[part].pending[:1]]
     if waiting:
         until, cti_us = waiting[0]
         text += f"; {format_instant(cti_us)} takes effect once offset {until} has been read"
     else:
-        text += f", and {names(parts)} waits for more"
-    culprit = f"the import of {names(slow)}" if slow else "option 'ctiImport'"
-    began_us = _held_since(history, parts)
+        text += f", and {name_partitions(parts)} waits for more"
+    culprit = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
+    began_us = _find_blocked_since(history, parts)
     yield Finding(Kind.LATE_IMPORT, culprit, text, began_us, frozenset(parts))
 
 
-def _held_since(history: History, parts: Iterable[Partition]) -> int | None:
-    """Since when the stream's CTI has stood still with the same culprits."""
+def _find_blocked_since(history: History, parts: Iterable[Partition]) -> int | None:
+    """The start of the time in which the same culprits have held the stream's CTI."""
     now_us, culprits = history[-1].offset.cti_us, frozenset(parts)
-    return since(history, lambda m: m.offset.cti_us == now_us and culprits <= holders(m))
+    return find_unchanged_since(
+        history, lambda m: m.offset.cti_us == now_us and culprits <= find_blocking_partitions(m)
+    )
 
 
 _REPORTS: Final = {
-    Kind.BACKLOG: _backlog,
-    Kind.IDLE_PARTITION: _idle_partition,
-    Kind.LATE_IMPORT: _late_import,
-    Kind.NO_CTI: _no_cti,
-    Kind.SILENT_WRITER: _silent_writer,
+    Kind.BACKLOG: _report_backlog,
+    Kind.IDLE_PARTITION: _report_idle_partition,
+    Kind.LATE_IMPORT: _report_late_import,
+    Kind.NO_CTI: _report_no_cti,
+    Kind.SILENT_WRITER: _report_silent_writers,
 }

@@ -1,7 +1,7 @@
-"""What is known of a stream's past: its batches, when each was planned, how long the log then was.
+"""The history of a stream: its batches, the time each was planned, and the log's end then.
 
-Two witnesses say so: the offset log in Spark's checkpoint (all recent batches, no log ends), and a
-query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
+It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
+a query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
 those into one history per stream.
 """
 
@@ -13,27 +13,27 @@ from typing import Any, Final
 
 from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.connector.offsets import check_offset
-from pyspark_timestream.cti.stream_cti import merge
+from pyspark_timestream.cti.stream_cti import min_cti
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
     "Batch",
+    "BatchRecord",
     "History",
-    "Moment",
-    "behind",
-    "histories",
-    "holders",
+    "build_histories",
+    "count_remaining",
+    "find_blocking_partitions",
+    "find_unchanged_since",
     "read_log_entry",
     "read_progress",
-    "since",
 ]
 
 LOG_VERSION: Final = "v1"
 """The first line of each file of Spark's offset log that this code can read."""
 
-_OURS: Final = {"partitions", "settings", "stream", "version"}
+_OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class BatchRecord:
     """One batch of one stream.
 
     Attributes:
@@ -66,15 +66,15 @@ class Moment:
     log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
 
 
-History = tuple[Moment, ...]
+History = tuple[BatchRecord, ...]
 """The moments of one stream in the order of their batches; at least one."""
 
 
 def read_log_entry(text: str) -> Batch:
-    """The batch that a file of Spark's offset log notes.
+    """The batch in a file of Spark's offset log.
 
     Raises:
-        ValueError: the text is half-written, or no offset log.
+        ValueError: the text is half-written, or not an offset log.
     """
     lines = text.splitlines()
     if not lines or lines[0].strip() != LOG_VERSION:
@@ -98,38 +98,38 @@ def read_progress(progress: Mapping[str, Any]) -> Batch:
     sources = progress.get("sources") or []
     return Batch(
         parse_instant(progress["timestamp"]),
-        tuple(_decoded(source.get("endOffset")) for source in sources),
-        tuple(_decoded(source.get("latestOffset")) for source in sources),
+        tuple(_decode(source.get("endOffset")) for source in sources),
+        tuple(_decode(source.get("latestOffset")) for source in sources),
     )
 
 
-def histories(batches: Iterable[Batch]) -> dict[str, History]:
+def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     """The history of each Kafka stream of this package in `batches`, by the stream's id.
 
-    Batches may come in any order and from both witnesses; other sources are left out.
+    Batches may come in any order and from both sources.
 
     Raises:
         CheckpointMismatch: an offset has a newer format version.
         CheckpointUnreadable: an offset is damaged.
     """
-    found: dict[str, dict[int, Moment]] = {}
+    found: dict[str, dict[int, BatchRecord]] = {}
     for batch in batches:
         reports = batch.reports or (None,) * len(batch.offsets)
         for value, report in zip(batch.offsets, reports, strict=True):
-            if isinstance(value, dict) and value.keys() >= _OURS:
+            if isinstance(value, dict) and value.keys() >= _OFFSET_KEYS:
                 check_offset(value, value["settings"], OFFSET_VERSION)
-                offset = _offset(value)
+                offset = _read_offset(value)
                 moments = found.setdefault(offset.stream, {})
                 seen = moments.get(offset.number)
-                moments[offset.number] = _witnessed(seen, batch.planned_us, offset, report)
+                moments[offset.number] = _merge_record(seen, batch.planned_us, offset, report)
     return {
         stream: tuple(moment for _, moment in sorted(moments.items()))
         for stream, moments in found.items()
     }
 
 
-def since(history: History, same: Callable[[Moment], bool]) -> int | None:
-    """The wall clock of the first batch from which on `same` has held up to now."""
+def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
+    """The time of the first batch since which `same` has held; None: it does not hold now."""
     start = None
     for moment in reversed(history):
         if not same(moment):
@@ -138,21 +138,21 @@ def since(history: History, same: Callable[[Moment], bool]) -> int | None:
     return start
 
 
-def holders(moment: Moment) -> frozenset[Partition]:
+def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
     """The partitions at the stream's CTI or without one, those that are idle left out."""
     clocks = {
         part: share.state.cti_us
         for part, share in moment.offset.partitions.items()
         if not share.idle
     }
-    least = merge(clocks.values())
+    least = min_cti(clocks.values())
     return frozenset(part for part, cti_us in clocks.items() if cti_us == least)
 
 
-def behind(history: History) -> dict[Partition, int]:
-    """How many offsets of each partition are left after the last batch, where anything is known.
+def count_remaining(history: History) -> dict[Partition, int]:
+    """The offsets of each partition that are left after the last batch, where known.
 
-    Log ends come from the last progress that named them: the log has at least that much.
+    Log ends come from the last progress that has them: the log is at least that long.
     """
     ends: dict[Partition, int] = {}
     for moment in history:
@@ -165,25 +165,28 @@ def behind(history: History) -> dict[Partition, int]:
     }
 
 
-def _offset(value: Mapping[str, Any]) -> StreamOffset:
+def _read_offset(value: Mapping[str, Any]) -> StreamOffset:
     try:
         return StreamOffset.from_json(value)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointUnreadable(
-            f"an offset of stream {value['stream']!r} is damaged: {type(error).__name__} {error}; "
-            "accepted: offsets as timestream wrote them; next step: copy the checkpoint again"
+            f"an offset of stream {value['stream']!r} is damaged: {type(error).__name__} {error}",
+            "offsets as timestream wrote them",
+            "copy the checkpoint again",
         ) from error
 
 
-def _witnessed(seen: Moment | None, planned_us: int, offset: StreamOffset, report: Any) -> Moment:
-    """Who tells first of a batch says when it was planned: both agree but for milliseconds."""
-    ends = _log_ends(report)
+def _merge_record(
+    seen: BatchRecord | None, planned_us: int, offset: StreamOffset, report: Any
+) -> BatchRecord:
+    """Merge two sources of a batch; their times agree within milliseconds, so keep the first."""
+    ends = _read_log_ends(report)
     if seen is None:
-        return Moment(planned_us, offset, ends)
-    return Moment(seen.planned_us, offset, {**seen.log_ends, **ends})
+        return BatchRecord(planned_us, offset, ends)
+    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends})
 
 
-def _log_ends(report: Any) -> dict[Partition, int]:
+def _read_log_ends(report: Any) -> dict[Partition, int]:
     topics = report.get("partitions") if isinstance(report, dict) else None
     return {
         Partition(topic, int(number)): entry["offset"] + entry["lag"]
@@ -192,7 +195,7 @@ def _log_ends(report: Any) -> dict[Partition, int]:
     }
 
 
-def _decoded(value: Any) -> Any:
+def _decode(value: Any) -> Any:
     """Spark gives offsets as JSON text or as parsed JSON, by version and by client."""
     if not isinstance(value, str):
         return value

@@ -11,10 +11,10 @@ from typing import Any, Final
 from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 
-__all__ = ["Operator", "mistakes_in_plan", "mistakes_in_progress"]
+__all__ = ["Operator", "find_plan_mistakes", "find_progress_mistake"]
 
-_CTI: Final = "cti"
-_STATEFUL: Final = (
+_CTI_COLUMN: Final = "cti"
+_STATEFUL_OPERATORS: Final = (
     "Aggregate",
     "Deduplicate",
     "DeduplicateWithinWatermark",
@@ -44,62 +44,66 @@ class Operator:
 
     @property
     def is_stream(self) -> bool:
-        """Whether a stream is among its sources."""
+        """True if a stream is among its sources."""
         return bool(self.columns) or any(each.is_stream for each in self.inputs)
 
     @property
     def has_state(self) -> bool:
-        """Whether Spark keeps state for it."""
+        """True if Spark keeps state for it."""
         both = self.name == "Join" and all(each.is_stream for each in self.inputs)
-        return both or self.name in _STATEFUL
+        return both or self.name in _STATEFUL_OPERATORS
 
 
-def mistakes_in_plan(root: Operator) -> list[Finding | None]:
-    """For each streaming source, in the order of the plan, what is wrong with it; None: nothing."""
-    return [_mistake(path) for path in _paths(root) if path[0].columns]
+def find_plan_mistakes(root: Operator) -> list[Finding | None]:
+    """For each streaming source, in the order of the plan, its mistake, or None."""
+    return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
 
 
-def mistakes_in_progress(progress: Mapping[str, Any], report: Mapping[str, Any]) -> Finding | None:
-    """What the last progress of a query shows, where its plan cannot be had.
+def find_progress_mistake(progress: Mapping[str, Any], report: Mapping[str, Any]) -> Finding | None:
+    """The mistake that the last progress of a query shows, for clients without access to the plan.
 
     Args:
         progress: the query's, as parsed JSON.
-        report: what its only source of CTIs said in it.
+        report: the report of its only source of CTIs in it.
     """
     if report.get("cti") is None or not progress.get("stateOperators"):
         return None
     watermark = (progress.get("eventTime") or {}).get("watermark")
     if watermark is None:
-        return _without("an operator with state")
+        return _no_advance_time("an operator with state")
     return (
-        _beside("withWatermark")
+        _own_watermark("withWatermark")
         if parse_instant(watermark) > parse_instant(report["cti"])
         else None
     )
 
 
-def _paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
-    """Each source with the operators on its way, its own first."""
+def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
+    """Each source with the operators above it, nearest first."""
     if not node.inputs:
         yield (node, *above)
     for each in node.inputs:
-        yield from _paths(each, (node, *above))
+        yield from _list_paths(each, (node, *above))
 
 
-def _mistake(path: tuple[Operator, ...]) -> Finding | None:
+def _find_mistake(path: tuple[Operator, ...]) -> Finding | None:
     source, *way = path
-    if not any(column.endswith(_CTI) for column in source.columns):
+    if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
         return None
     for operator in way:
         if operator.watermark is not None:
             own = operator.watermark
-            return None if own.endswith(_CTI) else _beside(f"withWatermark on column '{own}'")
+            return (
+                None
+                if own.endswith(_CTI_COLUMN)
+                else _own_watermark(f"withWatermark on column '{own}'")
+            )
         if operator.has_state:
-            return _without(operator.name)
+            return _no_advance_time(operator.name)
     return None
 
 
-def _beside(culprit: str) -> Finding:
+def _own_watermark(culprit: str) -> Finding:
     return Finding(
         Kind.OWN_WATERMARK,
         culprit,
@@ -108,7 +112,7 @@ def _beside(culprit: str) -> Finding:
     )
 
 
-def _without(culprit: str) -> Finding:
+def _no_advance_time(culprit: str) -> Finding:
     return Finding(
         Kind.NO_ADVANCE_TIME,
         culprit,

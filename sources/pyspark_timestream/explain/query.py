@@ -1,4 +1,4 @@
-"""`explain_time(query)`: why a query does not emit, or loses rows, from what Spark knows of it."""
+"""`explain_time(query)`: explains why a query does not emit, or loses rows."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.connector.error_text import find_own_message
-from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.explain.checkpoint import local_directory, read_offset_log
-from pyspark_timestream.explain.history import Batch, histories, read_progress
+from pyspark_timestream.errors import CheckpointUnreadable, compose_message
+from pyspark_timestream.explain.checkpoint import read_offset_log, resolve_directory
+from pyspark_timestream.explain.history import Batch, build_histories, read_progress
 from pyspark_timestream.explain.plan_mistakes import (
     Operator,
-    mistakes_in_plan,
-    mistakes_in_progress,
+    find_plan_mistakes,
+    find_progress_mistake,
 )
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
@@ -24,7 +24,7 @@ __all__ = ["explain_time"]
 
 
 def explain_time(query: StreamingQuery) -> Explanation:
-    """Where the Kafka streams of `query` stand, what holds each one's CTI back, and the fix.
+    """Explain what holds the CTIs of `query` back, why rows are lost, and the fix.
 
     Prints as text; a notebook shows a picture. Works on a running query, a stopped and a failed
     one. Everything is as of the start of the query's last batch. The past comes from the query's
@@ -36,49 +36,51 @@ def explain_time(query: StreamingQuery) -> Explanation:
     """
     if not hasattr(query, "recentProgress"):
         raise TypeError(
-            f"explain_time got a {type(query).__name__}; accepted: the StreamingQuery that "
-            ".start() returns; next step: query = df.writeStream....start(), then "
-            "explain_time(query); of a query that is gone, `python -m pyspark_timestream explain "
-            "--checkpoint DIRECTORY` says the same"
+            compose_message(
+                f"explain_time got a {type(query).__name__}",
+                "the StreamingQuery that .start() returns",
+                "query = df.writeStream....start(), then explain_time(query); of a query that is "
+                "gone, `python -m pyspark_timestream explain --checkpoint DIRECTORY` says the same",
+            )
         )
     reports = [json.loads(each.json) for each in query.recentProgress]
-    batches = [*_logged(query), *map(read_progress, reports)]
-    streams = histories(batches)
+    batches = [*_read_offset_log(query), *map(read_progress, reports)]
+    streams = build_histories(batches)
     failed = query.exception() is not None
-    known = _known(query, batches, reports)
+    known = _find_plan_mistakes(query, batches, reports)
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
         tuple(
             explain_stream(history, failed, known.get(stream, ()))
             for stream, history in streams.items()
         ),
-        tuple(_notes(query, bool(streams))),
+        tuple(_list_notes(query, bool(streams))),
     )
 
 
-def _known(
+def _find_plan_mistakes(
     query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[Finding]]:
-    """What the query's plan shows, or its progress where a client has no plan, by stream."""
+    """The mistakes in the query's plan, or in its progress if the client has no plan, by stream."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
     found: Sequence[Finding | None]
     try:
         java: Any = query._jsq
-        found = mistakes_in_plan(_operator(java.streamingQuery().logicalPlan()))
+        found = find_plan_mistakes(_read_operator(java.streamingQuery().logicalPlan()))
     except (AttributeError, Py4JError):
         alone = len(streams) == 1 and reports and batches[-1].reports
-        found = [mistakes_in_progress(reports[-1], batches[-1].reports[0] or {})] if alone else []
+        found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})] if alone else []
     pairs = zip(streams, found, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
 
 
-def _operator(node: Any) -> Operator:
+def _read_operator(node: Any) -> Operator:
     """A node of Spark's plan, and all below it."""
     name = str(node.getClass().getSimpleName())
     inputs, children = [], node.children().iterator()
     while children.hasNext():
-        inputs.append(_operator(children.next()))
+        inputs.append(_read_operator(children.next()))
     watermark = str(node.eventTime().name()) if name == "EventTimeWatermark" else None
     columns = []
     if not inputs and node.isStreaming():
@@ -88,21 +90,21 @@ def _operator(node: Any) -> Operator:
     return Operator(name, tuple(inputs), watermark, tuple(columns))
 
 
-def _logged(query: StreamingQuery) -> list[Batch]:
-    """The batches in the checkpoint's offset log, where this client can see it.
+def _read_offset_log(query: StreamingQuery) -> list[Batch]:
+    """The batches in the checkpoint's offset log, if this client can read it.
 
-    The log reaches back over restarts and holds the batch that runs now, but only Spark's classic
-    client says where it is.
+    The log goes back over restarts and has the batch that runs now, but only Spark's classic client
+    knows its place.
     """
     try:
         java: Any = query._jsq
-        root = local_directory(java.streamingQuery().resolvedCheckpointRoot())
+        root = resolve_directory(java.streamingQuery().resolvedCheckpointRoot())
         return list(read_offset_log(root)[0].values())
     except (AttributeError, Py4JError, CheckpointUnreadable):
         return []
 
 
-def _notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
+def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
     failure = query.exception()
     if failure is not None:
         yield f"the query has failed: {find_own_message(str(failure)) or 'why(query) says why'}"
@@ -113,15 +115,15 @@ def _notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
             "no Kafka stream of format 'timestream' has planned a batch yet: ask again when the "
             "query has run one"
         )
-    if _leaves_retention_out(query):
+    if _lacks_retained_range(query):
         yield (
             "the sink 'tseries' was given no 'retainedRange': a store that this query has created "
             "keeps 'limit 10', so that reads show the ten newest events of each series"
         )
 
 
-def _leaves_retention_out(query: StreamingQuery) -> bool:
-    """Whether the query writes into format `tseries` without a retained range."""
+def _lacks_retained_range(query: StreamingQuery) -> bool:
+    """True if the query writes into format `tseries` without a retained range."""
     try:
         java: Any = query._jsq
         write = java.streamingQuery().logicalPlan()

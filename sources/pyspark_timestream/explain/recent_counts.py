@@ -1,7 +1,7 @@
-"""What a stream has counted lately: data that goes wrong after years shows in no sum of all years.
+"""Recent counts of a stream: data that goes wrong after years does not show in the total.
 
-A fold over the offsets of a run. Once a partition has had ten more events, what was counted of them
-is told until the next ten.
+A fold over the offsets of a run. Once a partition has had ten more events, their counts stand until
+the next ten.
 """
 
 import dataclasses
@@ -10,34 +10,34 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.explain.history import Moment
-from pyspark_timestream.explain.mistakes import malformed_events, wrong_types
+from pyspark_timestream.explain.history import BatchRecord
+from pyspark_timestream.explain.mistakes import find_malformed_events, find_wrong_types
 from pyspark_timestream.kafka.plan.findings import Finding
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["Recent", "counted_on", "recent_mistakes"]
+__all__ = ["RecentCounts", "find_recent_mistakes", "update_counts"]
 
-_ENOUGH: Final = 10
-"""Fewer events say little about those that come next."""
+_MIN_EVENTS: Final = 10
+"""Counts of fewer events are too random to report."""
 
 Shares = Mapping[Partition, PartitionOffset]
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
-    """What a run has counted lately.
+class RecentCounts:
+    """The recent counts of a run.
 
     Attributes:
-        since: each partition where its counting began anew.
-        counts: each partition that had enough events, with the counts of the last ones alone.
+        since: each partition at the start of its present count.
+        counts: each partition that had enough events, with the counts of the last ones only.
     """
 
     since: Shares = field(default_factory=dict)
     counts: Shares = field(default_factory=dict)
 
 
-def counted_on(recent: Recent, before: Shares, now: Shares) -> Recent:
+def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
     """`recent` after a batch.
 
     Args:
@@ -50,27 +50,29 @@ def counted_on(recent: Recent, before: Shares, now: Shares) -> Recent:
         began = (
             recent.since.get(part) or before.get(part) or PartitionOffset(0, 0, PartitionState())
         )
-        more = _counted(began, share)
-        is_enough = more.state.events >= _ENOUGH
-        # A partition that was made anew has counted less.
+        more = _subtract_counts(began, share)
+        is_enough = more.state.events >= _MIN_EVENTS
+        # A recreated partition has counted less.
         since[part] = share if is_enough or more.state.events < 0 else began
         if is_enough or part in recent.counts:
             counts[part] = more if is_enough else recent.counts[part]
-    return Recent(since, counts)
+    return RecentCounts(since, counts)
 
 
-def recent_mistakes(recent: Recent, now: StreamOffset) -> list[Finding]:
-    """What the last events of the stream that stands at `now` show, whatever came before."""
-    moment = Moment(0, dataclasses.replace(now, partitions=recent.counts))
-    found = [*malformed_events((moment,)), *wrong_types((moment,))]
+def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Finding]:
+    """The mistakes that the last events of the stream at `now` show, whatever came before."""
+    moment = BatchRecord(0, dataclasses.replace(now, partitions=recent.counts))
+    found = [*find_malformed_events((moment,)), *find_wrong_types((moment,))]
     return [dataclasses.replace(each, text=f"lately, {each.text}") for each in found]
 
 
-def _counted(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
-    """`after` with what was counted since `before` alone."""
+def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
+    """`after` with only the counts since `before`."""
     state = dataclasses.replace(
         after.state,
         events=after.state.events - before.state.events,
         malformed=after.state.malformed - before.state.malformed,
     )
-    return dataclasses.replace(after, state=state, unfit=after.unfit - before.unfit)
+    return dataclasses.replace(
+        after, state=state, invalid_values=after.invalid_values - before.invalid_values
+    )

@@ -1,11 +1,11 @@
-"""What a stream's history amounts to: each partition's facts, and what was found."""
+"""The report on a stream: the facts of each partition, and the findings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.diagnosis import diagnose
-from pyspark_timestream.explain.history import History, behind, since
+from pyspark_timestream.explain.history import History, count_remaining, find_unchanged_since
 from pyspark_timestream.kafka.plan.findings import Finding
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -32,9 +32,9 @@ class PartitionFacts:
     """One partition before the last batch.
 
     Attributes:
-        partition: which one.
+        partition: the partition.
         offset: the next record to read.
-        lag: how many offsets the log had from there; None: nobody has said.
+        lag: the number of offsets from there to the end of the log; None: unknown.
         cti_us: its CTI; None before the first.
         last_us: the time of the last well-formed event; None before the first.
         idle: it no longer counts, by `idleTimeout`.
@@ -56,15 +56,15 @@ class PartitionFacts:
 
 @dataclass(frozen=True, slots=True)
 class StreamExplanation:
-    """One stream: where it stands, since when, and why.
+    """One stream: its state, the beginning of that state, and the reasons.
 
     Attributes:
         topics: its topics, in order.
         batch: the number of the stream's last batch.
         planned_us: the wall clock when that was planned; everything is as of then.
         cti_us: the stream's CTI then.
-        since_us: since when it has been that, as far as the history reaches.
-        findings: what was found, what matters most first; never empty.
+        since_us: the beginning of that CTI, as far as the history goes back.
+        findings: the findings, most important first; never empty.
         partitions: the facts, culprits first in the order of the findings, then in order.
     """
 
@@ -80,15 +80,15 @@ class StreamExplanation:
 def explain_stream(
     history: History, failed: bool = False, known: Sequence[Finding] = ()
 ) -> StreamExplanation:
-    """What `history` amounts to; see `diagnose` for the arguments."""
+    """Report on `history`; see `diagnose` for the arguments."""
     last = history[-1]
     offset = last.offset
     findings = diagnose(history, failed, known)
-    left = behind(history)
+    left = count_remaining(history)
     facts = []
     for part, share in sorted(offset.partitions.items()):
         size = share.end_exclusive - share.start_inclusive
-        # A batch without records had nothing to read, whether a progress said so or not.
+        # A batch without records had nothing to read, even if no progress reported that.
         lag = size + left[part] if part in left else (None if size else 0)
         facts.append(
             PartitionFacts(
@@ -99,7 +99,7 @@ def explain_stream(
                 share.state.last_us,
                 share.idle,
                 share.state.counters(),
-                _writers(part, share.state, findings),
+                _list_writers(part, share.state, findings),
                 any(part in finding.partitions for finding in findings),
             )
         )
@@ -108,19 +108,19 @@ def explain_stream(
         offset.number,
         last.planned_us,
         offset.cti_us,
-        since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
+        find_unchanged_since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
         findings,
-        tuple(sorted(facts, key=lambda fact: _place(fact.partition, findings))),
+        tuple(sorted(facts, key=lambda fact: _find_rank(fact.partition, findings))),
     )
 
 
-def _place(part: Partition, findings: tuple[Finding, ...]) -> int:
-    """The first of the findings that names `part`, which is told so much the earlier."""
+def _find_rank(part: Partition, findings: tuple[Finding, ...]) -> int:
+    """The index of the first finding that names `part`, for sorting."""
     named = (place for place, each in enumerate(findings) if part in each.partitions)
     return next(named, len(findings))
 
 
-def _writers(
+def _list_writers(
     part: Partition, state: PartitionState, findings: tuple[Finding, ...]
 ) -> tuple[WriterFacts, ...]:
     guilty = {pair for finding in findings for pair in finding.writers}

@@ -1,4 +1,4 @@
-"""An explanation as text for a terminal: what was found first, then a table of partitions."""
+"""An explanation as text for a terminal: first the findings, then a table of partitions."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,48 +7,48 @@ from pyspark_timestream.connector.instants import FINAL_US, format_instant
 from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
 from pyspark_timestream.kafka.plan.findings import Finding
 
-__all__ = ["COLUMNS", "MOST_ROWS", "cells", "described", "instant", "stream_text"]
+__all__ = ["COLUMNS", "MAX_ROWS", "describe_stream", "format_stream", "format_time", "make_rows"]
 
-MOST_ROWS: Final = 20
-"""A table shows so many partitions, culprits first, and says how many more there are."""
+MAX_ROWS: Final = 20
+"""The partitions that a table shows, culprits first; the rest is counted."""
 
-COUNTED: Final = ("events", "dropped", "adjusted", "flagged", "malformed")
-COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTED)
+COUNTER_COLUMNS: Final = ("events", "dropped", "adjusted", "flagged", "malformed")
+COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTER_COLUMNS)
 
 
-def stream_text(stream: StreamExplanation) -> str:
+def format_stream(stream: StreamExplanation) -> str:
     """One stream's explanation, lines of a terminal; topic and writer names are made printable."""
-    lines = [*described(stream), ""]
+    lines = [*describe_stream(stream), ""]
     for finding in stream.findings:
-        lines += _finding(finding)
-    rows = [row for fact in stream.partitions[:MOST_ROWS] for row in cells(fact)]
-    lines += _table([COLUMNS, *rows])
-    if len(stream.partitions) > MOST_ROWS:
-        lines.append(f"... and {len(stream.partitions) - MOST_ROWS} more partitions")
-    return "\n".join(_printable(line).rstrip() for line in lines)
+        lines += _format_finding(finding)
+    rows = [row for fact in stream.partitions[:MAX_ROWS] for row in make_rows(fact)]
+    lines += _format_table([COLUMNS, *rows])
+    if len(stream.partitions) > MAX_ROWS:
+        lines.append(f"... and {len(stream.partitions) - MAX_ROWS} more partitions")
+    return "\n".join(_escape_controls(line).rstrip() for line in lines)
 
 
-def described(stream: StreamExplanation) -> list[str]:
-    """The stream's head: its topics, its last batch, its CTI and since when."""
+def describe_stream(stream: StreamExplanation) -> list[str]:
+    """The head of a stream's text: topics, last batch, CTI and its beginning."""
     topics = ", ".join(f"'{topic}'" for topic in stream.topics) or "no topic"
-    since = f", since {instant(stream.since_us)}" if stream.since_us is not None else ""
+    since = f", since {format_time(stream.since_us)}" if stream.since_us is not None else ""
     return [
-        f"Stream of {topics}, before batch {stream.batch} of {instant(stream.planned_us)}",
-        f"CTI: {instant(stream.cti_us)}{since}",
+        f"Stream of {topics}, before batch {stream.batch} of {format_time(stream.planned_us)}",
+        f"CTI: {format_time(stream.cti_us)}{since}",
     ]
 
 
-def cells(fact: PartitionFacts) -> list[tuple[str, ...]]:
+def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     """The table's rows of one partition: itself, then its writers."""
     own = (
         "*" if fact.culprit else "",
         f"{fact.partition.topic} {fact.partition.number}",
         str(fact.offset),
         "?" if fact.lag is None else str(fact.lag),
-        instant(fact.cti_us),
-        instant(fact.last_us),
+        format_time(fact.cti_us),
+        format_time(fact.last_us),
         "yes" if fact.idle else "no",
-        *(str(fact.counters[name]) for name in COUNTED),
+        *(str(fact.counters[name]) for name in COUNTER_COLUMNS),
     )
     blank = ("",) * (len(COLUMNS) - 5)
     return [own] + [
@@ -57,31 +57,31 @@ def cells(fact: PartitionFacts) -> list[tuple[str, ...]]:
             f"  writer {writer.name!r}" if writer.name else "  marks without a writer",
             "",
             "",
-            instant(writer.mark_us),
+            format_time(writer.mark_us),
             *blank,
         )
         for writer in fact.writers
     ]
 
 
-def instant(us: int | None) -> str:
-    """An instant as a person reads it."""
+def format_time(us: int | None) -> str:
+    """An instant for people."""
     if us is None:
         return "none"
     return f"{format_instant(us)} (final)" if us >= FINAL_US else format_instant(us)
 
 
-def _finding(finding: Finding) -> list[str]:
-    since = f" (since {instant(finding.since_us)})" if finding.since_us is not None else ""
+def _format_finding(finding: Finding) -> list[str]:
+    since = f" (since {format_time(finding.since_us)})" if finding.since_us is not None else ""
     return [
         f"=> {finding.kind}: {finding.culprit}{since}",
-        f"   {finding.whole_text}.",
+        f"   {finding.full_text}.",
         f"   Fix: {finding.fix}.",
         "",
     ]
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+def _format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -89,6 +89,6 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _printable(line: str) -> str:
-    """Names come from the broker and the records: no control character reaches a terminal."""
+def _escape_controls(line: str) -> str:
+    """Escape control characters: names come from the broker and the records."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
@@ -19,22 +20,23 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.frames.reorder import ARRIVAL, in_order, stamped
 from pyspark_timestream.frames.watermark import advance_time
 
-__all__ = ["order_by_time"]
+__all__ = ["ARRIVAL", "add_arrival", "order_by_time", "sort_by_time"]
 
-_WAITING: Final = "__waiting"
+ARRIVAL: Final = ("__batch", "__task", "__row")
+"""The columns, of 64-bit integers, that hold a row's arrival; they sort in this order."""
+_WAITING_COLUMN: Final = "__waiting"
 
 
 def order_by_time(
     df: DataFrame, by: str | Sequence[str], event_time: str = "start_time"
 ) -> DataFrame:
-    """The data rows of `df`, of each key `by` in event-time order, each as soon as it is final.
+    """The data rows of `df`, per key `by` in event-time order, each as soon as it is final.
 
-    A row is released when a CTI is above its time, by less than a millisecond later: no row before
-    it can follow. Rows of the same time keep the order in which they arrived. The state holds what
-    lies at or above the CTI, and nothing else. The rows of a batch lie key by key in one task,
+    A row is released once a CTI is above its time, and less than a millisecond late: no earlier row
+    can follow. Rows of the same time keep the order in which they arrived. The state holds only the
+    rows at or above the CTI. The rows of a batch are grouped by key in one task,
     ordered by time. A final CTI releases all. Rows are released exactly once into a sink that is
     idempotent per batch. Flagged rows (late, malformed) are left out, as by `advance_time`, and
     so are rows without an event time.
@@ -56,26 +58,26 @@ def order_by_time(
     rows = rows.where(F.col(_quoted(event_time)).isNotNull() & (F.spark_partition_id() >= 0))
     wanted = rows.schema
     arrivals = [StructField(name, LongType(), False) for name in ARRIVAL]
-    arrived = rows.mapInArrow(_stamp, StructType([*wanted.fields, *arrivals]))
+    arrived = rows.mapInArrow(_add_arrival, StructType([*wanted.fields, *arrivals]))
     kept = [name for name in arrived.columns if name not in (*keys, event_time)]
     waiting = F.collect_list(F.struct(*[F.col(_quoted(name)) for name in kept]))
     groups = [F.col(_quoted(name)) for name in dict.fromkeys((*keys, event_time))]
-    released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING))
-    released = released.select(*groups, F.inline(_WAITING))
+    released = arrived.groupBy(*groups).agg(waiting.alias(_WAITING_COLUMN))
+    released = released.select(*groups, F.inline(_WAITING_COLUMN))
     # One task for all of a key, so that its rows stay in order on their way into a sink.
     together = released.repartition(*[F.col(_quoted(name)) for name in keys])
     together = together.select(*[F.col(_quoted(name)) for name in arrived.columns])
-    return together.mapInArrow(partial(_sort, event_time=event_time), wanted)
+    return together.mapInArrow(partial(_sort_by_time, event_time=event_time), wanted)
 
 
-def _stamp(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_arrival(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     context: Any = TaskContext.get()
     batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-    return stamped(batches, batch_id, context.partitionId())
+    return add_arrival(batches, batch_id, context.partitionId())
 
 
-def _sort(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
-    return in_order(batches, event_time)
+def _sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
+    return sort_by_time(batches, event_time)
 
 
 def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
@@ -83,21 +85,52 @@ def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
     for name in keys:
         if name not in data:
             raise SchemaRefused(
-                f"by='{name}' is no key of the DataFrame; accepted: one of {sorted(data)}, or a "
-                "list of them; next step: correct the name, or add it to .schema(...)"
+                f"by='{name}' is not a key of the DataFrame",
+                f"one of {sorted(data)}, or a list of them",
+                "correct the name, or add it to .schema(...)",
             )
     if not keys:
         raise SchemaRefused(
-            "by is empty; accepted: one column, or several; next step: for an order over all rows "
-            "add a constant column, and order by that: one task then sorts everything"
+            "by is empty",
+            "one column, or several",
+            "for an order over all rows add a constant column, and order by that: one task then "
+            "sorts everything",
         )
-    for name in (*ARRIVAL, _WAITING):
+    for name in (*ARRIVAL, _WAITING_COLUMN):
         if name in df.columns:
             raise SchemaRefused(
-                f"column '{name}' has a name that order_by_time uses itself; accepted: any other; "
-                "next step: rename it"
+                f"column '{name}' has a name that order_by_time uses itself",
+                "any other",
+                "rename it",
             )
 
 
 def _quoted(name: str) -> str:
     return f"`{name}`"
+
+
+def add_arrival(
+    batches: Iterable[pa.RecordBatch], batch_id: int, task: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one task, in the same order, each with its arrival as last columns."""
+    first = 0
+    for batch in batches:
+        count = batch.num_rows
+        numbers = (
+            pa.repeat(pa.scalar(batch_id, pa.int64()), count),
+            pa.repeat(pa.scalar(task, pa.int64()), count),
+            pa.array(np.arange(first, first + count)),
+        )
+        first += count
+        fields = [*batch.schema, *(pa.field(name, pa.int64()) for name in ARRIVAL)]
+        yield pa.RecordBatch.from_arrays([*batch.columns, *numbers], schema=pa.schema(fields))
+
+
+def sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
+    """The released rows of one task in the order of (event time, arrival), without arrivals."""
+    found = [batch for batch in batches if batch.num_rows]
+    if not found:
+        return
+    rows = pa.Table.from_batches(found)
+    order = [(name, "ascending") for name in (event_time, *ARRIVAL)]
+    yield from rows.sort_by(order).drop_columns(list(ARRIVAL)).to_batches()

@@ -23,15 +23,19 @@ from pyspark_timestream.connector.instants import (
     format_instant,
     parse_duration,
 )
-from pyspark_timestream.connector.watermark_settings import broken_settings, next_step, reason
+from pyspark_timestream.connector.watermark_settings import (
+    explain_setting,
+    find_wrong_settings,
+    suggest_fix,
+)
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
 
 __all__ = ["advance_time", "await_end", "import_ctis", "shift_time"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
-_RELEASES: Final = ("windows", "rows")
+_RELEASE_MODES: Final = ("windows", "rows")
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
-"""What transport `time` delivers, and Spark's own `rate` source."""
+"""The columns of transport `time`, and of Spark's own `rate` source."""
 
 
 def advance_time(
@@ -39,9 +43,9 @@ def advance_time(
 ) -> DataFrame:
     """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
 
-    Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Use them
-    from `df` itself. Spark's watermark begins at 1970, and operators would drop what is before it
-    without a word: a stream with such a row fails, and the message says how to shift it.
+    Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Take them from
+    `df` itself. Spark's watermark begins at 1970, and operators would silently drop earlier rows:
+    a stream with such a row fails, and the message says how to shift it.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
@@ -55,22 +59,22 @@ def advance_time(
         SettingRefused: a setting of `df`'s session would lose rows or hold them back.
         ValueError: `releases` is neither.
     """
-    if releases not in _RELEASES:
+    if releases not in _RELEASE_MODES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
     _check_times(df, event_time)
     _check_session(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
-    clock = F.col("cti") if releases == "windows" else _before(F.col("cti"))
+    clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
     punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
     # A nondeterministic term is a barrier: without it the optimizer pushes this filter, and every
     # later one, below the watermark, which then never sees a CTI.
     data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
-    time = _from_1970_on(event_time, releases) if df.isStreaming else _quoted(event_time)
+    time = _require_1970(event_time, releases) if df.isStreaming else quote_name(event_time)
     marked = time.alias(event_time, metadata={_WATERMARK_KEY: 0})
     kept = [name for name in df.columns if name != "cti"]
-    return data.select(*[marked if name == event_time else _quoted(name) for name in kept])
+    return data.select(*[marked if name == event_time else quote_name(name) for name in kept])
 
 
 def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFrame:
@@ -85,54 +89,54 @@ def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFr
 
     Raises:
         SchemaRefused: `df` has no such column, or no `cti`.
-        ValueError: `by` is no duration.
+        ValueError: `by` is not a duration.
     """
     us = parse_duration(by)
     if abs(us) > FINAL_US - MIN_US:
         raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
     _check_times(df, event_time)
-    cti = F.when(_is_final(F.col("cti")), F.col("cti")).otherwise(_shifted(F.col("cti"), us))
-    moved = {event_time: _shifted(_quoted(event_time), us), "cti": cti}
-    return df.select(*[moved[n].alias(n) if n in moved else _quoted(n) for n in df.columns])
+    cti = F.when(_is_final(F.col("cti")), F.col("cti")).otherwise(_shift(F.col("cti"), us))
+    moved = {event_time: _shift(quote_name(event_time), us), "cti": cti}
+    return df.select(*[moved[n].alias(n) if n in moved else quote_name(n) for n in df.columns])
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
-    """The data rows of `slow` with the CTIs of `fast`: what `fast` commits, `slow` commits too.
+    """The data rows of `slow` with the CTIs of `fast`, which `slow` then follows.
 
-    So a join of both comes as fast as `fast` does. CTIs that `slow` has of its own are left out,
-    and no row is judged: one that comes after a CTI that it precedes is dropped by the operator
-    that `advance_time` drives. Where slow rows may be late, use option `ctiImport` instead. A final
-    CTI of `fast` ends `slow` as well.
+    So a join of the two releases results as soon as `fast` allows. CTIs of `slow` itself are left
+    out, and no row is judged: the operator that `advance_time` drives drops a row that arrives
+    after a CTI that it precedes. If rows of `slow` may be late, use option `ctiImport` instead. A
+    final CTI of `fast` ends `slow` as well.
 
     Args:
         slow: the stream that gets CTIs.
         fast: a stream with a timestamp column `cti`; or the ticks of transport `time`, columns
-            `timestamp` and `value`: each tick is a CTI at its time. Spark reads it once more.
+            `timestamp` and `value`: each tick is a CTI at its time. Spark reads it a second time.
 
     Returns:
-        The columns of `slow`, and `cti` (last, where `slow` has none).
+        The columns of `slow`, and `cti` (last, if `slow` has none).
 
     Raises:
-        SchemaRefused: `fast` has no CTIs, or a `cti` column is no timestamp.
+        SchemaRefused: `fast` has no CTIs, or a `cti` column is not a timestamp.
     """
     if "cti" in slow.columns:
         _check_timestamp(slow, "cti")
         slow = slow.where(F.col("cti").isNull())
     else:
         slow = slow.withColumn("cti", F.lit(None).cast("timestamp"))
-    return slow.unionByName(_ctis_of(fast), allowMissingColumns=True)
+    return slow.unionByName(_extract_ctis(fast), allowMissingColumns=True)
 
 
-def _ctis_of(fast: DataFrame) -> DataFrame:
+def _extract_ctis(fast: DataFrame) -> DataFrame:
     """The CTIs of `fast` as a stream of that one column."""
     if [(field.name, field.dataType) for field in fast.schema.fields] == _TICK_COLUMNS:
         return fast.select(F.col("timestamp").alias("cti"))
     if "cti" not in fast.columns:
         raise SchemaRefused(
-            "fast has no column 'cti', so there is nothing to import; accepted: a stream with "
-            "CTIs, or the columns 'timestamp' and 'value' of transport 'time'; next step: set "
-            "option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
-            ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')"
+            "fast has no column 'cti', so there is nothing to import",
+            "a stream with CTIs, or the columns 'timestamp' and 'value' of transport 'time'",
+            "set option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
+            ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')",
         )
     _check_timestamp(fast, "cti")
     return fast.where(F.col("cti").isNotNull()).select("cti")
@@ -141,9 +145,9 @@ def _ctis_of(fast: DataFrame) -> DataFrame:
 def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     """Return when `query`'s bounded streams have delivered their end, and stop it cleanly.
 
-    Bounded are a `time` transport with `maxCount`, and any transport under AvailableNow. What the
-    end releases has been given to the sink by then: with a final CTI every window; with a clock,
-    the windows that its last tick closes.
+    Transport `time` is bounded with `maxCount`, any transport under AvailableNow. By then the sink
+    has everything that the end releases: with a final CTI every window; with a clock, the windows
+    that its last tick closes.
 
     Raises:
         StreamingQueryException: the query failed.
@@ -158,12 +162,14 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
 
 def _has_ended(query: StreamingQuery) -> bool:
     progress = query.lastProgress
-    reports = [_report(source.latestOffset) for source in progress.sources] if progress else []
+    reports = (
+        [_parse_report(source.latestOffset) for source in progress.sources] if progress else []
+    )
     ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
     return bool(ends) and all(ends)
 
 
-def _report(latest_offset: Any) -> dict[str, Any]:
+def _parse_report(latest_offset: Any) -> dict[str, Any]:
     try:
         report = json.loads(latest_offset) if isinstance(latest_offset, str) else latest_offset
     except ValueError:
@@ -175,29 +181,32 @@ def _check_times(df: DataFrame, event_time: str) -> None:
     types = {field.name: field.dataType for field in df.schema.fields}
     if "cti" not in types:
         raise SchemaRefused(
-            "the DataFrame has no column 'cti', so nothing would drive its time; accepted: a "
-            "stream with CTIs; next step: set option 'ctiFrequency', 'advanceTime' or 'finalCti', "
-            "and add 'cti timestamp' to .schema(...) if you give one; with option "
-            "'metadataPrefix', rename the prefixed columns 'cti' and 'violation' first"
+            "the DataFrame has no column 'cti', so nothing would drive its time",
+            "a stream with CTIs",
+            "set option 'ctiFrequency', 'advanceTime' or 'finalCti', and add 'cti timestamp' to "
+            ".schema(...) if you give one; with option 'metadataPrefix', rename the prefixed "
+            "columns 'cti' and 'violation' first",
         )
     if event_time == "cti":
         raise SchemaRefused(
-            "event_time='cti' is the clock itself; accepted: the column that the CTIs are about; "
-            "next step: pass the event's time, such as event_time='start_time'"
+            "event_time='cti' is the clock itself",
+            "the column that the CTIs are about",
+            "pass the event's time, such as event_time='start_time'",
         )
     for name in (event_time, "cti"):
         _check_timestamp(df, name)
 
 
 def _check_session(df: DataFrame) -> None:
-    """Refuse settings of the session; those that a query starts with are looked at in its tasks."""
+    """Refuse wrong settings of the session; tasks check those that a query starts with."""
     if not df.isStreaming:
         return
     conf = df.sparkSession.conf
-    for name, value in broken_settings(lambda name: conf.get(name, None)).items():
+    for name, value in find_wrong_settings(lambda name: conf.get(name, None)).items():
         raise SettingRefused(
-            f"setting '{name}' is '{value}': {reason(name)}; accepted: Spark's default; next step: "
-            + next_step(name)
+            f"setting '{name}' is '{value}': {explain_setting(name)}",
+            "Spark's default",
+            suggest_fix(name),
         )
 
 
@@ -205,12 +214,13 @@ def _check_timestamp(df: DataFrame, name: str) -> None:
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
         raise SchemaRefused(
-            f"column '{name}' is {types.get(name)}; accepted: a timestamp column; next step: "
-            f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)"
+            f"column '{name}' is {types.get(name)}",
+            "a timestamp column",
+            f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)",
         )
 
 
-def _shifted(instant: Column, us: int) -> Column:
+def _shift(instant: Column, us: int) -> Column:
     """`instant` moved by `us`, clamped to legal application times; null stays null."""
     moved = F.unix_micros(instant) + F.lit(us)
     # `least` and `greatest` skip nulls, and a null must stay one.
@@ -218,9 +228,9 @@ def _shifted(instant: Column, us: int) -> Column:
     return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
 
 
-def _from_1970_on(event_time: str, releases: str) -> Column:
+def _require_1970(event_time: str, releases: str) -> Column:
     """The column itself; a row that Spark's first watermark, 1970, would drop fails the query."""
-    time = _quoted(event_time)
+    time = quote_name(event_time)
     since_1970_us = F.unix_micros(time)
     is_dropped = since_1970_us < 0 if releases == "windows" else since_1970_us <= 0
     text = F.concat(
@@ -230,7 +240,7 @@ def _from_1970_on(event_time: str, releases: str) -> Column:
         F.lit(f"advance_time: column '{event_time}' has a row at "),
         F.date_format(time, "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"),
         F.lit(
-            ", where Spark's watermark begins or before: Spark would drop it without a word; "
+            ", where Spark's watermark begins or before: Spark would silently drop it;  "
             "accepted: event times after 1970-01-01T00:00:00Z; next step: move the stream by whole "
             "400 years, which keeps days and weekdays, advance_time(shift_time(df, '20871 weeks')),"
             " and move its results back by as much"
@@ -239,7 +249,7 @@ def _from_1970_on(event_time: str, releases: str) -> Column:
     return F.when(is_dropped, F.raise_error(text)).otherwise(time)
 
 
-def _before(cti: Column) -> Column:
+def _subtract_tick(cti: Column) -> Column:
     """A tick before `cti`; a final CTI itself, since nothing follows it."""
     earlier = F.timestamp_micros(F.unix_micros(cti) - F.lit(TICK_US))
     return F.when(_is_final(cti), cti).otherwise(earlier)
@@ -249,5 +259,5 @@ def _is_final(cti: Column) -> Column:
     return cti >= F.lit(format_instant(FINAL_US)).cast("timestamp")
 
 
-def _quoted(name: str) -> Column:
+def quote_name(name: str) -> Column:
     return F.col(f"`{name}`")

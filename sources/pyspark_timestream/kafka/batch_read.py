@@ -1,10 +1,10 @@
-"""The tasks of a batch read, and what each of them reads by the time it runs (semantics 7.4).
+"""Divides a batch read into tasks that stay valid for later evaluations (semantics 7.4).
 
-Spark plans a batch read once, and keeps the tasks for all later evaluations of the DataFrame or
-view. So a task's share does not say where its partitions begin and end: only where one is cut, and
-which task reads what was empty, or not there, when the shares were made. What the starting and
-ending options mean is found by each task when it runs, as no task can tell whether the plan is of
-its own evaluation; together the shares cover exactly once what is there by then.
+Spark plans a batch read once, and reuses the tasks for all later evaluations of the DataFrame or
+view. So a task's slice does not hold the start and end of its partitions. It holds only the offsets
+at which a partition is cut, and which task reads partitions that were empty or missing at planning
+time. Each task resolves the starting and ending options when it runs. Together the slices cover
+every record that exists by then exactly once.
 """
 
 import zlib
@@ -15,18 +15,18 @@ from typing import Final, NamedTuple
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range, cut_ranges
-from pyspark_timestream.kafka.task import Share, TaskPlan
 
-__all__ = ["BatchShare", "Part", "bind", "share_out", "wanted"]
+__all__ = ["OffsetSpan", "ReadSlice", "plan_slice", "select_partitions", "slice_read"]
 
-SPARE_TASKS: Final = 4
-"""How many tasks read what was empty when the shares were made: it may be much by then."""
+MAX_SPARE_TASKS: Final = 4
+"""Maximum number of tasks for partitions that were empty at planning time."""
 
 
-class Part(NamedTuple):
-    """The offsets of a partition that one task reads; None: from its start, to its end."""
+class OffsetSpan(NamedTuple):
+    """The offsets of a partition that one task reads; None for its start or end."""
 
     partition: Partition
     start_inclusive: int | None
@@ -34,40 +34,41 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchShare:
-    """What one task of a batch read reads in every evaluation.
+class ReadSlice:
+    """The work of one task of a batch read, in every evaluation.
 
     Attributes:
-        number: which task it is, from 0.
-        tasks: how many tasks there are.
-        parts: what it reads of partitions that had records.
-        spare: which task of those that read all other partitions it is, from 0; None: none.
-        named: the partitions in the parts of all tasks; empty where `spare` is None.
+        number: the task's number, from 0.
+        tasks: the number of tasks.
+        parts: the offsets to read of partitions that had records.
+        spare: the task's number, from 0, among those that read all other partitions; None if it
+            reads none of them.
+        named: the partitions in the parts of all tasks; empty if `spare` is None.
     """
 
     number: int
     tasks: int
-    parts: tuple[Part, ...]
+    parts: tuple[OffsetSpan, ...]
     spare: int | None
     named: frozenset[Partition] = frozenset()
 
 
-def share_out(
+def slice_read(
     options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
-) -> list[BatchShare]:
-    """The shares of a batch read that goes from `starts` to `stops` now: at least one.
+) -> list[ReadSlice]:
+    """Divide a batch read that now goes from `starts` to `stops`; return at least one slice.
 
     Raises:
-        OptionError: a partition starts behind its end.
+        OptionError: a partition starts after its end.
     """
     _check_order(options, starts, stops)
     spans = [Range(part, start, stops[part]) for part, start in sorted(starts.items())]
-    parts = _open_ended(cut_ranges(spans, options.min_partitions, options.max_records))
-    count = max(len(parts), min(len(spans), SPARE_TASKS), 1)
+    parts = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
+    count = max(len(parts), min(len(spans), MAX_SPARE_TASKS), 1)
     named = frozenset(part.partition for part in parts)
-    first_spare = max(count - SPARE_TASKS, 0)
+    first_spare = max(count - MAX_SPARE_TASKS, 0)
     return [
-        BatchShare(
+        ReadSlice(
             number,
             count,
             tuple(parts[number : number + 1]),
@@ -78,50 +79,50 @@ def share_out(
     ]
 
 
-def wanted(share: BatchShare, listed: Collection[Partition]) -> list[Partition]:
-    """Those of the partitions that there are now of which the task reads something."""
-    own = {part.partition for part in share.parts}
-    return [part for part in listed if part in own or _is_spare(share, part)]
+def select_partitions(own_slice: ReadSlice, listed: Collection[Partition]) -> list[Partition]:
+    """Select the existing partitions of which the task reads something."""
+    own = {part.partition for part in own_slice.parts}
+    return [part for part in listed if part in own or _is_spare(own_slice, part)]
 
 
-def bind(
+def plan_slice(
     options: KafkaOptions,
-    share: BatchShare,
+    own_slice: ReadSlice,
     listed: Collection[Partition],
     starts: Mapping[Partition, int],
     stops: Mapping[Partition, int],
 ) -> TaskPlan:
-    """What the task does, given where its partitions start and end now.
+    """Plan the task, given where its partitions start and end now.
 
-    A task that reads all of the partitions carries every CTI that all of them prove; several carry
-    only the final one, if any, since none can tell how far the others are. Where a record's fate
-    depends on those before it, a part reads those first for the clock alone, so that cutting
+    A single task for all partitions emits every CTI that they prove together. Several tasks emit
+    only the final CTI, if any, since none knows the progress of the others. If the rules depend on
+    earlier records, a part first reads those for the clock alone, so that cutting a partition
     changes no row.
 
     Args:
         options: the options of the read.
-        share: the task's share.
-        listed: the partitions that there are now.
-        starts: where the read starts now, of those `wanted` partitions that exist.
-        stops: where it ends, of the same.
+        own_slice: the task's slice.
+        listed: the partitions that exist now.
+        starts: the current start of each partition from `select_partitions`.
+        stops: the current end of each of them.
 
     Raises:
-        OptionError: a partition starts behind its end.
+        OptionError: a partition starts after its end.
     """
     _check_order(options, starts, stops)
-    own = {part.partition: part for part in share.parts}
+    own = {part.partition: part for part in own_slice.parts}
     shares = []
     for partition, start in sorted(starts.items()):
         stop = stops[partition]
-        _, first, last = own.get(partition, Part(partition, None, None))
+        _, first, last = own.get(partition, OffsetSpan(partition, None, None))
         begin = start if first is None else max(first, start)
         span = Range(partition, begin, stop if last is None else min(last, stop))
         lead = Range(partition, start, begin)
         has_lead = lead.size > 0 and options.is_ordered
         if span.size > 0:
-            shares.append(Share(span, PartitionState(), lead if has_lead else None))
-    is_whole = share.tasks == 1 and len(shares) == len(listed)
-    is_last = share.number == share.tasks - 1
+            shares.append(TaskRange(span, PartitionState(), lead if has_lead else None))
+    is_whole = own_slice.tasks == 1 and len(shares) == len(listed)
+    is_last = own_slice.number == own_slice.tasks - 1
     return TaskPlan(
         tuple(shares),
         () if is_whole else (None,),
@@ -129,12 +130,12 @@ def bind(
     )
 
 
-def _open_ended(ranges: list[Range]) -> list[Part]:
-    """Parts of the same extent, of which the first and the last of a partition have no bound."""
+def _open_outer_ends(ranges: list[Range]) -> list[OffsetSpan]:
+    """Turn ranges into parts, leaving the outer ends of each partition open."""
     begins = {span.partition: span for span in reversed(ranges)}
     ends = {span.partition: span for span in ranges}
     return [
-        Part(
+        OffsetSpan(
             span.partition,
             None if begins[span.partition] is span else span.start_inclusive,
             None if ends[span.partition] is span else span.end_exclusive,
@@ -143,25 +144,25 @@ def _open_ended(ranges: list[Range]) -> list[Part]:
     ]
 
 
-def _is_spare(share: BatchShare, part: Partition) -> bool:
-    """Whether the task reads `part`, which no task had a part of."""
-    if share.spare is None or part in share.named:
+def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
+    """Check whether the task reads `part`, of which no task was given offsets."""
+    if own_slice.spare is None or part in own_slice.named:
         return False
     # The same in every process, which `hash` of a text is not.
     place = zlib.crc32(part.topic.encode()) + part.number
-    return place % min(share.tasks, SPARE_TASKS) == share.spare
+    return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare
 
 
 def _check_order(
     options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
 ) -> None:
-    """Refuse a read that starts behind its end, by the name of the option that decides it."""
-    starting = _first_set(
+    """Refuse a read that starts after its end, naming the option that decides it."""
+    starting = _find_first_set(
         startingTimestamp=options.starting_timestamp_ms,
         startingOffsetsByTimestamp=options.starting_timestamps_ms,
         startingOffsets=options.starting_offsets,
     )
-    ending = _first_set(
+    ending = _find_first_set(
         endingTimestamp=options.ending_timestamp_ms,
         endingOffsetsByTimestamp=options.ending_timestamps_ms,
         endingOffsets=options.ending_offsets,
@@ -177,5 +178,5 @@ def _check_order(
             )
 
 
-def _first_set(**options: object) -> str:
+def _find_first_set(**options: object) -> str:
     return next(name for name, value in options.items() if value is not None)

@@ -1,17 +1,14 @@
-"""Which records a batch reads, and which task reads them: pure planning over offsets.
-
-A partition is (topic, number); a range is `[from, to)` in offsets.
-"""
+"""Divides the offsets of partitions into ranges, and ranges among tasks."""
 
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Partition", "Range", "assign_tasks", "cut_ranges", "limit_ranges", "task_count"]
+__all__ = ["Partition", "Range", "assign_tasks", "count_tasks", "cut_ranges", "limit_ranges"]
 
-ROWS_WORTH_A_TASK: Final = 20_000
-"""Below this many records another Python task costs more than it saves (about 50 ms each)."""
+MIN_TASK_RECORDS: Final = 20_000
+"""Another Python task (about 50 ms) is not worth it for fewer records."""
 
 
 class Partition(NamedTuple):
@@ -21,7 +18,7 @@ class Partition(NamedTuple):
     number: int
 
     def __str__(self) -> str:
-        """As messages name it."""
+        """Return the name used in messages."""
         return f"topic '{self.topic}' partition {self.number}"
 
 
@@ -34,7 +31,7 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets it spans; an upper bound of its records."""
+        """The number of offsets; an upper bound of the number of records."""
         return self.end_exclusive - self.start_inclusive
 
 
@@ -44,12 +41,12 @@ def limit_ranges(
     max_offsets: int | None,
     min_offsets: int | None = None,
 ) -> dict[Partition, int]:
-    """The end of each partition's range when a batch reads at most about `max_offsets` in all.
+    """Return the end of each partition's range for a batch of about `max_offsets` in all.
 
-    Where there are fewer than `min_offsets` in all, none is read: the batch waits for more.
+    With fewer than `min_offsets` in all, the batch waits and reads nothing.
 
-    The limit is split in proportion to the backlog, as Spark's Kafka source does; a partition
-    with any backlog gets at least one offset, so that none starves.
+    The limit is split in proportion to the backlog, as in Spark's Kafka source. A partition with
+    any backlog gets at least one offset, so that none starves.
     """
     backlog = {part: max(ends[part] - start, 0) for part, start in starts.items()}
     total = sum(backlog.values())
@@ -64,11 +61,11 @@ def limit_ranges(
 
 
 def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | None) -> list[Range]:
-    """`ranges` without empty ones, in their order, the long ones cut into parts.
+    """Cut long ranges into parts, in order, dropping empty ones.
 
-    First no part is longer than `max_size` offsets; if there are fewer than `min_parts` then, the
-    largest are cut again in proportion to their size, as Spark's Kafka source does. A part is never
-    empty, so there may be fewer than `min_parts`; after rounding there may be somewhat more.
+    First every range is cut to at most `max_size` offsets. If there are fewer than `min_parts`
+    then, the largest are cut again in proportion to their size, as in Spark's Kafka source. Parts
+    are never empty, so there may be fewer than `min_parts`; rounding may give a few more.
     """
     parts = [span for span in ranges if span.size]
     if max_size is not None:
@@ -76,39 +73,39 @@ def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | N
     if min_parts is None or len(parts) >= min_parts:
         return parts
     total = sum(span.size for span in parts)
-    small = {span for span in parts if _share(span.size, total, min_parts) == 1}
+    small = {span for span in parts if _apportion(span.size, total, min_parts) == 1}
     left = total - sum(span.size for span in small)
     wanted = max(min_parts - len(small), 1)
     return [
         part
         for span in parts
-        for part in ([span] if span in small else _cut(span, _share(span.size, left, wanted)))
+        for part in ([span] if span in small else _cut(span, _apportion(span.size, left, wanted)))
     ]
 
 
-def _share(size: int, total: int, parts: int) -> int:
-    """How many of `parts` fall to `size` of `total`, rounded half up, at least one."""
+def _apportion(size: int, total: int, parts: int) -> int:
+    """Return the part of `parts` for `size` of `total`, rounded half up, at least one."""
     return max((2 * size * parts + total) // (2 * total), 1)
 
 
 def _cut(span: Range, parts: int) -> list[Range]:
-    """`span` as consecutive ranges whose sizes differ by one at most."""
+    """Cut `span` into consecutive ranges whose sizes differ by at most one."""
     parts = min(parts, span.size)
     edges = [span.start_inclusive + span.size * part // parts for part in range(parts + 1)]
     return [Range(span.partition, *pair) for pair in itertools.pairwise(edges)]
 
 
-def task_count(ranges: Sequence[Range], max_tasks: int | None) -> int:
-    """How many tasks read `ranges`: no more than partitions with records, `max_tasks`, or use."""
+def count_tasks(ranges: Sequence[Range], max_tasks: int | None) -> int:
+    """Return the number of tasks for `ranges`: limited by their count, `max_tasks`, and use."""
     filled = [span for span in ranges if span.size]
-    worthwhile = -(-sum(span.size for span in filled) // ROWS_WORTH_A_TASK)
+    worthwhile = -(-sum(span.size for span in filled) // MIN_TASK_RECORDS)
     return min(len(filled), worthwhile, max_tasks or len(filled))
 
 
 def assign_tasks(ranges: Sequence[Range], tasks: int) -> list[list[Range]]:
-    """`ranges` with records over `tasks` tasks, the largest first to the least loaded.
+    """Assign non-empty ranges to tasks, the largest first to the least loaded task.
 
-    The same arguments give the same assignment; no task is empty.
+    The assignment is deterministic, and no task is empty.
     """
     loads: list[tuple[int, int]] = [(0, task) for task in range(tasks)]
     groups: list[list[Range]] = [[] for _ in range(tasks)]

@@ -1,46 +1,36 @@
-"""What a stream and a batch read do with options that fit only one of the two, or both otherwise.
+"""The options as a stream and as a batch read use them.
 
-A stream ends with its query, so that it refuses the ending options as Spark's own source does. A
-batch read starts at earliest unless told otherwise, and has no use for the pace of a stream.
+A stream refuses the options of batch reads, as Spark's own source does, since it ends with its
+query. A batch read starts at earliest by default, and ignores the options of streams.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.connector.options import OptionError, option_specs
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.tasks import plan_tasks
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange, plan_tasks
 from pyspark_timestream.kafka.ranges import cut_ranges
-from pyspark_timestream.kafka.task import Share, TaskPlan
 
-__all__ = ["for_batch", "for_stream", "stream_tasks", "useless_in_batch"]
+__all__ = ["adapt_to_batch", "adapt_to_stream", "ignored_in_batch", "plan_stream_tasks"]
 
-_ENDS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
-_PACE: Final = (
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "maxTasks",
-    "idleTimeout",
-    "ctiImport",
-)
 
 
-def for_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """`options` as a stream takes them; `given` are the lower-cased names that were set.
+def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """`options` as a stream uses them; `given` are the lower-cased names that were set.
 
     Raises:
         OptionError: an ending option, or one that cuts partitions whose order matters.
     """
-    for name in _ENDS:
-        if name.lower() in given:
+    for spec in option_specs(KafkaOptions).values():
+        if spec.effect == "batch" and spec.name.lower() in given:
             raise OptionError(
-                name,
+                spec.name,
                 "it was given to a stream, which has no end",
                 "it in batch reads",
                 "leave it out, or read with spark.read",
@@ -56,8 +46,8 @@ def for_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
     return options
 
 
-def for_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
-    """`options` as a batch read takes them; `given` are the lower-cased names that were set.
+def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
+    """`options` as a batch read uses them; `given` are the lower-cased names that were set.
 
     Raises:
         OptionError: it would start where it ends.
@@ -77,14 +67,15 @@ def for_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
     return options
 
 
-def useless_in_batch(given: Collection[str]) -> list[str]:
-    """The options among `given`, lower-cased names, that a batch read passes over."""
-    return [name for name in _PACE if name.lower() in given]
+def ignored_in_batch(given: Collection[str]) -> list[str]:
+    """The options among `given`, lower-cased names, that have no effect in a batch read."""
+    names = (spec.name for spec in option_specs(KafkaOptions).values() if spec.effect == "stream")
+    return [name for name in names if name.lower() in given]
 
 
-def stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
+def plan_stream_tasks(options: KafkaOptions, offset: StreamOffset) -> list[TaskPlan]:
     """The tasks of the batch that `offset` describes, cut as the options say."""
     if not options.is_cut:
         return plan_tasks(offset)
     parts = cut_ranges(offset.ranges(), options.min_partitions, options.max_records)
-    return [TaskPlan((Share(part, PartitionState()),)) for part in parts]
+    return [TaskPlan((TaskRange(part, PartitionState()),)) for part in parts]

@@ -1,28 +1,33 @@
-"""The marks that a producer puts among its records: what they carry, and what is refused.
+"""The marks that a producer puts among its records, and the checks of its arguments.
 
-A mark is a record without key and value whose headers say who noted which time; what a reader makes
-of it is semantics 4.1 to 4.5.
+A mark is a record without key and value whose headers name a time and its writer; semantics 4.1 to
+4.5 define its effect on readers.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
-from pyspark_timestream.connector.instants import check_instant, format_instant, parse_instant
+from pyspark_timestream.connector.instants import (
+    check_instant,
+    format_instant,
+    from_datetime,
+    parse_instant,
+)
 from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import compose_message
 
-__all__ = ["Writer", "client_settings", "noted_us", "partitions_to_mark"]
+__all__ = ["Writer", "list_partitions", "parse_mark_time", "require_idempotence"]
 
 Headers = list[tuple[str, bytes]]
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FALSE: Final = ("false", "0", "f")
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who notes times, and under which header.
+    """The name of a writer of marks, and the header it uses.
 
     Attributes:
         name: the writer, as the reader's option `writers` would list it.
@@ -54,18 +59,18 @@ class Writer:
         >>> Writer("a", "cti").mark(0)
         [('cti', b'1970-01-01T00:00:00Z'), ('cti-writer', b'a')]
         """
-        return [(self.header, format_instant(time_us).encode()), *self._signed()]
+        return [(self.header, format_instant(time_us).encode()), *self._writer_headers()]
 
-    def closing(self, time_us: int | None) -> Headers:
-        """The headers that end this writer; `time_us` is what it noted last, None for nothing."""
-        last = self.mark(time_us) if time_us is not None else self._signed()
+    def close_mark(self, time_us: int | None) -> Headers:
+        """The headers that end this writer; `time_us` is the last time it noted, None for none."""
+        last = self.mark(time_us) if time_us is not None else self._writer_headers()
         return [*last, (f"{self.header}-close", b"true")]
 
-    def _signed(self) -> Headers:
+    def _writer_headers(self) -> Headers:
         return [(f"{self.header}-writer", self.name.encode())]
 
 
-def noted_us(time: datetime | str) -> int:
+def parse_mark_time(time: datetime | str) -> int:
     """The instant that a user notes, in microseconds.
 
     Args:
@@ -78,19 +83,25 @@ def noted_us(time: datetime | str) -> int:
         return parse_instant(time)
     if not isinstance(time, datetime):
         raise ValueError(
-            f"{time!r} is no time; accepted: a datetime with a zone, or ISO-8601 text; next step: "
-            "note_time(datetime.now(UTC))"
+            compose_message(
+                f"{time!r} is not a time",
+                "a datetime with a zone, or ISO-8601 text",
+                "note_time(datetime.now(UTC))",
+            )
         )
     if time.tzinfo is None:
         raise ValueError(
-            f"{time!r} has no zone, and this machine's must not decide; accepted: a datetime with "
-            "a zone; next step: add tzinfo=UTC"
+            compose_message(
+                f"{time!r} has no zone, and this machine's must not decide",
+                "a datetime with a zone",
+                "add tzinfo=UTC",
+            )
         )
-    return check_instant((time - _EPOCH) // timedelta(microseconds=1))
+    return check_instant(from_datetime(time))
 
 
-def client_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's configuration, idempotent, so that retries keep the order.
+def require_idempotence(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's configuration with idempotence on, so that retries keep the order.
 
     Raises:
         OptionError: the user turned idempotence off.
@@ -106,7 +117,7 @@ def client_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "enable.idempotence": True}
 
 
-def partitions_to_mark(topic: str, found: Mapping[str, int]) -> range:
+def list_partitions(topic: str, found: Mapping[str, int]) -> range:
     """The partitions of `topic` that a mark goes to; `found` has the topics' partition counts.
 
     Raises:
@@ -114,7 +125,9 @@ def partitions_to_mark(topic: str, found: Mapping[str, int]) -> range:
     """
     if not found.get(topic):
         raise LookupError(
-            f"topic '{topic}' does not exist, so there is nowhere to note a time; next step: "
-            "create it, or correct the name"
+            compose_message(
+                f"topic '{topic}' does not exist, so there is nowhere to note a time",
+                next_step="create it, or correct the name",
+            )
         )
     return range(found[topic])

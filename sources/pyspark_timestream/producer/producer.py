@@ -1,4 +1,4 @@
-"""A Kafka producer that says how far its time has come, by marks among its records (semantics 4.7).
+"""A Kafka producer that notes its progress in time by marks among its records (semantics 4.7).
 
     with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
         trips.produce(value, key=station)
@@ -11,47 +11,85 @@ is in the log.
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, Producer
 
-from pyspark_timestream.connector.options import OptionError, without_secrets
-from pyspark_timestream.errors import DeliveryFailed
-from pyspark_timestream.kafka.client.broker_errors import is_refused, no_answer
+from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.errors import DeliveryFailed, compose_message
+from pyspark_timestream.kafka.client.broker_errors import is_login_refused, no_answer_error
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import logged_client
-from pyspark_timestream.kafka.client.retry import Patience, is_retriable
+from pyspark_timestream.kafka.client.config import new_logged_client
+from pyspark_timestream.kafka.client.retry import RetryBudget, is_retriable
 from pyspark_timestream.producer.delivery import DeliveryReports, Report
-from pyspark_timestream.producer.gate import Gate
 from pyspark_timestream.producer.marks import (
     Headers,
     Writer,
-    client_settings,
-    noted_us,
-    partitions_to_mark,
+    list_partitions,
+    parse_mark_time,
+    require_idempotence,
 )
 from pyspark_timestream.producer.transaction import Transaction
 
 __all__ = ["PunctuatedProducer"]
 
-_REQUEST_S: Final = 30.0
-_MS_US: Final = 1_000
+_REQUEST_TIMEOUT_S: Final = 30.0
+_MILLISECOND_US: Final = 1_000
+
+
+class _MarkLock:
+    """A lock that producers share and a mark holds alone, without waiting behind the producers.
+
+    Producers that never pause would starve a plain lock; so a mark announces itself first, and
+    producers then wait.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._count_lock = threading.Lock()
+        self._marks = 0
+        self._owner: int | None = None
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Hold it for one record. A delivery callback of the marking thread does not wait."""
+        with self._condition:
+            while self._marks and self._owner != threading.get_ident():
+                self._condition.wait()
+            yield
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold it for a mark: no other thread produces meanwhile."""
+        with self._count_lock:
+            self._marks += 1
+        with self._condition:
+            outer, self._owner = self._owner, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._owner = outer
+                with self._count_lock:
+                    self._marks -= 1
+                self._condition.notify_all()
 
 
 class PunctuatedProducer:
-    """Records and marks of one writer into one topic; all threads of a process may share it.
+    """Produces records and marks of one writer to one topic; safe for threads.
 
     Args:
-        config: of `confluent_kafka.Producer`; idempotence is on. With a `transactional.id`,
-            `commit` takes the place of `note_time`. It is the program's own: nothing that loads
-            code is refused here, as it is in options.
+        config: the configuration of `confluent_kafka.Producer`; idempotence is on. With a
+            `transactional.id`, `commit` takes the place of `note_time`. The program itself sets
+            it, so settings that load code are not refused, as they are in options.
         topic: where records and marks go; it must exist.
         writer_id: the writer's name, the same after a restart.
         cti_header: the reader's option `ctiHeader`.
-        auto_note_time: note the wall clock every so many seconds, for records whose event time is
-            their record timestamp, and that are produced as they happen.
+        auto_note_time: note the wall clock at this interval in seconds, for records that are
+            produced as they happen and whose event time is their record timestamp.
 
     Raises:
         OptionError: an argument that cannot work.
@@ -71,19 +109,19 @@ class PunctuatedProducer:
         self._check_interval(auto_note_time)
         self._log = ClientLog(config)
         self._reports = DeliveryReports(writer_id, topic, config, self._log)
-        self._gate = Gate()
+        self._lock = _MarkLock()
         self._last_us: int | None = None
         self._closed = False
         try:
-            self._client = logged_client(Producer, client_settings(config), self._log)
+            self._client = new_logged_client(Producer, require_idempotence(config), self._log)
         except KafkaException as error:
             raise OptionError(
                 "config",
-                self._said(error),
+                self._error_text(error),
                 "librdkafka's configuration of a producer",
                 "correct the name or the value",
             ) from None
-        self._transaction = Transaction(self._client, topic, self._said, self._transactional)
+        self._transaction = Transaction(self._client, topic, self._error_text, self._transactional)
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
         if auto_note_time is not None:
@@ -112,7 +150,7 @@ class PunctuatedProducer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """Queue one record, as `confluent_kafka.Producer.produce` does, waiting while it is full.
+        """Queue one record, as `confluent_kafka.Producer.produce` does; wait while it is full.
 
         With transactions the first record after a commit begins the next one.
 
@@ -120,8 +158,8 @@ class PunctuatedProducer:
             DeliveryFailed: an earlier record or mark could not be delivered, or this one cannot.
             RuntimeError: the producer is closed.
         """
-        report = self._reports.heard_by(on_delivery or self._config.get("on_delivery"))
-        with self._gate.passing():
+        report = self._reports.combine_with(on_delivery or self._config.get("on_delivery"))
+        with self._lock.shared():
             self._check_usable()
             self._transaction.begin()
             self._send(
@@ -152,18 +190,21 @@ class PunctuatedProducer:
         Raises:
             DeliveryFailed: a record or a mark could not be delivered; where it was a record, no
                 mark was sent.
-            BrokerUnreachable: the broker did not say which partitions there are.
+            BrokerUnreachable: the broker did not list the partitions.
             LookupError: the topic does not exist.
             RuntimeError: the producer is closed or transactional.
-            ValueError: `t` is no time.
+            ValueError: `t` is not a time.
         """
         if self._transactional:
             raise RuntimeError(
-                "note_time() is refused with 'transactional.id', because a mark must not be "
-                "visible before its records; next step: commit(t)"
+                compose_message(
+                    "note_time() is refused with 'transactional.id', because a mark must not be "
+                    "visible before its records",
+                    next_step="commit(t)",
+                )
             )
-        at_us = noted_us(t)
-        with self._gate.closed():
+        at_us = parse_mark_time(t)
+        with self._lock.exclusive():
             self._note(at_us)
 
     def _note(self, at_us: int) -> None:
@@ -175,34 +216,37 @@ class PunctuatedProducer:
 
     def _mark(self, headers: Headers) -> None:
         for partition in self._partitions():
-            self._send(None, partition=partition, headers=headers, on_delivery=self._reports.hear)
+            self._send(
+                None, partition=partition, headers=headers, on_delivery=self._reports.record_report
+            )
 
     def _partitions(self) -> range:
-        patience = Patience(_REQUEST_S)
-        while True:
-            try:
-                found = self._client.list_topics(self._topic, timeout=patience.request_s).topics
-            except KafkaException as error:
-                self._client.poll(0)
-                heard = self._log.complaints(patience.spent_s + 1)
-                is_final = is_refused(heard, patience.spent_s) or not is_retriable(error.args[0])
-                if is_final or not patience.has_more():
-                    wanted = f"the partitions of topic '{self._topic}' ({self._said(error)})"
-                    spent_s = patience.spent_s
-                    raise no_answer(self._config, heard, spent_s, wanted, "") from None
-            else:
-                return partitions_to_mark(
-                    self._topic, {name: len(t.partitions) for name, t in found.items()}
-                )
+        budget = RetryBudget(_REQUEST_TIMEOUT_S)
+
+        def pause_or_raise(error: KafkaException) -> None:
+            self._client.poll(0)
+            spent_s = budget.elapsed_s
+            failures = self._log.recent_failures(spent_s + 1)
+            is_final = is_login_refused(failures, spent_s) or not is_retriable(error.args[0])
+            if is_final or not budget.pause_before_retry():
+                wanted = f"the partitions of topic '{self._topic}' ({self._error_text(error)})"
+                spent_s = budget.elapsed_s
+                raise no_answer_error(self._config, failures, spent_s, wanted, "") from None
+
+        found = budget.call(
+            lambda timeout_s: self._client.list_topics(self._topic, timeout=timeout_s).topics,
+            pause_or_raise,
+        )
+        return list_partitions(self._topic, {name: len(t.partitions) for name, t in found.items()})
 
     def _note_the_clock(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
             try:
-                with self._gate.closed():
+                with self._lock.exclusive():
                     if not self._closed:
                         # Read where nobody produces, and as coarse as record timestamps are: so no
                         # record that the client stamps itself is ever late.
-                        self._note(time.time_ns() // 1_000_000 * _MS_US)
+                        self._note(time.time_ns() // 1_000_000 * _MILLISECOND_US)
             except Exception as error:
                 self._reports.fail(f"auto_note_time stopped: {error}")
                 return
@@ -215,14 +259,17 @@ class PunctuatedProducer:
         Raises:
             DeliveryFailed: it could not be committed; `abort()` it and produce it again.
             RuntimeError: there is no `transactional.id`, or the producer is closed.
-            ValueError: `t` is no time.
+            ValueError: `t` is not a time.
         """
         if not self._transactional:
             raise RuntimeError(
-                "commit() needs 'transactional.id' in config; next step: add it, or note_time(t)"
+                compose_message(
+                    "commit() needs 'transactional.id' in config",
+                    next_step="add it, or note_time(t)",
+                )
             )
-        at_us = None if t is None else noted_us(t)
-        with self._gate.closed():
+        at_us = None if t is None else parse_mark_time(t)
+        with self._lock.exclusive():
             self._check_usable()
             if at_us is not None:
                 self._transaction.begin()
@@ -233,33 +280,35 @@ class PunctuatedProducer:
             self._last_us = self._last_us if at_us is None else at_us
 
     def abort(self) -> None:
-        """Take back everything that was produced since the last commit."""
-        with self._gate.closed():
+        """Discard everything that was produced since the last commit."""
+        with self._lock.exclusive():
             self._transaction.abort()
             # What was not sent is reported as failed; it was given up on purpose.
-            self._reports.forget()
+            self._reports.clear_failure()
 
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the writer: its marks hold no reader back any longer. A second call does nothing.
+        """End the writer: its marks no longer hold readers back. A second call does nothing.
 
         Raises:
             DeliveryFailed: a record or a mark could not be delivered.
             RuntimeError: a transaction is open.
         """
         self._stop_clock()
-        with self._gate.closed():
+        with self._lock.exclusive():
             if self._closed:
                 return
             if self._transaction.is_open:
                 raise RuntimeError(
-                    "close() with an open transaction; next step: commit() or abort() it first"
+                    compose_message(
+                        "close() with an open transaction", next_step="commit() or abort() it first"
+                    )
                 )
             try:
                 self._transaction.begin()
                 self.flush()
-                self._mark(self._writer.closing(self._last_us))
+                self._mark(self._writer.close_mark(self._last_us))
                 self.flush()
                 self._transaction.commit()
             finally:
@@ -274,15 +323,15 @@ class PunctuatedProducer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close; after an error without a word, so that the writer still holds readers back."""
+        """Close; after an error without a closing mark, so readers still wait for the writer."""
         if error is None:
             return self.close()
         self._stop_clock()
-        with self._gate.closed():
+        with self._lock.exclusive():
             if self._transaction.is_open:
                 self.abort()
             self._closed = True
-            self._client.flush(_REQUEST_S)
+            self._client.flush(_REQUEST_TIMEOUT_S)
 
     def _stop_clock(self) -> None:
         self._ended.set()
@@ -299,12 +348,16 @@ class PunctuatedProducer:
             except BufferError:
                 self._client.poll(0.1)
             except KafkaException as error:
-                raise DeliveryFailed(self._reports.undelivered(self._said(error))) from None
+                raise DeliveryFailed(
+                    self._reports.describe_failure(self._error_text(error))
+                ) from None
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise RuntimeError("the producer is closed; next step: make a new one")
+            raise RuntimeError(
+                compose_message("the producer is closed", next_step="make a new one")
+            )
         self._reports.raise_failure()
 
-    def _said(self, error: KafkaException) -> str:
-        return without_secrets(str(error.args[0].str()), self._config)
+    def _error_text(self, error: KafkaException) -> str:
+        return hide_secrets(str(error.args[0].str()), self._config)

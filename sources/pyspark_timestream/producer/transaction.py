@@ -10,23 +10,28 @@ from pyspark_timestream.errors import DeliveryFailed
 
 __all__ = ["Transaction"]
 
-_PATIENCE_S: Final = 60.0
+_RETRY_TIMEOUT_S: Final = 60.0
 
 
 class Transaction:
-    """The open transaction of `client`, if there is one.
+    """The open transaction of `client`, if any.
 
     Args:
         client: a `confluent_kafka.Producer`.
         topic: for messages.
-        said: an error's text without secrets.
-        wanted: whether there are transactions at all; if not, every call does nothing.
+        error_text: an error's text without secrets.
+        wanted: transactions are in use; if not, every call does nothing.
     """
 
     def __init__(
-        self, client: Any, topic: str, said: Callable[[KafkaException], str], wanted: bool
+        self, client: Any, topic: str, error_text: Callable[[KafkaException], str], wanted: bool
     ) -> None:
-        self._client, self._topic, self._said, self._wanted = client, topic, said, wanted
+        self._client, self._topic, self._error_text, self._wanted = (
+            client,
+            topic,
+            error_text,
+            wanted,
+        )
         self._ready = False
         self.is_open = False
 
@@ -35,26 +40,26 @@ class Transaction:
         if not self._wanted or self.is_open:
             return
         if not self._ready:
-            self._try(self._client.init_transactions)
+            self._retry(self._client.init_transactions)
             self._ready = True
-        self._try(self._client.begin_transaction)
+        self._retry(self._client.begin_transaction)
         self.is_open = True
 
     def commit(self) -> None:
         """Commit the open one."""
         if self.is_open:
-            self._try(self._client.commit_transaction)
+            self._retry(self._client.commit_transaction)
             self.is_open = False
 
     def abort(self) -> None:
-        """Take the open one back."""
+        """Abort the open one."""
         if self.is_open:
-            self._try(self._client.abort_transaction)
+            self._retry(self._client.abort_transaction)
             self.is_open = False
 
-    def _try(self, step: Callable[[], None]) -> None:
-        """One step of the protocol, again while the client says that it may succeed."""
-        deadline = time.monotonic() + _PATIENCE_S
+    def _retry(self, step: Callable[[], None]) -> None:
+        """Run one step of the protocol, and retry while the client calls the error retriable."""
+        deadline = time.monotonic() + _RETRY_TIMEOUT_S
         while True:
             try:
                 step()
@@ -62,7 +67,7 @@ class Transaction:
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
                     raise DeliveryFailed(
-                        f"the transaction into '{self._topic}' failed: {self._said(error)}; next "
-                        "step: abort() and produce it again; after a fatal error, with a new "
-                        "producer"
+                        f"the transaction into '{self._topic}' failed: {self._error_text(error)}",
+                        next_step="abort() and produce it again; after a fatal error, with a new "
+                        "producer",
                     ) from None

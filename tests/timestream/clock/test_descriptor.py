@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from pyspark_timestream.clock.descriptor import CARRIES, load_descriptor
+from pyspark_timestream.clock.descriptor import CARRIED_OPTIONS, load_descriptor
 from pyspark_timestream.clock.options import DESCRIPTOR_KEYS, TimeOptions, read_time_options
 from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.connector.options import OptionError
@@ -145,9 +145,9 @@ def test_other_formats_are_refused_by_key_and_value(key, value, accepted):
         ({"Transport": {"Type": "time", "MaxCuont": 2}}, "did you mean 'MaxCount'?"),
         ({"Transport": "time", "Shema": {}}, "did you mean 'Schema'?"),
         ("[1]", "cannot read the file '[1]'"),
-        ('{"Transport": }', "it is no JSON"),
+        ('{"Transport": }', "it is not JSON"),
         ('{"Transport": "time", "Transport": "time"}', """key "Transport" is given twice"""),
-        ('{"Transport": {"Type": "time", "Period": NaN}}', "NaN is no JSON number"),
+        ('{"Transport": {"Type": "time", "Period": NaN}}', "NaN is not a JSON number"),
         ("/no/such/file.json", "cannot read the file '/no/such/file.json'"),
     ],
 )
@@ -158,7 +158,7 @@ def test_what_is_no_descriptor_is_refused_with_the_reason(descriptor, said):
 LEGAL = {"transport": "time", "timeZero": "2026-01-01", "overflow": "all"}
 
 
-@pytest.mark.parametrize("name", CARRIES)
+@pytest.mark.parametrize("name", CARRIED_OPTIONS)
 def test_it_excludes_the_options_that_it_carries_and_names_both(name):
     with pytest.raises(OptionError, match=f"option 'descriptor'.* conflicts with option '{name}'"):
         read_time_options({"descriptor": '{"Transport": "time"}', name: LEGAL.get(name, "1")})

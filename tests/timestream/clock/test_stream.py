@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType, TimestampType
 from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.clock.reader import TIME_SCHEMA, TimeStreamReader, TimeTransport
 from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import CheckpointMismatch
 
@@ -56,17 +56,17 @@ def through_json(offset):
 
 def test_the_first_batch_carries_data_and_its_offset_alone_replays_it():
     clock = FakeClock(5 * SECOND)
-    end = reader(clock).latestOffset(SENTINEL, ALL)
+    end = reader(clock).latestOffset(INITIAL_OFFSET, ALL)
     clock.now_us = 99 * SECOND
     replay = reader(clock)
-    assert replay.initialOffset() == SENTINEL
+    assert replay.initialOffset() == INITIAL_OFFSET
     assert values(replay, replay.initialOffset(), through_json(end)) == [0]
 
 
 def test_a_start_without_due_ticks_is_recorded_all_the_same():
     clock = FakeClock(100 * SECOND)
-    end = reader(clock, delay="60").latestOffset(SENTINEL, ALL)
-    assert values(reader(clock, delay="60"), SENTINEL, end) == []
+    end = reader(clock, delay="60").latestOffset(INITIAL_OFFSET, ALL)
+    assert values(reader(clock, delay="60"), INITIAL_OFFSET, end) == []
     clock.now_us += 60 * SECOND
     after = reader(clock, delay="60").latestOffset(through_json(end), ALL)
     assert (after["started_us"], after["from"], after["to"]) == (100 * SECOND, 0, 1)
@@ -74,19 +74,19 @@ def test_a_start_without_due_ticks_is_recorded_all_the_same():
 
 def test_nothing_due_returns_the_very_start_so_that_spark_runs_no_batch():
     stream = reader(FakeClock())
-    end = stream.latestOffset(SENTINEL, ALL)
+    end = stream.latestOffset(INITIAL_OFFSET, ALL)
     assert json.dumps(stream.latestOffset(through_json(end), ALL)) == json.dumps(end)
 
 
 def test_an_offsets_keys_are_sorted_because_spark_compares_text():
-    end = reader(FakeClock()).latestOffset(SENTINEL, ALL)
+    end = reader(FakeClock()).latestOffset(INITIAL_OFFSET, ALL)
     assert json.dumps(end) == json.dumps(end, sort_keys=True)
 
 
 def test_the_wall_clock_is_read_once_a_call_and_never_goes_back():
     clock = FakeClock(10 * SECOND)
     stream = reader(clock)
-    end = stream.latestOffset(SENTINEL, ALL)
+    end = stream.latestOffset(INITIAL_OFFSET, ALL)
     clock.now_us = 12 * SECOND
     end = stream.latestOffset(end, ALL)
     clock.now_us = 0
@@ -100,15 +100,18 @@ def test_a_cap_comes_from_the_option_and_from_the_limit_that_spark_passes():
     clock = FakeClock()
     stream = reader(clock, maxTicksPerTrigger="2", rate="max", maxCount="5")
     assert stream.getDefaultReadLimit() == ReadMaxRows(2)
-    first = stream.latestOffset(SENTINEL, ReadMaxRows(2))
+    first = stream.latestOffset(INITIAL_OFFSET, ReadMaxRows(2))
     rest = stream.latestOffset(first, ALL)
-    assert (values(stream, SENTINEL, first), values(stream, first, rest)) == ([0, 1], [2, 3, 4])
+    assert (values(stream, INITIAL_OFFSET, first), values(stream, first, rest)) == (
+        [0, 1],
+        [2, 3, 4],
+    )
     assert reader().getDefaultReadLimit() == ALL
 
 
 def test_available_now_delivers_what_was_due_when_it_was_prepared():
     clock = FakeClock(10 * SECOND)
-    first = reader(clock).latestOffset(SENTINEL, ALL)
+    first = reader(clock).latestOffset(INITIAL_OFFSET, ALL)
     clock.now_us = 12 * SECOND
     stream = reader(clock)
     stream.prepareForTriggerAvailableNow()
@@ -120,15 +123,17 @@ def test_available_now_delivers_what_was_due_when_it_was_prepared():
 
 def test_a_batch_is_split_into_contiguous_tasks():
     stream = reader(rate="max", maxCount="10", numPartitions="3", timeZero=YEAR)
-    end = stream.latestOffset(SENTINEL, ALL)
-    parts = pickle.loads(pickle.dumps(stream.partitions(SENTINEL, end)))
+    end = stream.latestOffset(INITIAL_OFFSET, ALL)
+    parts = pickle.loads(pickle.dumps(stream.partitions(INITIAL_OFFSET, end)))
     assert [(p.start_inclusive, p.end_exclusive) for p in parts] == [(0, 3), (3, 6), (6, 10)]
-    assert values(stream, SENTINEL, end) == list(range(10))
+    assert values(stream, INITIAL_OFFSET, end) == list(range(10))
 
 
 def test_rows_have_exactly_the_types_that_spark_checks():
     stream = reader(rate="max", maxCount="1")
-    batch = next(stream.read(stream.partitions(SENTINEL, stream.latestOffset(SENTINEL, ALL))[0]))
+    batch = next(
+        stream.read(stream.partitions(INITIAL_OFFSET, stream.latestOffset(INITIAL_OFFSET, ALL))[0])
+    )
     utc = pa.timestamp("us", tz="UTC")
     types = {"timestamp": utc, "value": pa.int64()}
     expected = [pa.field(name, each, nullable=False) for name, each in types.items()]
@@ -137,7 +142,7 @@ def test_rows_have_exactly_the_types_that_spark_checks():
 
 def test_skips_are_warned_of_once_a_batch_recorded_and_survive_a_restart(caplog):
     clock = FakeClock()
-    first = reader(clock, overflow="skip").latestOffset(SENTINEL, ALL)
+    first = reader(clock, overflow="skip").latestOffset(INITIAL_OFFSET, ALL)
     clock.now_us = 7 * SECOND
     with caplog.at_level(logging.WARNING, "pyspark_timestream"):
         stream = reader(clock, overflow="skip")
@@ -155,7 +160,7 @@ def test_skips_are_warned_of_once_a_batch_recorded_and_survive_a_restart(caplog)
 
 def test_without_skipping_a_late_batch_delivers_everything_across_a_restart():
     clock = FakeClock()
-    first = reader(clock).latestOffset(SENTINEL, ALL)
+    first = reader(clock).latestOffset(INITIAL_OFFSET, ALL)
     clock.now_us = 7 * SECOND
     stream = reader(clock)
     assert values(stream, first, stream.latestOffset(through_json(first), ALL)) == [*range(1, 8)]
@@ -164,7 +169,7 @@ def test_without_skipping_a_late_batch_delivers_everything_across_a_restart():
 def test_progress_says_what_comes_next_and_when_the_stream_has_ended():
     stream = reader(FakeClock(), rate="max", maxCount="3", timeZero=YEAR, maxTicksPerTrigger="2")
     assert stream.reportLatestOffset() is None
-    end = stream.latestOffset(SENTINEL, ReadMaxRows(2))
+    end = stream.latestOffset(INITIAL_OFFSET, ReadMaxRows(2))
     assert stream.reportLatestOffset() == {
         "cti": "2026-01-01T00:00:02Z",
         "endOfStream": False,
@@ -181,8 +186,8 @@ def test_progress_says_what_comes_next_and_when_the_stream_has_ended():
 
 def test_a_stream_of_no_ticks_ends_with_its_first_batch():
     stream = reader(maxCount="0")
-    end = stream.latestOffset(SENTINEL, ALL)
-    assert values(stream, SENTINEL, end) == []
+    end = stream.latestOffset(INITIAL_OFFSET, ALL)
+    assert values(stream, INITIAL_OFFSET, end) == []
     assert stream.reportLatestOffset()["endOfStream"]
 
 
@@ -192,7 +197,8 @@ def test_an_offset_of_format_version_1_stays_readable():
     stream = reader(FakeClock(1795248385395402 + 2 * SECOND), **kept)
     # A sentinel start asks for everything up to the offset: 0.5 + k/3 seconds, floored.
     assert [
-        (t.second * 1000 + t.microsecond // 1000, k) for t, k in rows(stream, SENTINEL, offset)
+        (t.second * 1000 + t.microsecond // 1000, k)
+        for t, k in rows(stream, INITIAL_OFFSET, offset)
     ] == [
         (500, 0),
         (833, 1),
@@ -211,7 +217,7 @@ def test_an_offset_of_format_version_1_stays_readable():
 @pytest.mark.parametrize("call", ["latestOffset", "partitions"])
 def test_an_offset_of_format_version_2_is_refused_by_name(call):
     offset = {**json.loads((OFFSETS / "time_v1.json").read_text()), "version": 2}
-    arguments = {"latestOffset": (offset, ALL), "partitions": (SENTINEL, offset)}[call]
+    arguments = {"latestOffset": (offset, ALL), "partitions": (INITIAL_OFFSET, offset)}[call]
     with pytest.raises(CheckpointMismatch, match="format version 2; this timestream reads up to 1"):
         getattr(reader(), call)(*arguments)
 
@@ -229,14 +235,14 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_setting_is_refused_naming_option_old_and_new(name):
     old, new = CHANGES[name]
-    start = reader().latestOffset(SENTINEL, ALL)
+    start = reader().latestOffset(INITIAL_OFFSET, ALL)
     said = f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
     with pytest.raises(CheckpointMismatch, match=said):
         reader(**{name: new}).latestOffset(start, ALL)
 
 
 def test_limits_may_change_on_a_checkpoint():
-    start = reader().latestOffset(SENTINEL, ALL)
+    start = reader().latestOffset(INITIAL_OFFSET, ALL)
     assert reader(maxTicksPerTrigger="1", numPartitions="4").latestOffset(start, ALL) == start
 
 
@@ -256,7 +262,7 @@ def test_columns_are_never_null_but_a_user_may_declare_them_so(nullable):
     fields = [StructField(*each, nullable) for each in zip(names, types, strict=True)]
     schema = StructType(fields)
     stream = TimeTransport({"rate": "max", "maxCount": "3"}).stream_reader(schema)
-    [part] = stream.partitions(SENTINEL, stream.latestOffset(SENTINEL, ALL))
+    [part] = stream.partitions(INITIAL_OFFSET, stream.latestOffset(INITIAL_OFFSET, ALL))
     [batch] = stream.read(part)
     assert [field.nullable for field in batch.schema] == [nullable, nullable]
     assert batch["value"].to_pylist() == [0, 1, 2]

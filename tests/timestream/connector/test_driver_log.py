@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pyspark_timestream.connector.driver_log import SparkForm, log_like_spark
+from pyspark_timestream.connector.driver_log import SparkFormatter, log_like_spark
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def record(level):
 
 @pytest.mark.parametrize(("level", "word"), [(logging.WARNING, "WARN"), (logging.ERROR, "ERROR")])
 def test_a_line_has_the_form_of_sparks_own(level, word):
-    line = SparkForm().format(record(level))
+    line = SparkFormatter().format(record(level))
     assert re.fullmatch(
         rf"\d\d/\d\d/\d\d \d\d:\d\d:\d\d {word} pyspark_timestream\.x: 3 of 4", line
     )

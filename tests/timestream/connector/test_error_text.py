@@ -25,7 +25,7 @@ Current Available Offsets: {{PythonMicroBatchStream@46507229: {{"from": 0, "of":
 """
 WITH_FRAMES = f"""[PYTHON_DATA_SOURCE_ERROR] Failed to commit Python data source write: \
 Traceback (most recent call last):
-  File "/venv/pyspark_tseries/writer.py", line 188, in commit
+  File "/venv/pyspark_tseries/spark/writer.py", line 188, in commit
     _commit(self._target, tasks, (f"tseries:q:{{_query_id(tasks)}}", batchId))
 pyspark_tseries.errors.UpdateFailed: {OURS}
  SQLSTATE: 38000"""

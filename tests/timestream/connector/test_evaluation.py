@@ -3,7 +3,7 @@
 import pytest
 from pyspark import TaskContext
 
-from pyspark_timestream.connector.evaluation import began_us, later_evaluation_us
+from pyspark_timestream.connector.evaluation import find_later_start, read_start_time
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +24,7 @@ BEGAN_US = 1_795_377_715_794_000
     ],
 )
 def test_began_us_of_a_query_id_is_the_time_in_it(query_id, us):
-    assert began_us(query_id) == us
+    assert read_start_time(query_id) == us
 
 
 def task_with(properties, monkeypatch):
@@ -36,15 +36,15 @@ def task_with(properties, monkeypatch):
     ("planned_us", "later_us"),
     [(BEGAN_US - 1, BEGAN_US), (BEGAN_US, None), (BEGAN_US + 3_000_000, None)],
 )
-def test_later_evaluation_us_is_told_only_of_an_evaluation_after_the_plan(
+def test_find_later_start_is_told_only_of_an_evaluation_after_the_plan(
     monkeypatch, planned_us, later_us
 ):
     task_with({"spark.sql.execution.query.id": QUERY_ID}, monkeypatch)
-    assert later_evaluation_us(planned_us) == later_us
+    assert find_later_start(planned_us) == later_us
 
 
-def test_later_evaluation_us_outside_of_a_task_or_in_an_rdd_is_none(monkeypatch):
+def test_find_later_start_outside_of_a_task_or_in_an_rdd_is_none(monkeypatch):
     monkeypatch.setattr(TaskContext, "_taskContext", None)
-    assert later_evaluation_us(0) is None
+    assert find_later_start(0) is None
     task_with({}, monkeypatch)
-    assert later_evaluation_us(0) is None
+    assert find_later_start(0) is None

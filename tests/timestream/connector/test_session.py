@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_timestream
-from pyspark_timestream import configure_spark
-from pyspark_timestream.connector.session import SETTINGS
+from pyspark_timestream import configure_spark, spark_settings
+from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
 from pyspark_timestream.errors import WrongInterpreter
 
 pytestmark = pytest.mark.spark
@@ -29,7 +29,13 @@ def options(builder: SparkSession.Builder) -> dict[str, str]:
 def test_session_gets_every_setting() -> None:
     configured = options(configure_spark(SparkSession.builder))
     assert configured == {setting.name: setting.value for setting in SETTINGS}
+    assert configured == spark_settings()
     assert len(configured) == 3
+
+
+def test_spark_settings_documents_every_setting_and_the_interpreter() -> None:
+    described = spark_settings.__doc__ or ""
+    assert all(name in described for name in (*spark_settings(), INTERPRETER.name))
 
 
 def test_session_keeps_what_was_set_before_and_takes_what_is_set_after() -> None:

@@ -25,7 +25,7 @@ from pyspark.util import handle_worker_exception
 import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream import OptionError, TimestreamError
-from pyspark_timestream.connector.spark_errors import brief_errors
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_tseries import TseriesError
 
 pytestmark = pytest.mark.spark
@@ -39,7 +39,7 @@ ENTRIES = (
 )
 
 
-@brief_errors
+@hide_tracebacks
 class Adapter:
     """What Spark calls."""
 

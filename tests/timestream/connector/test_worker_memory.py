@@ -5,15 +5,15 @@ import sys
 
 CODE = """
 import gc
-from pyspark_timestream.connector.worker_memory import settle
+from pyspark_timestream.connector.worker_memory import freeze_objects
 
 before = len(gc.get_objects())
-settle()
+freeze_objects()
 frozen = gc.get_freeze_count()
 assert frozen >= before // 2 > 0, (frozen, before)
 assert len(gc.get_objects()) < before // 10
 kept = [[] for _ in range(1000)]
-settle()
+freeze_objects()
 assert gc.get_freeze_count() <= frozen
 """
 

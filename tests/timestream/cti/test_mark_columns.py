@@ -5,12 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.cti.mark_columns import (
-    NEVER,
-    greatest_of_lives,
-    least_of_spans,
-    order_by_writer,
-)
+from pyspark_timestream.connector.columns import NEVER
+from pyspark_timestream.cti.mark_columns import max_in_segments, min_over_intervals, sort_by_writer
 
 
 def column(values):
@@ -20,12 +16,12 @@ def column(values):
 @pytest.mark.parametrize("many", [2, 2**16, 2**16 + 1, 2**17 + 2])
 def test_deeds_are_in_the_order_of_their_writers_and_of_each_writer_in_time(many):
     last = many - 1
-    order = order_by_writer(column([7, 1, 4, 4, 1]), column([last, last, 0, last, 0]))
+    order = sort_by_writer(column([7, 1, 4, 4, 1]), column([last, last, 0, last, 0]))
     assert order.tolist() == [4, 2, 1, 3, 0]
 
 
 def test_no_deeds_have_an_order():
-    assert order_by_writer(column([]), column([])).tolist() == []
+    assert sort_by_writer(column([]), column([])).tolist() == []
 
 
 FAR = 2**62
@@ -45,7 +41,7 @@ FAR = 2**62
     ],
 )
 def test_a_life_begins_below_all_and_never_falls(us, fresh, greatest):
-    found = greatest_of_lives(column(us), np.array(fresh, dtype=np.bool_))
+    found = max_in_segments(column(us), np.array(fresh, dtype=np.bool_))
     assert found.dtype == np.int64
     assert found.tolist() == greatest
 
@@ -62,7 +58,7 @@ def test_a_life_begins_below_all_and_never_falls(us, fresh, greatest):
 )
 def test_a_step_has_the_least_of_what_covers_it(spans, steps, least):
     begins, ends, us = (column([span[i] for span in spans]) for i in range(3))
-    assert least_of_spans(begins, ends, us, steps).tolist() == least
+    assert min_over_intervals(begins, ends, us, steps).tolist() == least
 
 
 anything = st.sampled_from([NEVER, -(2**62), 2**62]) | st.integers(-9, 9)
@@ -75,7 +71,7 @@ def test_the_greatest_of_a_life_is_of_that_life_alone(told):
     for instant, begins in told:
         before = NEVER if begins or not expected else expected[-1]
         expected.append(max(before, instant))
-    assert greatest_of_lives(us.astype(np.int64), fresh).tolist() == expected
+    assert max_in_segments(us.astype(np.int64), fresh).tolist() == expected
 
 
 @given(
@@ -86,4 +82,4 @@ def test_the_least_of_spans_is_of_those_that_cover_a_step(spans, steps):
     begins, lengths, us = (np.array([s[i] for s in spans], dtype=np.int64) for i in range(3))
     covering = [[v for b, n, v in spans if b <= at < b + n] for at in range(steps)]
     expected = [min(values, default=NEVER) for values in covering]
-    assert least_of_spans(begins, begins + lengths, us, steps).tolist() == expected
+    assert min_over_intervals(begins, begins + lengths, us, steps).tolist() == expected

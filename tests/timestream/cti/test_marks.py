@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.cti.test_step import KINDS, columns, delays, frequencies
-from timestream.oracle import Event, Failed, Record, run
+from timestream.oracle import Event, Failed, Record, outcome, run
 
+from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US
-from pyspark_timestream.cti.generator import Frequency, pace
-from pyspark_timestream.cti.marks import NEVER, Proposals, WriterRules, note
-from pyspark_timestream.cti.state import Writer
+from pyspark_timestream.cti.generator import GeneratorRules, generate_ctis
+from pyspark_timestream.cti.marks import Proposals, WriterRules, fold_marks
+from pyspark_timestream.cti.state import WriterState
 from pyspark_timestream.cti.step import VIOLATIONS, Marks, PartitionState, TimeRules, step
 
 NAMES = ("", "a", "b", "c")
@@ -102,13 +103,6 @@ def stepped(shape, policy, how, topic, cuts=()):
         bounds = zip(said.window.lower_us.tolist(), said.window.upper_us.tolist(), strict=True)
         windows += [tuple(None if us == NEVER else us for us in both) for both in bounds]
     return out, state, windows
-
-
-def outcome(function, *arguments, **more):
-    try:
-        return function(*arguments, **more)
-    except Failed as failed:
-        return failed.args
 
 
 @given(topics())
@@ -202,7 +196,7 @@ def test_only_a_mark_that_takes_effect_restarts_the_counter_also_without_a_frequ
     before = PartitionState(cti_us=4, count=3, base_us=2)
     nobody = np.empty(0, dtype=np.int64)
     proposals = Proposals(np.array([1]), np.array([us]), np.array([True]))
-    paced = pace(Frequency(None, None, 0), before, nobody, nobody, proposals)
+    paced = generate_ctis(GeneratorRules(None, None, 0), before, nobody, nobody, proposals)
     assert (paced.count, paced.base_us) == (count, 2)
 
 
@@ -331,21 +325,23 @@ def test_without_a_timeout_a_silent_writer_holds_the_cti_for_ever():
 
 def test_record_timestamps_are_kept_only_with_a_timeout():
     _, state = told(mark(3, "a", stamp=7))
-    assert (state.record_us, state.writers) == (None, (("a", Writer(3)),))
+    assert (state.record_us, state.writers) == (None, (("a", WriterState(3)),))
     _, state = told(mark(3, "a", stamp=7), timeout=5)
-    assert (state.record_us, state.writers) == (7, (("a", Writer(3, 7)),))
+    assert (state.record_us, state.writers) == (7, (("a", WriterState(3, 7)),))
 
 
 def test_where_record_timestamps_are_not_told_no_writer_is_forgotten():
-    before = PartitionState(writers=(("a", Writer(3, 7)),), record_us=7)
-    noted = note(WriterRules(timeout_us=5), before, marks([]), None, 2)
+    before = PartitionState(writers=(("a", WriterState(3, 7)),), record_us=7)
+    noted = fold_marks(WriterRules(timeout_us=5), before, marks([]), None, 2)
     assert (noted.writers, noted.record_us) == (before.writers, 7)
 
 
 def test_a_block_without_punctuations_forgets_who_falls_silent_in_it():
-    before = PartitionState(writers=(("a", Writer(3, 0)), ("b", Writer(9, 8))), record_us=8)
-    noted = note(WriterRules(timeout_us=5), before, marks([]), np.array([8, 9]), 2)
-    assert noted.writers == (("b", Writer(9, 8)),)
+    before = PartitionState(
+        writers=(("a", WriterState(3, 0)), ("b", WriterState(9, 8))), record_us=8
+    )
+    noted = fold_marks(WriterRules(timeout_us=5), before, marks([]), np.array([8, 9]), 2)
+    assert noted.writers == (("b", WriterState(9, 8)),)
     assert [column.tolist() for column in noted.proposals] == [[0], [9], [False]]
 
 
@@ -355,7 +351,7 @@ def test_instants_of_marks_and_records_are_exact_up_to_the_end_of_time():
     for before in ([], [mark(1, "a", stamp=1)], [mark(MIN_US, "a", stamp=MIN_US)]):
         rows, state = told(*before, *some, timeout=1)
         assert rows[len(before) :] == [f"¶{last}", last]
-        assert (state.writers, state.record_us) == ((("a", Writer(last, last)),), last)
+        assert (state.writers, state.record_us) == ((("a", WriterState(last, last)),), last)
 
 
 def test_max_future_caps_what_drives_the_clock_and_the_delay_comes_off_after():
@@ -395,23 +391,23 @@ def test_columns_of_punctuations_that_differ_in_length_are_refused(short):
     two = marks([mark(5, "a"), mark(6, "b")])
     two = two._replace(**{name: getattr(two, name)[:1] for name in short})
     with pytest.raises(ValueError, match=r"^the columns of punctuations differ in length$"):
-        note(WriterRules(), PartitionState(), two, None, 2)
+        fold_marks(WriterRules(), PartitionState(), two, None, 2)
 
 
 def test_a_block_without_punctuations_proposes_nothing_in_whole_instants():
-    proposals = note(WriterRules(), PartitionState(), marks([]), None, 2).proposals
+    proposals = fold_marks(WriterRules(), PartitionState(), marks([]), None, 2).proposals
     assert [(column.dtype, len(column)) for column in proposals] == [
         (np.int64, 0), (np.int64, 0), (np.bool_, 0)]  # fmt: skip
 
 
 def test_time_windows_are_made_only_where_they_are_wanted():
     some = marks([mark(5, "a"), at(6)])
-    assert note(WriterRules(), PartitionState(), some, None, 2).window is None
+    assert fold_marks(WriterRules(), PartitionState(), some, None, 2).window is None
 
 
 def test_the_bounds_of_time_windows_are_whole_instants_also_where_there_are_none():
     some = marks([mark(5, "a"), at(6)])
-    window = note(WriterRules(windows=True), PartitionState(), some, None, 2).window
+    window = fold_marks(WriterRules(windows=True), PartitionState(), some, None, 2).window
     assert [column.dtype for column in window] == [np.int64, np.int64]
     assert [column.tolist() for column in window] == [[NEVER, 5], [NEVER, 5]]
 

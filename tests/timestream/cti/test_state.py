@@ -6,12 +6,14 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.cti.state import Writer
-from pyspark_timestream.cti.step import PartitionState, raised
+from pyspark_timestream.cti.state import WriterState
+from pyspark_timestream.cti.step import PartitionState, raise_cti
 
 instants = st.none() | st.integers(-(2**62), 2**62)
 counts = st.integers(0, 2**62)
-writers = st.dictionaries(st.text(max_size=3), st.builds(Writer, instants, instants), max_size=3)
+writers = st.dictionaries(
+    st.text(max_size=3), st.builds(WriterState, instants, instants), max_size=3
+)
 FIELDS = {
     "writers": writers.map(lambda found: tuple(sorted(found.items()))),
     "begun": st.booleans(),
@@ -40,6 +42,6 @@ def test_a_state_that_an_earlier_version_wrote_is_read():
 @given(states, st.integers(-(2**62), 2**62))
 @settings(deadline=None)
 def test_raising_moves_the_cti_up_and_nothing_else(state, cti_us):
-    after = raised(state, cti_us)
+    after = raise_cti(state, cti_us)
     assert after.cti_us == (cti_us if state.cti_us is None else max(cti_us, state.cti_us))
     assert dataclasses.replace(after, cti_us=state.cti_us) == state

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.oracle import Event, Failed, run
+from timestream.oracle import Event, Failed, outcome, run
 
+from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 from pyspark_timestream.cti import generator
-from pyspark_timestream.cti.marks import NEVER
 from pyspark_timestream.cti.step import VIOLATIONS, Events, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.cti.violations import judge
+from pyspark_timestream.cti.violations import classify
 
 POLICIES = ("drop", "adjust", "fail", "flag")
 times = st.integers(0, 12)
@@ -96,13 +96,6 @@ def stepped(shape, policy, how, events, cuts=(), state=None):
             if i in ctis:
                 out.append(("cti", ctis[i]))
     return out, state
-
-
-def outcome(function, *arguments, **more):
-    try:
-        return function(*arguments, **more)
-    except Failed as failed:
-        return failed.args
 
 
 @given(streams())
@@ -329,7 +322,7 @@ def test_unreadable_marks_are_told_by_their_places():
 
 def test_a_judgement_has_no_ctis_before_the_clock_has_run():
     times, none = np.array([3, 5]), np.zeros(2, dtype=np.bool_)
-    said = judge("point", "drop", Events(times, ~none), times, none, none, np.full(2, NEVER))
+    said = classify("point", "drop", Events(times, ~none), times, none, none, np.full(2, NEVER))
     for column in (said.cti_index, said.cti_us):
         assert (column.dtype, column.tolist()) == (np.int64, [])
 
@@ -351,8 +344,8 @@ def test_few_triggers_of_a_span_are_found_where_a_walk_finds_them(times, base_us
 
 
 def with_few_triggers(few, *arguments):
-    was, generator._FEW_TRIGGERS = generator._FEW_TRIGGERS, few
+    was, generator._EVENTS_PER_SEARCH = generator._EVENTS_PER_SEARCH, few
     try:
-        return generator._span_triggers(*arguments).tolist()
+        return generator._find_span_triggers(*arguments).tolist()
     finally:
-        generator._FEW_TRIGGERS = was
+        generator._EVENTS_PER_SEARCH = was

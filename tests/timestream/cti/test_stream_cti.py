@@ -5,7 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.cti.stream_cti import Prover, merge, proven_by_tasks, stream_cti
+from pyspark_timestream.cti.stream_cti import (
+    TaskFrontier,
+    compute_stream_cti,
+    find_max_emitted,
+    min_cti,
+)
 
 instants = st.integers(0, 9)
 clocks = st.lists(
@@ -41,7 +46,7 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
     all_rows, proven = [], []
     for group in filter(None, groups):
         others = tuple(starts[p] for p in range(len(starts)) if p not in group)
-        prover = Prover(tuple(starts[p] for p in group), others, emitted_us)
+        prover = TaskFrontier(tuple(starts[p] for p in group), others, emitted_us)
         now = {p: starts[p] for p in group}
         for position, p in enumerate(group):
             cuts = sorted(data.draw(st.lists(st.integers(0, len(news[p])), max_size=2)))
@@ -64,14 +69,16 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
     assert all(final is not None and row <= final for row in all_rows)
     used = [group for group in groups if group]
     known = [cti for cti in proven if cti is not None]
-    assert proven_by_tasks(starts, ends, used) == max(known, default=None)
+    assert find_max_emitted(starts, ends, used) == max(known, default=None)
 
 
 @given(st.none() | instants, st.lists(instants, max_size=9))
 @settings(deadline=None)
 def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
     news = increasing(start, later)
-    prover, places, rows = Prover((start,), (), start).advance(0, np.array(news, dtype=np.int64))
+    prover, places, rows = TaskFrontier((start,), (), start).advance(
+        0, np.array(news, dtype=np.int64)
+    )
     assert places.tolist() == list(range(len(news)))
     assert rows.tolist() == news
     assert prover.emitted_us == (news or [start])[-1]
@@ -79,14 +86,14 @@ def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
 
 def test_a_partition_without_a_cti_holds_the_others_back_wherever_it_is_read():
     five = np.array([5])
-    for prover in (Prover((None, None), (), None), Prover((None,), (None,), None)):
+    for prover in (TaskFrontier((None, None), (), None), TaskFrontier((None,), (None,), None)):
         assert len(prover.advance(0, five)[1]) == 0
-    after, _, _ = Prover((None, None), (), None).advance(0, five)
+    after, _, _ = TaskFrontier((None, None), (), None).advance(0, five)
     assert after.advance(1, np.array([3, 4, 9]))[2].tolist() == [3, 4, 5]
 
 
 def test_what_was_emitted_before_is_not_emitted_again():
-    _, places, rows = Prover((None,), (), 4).advance(0, np.array([3, 4, 5]))
+    _, places, rows = TaskFrontier((None,), (), 4).advance(0, np.array([3, 4, 5]))
     assert (places.tolist(), rows.tolist()) == ([2], [5])
 
 
@@ -95,12 +102,12 @@ def test_what_was_emitted_before_is_not_emitted_again():
     [([], None), ([None], None), ([3, None], None), ([3], 3), ([3, 2, 4], 2)],
 )
 def test_the_streams_cti_is_the_least_and_nobodys_is_none(ctis, expected):
-    assert merge(ctis) == expected
-    assert merge(iter(ctis)) == expected
+    assert min_cti(ctis) == expected
+    assert min_cti(iter(ctis)) == expected
 
 
 def test_without_tasks_nothing_is_proven():
-    assert proven_by_tasks([1, 2], [3, 4], []) is None
+    assert find_max_emitted([1, 2], [3, 4], []) is None
 
 
 @pytest.mark.parametrize(
@@ -121,11 +128,11 @@ def test_without_tasks_nothing_is_proven():
 def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake(
     holding, joining, idle, floor, expected
 ):
-    assert stream_cti(holding, joining, idle, floor) == expected
+    assert compute_stream_cti(holding, joining, idle, floor) == expected
 
 
 def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
-    prover = Prover((None, None), (), 7)
+    prover = TaskFrontier((None, None), (), 7)
     for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
         prover, _, emitted = prover.advance(position, np.array([cti]))
         assert emitted.tolist() == rows
@@ -133,9 +140,9 @@ def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
 
 def test_what_the_other_partitions_of_a_task_have_said_is_kept():
     for position, own in enumerate([(9, 2, 3), (1, 9, 3), (1, 2, 9)]):
-        assert Prover((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
+        assert TaskFrontier((1, 2, 3), (), 1).advance(position, np.array([9]))[0].own_us == own
 
 
 def test_where_others_hold_the_stream_back_one_row_says_so():
-    _, places, rows = Prover((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
+    _, places, rows = TaskFrontier((3, 5), (), 3).advance(0, np.array([4, 6, 7]))
     assert (places.tolist(), rows.tolist()) == ([0, 1], [4, 5])

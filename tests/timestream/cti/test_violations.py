@@ -2,7 +2,13 @@
 
 import pytest
 
-from pyspark_timestream.cti.policy import KINDS, POLICIES, TABLE, Action, action
+from pyspark_timestream.cti.violations import (
+    EVENT_KINDS,
+    POLICIES,
+    POLICY_TABLE,
+    Action,
+    look_up_action,
+)
 
 D, S, E, F, G = Action.DROP, Action.MOVE_START, Action.MOVE_END, Action.FAIL, Action.FLAG
 
@@ -20,14 +26,14 @@ CELLS = {
 @pytest.mark.parametrize("kind", CELLS)
 @pytest.mark.parametrize(("column", "policy"), list(enumerate(("drop", "adjust", "fail", "flag"))))
 def test_every_cell_is_that_of_the_rules(kind, column, policy):
-    assert action(policy, kind) is CELLS[kind][column]
+    assert look_up_action(policy, kind) is CELLS[kind][column]
 
 
 def test_the_table_has_no_other_cells():
-    assert set(KINDS) == set(CELLS)
-    assert set(TABLE) == {(policy, kind) for policy in POLICIES for kind in KINDS}
+    assert set(EVENT_KINDS) == set(CELLS)
+    assert set(POLICY_TABLE) == {(policy, kind) for policy in POLICIES for kind in EVENT_KINDS}
 
 
 def test_a_cell_that_does_not_exist_is_named():
     with pytest.raises(KeyError, match="'ignore' and kind 'point'"):
-        action("ignore", "point")
+        look_up_action("ignore", "point")

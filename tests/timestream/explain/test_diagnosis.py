@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.cti.state import Writer
+from pyspark_timestream.cti.state import WriterState
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.cti.stream_cti import merge
-from pyspark_timestream.explain.diagnosis import diagnose, worth_a_warning
-from pyspark_timestream.explain.history import Moment
-from pyspark_timestream.kafka.plan.findings import FIXES, Finding, Kind, names
-from pyspark_timestream.kafka.plan.imported_ctis import Imported, ImportedPartition
+from pyspark_timestream.cti.stream_cti import min_cti
+from pyspark_timestream.explain.diagnosis import diagnose, find_warnings
+from pyspark_timestream.explain.history import BatchRecord
+from pyspark_timestream.kafka.plan.findings import FIXES, Finding, Kind, name_partitions
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import Warned
+from pyspark_timestream.kafka.plan.warnings import GivenWarning
 
 NOON = 1_704_110_400_000_000
 """2024-01-01T12:00:00Z, in application time and on the wall clock of batch 0."""
@@ -47,9 +47,9 @@ def history(*batches, settings=COUNT, left=0, **more):
     for number, shares in enumerate(batches):
         partitions = {at(n): each for n, each in enumerate(shares)}
         ends = {} if left is None else {p: s.end_exclusive + left for p, s in partitions.items()}
-        cti_us = merge(s.state.cti_us for s in shares if not s.idle)
+        cti_us = min_cti(s.state.cti_us for s in shares if not s.idle)
         offset = StreamOffset("me", settings, 1, partitions, number, cti_us, **more)
-        moments.append(Moment(NOON + number * SECOND, offset, ends))
+        moments.append(BatchRecord(NOON + number * SECOND, offset, ends))
     return tuple(moments)
 
 
@@ -108,7 +108,9 @@ def test_many_idle_partitions_are_one_finding():
 
 
 def with_writers(second, last=0, **marks):
-    writers = tuple((n, Writer(None if m is None else NOON + m * SECOND)) for n, m in marks.items())
+    writers = tuple(
+        (n, WriterState(None if m is None else NOON + m * SECOND)) for n, m in marks.items()
+    )
     return state(second, writers=writers, last_us=NOON + last * SECOND)
 
 
@@ -153,7 +155,7 @@ def test_no_writer_is_waited_for_where_events_make_ctis_too():
 
 def test_marks_without_a_writer_are_called_so():
     finding = only(
-        [share(state(3, writers=(("", Writer(NOON)),), last_us=NOON + 9))], settings=MARKS
+        [share(state(3, writers=(("", WriterState(NOON)),), last_us=NOON + 9))], settings=MARKS
     )
     assert finding.culprit.startswith("the marks without a writer of topic")
 
@@ -250,7 +252,7 @@ def test_a_first_batch_that_has_just_read_is_not_judged_by_the_state_before_it()
 
 
 def imported(cti_us):
-    return Imported({at(0, "slow"): ImportedPartition(3, cti_us=cti_us)}, cti_us)
+    return ImportedTopic({at(0, "slow"): ImportedPartition(3, cti_us=cti_us)}, cti_us)
 
 
 @pytest.mark.parametrize(("clock", "cti_us"), [(None, None), (3, NOON + 3 * SECOND)])
@@ -269,7 +271,7 @@ def test_an_import_without_news_is_named(clock, cti_us):
 def test_an_imported_partition_that_is_idle_is_not_the_one_that_is_waited_for():
     idle = ImportedPartition(0, idle=True)
     told_us = NOON + 3 * SECOND
-    both = Imported({**imported(told_us).partitions, at(1, "slow"): idle}, told_us)
+    both = ImportedTopic({**imported(told_us).partitions, at(1, "slow"): idle}, told_us)
     waiting = share(state(3, last_us=NOON + 8 * SECOND))
     finding = only([waiting], settings={"ctiImport": "slow"}, imported=both)
     assert finding.culprit == "the import of topic 'slow' partition 0"
@@ -294,7 +296,7 @@ def test_an_import_beside_a_clock_of_its_own_is_not_late():
 
 
 def test_an_import_topic_without_partitions_names_the_option():
-    finding = only([share(state(None))], imported=Imported())
+    finding = only([share(state(None))], imported=ImportedTopic())
     assert finding.culprit == "option 'ctiImport'"
 
 
@@ -367,11 +369,11 @@ def test_who_asks_for_no_event_times_is_not_told_of_them():
 
 
 def test_values_that_mostly_are_no_json_of_the_schema_are_told():
-    finding = only([share(state(1, events=4))], [share(state(1, events=8), unfit=4)])
+    finding = only([share(state(1, events=4))], [share(state(1, events=8), invalid_values=4)])
     assert (finding.kind, finding.culprit) == (Kind.WRONG_TYPE, "topic 'topic' partition 0")
-    assert finding.text.startswith("4 of 8 values are no JSON of the schema")
+    assert finding.text.startswith("4 of 8 values are not JSON of the schema")
     assert finding.since_us == NOON + SECOND
-    assert found([share(state(1, events=9), unfit=4)])[0][0] is Kind.CAUGHT_UP
+    assert found([share(state(1, events=9), invalid_values=4)])[0][0] is Kind.CAUGHT_UP
 
 
 # -- rows dropped as late -------------------------------------------------------------------------
@@ -406,7 +408,7 @@ def test_late_rows_behind_an_event_far_in_the_future_are_told_once():
 
 
 def warning(kind, **more):
-    return {kind: Warned(Finding(kind, "culprit", "seen then", **more))}
+    return {kind: GivenWarning(Finding(kind, "culprit", "seen then", **more))}
 
 
 def test_a_warning_that_no_rule_finds_again_is_told_while_it_holds():
@@ -435,7 +437,7 @@ def test_what_the_records_said_then_is_told_with_what_holds_now():
     given_then = warning(Kind.MALFORMED, detail="one begins with '13/01'")
     finding = only([broken], settings=AT, warnings=given_then)
     assert "4 of 4 events" in finding.text
-    assert finding.whole_text == f"{finding.text}; one begins with '13/01'"
+    assert finding.full_text == f"{finding.text}; one begins with '13/01'"
 
 
 # -- what a driver warns of -----------------------------------------------------------------------
@@ -446,7 +448,7 @@ def quiet(clock, seconds):
 
 
 def warned_of(*shares, **more):
-    return [each.kind for each in worth_a_warning(history(shares, **more), NOON)]
+    return [each.kind for each in find_warnings(history(shares, **more), NOON)]
 
 
 @pytest.mark.parametrize("clock", [state(None, events=0), state(-5)])
@@ -478,7 +480,7 @@ def test_a_partition_that_stands_where_all_stand_is_not_warned_of():
 
 def test_a_bounded_run_warns_of_an_empty_partition_when_everything_is_read():
     empty = share(state(None, events=0))
-    (finding,) = worth_a_warning(history([share(state(5)), empty], bounded=True), NOON)
+    (finding,) = find_warnings(history([share(state(5)), empty], bounded=True), NOON)
     assert finding.kind is Kind.IDLE_PARTITION
     assert "idleTimeout" not in finding.line
     assert "finalCti" in finding.fix
@@ -535,7 +537,7 @@ def test_a_stream_without_partitions_says_so():
 
 
 def test_names_are_few():
-    assert names([at(1)]) == "topic 'topic' partition 1"
+    assert name_partitions([at(1)]) == "topic 'topic' partition 1"
 
 
 # -- whatever the history -------------------------------------------------------------------------

@@ -5,17 +5,17 @@ import json
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 from pyspark_timestream.explain.history import (
     Batch,
-    behind,
-    histories,
-    holders,
+    build_histories,
+    count_remaining,
+    find_blocking_partitions,
+    find_unchanged_since,
     read_log_entry,
     read_progress,
-    since,
 )
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
@@ -60,47 +60,49 @@ def test_what_is_no_log_entry_is_refused_with_the_reason(text, said):
 def test_progress_gives_offset_and_log_ends_as_text_or_parsed(encode):
     source = {"endOffset": encode(offset().to_json()), "latestOffset": encode(report(0, 12))}
     batch = read_progress({"timestamp": "1970-01-01T00:00:01.000Z", "sources": [source]})
-    (moment,) = histories([batch])["me"]
+    (moment,) = build_histories([batch])["me"]
     assert (moment.planned_us, moment.offset, moment.log_ends) == (1_000_000, offset(), {at(0): 12})
 
 
 def test_both_witnesses_of_a_batch_make_one_moment_whose_time_the_first_names():
     logged = [Batch(n, (offset(n).to_json(),)) for n in (2, 1)]
     told = Batch(1, (offset(2).to_json(),), (report(10, 8),))
-    (first, second) = histories([*logged, told])["me"]
+    (first, second) = build_histories([*logged, told])["me"]
     assert (first.planned_us, first.offset.number, first.log_ends) == (1, 1, {})
     assert (second.planned_us, second.offset.number, second.log_ends) == (2, 2, {at(0): 18})
-    assert behind((first, second)) == {at(0): 3}
+    assert count_remaining((first, second)) == {at(0): 3}
 
 
 def test_log_ends_are_remembered_where_a_later_batch_has_none():
     told = Batch(1, (offset(1).to_json(),), (report(5, 8),))
-    assert behind(histories([told, Batch(2, (offset(2).to_json(),))])["me"]) == {at(0): 0}
-    assert behind(histories([Batch(2, (offset(2).to_json(),))])["me"]) == {}
+    assert count_remaining(build_histories([told, Batch(2, (offset(2).to_json(),))])["me"]) == {
+        at(0): 0
+    }
+    assert count_remaining(build_histories([Batch(2, (offset(2).to_json(),))])["me"]) == {}
 
 
 def test_streams_are_kept_apart_and_other_sources_are_left_out():
-    foreign = [None, SENTINEL, {"topic": {"0": 5}}, 17, "text", [1]]
+    foreign = [None, INITIAL_OFFSET, {"topic": {"0": 5}}, 17, "text", [1]]
     batch = Batch(1, (offset(0, "a").to_json(), *foreign, offset(0, "b").to_json()))
-    assert list(histories([batch])) == ["a", "b"]
+    assert list(build_histories([batch])) == ["a", "b"]
 
 
 def test_a_newer_format_is_refused_by_name():
     newer = {**offset().to_json(), "version": 99}
     with pytest.raises(CheckpointMismatch, match="format version 99"):
-        histories([Batch(1, (newer,))])
+        build_histories([Batch(1, (newer,))])
 
 
 def test_a_damaged_offset_is_refused_by_its_stream():
     damaged = {**offset().to_json(), "partitions": {"topic": {"0": {"from": 1}}}}
     with pytest.raises(CheckpointUnreadable, match="'me' is damaged"):
-        histories([Batch(1, (damaged,))])
+        build_histories([Batch(1, (damaged,))])
 
 
 def test_since_is_the_first_of_the_last_moments_alike():
-    moments = histories([Batch(n, (offset(n).to_json(),)) for n in range(5)])["me"]
-    assert since(moments, lambda m: m.offset.number not in (0, 2)) == 3
-    assert since(moments, lambda m: m.offset.number < 4) is None
+    moments = build_histories([Batch(n, (offset(n).to_json(),)) for n in range(5)])["me"]
+    assert find_unchanged_since(moments, lambda m: m.offset.number not in (0, 2)) == 3
+    assert find_unchanged_since(moments, lambda m: m.offset.number < 4) is None
 
 
 def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
@@ -110,8 +112,11 @@ def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
             for name, (cti, idle) in clocks.items()
         }
         value = StreamOffset("me", {}, 1, shares).to_json()
-        return histories([Batch(0, (value,))])["me"][0]
+        return build_histories([Batch(0, (value,))])["me"][0]
 
-    assert holders(moment(p0=(5, False), p1=(None, False))) == {at(1)}
-    assert holders(moment(p0=(5, False), p1=(3, False), p2=(3, False))) == {at(1), at(2)}
-    assert holders(moment(p0=(5, False), p1=(None, True))) == {at(0)}
+    assert find_blocking_partitions(moment(p0=(5, False), p1=(None, False))) == {at(1)}
+    assert find_blocking_partitions(moment(p0=(5, False), p1=(3, False), p2=(3, False))) == {
+        at(1),
+        at(2),
+    }
+    assert find_blocking_partitions(moment(p0=(5, False), p1=(None, True))) == {at(0)}

@@ -4,8 +4,8 @@ import pytest
 
 from pyspark_timestream.explain.plan_mistakes import (
     Operator,
-    mistakes_in_plan,
-    mistakes_in_progress,
+    find_plan_mistakes,
+    find_progress_mistake,
 )
 from pyspark_timestream.kafka.plan.findings import Kind
 
@@ -25,18 +25,18 @@ def marked(column, source=CTIS):
 
 
 def kinds(root):
-    return [found and found.kind for found in mistakes_in_plan(root)]
+    return [found and found.kind for found in find_plan_mistakes(root)]
 
 
 @pytest.mark.parametrize("name", ["Aggregate", "Deduplicate", "TransformWithState", "Distinct"])
 def test_state_without_a_watermark_on_the_ctis_names_advance_time(name):
-    (found,) = mistakes_in_plan(over("Write", over(name, over("Filter", CTIS))))
+    (found,) = find_plan_mistakes(over("Write", over(name, over("Filter", CTIS))))
     assert (found.kind, found.culprit) == (Kind.NO_ADVANCE_TIME, name)
     assert "advance_time" in found.fix
 
 
 def test_a_watermark_on_another_column_names_the_column_and_advance_time():
-    (found,) = mistakes_in_plan(over("Aggregate", marked("start_time")))
+    (found,) = find_plan_mistakes(over("Aggregate", marked("start_time")))
     assert found.kind is Kind.OWN_WATERMARK
     assert "'start_time'" in found.culprit
     assert "advance_time" in found.fix
@@ -79,6 +79,6 @@ def test_a_progress_shows_state_whose_watermark_is_none_or_ahead_of_the_ctis(
     operators, watermark, kind
 ):
     progress = {"stateOperators": operators, "eventTime": {"watermark": watermark}}
-    found = mistakes_in_progress(progress, {"cti": "2024-01-01T00:00:09Z"})
+    found = find_progress_mistake(progress, {"cti": "2024-01-01T00:00:09Z"})
     assert (found and found.kind) == kind
-    assert mistakes_in_progress(progress, {"cti": None}) is None
+    assert find_progress_mistake(progress, {"cti": None}) is None

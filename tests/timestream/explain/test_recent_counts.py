@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.explain.recent_counts import Recent, counted_on, recent_mistakes
+from pyspark_timestream.explain.recent_counts import (
+    RecentCounts,
+    find_recent_mistakes,
+    update_counts,
+)
 from pyspark_timestream.kafka.plan.findings import Kind
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
@@ -17,9 +21,9 @@ YEARS = 1_000_000
 """So many events were well before."""
 
 
-def share(events, malformed=0, unfit=0):
+def share(events, malformed=0, invalid_values=0):
     state = PartitionState(events=events, malformed=malformed)
-    return PartitionOffset(events, events, state, unfit=unfit)
+    return PartitionOffset(events, events, state, invalid_values=invalid_values)
 
 
 def stands(**shares):
@@ -30,15 +34,15 @@ def stands(**shares):
 
 def told(*courses):
     """What is found after batches that leave partition 0 at each of `courses` in turn."""
-    recent, kinds = Recent(), []
+    recent, kinds = RecentCounts(), []
     for before, now in itertools.pairwise(courses):
-        recent = counted_on(recent, {at(0): before}, {at(0): now})
-        kinds.append([each.kind for each in recent_mistakes(recent, stands(p0=now))])
+        recent = update_counts(recent, {at(0): before}, {at(0): now})
+        kinds.append([each.kind for each in find_recent_mistakes(recent, stands(p0=now))])
     return kinds
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("malformed", Kind.MALFORMED), ("unfit", Kind.WRONG_TYPE)]
+    ("name", "kind"), [("malformed", Kind.MALFORMED), ("invalid_values", Kind.WRONG_TYPE)]
 )
 def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
     bad = share(YEARS + 12, **{name: 12})
@@ -47,19 +51,19 @@ def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
 
 
 def test_the_counts_are_those_of_the_last_events():
-    recent = counted_on(Recent(), {at(0): share(YEARS, 7)}, {at(0): share(YEARS + 20, 22)})
-    (finding,) = recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
+    recent = update_counts(RecentCounts(), {at(0): share(YEARS, 7)}, {at(0): share(YEARS + 20, 22)})
+    (finding,) = find_recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
     assert finding.text.startswith("lately, 15 of 20 events have no time that can be read")
 
 
 @given(st.lists(st.integers(0, 30), max_size=20))
 def test_of_any_batches_twenty_wrong_events_are_told_and_few_are_not(sizes):
-    recent, now = Recent(), share(YEARS)
+    recent, now = RecentCounts(), share(YEARS)
     for size in sizes:
         wrong = now.state.malformed + size
         now, before = share(YEARS + wrong, wrong), now
-        recent = counted_on(recent, {at(0): before}, {at(0): now})
-        found = recent_mistakes(recent, stands(p0=now))
+        recent = update_counts(recent, {at(0): before}, {at(0): now})
+        found = find_recent_mistakes(recent, stands(p0=now))
         # It may take ten that are counted with others.
         assert bool(found) == (wrong >= 10)
 
@@ -69,8 +73,10 @@ def test_few_wrong_events_among_many_are_not_told():
 
 
 def test_partitions_that_are_new_made_anew_or_gone_are_counted_from_there():
-    recent = counted_on(Recent(), {at(0): share(YEARS)}, {at(0): share(3), at(1): share(12, 12)})
-    assert [each.partitions for each in recent_mistakes(recent, stands())] == [{at(1)}]
-    recent = counted_on(recent, {at(0): share(3)}, {at(0): share(23, 20)})
-    assert [each.partitions for each in recent_mistakes(recent, stands())] == [{at(0)}]
-    assert counted_on(recent, {}, {}) == Recent()
+    recent = update_counts(
+        RecentCounts(), {at(0): share(YEARS)}, {at(0): share(3), at(1): share(12, 12)}
+    )
+    assert [each.partitions for each in find_recent_mistakes(recent, stands())] == [{at(1)}]
+    recent = update_counts(recent, {at(0): share(3)}, {at(0): share(23, 20)})
+    assert [each.partitions for each in find_recent_mistakes(recent, stands())] == [{at(0)}]
+    assert update_counts(recent, {}, {}) == RecentCounts()

@@ -14,10 +14,10 @@ from timestream.explain.test_diagnosis import (
     with_writers,
 )
 
-from pyspark_timestream.explain.history import Moment
-from pyspark_timestream.explain.picture import picture
+from pyspark_timestream.explain.history import BatchRecord
+from pyspark_timestream.explain.picture import draw_stream
 from pyspark_timestream.explain.report import explain_stream
-from pyspark_timestream.explain.text import MOST_ROWS
+from pyspark_timestream.explain.text import MAX_ROWS
 from pyspark_timestream.explain.views import Explanation
 from pyspark_timestream.kafka.plan.findings import FIXES, Kind
 
@@ -33,7 +33,7 @@ def renamed(topic, writer="w"):
     shares = {at(0, topic): offset.partitions[at(0)]}
     fields = {name: getattr(offset, name) for name in ("stream", "settings", "starts", "cti_us")}
     made = type(offset)(**fields, partitions=shares)
-    return Explanation("q", (explain_stream((Moment(NOON, made),)),))
+    return Explanation("q", (explain_stream((BatchRecord(NOON, made),)),))
 
 
 def parsed(explanation):
@@ -108,16 +108,16 @@ def test_notes_and_subject_are_shown_in_both_views():
 def test_many_partitions_are_limited_culprits_first():
     shares = [*[share(state(9))] * 40, share(state(1))]
     many = explained(shares)
-    assert f"... and {41 - MOST_ROWS} more partitions" in str(many)
-    assert f"... and {41 - MOST_ROWS} more partitions" in many._repr_html_()
+    assert f"... and {41 - MAX_ROWS} more partitions" in str(many)
+    assert f"... and {41 - MAX_ROWS} more partitions" in many._repr_html_()
     rows = cells_of(many)
-    assert len(rows) == MOST_ROWS
+    assert len(rows) == MAX_ROWS
     assert rows[0][:2] == ["*", "topic 40"]
 
 
 def drawn(*shares, **more):
     stream = explain_stream(history(list(shares), **more))
-    return ET.fromstring(picture(stream)) if picture(stream) else None
+    return ET.fromstring(draw_stream(stream)) if draw_stream(stream) else None
 
 
 def tags(tree, name):

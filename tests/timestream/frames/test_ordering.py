@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.frames.reorder import ARRIVAL, in_order, stamped
+from pyspark_timestream.frames.ordering import ARRIVAL, add_arrival, sort_by_time
 
 SCHEMA = pa.schema([
     pa.field("t", pa.timestamp("us", "UTC"), nullable=False), ("id", pa.int32()),
@@ -43,10 +43,10 @@ def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(came, 
                 rows = [(second, len(expected) + n) for n, second in enumerate(block)]
                 expected += rows
                 parts.append(batch(rows))
-            numbered += list(stamped(parts, batch_id, task))
+            numbered += list(add_arrival(parts, batch_id, task))
     handed = [one.slice(n, 1) for one in numbered for n in range(one.num_rows)]
     random.shuffle(handed)
-    left = list(in_order(handed, "t"))
+    left = list(sort_by_time(handed, "t"))
     rows = [row for each in left for row in each.to_pylist()]
     assert [row["id"] for row in rows] == [id for _, id in sorted(expected, key=lambda r: r[0])]
     assert all(each.schema == SCHEMA for each in left)
@@ -54,12 +54,12 @@ def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(came, 
 
 
 def test_arrivals_number_the_rows_of_a_task_through_its_blocks() -> None:
-    blocks = list(stamped([batch([(9, 0), (1, 1)]), batch([]), batch([(5, 2)])], 7, 3))
+    blocks = list(add_arrival([batch([(9, 0), (1, 1)]), batch([]), batch([(5, 2)])], 7, 3))
     rows = pa.Table.from_batches(blocks).select(list(ARRIVAL)).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
     assert [block.num_rows for block in blocks] == [2, 0, 1]
 
 
 def test_nothing_released_is_nothing() -> None:
-    (stamp,) = stamped([batch([])], 0, 0)
-    assert list(in_order([stamp], "t")) == list(in_order([], "t")) == []
+    (stamp,) = add_arrival([batch([])], 0, 0)
+    assert list(sort_by_time([stamp], "t")) == list(sort_by_time([], "t")) == []

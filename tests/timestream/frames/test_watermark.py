@@ -161,7 +161,7 @@ def test_a_batch_frame_may_hold_any_time(spark):
 
 
 SETTINGS = {
-    "spark.sql.streaming.multipleWatermarkPolicy": ("max", "rows of the slower one are dropped"),
+    "spark.sql.streaming.multipleWatermarkPolicy": ("max", "the slower one are silently dropped"),
     "spark.sql.streaming.noDataMicroBatches.enabled": ("false", "waits for the next record"),
 }
 

@@ -1,4 +1,4 @@
-"""The tasks of a batch read, also where the topic is another one by the time they run."""
+"""The tasks of a batch read, also for a topic that has changed by the time they run."""
 
 import pyarrow as pa
 import pytest
@@ -8,25 +8,25 @@ from timestream.builders import at, block, micros, options, projection
 
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.kafka.batch_read import bind, share_out, wanted
+from pyspark_timestream.kafka.batch_read import plan_slice, select_partitions, slice_read
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import run_task
 
 
 def bound(given, share, starts, stops):
     """What the task does where the partitions start and end like this when it runs."""
-    asked = {part: starts[part] for part in wanted(share, list(starts))}
-    return bind(given, share, list(starts), asked, stops)
+    asked = {part: starts[part] for part in select_partitions(share, list(starts))}
+    return plan_slice(given, share, list(starts), asked, stops)
 
 
 def batch_tasks(given, starts, stops):
     """The tasks of a batch read, where nothing has changed since it was planned."""
-    return [bound(given, share, starts, stops) for share in share_out(given, starts, stops)]
+    return [bound(given, share, starts, stops) for share in slice_read(given, starts, stops)]
 
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.span for share in plan.shares] for plan in plans]
+    return [[share.span for share in plan.ranges] for plan in plans]
 
 
 def test_a_batch_read_that_one_task_reads_carries_every_cti():
@@ -48,13 +48,13 @@ def test_parts_of_one_partition_carry_only_the_final_cti():
     assert spans(plans) == [[Range(at(0), 1, 3)], [Range(at(0), 3, 5)]]
     assert [plan.others_us for plan in plans] == [(None,), (None,)]
     assert [plan.closing_us for plan in plans] == [None, FINAL_US]
-    assert [plan.shares[0].lead for plan in plans] == [None, Range(at(0), 1, 3)]
+    assert [plan.ranges[0].lead for plan in plans] == [None, Range(at(0), 1, 3)]
 
 
 def test_a_part_reads_nothing_before_it_where_no_ctis_are_made():
     given = options(finalCti="true", maxRecordsPerPartition="2")
     plans = batch_tasks(given, {at(0): 1}, {at(0): 5})
-    assert [share.lead for plan in plans for share in plan.shares] == [None, None]
+    assert [share.lead for plan in plans for share in plan.ranges] == [None, None]
 
 
 @pytest.mark.parametrize("starts", [{at(0): 2}, {at(0): 2, at(1): 3}, {}])
@@ -89,7 +89,7 @@ def test_a_batch_read_whose_start_is_behind_its_end_is_refused_by_name(raw, star
         batch_tasks(options(**raw), {at(0): 7}, {at(0): 3})
     assert refused.value.name == starting
     batch_tasks(options(**raw), {at(0): 3}, {at(0): 3})
-    (share,) = share_out(options(**raw), {at(0): 3}, {at(0): 3})
+    (share,) = slice_read(options(**raw), {at(0): 3}, {at(0): 3})
     with pytest.raises(OptionError, match=said):
         bound(options(**raw), share, {at(0): 7}, {at(0): 3})
 
@@ -129,7 +129,7 @@ class Topic:
         return sorted(data, key=lambda row: row[:2]), ctis
 
     def shares(self):
-        return share_out(self.options, self.starts, self.stops)
+        return slice_read(self.options, self.starts, self.stops)
 
 
 LOGS = st.lists(st.lists(st.integers(-1, 20), max_size=12), min_size=1, max_size=7)
@@ -147,7 +147,7 @@ def test_cutting_a_batch_read_changes_no_row(logs, cut):
 
 @settings(max_examples=200, deadline=None)
 @given(before=LOGS, after=LOGS, cut=CUTS, data=st.data())
-def test_a_later_evaluation_reads_what_is_there_then_whatever_was_planned(before, after, cut, data):
+def test_later_evaluation_reads_what_exists_by_then(before, after, cut, data):
     """Logs have grown, shrunk, lost their first records; partitions have come and gone."""
     planned, now, fresh = Topic(before, **cut), Topic(after, **cut), Topic(after, **cut)
     for part, log in now.logs.items():
@@ -159,11 +159,11 @@ def test_a_later_evaluation_reads_what_is_there_then_whatever_was_planned(before
     assert alone or not ctis
 
 
-def test_what_was_empty_when_planned_is_read_by_several_tasks_later():
+def test_partitions_empty_at_planning_are_read_by_several_tasks():
     empty = Topic([[] for _ in range(9)])
     full = Topic([[1] for _ in range(9)])
     plans = [bound(full.options, share, full.starts, full.stops) for share in empty.shares()]
-    assert sorted(len(plan.shares) for plan in plans) == [2, 2, 2, 3]
+    assert sorted(len(plan.ranges) for plan in plans) == [2, 2, 2, 3]
 
 
 def test_only_the_tasks_that_need_it_are_shipped_the_names_of_all_partitions():

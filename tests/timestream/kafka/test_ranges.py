@@ -1,4 +1,4 @@
-"""How a batch's records are limited and spread over tasks."""
+"""Limits of a batch's ranges, and their assignment to tasks."""
 
 import math
 
@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from timestream.builders import at
 
 from pyspark_timestream.kafka.ranges import (
-    ROWS_WORTH_A_TASK,
+    MIN_TASK_RECORDS,
     Range,
     assign_tasks,
+    count_tasks,
     cut_ranges,
     limit_ranges,
-    task_count,
 )
 
-sizes = st.lists(st.integers(0, 9) | st.integers(0, 3 * ROWS_WORTH_A_TASK), max_size=6)
+sizes = st.lists(st.integers(0, 9) | st.integers(0, 3 * MIN_TASK_RECORDS), max_size=6)
 
 
 def spans(lengths):
@@ -50,16 +50,16 @@ def test_an_end_that_went_back_reads_nothing():
 
 @given(sizes, st.none() | st.integers(1, 4))
 @settings(deadline=None)
-def test_tasks_are_no_more_than_asked_useful_or_filled(lengths, max_tasks):
-    tasks = task_count(spans(lengths), max_tasks)
+def test_task_count_is_limited_by_request_use_and_records(lengths, max_tasks):
+    tasks = count_tasks(spans(lengths), max_tasks)
     filled = sum(1 for length in lengths if length)
-    useful = math.ceil(sum(lengths) / ROWS_WORTH_A_TASK)
+    useful = math.ceil(sum(lengths) / MIN_TASK_RECORDS)
     assert tasks == min(filled, useful, max_tasks or filled)
     assert type(tasks) is int
 
 
 def test_one_long_range_is_one_task_however_many_are_allowed():
-    assert task_count(spans([5 * ROWS_WORTH_A_TASK]), 4) == 1
+    assert count_tasks(spans([5 * MIN_TASK_RECORDS]), 4) == 1
 
 
 @given(sizes, st.integers(1, 5))
@@ -132,7 +132,7 @@ def test_where_there_are_parts_enough_none_is_cut():
     assert len(cut_ranges(uneven, 8, None)) > 7
 
 
-def test_what_is_worth_one_part_stays_whole_and_the_others_share_the_rest():
+def test_small_ranges_stay_whole_and_large_ones_are_cut():
     assert [*map(size_of, cut_ranges(spans([60, 40]), 5, None))] == [20, 20, 20, 20, 20]
     assert [*map(size_of, cut_ranges(spans([90, 30, 3]), 6, None))] == [22, 23, 22, 23, 30, 3]
     assert [*map(size_of, cut_ranges(spans([1, 2, 4]), 5, None))] == [1, 2, 1, 1, 2]

@@ -1,4 +1,4 @@
-"""What only a stream or only a batch read takes, and how a stream cuts partitions into parts."""
+"""Options of streams only and of batch reads only, and the cutting of partitions."""
 
 import pytest
 from timestream.builders import at, options
@@ -10,10 +10,10 @@ from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.read_modes import (
-    for_batch,
-    for_stream,
-    stream_tasks,
-    useless_in_batch,
+    adapt_to_batch,
+    adapt_to_stream,
+    ignored_in_batch,
+    plan_stream_tasks,
 )
 
 
@@ -32,9 +32,9 @@ def used(use, **raw):
 )
 def test_a_stream_has_no_end(name, text):
     with pytest.raises(OptionError, match="given to a stream, which has no end") as refused:
-        used(for_stream, **{name: text})
+        used(adapt_to_stream, **{name: text})
     assert refused.value.name == name
-    used(for_batch, **{name: text})
+    used(adapt_to_batch, **{name: text})
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])
@@ -49,33 +49,35 @@ def test_a_stream_has_no_end(name, text):
 )
 def test_a_partition_of_a_stream_with_ctis_is_not_cut(name, ctis):
     with pytest.raises(OptionError, match="a stream with a column 'cti'") as refused:
-        used(for_stream, **{name: "4"}, **ctis)
+        used(adapt_to_stream, **{name: "4"}, **ctis)
     assert refused.value.name == name
-    used(for_stream, **{name: "4"})
-    used(for_batch, **{name: "4"}, **ctis)
+    used(adapt_to_stream, **{name: "4"})
+    used(adapt_to_batch, **{name: "4"}, **ctis)
 
 
-def test_a_batch_read_starts_at_earliest_unless_told_otherwise():
-    assert used(for_batch).starting_offsets == EARLIEST
-    assert used(for_batch, startingOffsets='{"a": {"0": 5}}').starting_offsets == {at(0, "a"): 5}
+def test_batch_read_starts_at_earliest_by_default():
+    assert used(adapt_to_batch).starting_offsets == EARLIEST
+    assert used(adapt_to_batch, startingOffsets='{"a": {"0": 5}}').starting_offsets == {
+        at(0, "a"): 5
+    }
 
 
 @pytest.mark.parametrize("text", ["latest", '{"a": {"0": 5, "1": -1}}'])
 def test_a_batch_read_cannot_start_at_the_latest_unless_a_timestamp_decides(text):
     with pytest.raises(OptionError, match="always be empty"):
-        used(for_batch, startingOffsets=text)
-    used(for_batch, startingOffsets=text, startingTimestamp="5")
-    used(for_batch, startingOffsets=text, startingOffsetsByTimestamp='{"a": {"0": 5, "1": 5}}')
+        used(adapt_to_batch, startingOffsets=text)
+    used(adapt_to_batch, startingOffsets=text, startingTimestamp="5")
+    used(adapt_to_batch, startingOffsets=text, startingOffsetsByTimestamp='{"a": {"0": 5, "1": 5}}')
 
 
 def test_a_batch_read_has_no_use_for_the_pace_of_a_stream():
     given = {"maxoffsetspertrigger", "startingoffsets", "maxtriggerdelay"}
-    assert useless_in_batch(given) == ["maxOffsetsPerTrigger", "maxTriggerDelay"]
+    assert ignored_in_batch(given) == ["maxOffsetsPerTrigger", "maxTriggerDelay"]
 
 
 def spans(plans):
     """What each task delivers."""
-    return [[share.span for share in plan.shares] for plan in plans]
+    return [[share.span for share in plan.ranges] for plan in plans]
 
 
 def stream_offset(**ranges):
@@ -87,12 +89,12 @@ def stream_offset(**ranges):
 
 def test_a_stream_without_ctis_is_cut_as_asked():
     offset = stream_offset(p0=(0, 100), p1=(5, 15), p2=(7, 7))
-    assert stream_tasks(options(), offset) == plan_tasks(offset)
-    assert spans(stream_tasks(options(minPartitions="2"), offset)) == [
+    assert plan_stream_tasks(options(), offset) == plan_tasks(offset)
+    assert spans(plan_stream_tasks(options(minPartitions="2"), offset)) == [
         [Range(at(0), 0, 100)],
         [Range(at(1), 5, 15)],
     ]
-    cut = spans(stream_tasks(options(minPartitions="5"), offset))
+    cut = spans(plan_stream_tasks(options(minPartitions="5"), offset))
     assert [span for (span,) in cut] == [
         *(Range(at(0), 25 * n, 25 * n + 25) for n in range(4)),
         Range(at(1), 5, 15),

@@ -1,4 +1,4 @@
-"""What a task that reads Kafka does beside its rows."""
+"""The work of a reading task apart from its rows."""
 
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -9,9 +9,10 @@ from timestream.builders import at, options
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka import reader as kafka_reader
-from pyspark_timestream.kafka.batch_read import BatchShare
+from pyspark_timestream.kafka.batch_read import ReadSlice
 from pyspark_timestream.kafka.decode.columns import default_schema, project
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.reader import (
     BatchTask,
@@ -19,11 +20,10 @@ from pyspark_timestream.kafka.reader import (
     KafkaStreamReader,
     KafkaTask,
 )
-from pyspark_timestream.kafka.task import Share, TaskPlan
 
 pytestmark = pytest.mark.spark
 
-EMPTY = TaskPlan((Share(Range(at(0), 7, 7), PartitionState()),))
+EMPTY = TaskPlan((TaskRange(Range(at(0), 7, 7), PartitionState()),))
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         happened.append("given back")
 
     nothing = SimpleNamespace(partitions=list, ends=dict, earliest=dict, offsets_at=dict)
-    monkeypatch.setattr(kafka_reader, "borrowed_broker", lambda *_: nullcontext(nothing))
-    monkeypatch.setattr(kafka_reader, "borrowed_reader", borrowed)
-    monkeypatch.setattr(kafka_reader, "settle", lambda: happened.append("settled"))
+    monkeypatch.setattr(kafka_reader, "acquire_broker", lambda *_: nullcontext(nothing))
+    monkeypatch.setattr(kafka_reader, "acquire_reader", borrowed)
+    monkeypatch.setattr(kafka_reader, "freeze_objects", lambda: happened.append("settled"))
     return happened
 
 
@@ -48,7 +48,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("kind", "task"),
     [
         (KafkaStreamReader, KafkaTask(EMPTY, "group")),
-        (KafkaBatchReader, BatchTask(BatchShare(0, 1, (), 0))),
+        (KafkaBatchReader, BatchTask(ReadSlice(0, 1, (), 0))),
     ],
 )
 def test_a_task_settles_when_its_consumer_is_back(
@@ -85,7 +85,7 @@ def test_a_streams_task_waits_for_a_broker_as_long_as_for_progress(
         waited_ms.append(options.connect_timeout_ms)
         return nullcontext(SimpleNamespace(read=lambda span, needs: iter(())))
 
-    monkeypatch.setattr(kafka_reader, "borrowed_reader", borrowed)
+    monkeypatch.setattr(kafka_reader, "acquire_reader", borrowed)
     limits = {"kafkaConsumer.connectTimeoutMs": "2000", "kafkaConsumer.pollTimeoutMs": "90000"}
     given = options(**limits)
     reader = KafkaStreamReader(given, project(given, default_schema(given)))

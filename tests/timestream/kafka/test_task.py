@@ -1,4 +1,4 @@
-"""What one task delivers: what it reads, parse modes, and failures that say where."""
+"""The rows of one task: parse modes, columns read, and failures that name the record."""
 
 import json
 
@@ -11,10 +11,11 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import ViolationFound
-from pyspark_timestream.kafka.decode.payload import needs_of
-from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.decode.payload import required_columns
+from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.kafka.task import Share, TaskPlan, end_state, run_task
+from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
 CTI = ("cti", INSTANT)
@@ -25,7 +26,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
     """(rows, end state) of a task over one partition with these values from offset 0."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    share = Share(Range(at(0), 0, len(values)), PartitionState())
+    share = TaskRange(Range(at(0), 0, len(values)), PartitionState())
     ended = {}
 
     def read(span, needs):
@@ -39,7 +40,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
 
     plan = plan or TaskPlan((share,))
     tables = list(run_task(given_options, wanted, plan, read, ended.__setitem__))
-    assert end_state(given_options, share, read) == ended[at(0)]
+    assert compute_end_state(given_options, share, read) == ended[at(0)]
     table = pa.Table.from_batches(tables, wanted.schema)
     return table, ended[at(0)]
 
@@ -47,7 +48,7 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
 VALUES = [b'{"n": 1, "t": 5}', b"broken", None, b'{"n": "x", "t": 6}', b'{"n": 2, "t": 4}']
 
 
-def test_permissive_gives_nulls_and_the_text_of_what_is_malformed():
+def test_permissive_gives_nulls_and_the_malformed_text():
     columns = [*NUMBER, ("_corrupt_record", pa.string())]
     table, state = delivered({"valueFormat": "json"}, columns, *VALUES)
     assert [tuple(row.values()) for row in table.to_pylist()] == [
@@ -60,7 +61,7 @@ def test_permissive_gives_nulls_and_the_text_of_what_is_malformed():
     assert state.events == 5
 
 
-def test_dropmalformed_leaves_out_what_is_malformed_and_keeps_nulls():
+def test_dropmalformed_drops_malformed_values_and_keeps_nulls():
     raw = {"valueFormat": "json", "parseMode": "dropmalformed"}
     table, _ = delivered(raw, NUMBER, *VALUES)
     assert table["offset"].to_pylist() == [0, 2, 4]
@@ -99,7 +100,7 @@ def test_invalid_utf8_in_a_malformed_value_does_not_stop_the_stream():
     assert table["_corrupt_record"].to_pylist() == ["a\N{REPLACEMENT CHARACTER}", None, ""]
 
 
-def test_the_parse_mode_does_not_bring_back_what_the_policy_dropped():
+def test_parse_mode_does_not_restore_dropped_rows():
     raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1"}
     for mode in ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"):
         late = b'{"n": 1, "t": 5}', b'{"n": 2, "t": 4}'
@@ -129,7 +130,7 @@ def stamped(raw, *more, sizes=(99,)):
 
 
 @pytest.mark.parametrize("sizes", [(99,), (1, 2, 3), (1,) * 9])
-def test_every_record_is_delivered_whatever_its_timestamp(sizes):
+def test_every_record_is_delivered_at_any_timestamp(sizes):
     rows, state = stamped({}, sizes=sizes)
     assert rows == list(zip(range(len(ODD_STAMPS)), SHOWN, STARTS, strict=True))
     assert (state.events, state.malformed) == (len(ODD_STAMPS), STARTS.count(None))
@@ -176,7 +177,7 @@ def test_fail_names_topic_partition_offset_event_time_and_cti():
 
 
 @pytest.mark.parametrize("value", [b"{}", b"nonsense", None, b'{"t": "soon"}', b'{"t": true}'])
-def test_fail_names_a_malformed_event_and_what_was_expected(value):
+def test_fail_names_the_malformed_event_and_the_expectation(value):
     with pytest.raises(ViolationFound) as failed:
         delivered(FAIL, NUMBER, b'{"t": 5000}', value)
     message = str(failed.value)
@@ -193,7 +194,7 @@ def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
 
 
 def test_opening_and_closing_rows_surround_the_records():
-    share = Share(Range(at(0), 0, 1), PartitionState(cti_us=3000))
+    share = TaskRange(Range(at(0), 0, 1), PartitionState(cti_us=3000))
     plan = TaskPlan((share,), (), 3000, opening_us=3000, closing_us=9000)
     given_options = options(ctiFrequency="1")
     wanted = projection(given_options, NUMBER[0], CTI)
@@ -207,8 +208,8 @@ def test_opening_and_closing_rows_surround_the_records():
     assert micros(table["cti"].combine_chunks()) == [3000, None, 4000, 9000]
 
 
-def test_a_state_is_left_for_every_partition_also_for_one_without_records():
-    shares = tuple(Share(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2))
+def test_end_state_is_kept_for_every_partition_even_if_empty():
+    shares = tuple(TaskRange(Range(at(i), 4, 9), PartitionState(cti_us=i)) for i in range(2))
     left = []
     tables = run_task(
         options(ctiFrequency="1"),
@@ -224,22 +225,22 @@ def test_a_state_is_left_for_every_partition_also_for_one_without_records():
 @pytest.mark.parametrize(
     ("raw", "columns", "needs"),
     [
-        ({}, [("offset", pa.int64())], Needs(timestamps=True)),
-        ({}, [("key", pa.binary())], Needs(timestamps=True, keys=True)),
-        ({"startTime": "header:t"}, [("offset", pa.int64())], Needs(headers=True)),
-        ({"startTime": "t"}, [("offset", pa.int64())], Needs(values=True)),
-        ({"startTime": "t"}, [("timestamp", INSTANT)], Needs(timestamps=True, values=True)),
-        ({"startTime": "t", "valueFormat": "json"}, [("n", pa.int64())], Needs(values=True)),
+        ({}, [("offset", pa.int64())], ColumnSet(timestamps=True)),
+        ({}, [("key", pa.binary())], ColumnSet(timestamps=True, keys=True)),
+        ({"startTime": "header:t"}, [("offset", pa.int64())], ColumnSet(headers=True)),
+        ({"startTime": "t"}, [("offset", pa.int64())], ColumnSet(values=True)),
+        ({"startTime": "t"}, [("timestamp", INSTANT)], ColumnSet(timestamps=True, values=True)),
+        ({"startTime": "t", "valueFormat": "json"}, [("n", pa.int64())], ColumnSet(values=True)),
         (
             {"startTime": "header:t", "valueFormat": "json"},
             [("_corrupt_record", pa.string())],
-            Needs(values=True, headers=True),
+            ColumnSet(values=True, headers=True),
         ),
     ],
 )
 def test_only_what_is_needed_is_read(raw, columns, needs):
     given_options = options(**raw)
-    assert needs_of(given_options, projection(given_options, *columns)) == needs
+    assert required_columns(given_options, projection(given_options, *columns)) == needs
 
 
 def test_times_come_from_headers_of_which_the_last_wins():
@@ -250,7 +251,7 @@ def test_times_come_from_headers_of_which_the_last_wins():
     def read(span, needs):
         yield block(*[None] * 4, headers=pairs)
 
-    plan = TaskPlan((Share(Range(at(0), 0, 4), PartitionState()),))
+    plan = TaskPlan((TaskRange(Range(at(0), 0, 4), PartitionState()),))
     (table,) = run_task(given_options, wanted, plan, read, lambda part, state: None)
     assert micros(table["start_time"]) == [2_000_000, 3_000_000, None, None]
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_instant
-from pyspark_timestream.connector.options import OptionError, without_secrets
+from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.producer.marks import (
     Writer,
-    client_settings,
-    noted_us,
-    partitions_to_mark,
+    list_partitions,
+    parse_mark_time,
+    require_idempotence,
 )
 
 
@@ -25,8 +25,8 @@ def test_a_mark_says_its_time_so_that_it_reads_back_exactly(time_us: int) -> Non
 
 def test_closing_repeats_the_last_mark_where_there_was_one() -> None:
     writer = Writer("a", "cti")
-    assert writer.closing(0) == [*writer.mark(0), ("cti-close", b"true")]
-    assert writer.closing(None) == [("cti-writer", b"a"), ("cti-close", b"true")]
+    assert writer.close_mark(0) == [*writer.mark(0), ("cti-close", b"true")]
+    assert writer.close_mark(None) == [("cti-writer", b"a"), ("cti-close", b"true")]
 
 
 @pytest.mark.parametrize("name", ["", "a,b", " a", "a\n"])
@@ -51,38 +51,38 @@ def test_a_mark_needs_a_header() -> None:
     ],
 )
 def test_a_time_is_a_datetime_with_a_zone_or_a_text(time: datetime | str, us: int) -> None:
-    assert noted_us(time) == us
+    assert parse_mark_time(time) == us
 
 
 @pytest.mark.parametrize(
     ("time", "said"),
     [
         (datetime(2024, 1, 1), "add tzinfo=UTC"),  # noqa: DTZ001
-        (1_700_000_000, "is no time"),
-        ("yesterday", "no ISO-8601 instant"),
+        (1_700_000_000, "is not a time"),
+        ("yesterday", "not an ISO-8601 instant"),
         (datetime(9999, 12, 31, 23, 59, 59, 1, UTC), "is outside"),
     ],
 )
 def test_what_is_no_instant_is_refused_with_a_way_out(time: object, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        noted_us(time)  # type: ignore[arg-type]
+        parse_mark_time(time)  # type: ignore[arg-type]
 
 
 def test_idempotence_is_on_and_cannot_be_turned_off() -> None:
-    assert client_settings({"a": 1}) == {"a": 1, "enable.idempotence": True}
-    assert client_settings({"enable.idempotence": "true"})["enable.idempotence"] is True
+    assert require_idempotence({"a": 1}) == {"a": 1, "enable.idempotence": True}
+    assert require_idempotence({"enable.idempotence": "true"})["enable.idempotence"] is True
     for off in (False, "false", "False", 0):
         with pytest.raises(OptionError, match=r"enable\.idempotence.*behind a mark"):
-            client_settings({"enable.idempotence": off})
+            require_idempotence({"enable.idempotence": off})
 
 
 def test_marks_go_to_every_partition_of_the_topic_that_is_there() -> None:
-    assert list(partitions_to_mark("t", {"t": 3, "u": 5})) == [0, 1, 2]
+    assert list(list_partitions("t", {"t": 3, "u": 5})) == [0, 1, 2]
     for found in ({}, {"t": 0}):
         with pytest.raises(LookupError, match=r"topic 't' does not exist.*create it"):
-            partitions_to_mark("t", found)
+            list_partitions("t", found)
 
 
 def test_secrets_are_hidden_wherever_they_are_quoted() -> None:
     config = {"sasl.password": "pa55", "sasl.username": "me", "on_delivery": print}
-    assert without_secrets("me and pa55", config) == "me and [hidden]"
+    assert hide_secrets("me and pa55", config) == "me and [hidden]"

@@ -346,7 +346,7 @@ def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets(
         raise KafkaException(KafkaError(KafkaError._TRANSPORT, "no route for pa55"))
 
     client.list_topics = silent  # type: ignore[method-assign,assignment]
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 0.2)
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 0.2)
     with pytest.raises(BrokerUnreachable, match=r"no route for \[hidden\]"):
         one.note_time(T1)
 
@@ -355,7 +355,7 @@ def test_a_broker_that_does_not_say_its_partitions_is_named_without_secrets(
 def test_a_producer_without_a_broker_says_who_was_asked_and_what_was_said(
     monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_S", 1.5)
+    monkeypatch.setattr("pyspark_timestream.producer.producer._REQUEST_TIMEOUT_S", 1.5)
     one = PunctuatedProducer(
         {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 1500}, "t", "w"
     )

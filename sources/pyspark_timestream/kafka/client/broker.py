@@ -1,4 +1,9 @@
-"""The broker as the driver sees it: partitions, their ends, and what tasks left in the group."""
+"""Queries that the driver sends to the brokers: partitions, offsets, topic ids, committed metadata.
+
+Every query is retried while its error is retriable (see `retry`): for the user's connect timeout
+until a broker has answered for the first time, and as long as Kafka's Java client does after that.
+A failure that outlasts this ends the query with `BrokerUnreachable` (semantics 9.1).
+"""
 
 import logging
 import re
@@ -18,63 +23,63 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pyspark_timestream.kafka.client.broker_errors import (
-    answered_too_long,
-    is_refused,
-    no_answer,
-    request_refused,
+    is_login_refused,
+    lasting_error,
+    no_answer_error,
+    refusal_error,
 )
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import (
     admin_config,
+    close_with_timeout,
     consumer_config,
-    let_go,
-    logged_client,
-    made,
+    create_client,
+    new_logged_client,
 )
-from pyspark_timestream.kafka.client.pool import Stock
+from pyspark_timestream.kafka.client.pool import Pool
 from pyspark_timestream.kafka.client.retry import (
     API_TIMEOUT_S,
-    GONE,
-    REFUSALS,
+    MISSING_CODES,
+    REFUSED_CODES,
     REQUEST_TIMEOUT_S,
-    Patience,
-    answer_text,
+    RetryBudget,
+    error_text,
     is_retriable,
 )
-from pyspark_timestream.kafka.options.checks import KafkaOptions
-from pyspark_timestream.kafka.plan.group_metadata import cost_without_states
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.group_metadata import describe_missing_states
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["Broker", "borrowed_broker"]
+__all__ = ["Broker", "acquire_broker"]
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
 _GROUP_TIMEOUT_S: Final = 10.0
-_GROUP_PAUSE_S: Final = 60.0
-_SLOW_S: Final = 1.0
-"""A request that takes longer may have waited for a broker that was away."""
+_GROUP_RETRY_PAUSE_S: Final = 60.0
+_SLOW_REQUEST_S: Final = 1.0
+"""A slower request may have waited for a broker that was away."""
 
-_NOWHERE: Final = -1
-"""The broker's offset of a timestamp after the last record's."""
+_NO_OFFSET: Final = -1
+"""The offset that a broker returns for a timestamp after that of the last record."""
 
-_INTERNAL: Final = (
+_INTERNAL_TOPICS: Final = (
     "__consumer_offsets",
     "__transaction_state",
     "__share_group_state",
     "__cluster_metadata",
 )
-"""Kafka's own topics, which no pattern means."""
+"""Kafka's own topics, which a pattern never matches."""
 
 
 class Broker:
-    """Asks one broker for one query.
+    """Sends the requests of one query to its brokers.
 
     Attributes:
-        troubles: how many requests failed or took over a second so far.
+        trouble_count: requests so far that failed or took more than a second.
 
     Args:
-        options: the client configuration, the topics, and how patient to be.
+        options: the client configuration, the topics, and the timeouts.
         group: the query's consumer group, unless the options name one.
 
     Raises:
@@ -86,56 +91,58 @@ class Broker:
         self._options = options
         self._config = consumer_config(options, group)
         self._log = ClientLog(options.client)
-        # It never subscribes, so it is no member of the group: it only asks.
-        self._consumer = made(options, lambda: logged_client(Consumer, self._config, self._log))
+        # It never subscribes, so it does not join the group.
+        self._consumer = create_client(
+            options, lambda: new_logged_client(Consumer, self._config, self._log)
+        )
         own = admin_config(options)
-        self._admin = made(options, lambda: logged_client(AdminClient, own, self._log))
-        self._led: set[str] = set()
+        self._admin = create_client(options, lambda: new_logged_client(AdminClient, own, self._log))
+        self._topics_with_leaders: set[str] = set()
         self._answered = False
         self._next_group_s = float("-inf")
-        self.troubles = 0
+        self.trouble_count = 0
 
     def partitions(self) -> list[Partition]:
-        """The partitions that the options name, as far as they exist now."""
+        """List the partitions that the options name and that exist now."""
         if self._options.subscribe_pattern is not None:
-            return self._matching(self._options.subscribe_pattern)
+            return self._list_matching(self._options.subscribe_pattern)
         wanted = None if self._options.assign is None else set(self._options.assign)
         topics = {part.topic for part in wanted} if wanted else set(self._options.subscribe or ())
-        found = [part for topic in sorted(topics) for part in self._topic(topic)]
+        found = [part for topic in sorted(topics) for part in self._list_topic(topic)]
         return found if wanted is None else [part for part in found if part in wanted]
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The first offset that each partition still has; what is gone is left out."""
-        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+        """Return the first offset of each partition; missing partitions are left out."""
+        return self._list_offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The offset after the last readable record (the last stable one, if committed reads)."""
-        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+        """Return the offset after the last readable record (stable, if reads are committed)."""
+        return self._list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
 
     def written_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The offset after the last record, those of open transactions included."""
+        """Return the offset after the last record, including those of open transactions."""
         asked = dict.fromkeys(partitions, OffsetSpec.latest())
-        return self._offsets(asked, IsolationLevel.READ_UNCOMMITTED)
+        return self._list_offsets(asked, IsolationLevel.READ_UNCOMMITTED)
 
     def offsets_at(self, instants_ms: Mapping[Partition, int]) -> dict[Partition, int | None]:
-        """The first offset whose timestamp is at or after an instant; None where there is none."""
+        """Return the first offset with a timestamp at or after an instant; None if none has."""
         specs = {part: OffsetSpec.for_timestamp(ms) for part, ms in instants_ms.items()}
-        found = self._offsets(specs, none_is=_NOWHERE)
-        return {part: None if at == _NOWHERE else at for part, at in found.items()}
+        found = self._list_offsets(specs, none_is=_NO_OFFSET)
+        return {part: None if at == _NO_OFFSET else at for part, at in found.items()}
 
-    def in_transaction(self, ends: Mapping[Partition, int]) -> set[Partition]:
-        """The partitions with an open transaction: their logs go on after the last stable offset.
+    def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
+        """Return the partitions whose logs continue after the last stable offset.
 
-        What goes on after `ends`, which were seen before, counts as open as well: a transaction
-        that ends between two questions must not pass for none.
+        A log that continues after `ends`, which were read earlier, counts too, so that a
+        transaction that ends between the two requests is not missed.
         """
         asked = dict.fromkeys(ends, OffsetSpec.latest())
-        stable = self._offsets(asked, IsolationLevel.READ_COMMITTED)
+        stable = self._list_offsets(asked, IsolationLevel.READ_COMMITTED)
         written = self.written_ends(ends)
         return {p for p, end in written.items() if end > min(ends[p], stable.get(p, end))}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """The ids of topics; without those whose id cannot be learnt, for whatever reason."""
+        """Return the ids of topics, leaving out those that cannot be determined."""
         names = sorted(topics)
         if not names:
             return {}
@@ -147,30 +154,30 @@ class Broker:
             try:
                 topic_id = future.result().topic_id
             except KafkaException as error:
-                _LOG.debug("the id of topic '%s' is not known: %s", name, answer_text(error))
+                _LOG.debug("cannot determine the id of topic '%s': %s", name, error_text(error))
                 continue
             bits = topic_id.get_most_significant_bits(), topic_id.get_least_significant_bits()
             if any(bits):
                 found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
-        # A refusal comes at once, and again and again: only a slow answer speaks of trouble.
-        self.troubles += time.monotonic() - began_s > _SLOW_S
+        # A refusal comes at once, every time: only a slow answer is a sign of trouble.
+        self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
         return found
 
-    def left_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
-        """What tasks left in the group's metadata; nothing where it cannot be read."""
+    def committed_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
+        """Return the group metadata that tasks committed; empty if it cannot be read."""
         if not partitions or time.monotonic() < self._next_group_s:
             return {}
         asked = [TopicPartition(part.topic, part.number) for part in partitions]
         try:
             answer = self._consumer.committed(asked, timeout=_GROUP_TIMEOUT_S)
         except KafkaException as error:
-            # Asking a group that is forbidden again would cost every batch the same wait.
-            self._next_group_s = time.monotonic() + _GROUP_PAUSE_S
+            # Asking again for a forbidden group would cost every batch the same wait.
+            self._next_group_s = time.monotonic() + _GROUP_RETRY_PAUSE_S
             _LOG.warning(
                 "the metadata of group '%s' cannot be read (%s): %s",
                 self._config["group.id"],
-                answer_text(error),
-                cost_without_states(self._options.is_ordered),
+                error_text(error),
+                describe_missing_states(self._options.is_ordered),
             )
             return {}
         return {
@@ -179,50 +186,50 @@ class Broker:
             if left.error is None and left.metadata
         }
 
-    def _topic(self, topic: str) -> list[Partition]:
+    def _list_topic(self, topic: str) -> list[Partition]:
         def ask(request_s: float) -> list[Partition]:
             found = self._admin.list_topics(topic, timeout=request_s).topics
-            return self._partitions_of(found[topic])
+            return self._read_partitions(found[topic])
 
-        return self._patiently(f"the partitions of topic '{topic}'", ask)
+        return self._retry(f"the partitions of topic '{topic}'", ask)
 
-    def _matching(self, pattern: str) -> list[Partition]:
+    def _list_matching(self, pattern: str) -> list[Partition]:
         def ask(request_s: float) -> list[Partition]:
             found = self._admin.list_topics(timeout=request_s).topics
             names = (name for name in sorted(found) if re.fullmatch(pattern, name))
-            return [part for name in names if name not in _INTERNAL
-                    for part in self._partitions_of(found[name])]  # fmt: skip
+            return [part for name in names if name not in _INTERNAL_TOPICS
+                    for part in self._read_partitions(found[name])]  # fmt: skip
 
-        return self._patiently(f"the topics that match '{pattern}'", ask)
+        return self._retry(f"the topics that match '{pattern}'", ask)
 
-    def _partitions_of(self, listed: Any) -> list[Partition]:
-        """The partitions of a topic; none where it does not exist."""
+    def _read_partitions(self, listed: Any) -> list[Partition]:
+        """Return the partitions of a topic; none if it does not exist."""
         error = listed.error
-        if error is not None and error.code() not in GONE:
+        if error is not None and error.code() not in MISSING_CODES:
             raise KafkaException(error)
         if error is None:
-            self._led.add(listed.topic)
+            self._topics_with_leaders.add(listed.topic)
         return [Partition(listed.topic, number) for number in sorted(listed.partitions)]
 
     def _find_leaders(self, wanted: Collection[Partition], request_s: float) -> set[str]:
-        """Let the client know the partitions' leaders; the topics that do not exist.
+        """Make the client look up the partitions' leaders; return the topics that do not exist.
 
         Raises:
-            KafkaException: one of them has none.
+            KafkaException: a partition has no leader.
         """
         gone = set()
-        for topic in sorted({part.topic for part in wanted} - self._led):
+        for topic in sorted({part.topic for part in wanted} - self._topics_with_leaders):
             listed = self._admin.list_topics(topic, timeout=request_s).topics[topic]
-            if not self._partitions_of(listed):
+            if not self._read_partitions(listed):
                 gone.add(topic)
             for number, partition in listed.partitions.items():
                 if partition.leader < 0 and Partition(topic, number) in wanted:
-                    self._led.discard(topic)
+                    self._topics_with_leaders.discard(topic)
                     text = f"Broker: Leader not available (topic '{topic}' partition {number})"
                     raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE, text))
         return gone
 
-    def _offsets(
+    def _list_offsets(
         self,
         specs: Mapping[Partition, OffsetSpec],
         level: IsolationLevel | None = None,
@@ -235,7 +242,7 @@ class Broker:
         topics = {part.topic for part in specs}
 
         def ask(request_s: float) -> dict[Partition, int]:
-            # A client that knows no leader waits for one of its own timers, of up to 3 s.
+            # A client that does not know the leader waits for one of its own timers, up to 3 s.
             gone = self._find_leaders(specs.keys(), request_s)
             asked = {
                 TopicPartition(part.topic, part.number): spec
@@ -248,11 +255,11 @@ class Broker:
                 futures = self._admin.list_offsets(
                     asked, isolation_level=level or own, request_timeout=request_s
                 )
-                answers = [(part, _offset_or_gone(each, none_is)) for part, each in futures.items()]
+                answers = [(part, _read_offset(each, none_is)) for part, each in futures.items()]
             except KafkaException:
-                # The client goes on with the leaders and epochs that it knows. They may have
-                # changed, and it would be refused for ever.
-                self._led -= topics
+                # The client keeps using the leaders and epochs that it knows. They may have
+                # changed, and then every later request would be refused.
+                self._topics_with_leaders -= topics
                 raise
             return {
                 Partition(part.topic, part.partition): offset
@@ -260,90 +267,90 @@ class Broker:
                 if offset is not None
             }
 
-        return self._patiently("the offsets of " + _few(topics), ask)
+        return self._retry("the offsets of " + _name_topics(topics), ask)
 
-    def _patiently(self, wanted: str, ask: Callable[[float], T]) -> T:
-        """The answer of `ask`, which may take as long as it is told, and is tried again.
+    def _retry(self, wanted: str, ask: Callable[[float], T]) -> T:
+        """Call `ask` with its timeout in seconds until it succeeds.
 
         Raises:
-            BrokerUnreachable: there is none in time, or it is a refusal.
+            BrokerUnreachable: it did not succeed in time, or was refused.
         """
-        patience = Patience(self._limit_s(), self._options.retry_interval_ms / 1_000)
-        while True:
+        budget = RetryBudget(self._retry_limit_s(), self._options.retry_interval_ms / 1_000)
+
+        def ask_timed(timeout_s: float) -> T:
             began_s = time.monotonic()
-            try:
-                answer = ask(patience.request_s)
-            except KafkaException as error:
-                self.troubles += 1
-                self._note_failure(error, patience, wanted)
-                continue
-            self._answered = True
-            self.troubles += time.monotonic() - began_s > _SLOW_S
-            self._hear()
+            answer = ask(timeout_s)
+            self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
             return answer
 
-    def _limit_s(self) -> float:
-        """For how long a request is tried again."""
+        answer = budget.call(ask_timed, lambda error: self._pause_or_raise(error, budget, wanted))
+        self._answered = True
+        self._serve_callbacks()
+        return answer
+
+    def _retry_limit_s(self) -> float:
+        """Return how long a request is retried."""
         if not self._answered:
             return self._options.connect_timeout_ms / 1_000
         more_ms = self._options.retries * self._options.retry_interval_ms
         return API_TIMEOUT_S + more_ms / 1_000
 
-    def _note_failure(self, error: KafkaException, patience: Patience, wanted: str) -> None:
-        """Pause before the next try.
+    def _pause_or_raise(self, error: KafkaException, budget: RetryBudget, wanted: str) -> None:
+        """Pause before the next attempt.
 
         Raises:
-            BrokerUnreachable: there is no next try.
+            BrokerUnreachable: no attempt is left, or another would not help.
         """
         code = error.args[0].code()
+        self.trouble_count += 1
         # Codes below 0 are the client's own: no broker has answered.
         self._answered |= code > 0
-        self._hear()
-        if not is_retriable(error.args[0]) and code not in REFUSALS:
-            raise request_refused(code, answer_text(error), wanted) from error
-        since_s = patience.spent_s + _SLOW_S if self._answered else float("inf")
-        heard = self._log.complaints(since_s)
-        is_given_up = not self._answered and is_refused(heard, patience.spent_s)
-        if not is_given_up and patience.has_more(self._limit_s()):
+        self._serve_callbacks()
+        if not is_retriable(error.args[0]) and code not in REFUSED_CODES:
+            raise refusal_error(code, error_text(error), wanted) from error
+        since_s = budget.elapsed_s + _SLOW_REQUEST_S if self._answered else float("inf")
+        failures = self._log.recent_failures(since_s)
+        is_given_up = not self._answered and is_login_refused(failures, budget.elapsed_s)
+        if not is_given_up and budget.pause_before_retry(self._retry_limit_s()):
             return
         if code > 0:
-            answer = answer_text(error)
-            raise answered_too_long(answer, heard, patience.spent_s, wanted) from error
-        raise no_answer(self._options.client, heard, patience.spent_s, wanted) from error
+            answer = error_text(error)
+            raise lasting_error(answer, failures, budget.elapsed_s, wanted) from error
+        raise no_answer_error(self._options.client, failures, budget.elapsed_s, wanted) from error
 
     def close(self) -> None:
         """Release the clients."""
-        let_go(self._consumer.close)
+        close_with_timeout(self._consumer.close)
 
-    def _hear(self) -> None:
-        """Let the clients say what they have to say."""
+    def _serve_callbacks(self) -> None:
+        """Run the callbacks of both clients."""
         self._admin.poll(0)
         self._consumer.poll(0)
 
 
-_STOCK: Final[Stock[Broker]] = Stock(most=2, idle_s=300)
-"""Tasks of batch reads that are evaluated again and again ask where they start and end."""
+_POOL: Final[Pool[Broker]] = Pool(most=2, idle_s=300)
+"""Tasks of batch reads look up their bounds in every evaluation."""
 
 
-def borrowed_broker(options: KafkaOptions, group: str) -> AbstractContextManager[Broker]:
-    """A broker from this process's stock; it goes back there unless something went wrong."""
+def acquire_broker(options: KafkaOptions, group: str) -> AbstractContextManager[Broker]:
+    """Take a broker from this process's pool; it returns there unless the block fails."""
     topics = options.subscribe, options.subscribe_pattern, options.assign
-    patience = options.retries, options.retry_interval_ms, options.connect_timeout_ms
-    key = (group, *topics, *patience, *sorted(options.client.items()))
-    return _STOCK.borrowed(key, lambda: Broker(options, group))
+    limits = options.retries, options.retry_interval_ms, options.connect_timeout_ms
+    key = (group, *topics, *limits, *sorted(options.client.items()))
+    return _POOL.acquire(key, lambda: Broker(options, group))
 
 
-def _few(topics: Set[str]) -> str:
-    """Some of `topics`, for a message."""
+def _name_topics(topics: Set[str]) -> str:
+    """Name up to three topics, for a message."""
     named = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
     return f"topic {named}" if len(topics) == 1 else f"topics {named}" + ", ..." * (len(topics) > 3)
 
 
-def _offset_or_gone(future: Any, none_is: int | None) -> int | None:
-    """The answer; None where the partition is gone.
+def _read_offset(future: Any, none_is: int | None) -> int | None:
+    """Return the answer; None if the partition does not exist.
 
-    Without an answer librdkafka gives -1001 and no error. -1 is one where a timestamp was asked
-    for: `none_is`.
+    Without an answer librdkafka gives -1001 and no error. In answer to a timestamp, -1 (`none_is`)
+    is a valid answer.
     """
     try:
         offset = int(future.result().offset)
@@ -351,6 +358,6 @@ def _offset_or_gone(future: Any, none_is: int | None) -> int | None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return offset
     except KafkaException as error:
-        if error.args[0].code() in GONE:
+        if error.args[0].code() in MISSING_CODES:
             return None
         raise

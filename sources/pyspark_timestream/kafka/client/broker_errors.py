@@ -1,4 +1,4 @@
-"""The errors that end a query because of its brokers: who was asked, what each said, what to do."""
+"""Errors that end a query because of its brokers, with each broker's reason and the next step."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -6,13 +6,13 @@ from typing import Any, Final
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client.client_log import Complaint
-from pyspark_timestream.kafka.client.retry import REFUSALS
+from pyspark_timestream.kafka.client.client_log import BrokerFailure
+from pyspark_timestream.kafka.client.retry import REFUSED_CODES
 
-__all__ = ["answered_too_long", "is_refused", "no_answer", "request_refused"]
+__all__ = ["is_login_refused", "lasting_error", "no_answer_error", "refusal_error"]
 
-_REFUSED_AFTER_S: Final = 5.0
-"""A login or certificate that every broker refuses for so long is given up."""
+_MAX_REFUSED_S: Final = 5.0
+"""How long every broker may refuse a login or certificate before the client gives up."""
 
 _DEFAULT_PORT: Final = 9092
 _RIGHTS: Final = {
@@ -22,66 +22,68 @@ _RIGHTS: Final = {
 }
 
 
-def is_refused(complaints: Mapping[str, Complaint], spent_s: float) -> bool:
-    """Whether it is of no use to go on: every broker that was heard of refuses the connection.
+def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) -> bool:
+    """Check whether every broker contacted has refused the connection for too long.
 
-    A token that cannot be had is no broker's refusal, and is asked for again.
+    Failing to obtain a token is not a refusal by a broker, and is retried.
     """
     codes = {each.code for each in complaints.values()}
-    refused = bool(codes) and codes <= set(REFUSALS) and "" not in complaints
-    return refused and spent_s >= _REFUSED_AFTER_S
+    refused = bool(codes) and codes <= set(REFUSED_CODES) and "" not in complaints
+    return refused and spent_s >= _MAX_REFUSED_S
 
 
-def no_answer(
+def no_answer_error(
     client: Mapping[str, Any],
-    complaints: Mapping[str, Complaint],
+    complaints: Mapping[str, BrokerFailure],
     spent_s: float,
     wanted: str,
     prefix: str = "kafka.",
 ) -> BrokerUnreachable:
-    """No broker answered.
+    """Build the error for brokers that never answered.
 
     Args:
         client: librdkafka's configuration.
-        complaints: why, by address.
-        spent_s: for how long that was so.
-        wanted: what was asked for.
-        prefix: before librdkafka's names, as the user writes them.
+        complaints: the reason of each broker, by address.
+        spent_s: how long the client has tried.
+        wanted: what was requested.
+        prefix: what the user writes before librdkafka's names.
     """
-    addresses = dict.fromkeys([*_bootstrap(client), *(at for at in complaints if at)])
+    addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
     said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
             for at in addresses]  # fmt: skip
     everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
     return BrokerUnreachable(
-        f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: {everywhere}"
-        f"{', '.join(said)}; next step: {_advice(complaints, prefix)}"
+        f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: "
+        f"{everywhere}{', '.join(said)}",
+        next_step=_choose_advice(complaints, prefix),
     )
 
 
-def answered_too_long(
-    answer: str, complaints: Mapping[str, Complaint], spent_s: float, wanted: str
+def lasting_error(
+    answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, wanted: str
 ) -> BrokerUnreachable:
-    """Brokers answered, and always with something that should have passed by itself."""
+    """Build the error for a retriable error that did not pass."""
     others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
     unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
     return BrokerUnreachable(
-        f"cannot get {wanted}: for {spent_s:.0f} s the Kafka brokers answered '{answer}'{unreached}"
-        "; next step: see to it that every partition has a leader and enough replicas in sync, and "
-        "start the query again: it goes on where it stopped"
+        f"cannot get {wanted}: for {spent_s:.0f} s the Kafka brokers answered "
+        f"'{answer}'{unreached}",
+        next_step="see to it that every partition has a leader and enough replicas in sync, and "
+        "start the query again: it goes on where it stopped",
     )
 
 
-def request_refused(code: int, answer: str, wanted: str) -> BrokerUnreachable:
-    """An error that does not pass by itself: of a broker, or (below 0) of the client."""
+def refusal_error(code: int, answer: str, wanted: str) -> BrokerUnreachable:
+    """Build the error for a refusal; codes below 0 are the client's own."""
     advice = _RIGHTS.get(code, "correct what this names, and start the query again")
     who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
-    return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'; next step: {advice}")
+    return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'", next_step=advice)
 
 
-def _bootstrap(client: Mapping[str, Any]) -> list[str]:
-    """The addresses of `bootstrap.servers`, with their ports.
+def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
+    """Split `bootstrap.servers` into addresses with ports.
 
-    >>> _bootstrap({"bootstrap.servers": "a:1, SSL://b"})
+    >>> _bootstrap_addresses({"bootstrap.servers": "a:1, SSL://b"})
     ['a:1', 'b:9092']
     """
     given = str(client.get("bootstrap.servers", "")).split(",")
@@ -91,7 +93,7 @@ def _bootstrap(client: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _advice(complaints: Mapping[str, Complaint], prefix: str) -> str:
+def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
     codes = {each.code for each in complaints.values()}
     protocol = f"'{prefix}security.protocol'"
     if KafkaError._AUTHENTICATION in codes:

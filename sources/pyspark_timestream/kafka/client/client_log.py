@@ -1,8 +1,8 @@
-"""What Kafka's client library says: why each broker cannot be reached, and lines for the log.
+"""Collect the errors and log lines of Kafka's client library.
 
-librdkafka tells of a broker that does not answer four times a second, for as long as it is so. Here
-each reason is kept under the broker's address, for the error that ends the query, and a line that
-repeats is logged once a minute.
+librdkafka reports an unreachable broker four times a second for as long as the outage lasts. Here
+the latest reason is kept under the broker's address, for the error that may end the query, and a
+repeated line is logged once a minute.
 """
 
 import logging
@@ -12,42 +12,42 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from pyspark_timestream.connector.options import without_secrets
+from pyspark_timestream.connector.options import hide_secrets
 
-__all__ = ["ClientLog", "Complaint", "RepeatFilter"]
+__all__ = ["BrokerFailure", "ClientLog", "RepeatFilter"]
 
 _LOG: Final = logging.getLogger(__name__)
 
-_EVERY_S: Final = 60.0
-_MAX_LINES: Final = 1_000
-"""How many different lines are remembered; a line that was forgotten is logged again."""
+_REPEAT_INTERVAL_S: Final = 60.0
+_MAX_REMEMBERED_LINES: Final = 1_000
+"""Distinct lines that are remembered; a forgotten line is logged again."""
 
-_THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
+_THREAD_PREFIX: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
 _BROKER: Final = re.compile(
     r"^(?:(?:\w+://)?(?P<address>[^\s/]+:\d+)/\w+|GroupCoordinator(?:/\w+)?: (?P<node>[^\s/]+:\d+))"
     r": (?P<reason>.*)$",
     re.DOTALL,
 )
-_STATE: Final = re.compile(r" \(after \d+ms in state .*\)$")
+_STATE_SUFFIX: Final = re.compile(r" \(after \d+ms in state .*\)$")
 _NUMBER: Final = re.compile(r"\d+")
 
-_WARNING: Final = 4
-"""syslog's; greater is less."""
+_SYSLOG_WARNING: Final = 4
+"""The syslog level; greater levels are less severe."""
 
-_FAILED: Final = "FAIL"
-"""librdkafka's facility for the end of a connection."""
+_FAIL_FACILITY: Final = "FAIL"
+"""librdkafka's log facility for a lost connection."""
 
 _NO_CODE: Final = 0
-_TOLD_ONCE_S: Final = 900.0
+_CLIENT_FAILURE_WINDOW_S: Final = 900.0
 
 
-class Complaint(NamedTuple):
-    """Why a broker could not be reached.
+class BrokerFailure(NamedTuple):
+    """The reason why a broker could not be reached.
 
     Attributes:
-        code: librdkafka's; 0: it was only in a line of its log.
-        reason: in its words.
-        at_s: when it was said last.
+        code: librdkafka's error code; 0 if the reason only appeared in its log.
+        reason: librdkafka's text.
+        at_s: when it was reported last.
     """
 
     code: int
@@ -56,10 +56,10 @@ class Complaint(NamedTuple):
 
 
 class RepeatFilter:
-    """Lets a line pass once a minute, with the number of those that were held back.
+    """Passes each line once a minute, with the number of repeats in between.
 
     Args:
-        now_s: a clock that does not jump.
+        now_s: a monotonic clock.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -67,32 +67,32 @@ class RepeatFilter:
         self._passed: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
-    def pass_on(self, address: str, line: str) -> str | None:
-        """The line to log, if any; lines of an address that differ in numbers only are the same."""
+    def filter(self, address: str, line: str) -> str | None:
+        """Return the line to log, or None; lines that differ only in numbers are repeats."""
         key, now_s = f"{address} {_NUMBER.sub('#', line)}", self._now_s()
         with self._lock:
             since_s, held = self._passed.get(key, (float("-inf"), 0))
-            if now_s - since_s < _EVERY_S:
+            if now_s - since_s < _REPEAT_INTERVAL_S:
                 self._passed[key] = since_s, held + 1
                 return None
             self._passed.pop(key, None)
             self._passed[key] = now_s, 0
-            while len(self._passed) > _MAX_LINES:
+            while len(self._passed) > _MAX_REMEMBERED_LINES:
                 self._passed.pop(next(iter(self._passed)))
         return f"{line} ({held} more like it since)" if held else line
 
 
 _REPEATS: Final = RepeatFilter()
-"""Of all clients of this process: they say the same of the same broker."""
+"""Shared by all clients of this process, which report the same about the same broker."""
 
 
 class ClientLog:
-    """Hears what one or several clients of one configuration say.
+    """Collects errors and log lines from clients of one configuration.
 
     Args:
         config: librdkafka's configuration, whose secrets are hidden.
-        repeats: decides what is logged.
-        now_s: a clock that does not jump.
+        repeats: the filter for repeated lines.
+        now_s: a monotonic clock.
     """
 
     def __init__(
@@ -102,51 +102,51 @@ class ClientLog:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._repeats, self._now_s = config, repeats, now_s
-        self._complaints: dict[str, Complaint] = {}
+        self._failures: dict[str, BrokerFailure] = {}
 
     def note_error(self, code: int, text: str) -> None:
         """Keep an error of the client itself, under the address of the broker that it names."""
-        address, reason = self._parts(text)
-        self._complaints[address] = Complaint(code, reason, self._now_s())
+        address, reason = self._split_address(text)
+        self._failures[address] = BrokerFailure(code, reason, self._now_s())
 
     def log(self, level: int, form: str, *values: Any) -> None:
-        """Log a line of confluent-kafka's, which calls this as `logging.Logger.log`."""
-        # Its values are the facility, the client's name, and the line.
+        """Log a line from confluent-kafka, which calls this like `logging.Logger.log`."""
+        # The values are the facility, the client's name, and the line.
         self._emit(level, *((str(values[0]), str(values[-1])) if values else ("", form)))
 
     def log_syslog(self, level: int, facility: str, line: str) -> None:
-        """Log a line of librdkafka's own, whose levels are syslog's."""
-        self._emit(logging.WARNING if level <= _WARNING else logging.INFO, facility, line)
+        """Log a line from librdkafka, which uses syslog levels."""
+        self._emit(logging.WARNING if level <= _SYSLOG_WARNING else logging.INFO, facility, line)
 
-    def complaints(self, within_s: float) -> dict[str, Complaint]:
-        """The last reason of each broker of the last `within_s`, by address; "" for none.
+    def recent_failures(self, within_s: float) -> dict[str, BrokerFailure]:
+        """Return the latest failure of each broker within the last `within_s`, by address.
 
-        What is about no broker, such as a token that cannot be had, librdkafka tells once, however
-        long it lasts: it counts for longer.
+        Failures of the client itself, such as a token that it cannot obtain, have the address "".
+        librdkafka reports these only once, so they count for longer.
         """
         now_s = self._now_s()
-        limits = {"": max(within_s, _TOLD_ONCE_S)}
+        limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
         return {
             at: each
-            for at, each in list(self._complaints.items())
+            for at, each in list(self._failures.items())
             if now_s - each.at_s <= limits.get(at, within_s)
         }
 
     def _emit(self, level: int, facility: str, line: str) -> None:
-        address, reason = self._parts(line)
-        if address and facility == _FAILED:
-            # Of a connection that a broker ends, librdkafka makes no error.
-            known = self._complaints.get(address)
+        address, reason = self._split_address(line)
+        if address and facility == _FAIL_FACILITY:
+            # librdkafka raises no error when a broker closes the connection.
+            known = self._failures.get(address)
             code = known.code if known and known.reason == reason else _NO_CODE
-            self._complaints[address] = Complaint(code, reason, self._now_s())
-        passed = self._repeats.pass_on(address, reason)
+            self._failures[address] = BrokerFailure(code, reason, self._now_s())
+        passed = self._repeats.filter(address, reason)
         if passed is not None:
             where = f"{address}: " if address else ""
             _LOG.log(min(level, logging.WARNING), "Kafka client: %s%s", where, passed)
 
-    def _parts(self, text: str) -> tuple[str, str]:
-        """The broker's address in a text, or "", and the text without it, secrets hidden."""
-        text = _STATE.sub("", _THREAD.sub("", without_secrets(text, self._config)))
+    def _split_address(self, text: str) -> tuple[str, str]:
+        """Split a text into the broker's address (or "") and the rest, with secrets hidden."""
+        text = _STATE_SUFFIX.sub("", _THREAD_PREFIX.sub("", hide_secrets(text, self._config)))
         found = _BROKER.match(text)
         if not found:
             return "", text

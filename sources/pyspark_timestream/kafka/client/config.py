@@ -1,4 +1,4 @@
-"""How this package configures librdkafka, creates its clients and closes them."""
+"""Configuration, creation and closing of librdkafka clients."""
 
 import logging
 import threading
@@ -7,100 +7,100 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.connector.options import OptionError, without_secrets
+from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.retry import answer_text
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.client.retry import error_text
 from pyspark_timestream.kafka.options.client_keys import RECORD_KEYS
+from pyspark_timestream.kafka.options.options import KafkaOptions
 
 __all__ = [
     "admin_config",
+    "close_with_timeout",
     "consumer_config",
-    "let_go",
-    "logged_client",
-    "made",
+    "create_client",
+    "new_logged_client",
 ]
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
-_CLOSING_S: Final = 5.0
-"""What closing a client takes at most, unless it waits for itself."""
+_CLOSE_TIMEOUT_S: Final = 5.0
+"""Longer than any close takes that does not deadlock."""
 
-_ENGINE: Final[dict[str, Any]] = {
+_REQUIRED: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
-    # A position that the broker does not have must be an error, never a silent jump.
+    # A missing position must be an error, never a silent jump.
     "auto.offset.reset": "error",
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     "isolation.level": RECORD_KEYS["isolation.level"],
     # As Kafka's own client does; it costs nothing that can be measured.
     "check.crcs": True,
-    # Fetched memory that is used again while it is in the caches is worth 10 to 20 % of a read's
-    # speed; and the first records come as soon as the first, smaller, answer.
+    # Fetch buffers that still fit the CPU caches make a read 10 to 20 % faster, and a smaller first
+    # answer brings the first records sooner.
     "queued.min.messages": 1_000_000,
     "queued.max.messages.kbytes": 16 * 1024,
     "fetch.message.max.bytes": 2 * 1024 * 1024,
-    # librdkafka's default leaves a queue that was full for a moment without fetches for a second.
+    # By default librdkafka stops fetching for a second once a queue was full.
     "fetch.queue.backoff.ms": 5,
-    # What is fetched past a range's end finds nothing, and the next range waits for its answer:
-    # all ranges are of records that are there, so nobody has to wait for new ones.
+    # A fetch past a range's end finds nothing, and the next range waits for its answer. All ranges
+    # are of existing records, so waiting for new ones is never useful.
     "fetch.wait.max.ms": 5,
 }
-_CONNECTING: Final[dict[str, Any]] = {
-    # A client's first connection may wait for half of it.
+_RECONNECT_DEFAULTS: Final[dict[str, Any]] = {
+    # The first connection may wait for half of it.
     "reconnect.backoff.ms": 20,
-    # As Kafka's own client; a broker that was restarted is found again after a second, not ten.
+    # As in Kafka's Java client: a restarted broker is found after one second, not ten.
     "reconnect.backoff.max.ms": 1_000,
 }
-_CONSUMER_ONLY: Final = ("group.", "fetch.", "queued.", "isolation.", "session.", "heartbeat.")
-_CONSUMER_ALONE: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
+_CONSUMER_PREFIXES: Final = ("group.", "fetch.", "queued.", "isolation.", "session.", "heartbeat.")
+_CONSUMER_KEYS: Final = ("max.poll.interval.ms", "check.crcs", "partition.assignment.strategy")
 
 
 def consumer_config(options: KafkaOptions, group: str) -> dict[str, Any]:
-    """A consumer's configuration; `group` unless the user names one."""
+    """Build a consumer's configuration, with `group` unless the user names one."""
     given = options.client
-    return {"group.id": group, **_DEFAULTS, **_connecting(given), **given, **_ENGINE}
+    return {"group.id": group, **_DEFAULTS, **_reconnect_settings(given), **given, **_REQUIRED}
 
 
 def admin_config(options: KafkaOptions) -> dict[str, Any]:
-    """The user's configuration without what an admin client would warn of."""
+    """Build an admin client's configuration: the user's, without keys that it would warn about."""
     given = {
         key: value
         for key, value in options.client.items()
-        if not key.startswith(_CONSUMER_ONLY) and key not in _CONSUMER_ALONE
+        if not key.startswith(_CONSUMER_PREFIXES) and key not in _CONSUMER_KEYS
     }
-    return {**_connecting(given), **given}
+    return {**_reconnect_settings(given), **given}
 
 
-def _connecting(given: Mapping[str, str]) -> Mapping[str, Any]:
-    """How soon to connect again; a user who says one of the two says both."""
-    return {} if any(name in given for name in _CONNECTING) else _CONNECTING
+def _reconnect_settings(given: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the reconnect defaults, unless the user sets one of them."""
+    return {} if any(name in given for name in _RECONNECT_DEFAULTS) else _RECONNECT_DEFAULTS
 
 
-def made(options: KafkaOptions, make: Callable[[], T]) -> T:
-    """What `make` makes of the configuration.
+def create_client(options: KafkaOptions, make: Callable[[], T]) -> T:
+    """Call `make`, and report a refused configuration as an option error.
 
     Raises:
-        OptionError: librdkafka refuses it; the message has no secret.
+        OptionError: librdkafka refuses the configuration; secrets are hidden.
     """
     try:
         return make()
     except KafkaException as error:
         raise OptionError(
             "kafka.*",
-            without_secrets(answer_text(error), options.client),
+            hide_secrets(error_text(error), options.client),
             "librdkafka's configuration, each name after 'kafka.'",
             "correct the name or the value",
         ) from None
 
 
-def logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
-    """A client of confluent-kafka's whose errors and log lines go to `log`, when it is polled.
+def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: ClientLog) -> T:
+    """Create a confluent-kafka client whose errors and log lines go to `log` when it is polled.
 
-    A program's own `error_cb` hears the errors as well.
+    A program's own `error_cb` is called as well.
 
     Raises:
         KafkaException: librdkafka refuses the configuration.
@@ -108,31 +108,31 @@ def logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Client
     theirs = config.get("error_cb")
 
     def note_error(error: KafkaError) -> None:
-        # That all brokers are down is said beside what each of them said.
+        # "All brokers down" adds nothing to the reason of each broker.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             log.note_error(error.code(), error.str())
         if theirs is not None:
             theirs(error)
 
-    heard = {**config, "error_cb": note_error}
-    # Who asks for librdkafka's own trace, or for its lines, gets all of them, where they come out.
-    return kind(heard) if "debug" in config or "logger" in config else kind(heard, logger=log)
+    logged = {**config, "error_cb": note_error}
+    # A user who sets librdkafka's own debug or logger gets its output unchanged.
+    return kind(logged) if "debug" in config or "logger" in config else kind(logged, logger=log)
 
 
-def let_go(close: Callable[[], object], patience_s: float = _CLOSING_S) -> None:
-    """Close a client by `close`, and wait for that no longer than `patience_s`.
+def close_with_timeout(close: Callable[[], object], timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+    """Call `close` and wait at most `timeout_s` for it to return.
 
-    librdkafka 2.16 may wait for itself for ever where it is closed while it is about to tell of an
-    offset that it cannot read (`rd_kafka_offset_reset_op_cb`): its threads and connections are
-    then left behind, rather than the task that closes it.
+    librdkafka 2.16 may deadlock when it is closed just before it reports an offset that it cannot
+    read (`rd_kafka_offset_reset_op_cb`). Then its threads and connections leak, rather than the
+    task hanging.
     """
     closing = threading.Thread(target=close, name="timestream-closing", daemon=True)
     try:
         closing.start()
     except RuntimeError:
-        # Python ends, and starts no threads any more.
+        # The interpreter is shutting down and starts no more threads.
         close()
         return
-    closing.join(patience_s)
+    closing.join(timeout_s)
     if closing.is_alive():
-        _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", patience_s)
+        _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", timeout_s)

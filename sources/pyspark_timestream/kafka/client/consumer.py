@@ -1,6 +1,7 @@
-"""Taking records from confluent-kafka's messages: the path that needs no compiler.
+"""The consumer protocol, and its implementation over confluent-kafka's messages.
 
-`MessageConsumer` and `kafka_native.NativeConsumer` do the same work behind the same methods.
+`MessageConsumer` needs no compiler. `native.consumer.NativeConsumer` implements the same protocol
+and is faster.
 """
 
 import itertools
@@ -13,36 +14,36 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import let_go, logged_client
+from pyspark_timestream.kafka.client.config import close_with_timeout, new_logged_client
 from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 __all__ = [
-    "BLOCK_RECORDS",
+    "MAX_BLOCK_RECORDS",
     "ColumnConsumer",
+    "ConsumerError",
     "MessageConsumer",
-    "Problem",
-    "Taken",
-    "at_rest",
-    "block_of_messages",
-    "inside",
+    "PollResult",
+    "build_block",
+    "clip",
+    "discard_fetched",
 ]
 
-BLOCK_RECORDS: Final = 20_000
-_BLOCK_BYTES: Final = 16 * 1024 * 1024
-"""A block is about so large: its messages, and the copy of them, are in memory at once."""
+MAX_BLOCK_RECORDS: Final = 20_000
+_MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
+"""Approximate limit: the messages and their copy are in memory at the same time."""
 
-_AT_ONCE: Final = 256
-"""Messages are taken so many at a time, fewer where they are large."""
+_MAX_MESSAGES_PER_CALL: Final = 256
+"""Fewer are consumed per call where messages are large."""
 
 _COMMIT_TIMEOUT_S: Final = 10.0
-_SWEPT: Final = 1_000
-"""Above the number of errors that may be in the queue; what is out of date does not count."""
+_MAX_DISCARDED_MESSAGES: Final = 1_000
+"""More than the number of errors that the queue may hold; outdated messages do not count."""
 
 
-class Problem(NamedTuple):
-    """An error among the records; `topic` is None, the numbers negative, where it has none."""
+class ConsumerError(NamedTuple):
+    """An error among the records; without a place `topic` is None and the numbers are negative."""
 
     error: KafkaError
     topic: str | None
@@ -50,50 +51,50 @@ class Problem(NamedTuple):
     offset: int
 
 
-class Taken(NamedTuple):
-    """What a consumer had for a range.
+class PollResult(NamedTuple):
+    """The result of one poll for a range.
 
     Attributes:
-        block: records in offset order, none of them at the range's end or later; None: none.
+        block: records in offset order, before the end of the range; None if there are none.
         reached: every record of the range below it was delivered or does not exist.
-        problems: errors other than the end of a partition, in order.
-        records: how many records came, also of other ranges.
-        inflated: the bytes of their keys and values, as far as they are known.
+        errors: errors other than the end of a partition, in order.
+        records: number of records received, including those of other ranges.
+        inflated: bytes of their keys and values, as far as known.
     """
 
     block: RecordBlock | None
     reached: int
-    problems: tuple[Problem, ...]
+    errors: tuple[ConsumerError, ...]
     records: int = 0
     inflated: int = 0
 
 
 class ColumnConsumer(Protocol):
-    """What reads ranges and commits offsets; errors of its own are KafkaExceptions."""
+    """Reads ranges as columns and commits offsets; raises KafkaException."""
 
     @property
-    def received(self) -> int:
-        """The bytes that brokers have sent in answer to fetches so far; 0 where nobody counts."""
+    def received_bytes(self) -> int:
+        """Bytes of all fetch answers so far; 0 if they are not counted."""
 
-    def aim(self, partition: Partition, offset: int) -> None:
-        """Fetch this partition from `offset`, and forget what was fetched before."""
+    def seek(self, partition: Partition, offset: int) -> None:
+        """Fetch this partition from `offset`, and discard what was fetched before."""
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Stop fetching, and free what was fetched."""
 
-    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
-        """Records of `span`, aimed at, from `position` on; waits at most `wait_s`."""
+    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+        """Return records of `span`, from `position` on, waiting at most `wait_s`."""
 
-    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
-        """The first offset that the broker has, and the one after the last."""
+    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        """Return the first offset that exists, and the one after the last."""
 
     def is_connected(self, timeout_s: float) -> bool:
-        """Whether any broker has ever answered."""
+        """Check whether a broker has ever answered."""
 
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
     ) -> dict[Partition, KafkaError]:
-        """Commit (offset, metadata) to the group; the partitions that were refused, and why."""
+        """Commit (offset, metadata) to the group; return the errors of refused partitions."""
 
     def close(self) -> None:
         """Release connections and memory."""
@@ -104,7 +105,7 @@ class MessageConsumer:
 
     Args:
         config: librdkafka's configuration.
-        log: hears the client's errors and log lines.
+        log: receives the client's errors and log lines.
 
     Raises:
         KafkaException: librdkafka refuses `config`.
@@ -112,47 +113,49 @@ class MessageConsumer:
 
     def __init__(self, config: Mapping[str, Any], log: ClientLog) -> None:
         self._answers: dict[frozenset[tuple[Partition, int]], dict[Partition, KafkaError]] = {}
-        self._at_once = 1
+        self._messages_per_call = 1
         own = {**config, "on_commit": self._on_commit}
-        self._consumer = logged_client(Consumer, own, log)
+        self._consumer = new_logged_client(Consumer, own, log)
 
     @property
-    def received(self) -> int:
+    def received_bytes(self) -> int:
         """See `ColumnConsumer`."""
         return 0
 
-    def aim(self, partition: Partition, offset: int) -> None:
+    def seek(self, partition: Partition, offset: int) -> None:
         """See `ColumnConsumer`; a new assignment discards what was fetched for the one before."""
         self._consumer.assign([TopicPartition(partition.topic, partition.number, offset)])
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """See `ColumnConsumer`."""
-        at_rest(self._consumer)
+        discard_fetched(self._consumer)
 
-    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
+    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         """See `ColumnConsumer`."""
-        wanted = min(BLOCK_RECORDS, span.end_exclusive - position)
-        polled, inflated = self._poll(wanted, wait_s)
-        records, others = _sorted_out(polled)
+        wanted = min(MAX_BLOCK_RECORDS, span.end_exclusive - position)
+        polled, inflated = self._consume(wanted, wait_s)
+        records, others = _split_errors(polled)
         reached = records[-1].offset() + 1 if records else position
         for other in others:
-            if _is_end(other) and (other.topic, other.partition) == span.partition:
+            if _is_partition_end(other) and (other.topic, other.partition) == span.partition:
                 reached = max(reached, other.offset)
-        block = inside(block_of_messages(records, needs), span.end_exclusive) if records else None
-        problems = tuple(other for other in others if not _is_end(other))
-        return Taken(block, reached, problems, len(records), inflated)
+        block = clip(build_block(records, needs), span.end_exclusive) if records else None
+        problems = tuple(other for other in others if not _is_partition_end(other))
+        return PollResult(block, reached, problems, len(records), inflated)
 
-    def _poll(self, most: int, wait_s: float) -> tuple[list[Message], int]:
-        """At most so many messages, of about a block's bytes, and how many bytes they are.
+    def _consume(self, most: int, wait_s: float) -> tuple[list[Message], int]:
+        """Return at most `most` messages, of about a block's bytes, and their bytes.
 
-        What is there is taken, and then one is waited for: what comes while many are waited for may
-        be of any size.
+        Takes the messages that have arrived, then waits for a single one: a call that waits for
+        many could return any number of bytes.
         """
         deadline_s = time.monotonic() + wait_s
         polled: list[Message] = []
         inflated = 0
-        while len(polled) < most and inflated < _BLOCK_BYTES:
-            some = self._consumer.consume(min(most - len(polled), self._at_once), timeout=0)
+        while len(polled) < most and inflated < _MAX_BLOCK_BYTES:
+            some = self._consumer.consume(
+                min(most - len(polled), self._messages_per_call), timeout=0
+            )
             left_s = deadline_s - time.monotonic()
             if not some and left_s > 0:
                 some = self._consumer.consume(1, timeout=left_s)
@@ -161,10 +164,12 @@ class MessageConsumer:
             size = sum(map(len, some))
             polled += some
             inflated += size
-            self._at_once = min(max(_BLOCK_BYTES * len(some) // max(size, 1), 1), _AT_ONCE)
+            self._messages_per_call = min(
+                max(_MAX_BLOCK_BYTES * len(some) // max(size, 1), 1), _MAX_MESSAGES_PER_CALL
+            )
         return polled, inflated
 
-    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         """See `ColumnConsumer`."""
         part = TopicPartition(partition.topic, partition.number)
         earliest, end = self._consumer.get_watermark_offsets(part, timeout=timeout_s)
@@ -191,7 +196,7 @@ class MessageConsumer:
         except KafkaException as error:
             return dict.fromkeys(offsets, error.args[0])
         deadline = time.monotonic() + _COMMIT_TIMEOUT_S
-        # An answer that came too late must not pass for that of the next commit.
+        # A late answer must not be taken for that of the next commit.
         key = frozenset((part, offset) for part, (offset, _) in offsets.items())
         while key not in self._answers and time.monotonic() < deadline:
             self._consumer.poll(0.001)
@@ -200,7 +205,7 @@ class MessageConsumer:
 
     def close(self) -> None:
         """See `ColumnConsumer`."""
-        let_go(self._consumer.close)
+        close_with_timeout(self._consumer.close)
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
@@ -208,34 +213,34 @@ class MessageConsumer:
         self._answers[key] = {part: each for part, each in refusals.items() if each is not None}
 
 
-def at_rest(consumer: Consumer) -> None:
+def discard_fetched(consumer: Consumer) -> None:
     """Assign nothing to `consumer`, and free what it has fetched.
 
-    An assignment's end makes that out of date, but librdkafka keeps it until somebody takes from
-    the queue: up to `queued.max.messages.kbytes`, for as long as the consumer rests.
+    Fetched messages become outdated with the assignment, but librdkafka keeps up to
+    `queued.max.messages.kbytes` of them until the queue is read.
     """
     consumer.unassign()
-    consumer.consume(_SWEPT, timeout=0)
+    consumer.consume(_MAX_DISCARDED_MESSAGES, timeout=0)
 
 
-def _sorted_out(polled: list[Message]) -> tuple[list[Message], list[Problem]]:
-    """The records and the errors among what a consumer gave."""
-    errors = _each(polled, "error")
-    # Compared with None, an error would leave a TypeError behind for whatever is called next.
+def _split_errors(polled: list[Message]) -> tuple[list[Message], list[ConsumerError]]:
+    """Separate records from errors."""
+    errors = _read_field(polled, "error")
+    # Comparing an error with None leaves a TypeError behind that the next call would raise.
     if not any(errors):
         return polled, []
     records = [message for message, error in zip(polled, errors, strict=True) if error is None]
-    return records, [_problem(message) for message in polled if message.error() is not None]
+    return records, [_to_error(message) for message in polled if message.error() is not None]
 
 
-def _each(messages: Sequence[Message], field: str) -> list[Any]:
-    """A field of every message; one lookup for all of them is a fifth of a read's speed."""
+def _read_field(messages: Sequence[Message], field: str) -> list[Any]:
+    """Read a field of every message; looking the method up once makes reads a fifth faster."""
     return list(map(getattr(type(messages[0]), field), messages)) if messages else []
 
 
-def _problem(message: Message) -> Problem:
+def _to_error(message: Message) -> ConsumerError:
     partition, offset = message.partition(), message.offset()
-    return Problem(
+    return ConsumerError(
         message.error(),
         message.topic(),
         -1 if partition is None else partition,
@@ -243,40 +248,42 @@ def _problem(message: Message) -> Problem:
     )
 
 
-def _is_end(problem: Problem) -> bool:
+def _is_partition_end(problem: ConsumerError) -> bool:
     return bool(problem.error.code() == KafkaError._PARTITION_EOF)
 
 
-def inside(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
-    """The part of `block` before `end_exclusive`: a range's last records may be missing."""
+def clip(block: RecordBlock, end_exclusive: int) -> RecordBlock | None:
+    """Return the part of `block` before `end_exclusive`; None if it is empty."""
     count = int(np.searchsorted(block.offsets.to_numpy(), end_exclusive))
     if count == len(block.offsets):
         return block
     return RecordBlock(*(c if c is None else c.slice(0, count) for c in block)) if count else None
 
 
-def block_of_messages(records: Sequence[Message], needs: Needs) -> RecordBlock:
-    """The needed fields of confluent-kafka's messages, of one partition, as columns."""
+def build_block(records: Sequence[Message], needs: ColumnSet) -> RecordBlock:
+    """Build columns from the needed fields of one partition's messages."""
     stamps = types = None
     if needs.timestamps:
-        flat = itertools.chain.from_iterable(_each(records, "timestamp"))
+        flat = itertools.chain.from_iterable(_read_field(records, "timestamp"))
         pairs = np.fromiter(flat, np.int64, 2 * len(records)).reshape(-1, 2)
         # librdkafka counts the types from 0 = none, Spark's timestampType from -1.
         types = pa.array((pairs[:, 0] - 1).astype(np.int32))
         stamps = pa.array(np.where(pairs[:, 0] > 0, pairs[:, 1], -1))
     return RecordBlock(
-        offsets=_offsets(records),
+        offsets=_build_offsets(records),
         timestamps_ms=stamps,
         timestamp_types=types,
-        keys=pa.array(_each(records, "key"), pa.binary()) if needs.keys else None,
-        values=pa.array(_each(records, "value"), pa.binary()) if needs.values else None,
-        headers=pa.array(_each(records, "headers"), METADATA["headers"]) if needs.headers else None,
+        keys=pa.array(_read_field(records, "key"), pa.binary()) if needs.keys else None,
+        values=pa.array(_read_field(records, "value"), pa.binary()) if needs.values else None,
+        headers=pa.array(_read_field(records, "headers"), METADATA["headers"])
+        if needs.headers
+        else None,
     )
 
 
-def _offsets(records: Sequence[Message]) -> pa.Array:
-    """They only grow: where there are as many as from the first to the last, there is no gap."""
+def _build_offsets(records: Sequence[Message]) -> pa.Array:
+    """Build the offset column; offsets increase, so a full count means that there is no gap."""
     first, last = (records[end].offset() for end in (0, -1))
     if last - first + 1 == len(records):
         return pa.array(np.arange(first, last + 1))
-    return pa.array(_each(records, "offset"), pa.int64())
+    return pa.array(_read_field(records, "offset"), pa.int64())

@@ -1,87 +1,87 @@
-"""How much what brokers send inflates, and how carefully it is asked for because of that.
+"""Fetch sizes that follow a topic's compression ratio.
 
-librdkafka decompresses an answer as a whole, at once, before anybody can look at it: 2 MB of zstd
-may be gigabytes. So a topic is asked for in small answers until it is known how much they inflate,
-and for as long as they inflate much. The answers of a topic that hardly inflates may be large.
+librdkafka decompresses a whole answer at once, before this package sees any of it: 2 MB of zstd may
+become gigabytes. So each topic is fetched in small answers until its compression ratio is known,
+and for as long as that is high. Large answers are only for topics that compress moderately.
 """
 
 import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["CAREFUL", "Inflation", "inflation_of"]
+__all__ = ["SMALL_FETCHES", "CompressionStats", "get_compression_stats"]
 
-CAREFUL: Final[dict[str, Any]] = {
-    # Of batches that inflate little it is one or two; a larger one comes alone.
+SMALL_FETCHES: Final[dict[str, Any]] = {
+    # One or two record batches of moderate compression; a larger batch comes alone.
     "fetch.message.max.bytes": 8 * 1024,
-    # The next answer is asked for when this one has been taken.
+    # Fetch the next answer only when this one has been consumed.
     "queued.min.messages": 1,
     "fetch.queue.backoff.ms": 1,
 }
 """librdkafka's settings for a topic that may inflate much."""
 
-_KNOWN_BYTES: Final = 32 * 1024
-"""So much of a topic must have been received to judge it."""
+_MIN_SAMPLE_BYTES: Final = 32 * 1024
+"""Received bytes before the first decision about a topic."""
 
-_LOOKED_AT_BYTES: Final = 1024 * 1024
-"""So much is judged again, each time, of a topic that is known to be harmless."""
+_RECHECK_BYTES: Final = 1024 * 1024
+"""Received bytes between later decisions about a topic that allows large fetches."""
 
-_HARMLESS: Final = 16
-"""A topic that inflates so many times at most is asked for in large answers."""
+_MAX_RATIO_TO_ALLOW: Final = 16
+"""Compression ratio up to which large fetches become allowed."""
 
-_HARMFUL: Final = 64
-"""A topic that inflates more often than that no longer is."""
+_MAX_RATIO_TO_KEEP: Final = 64
+"""Compression ratio above which large fetches are no longer allowed."""
 
-_REMEMBERED: Final = 100_000
-"""Sizes of records are means over some so many of them."""
+_MAX_AVERAGED_RECORDS: Final = 100_000
+"""Records over which the mean size is taken, approximately."""
 
 
 @dataclass(slots=True)
 class _Topic:
     received: int = 0
     inflated: int = 0
-    is_harmless: bool = False
+    allows_large_fetches: bool = False
     records: float = 0
     record_bytes: float = 0
 
 
-class Inflation:
-    """What is known of the topics of one cluster."""
+class CompressionStats:
+    """Compression ratios and record sizes of the topics of one cluster."""
 
     def __init__(self) -> None:
         self._topics: dict[str, _Topic] = {}
 
-    def is_harmless(self, topic: str) -> bool:
-        """Whether large answers about `topic` may be asked for."""
+    def allows_large_fetches(self, topic: str) -> bool:
+        """Check whether `topic` may be fetched in large answers."""
         known = self._topics.get(topic)
-        return known is not None and known.is_harmless
+        return known is not None and known.allows_large_fetches
 
-    def record_bytes(self, topic: str) -> float | None:
-        """The mean size of a record, key and value; None where none has been seen."""
+    def mean_record_bytes(self, topic: str) -> float | None:
+        """Return the mean bytes of a record's key and value; None before the first record."""
         known = self._topics.get(topic)
         return known.record_bytes / known.records if known is not None and known.records else None
 
     def note(self, topic: str, received: int, inflated: int, records: int) -> None:
-        """Note what a read has brought.
+        """Count the records that a read returned.
 
         Args:
-            topic: of all records.
-            received: bytes of the answers, as they came.
+            topic: the topic of all records.
+            received: compressed bytes of the answers.
             inflated: bytes of the records' keys and values.
-            records: how many there were.
+            records: number of records.
         """
         known = self._topics.setdefault(topic, _Topic())
         known.records, known.record_bytes = known.records + records, known.record_bytes + inflated
-        if known.records > _REMEMBERED:
+        if known.records > _MAX_AVERAGED_RECORDS:
             known.records, known.record_bytes = known.records / 2, known.record_bytes / 2
         known.received, known.inflated = known.received + received, known.inflated + inflated
-        if known.received >= (_LOOKED_AT_BYTES if known.is_harmless else _KNOWN_BYTES):
-            most = _HARMFUL if known.is_harmless else _HARMLESS
-            known.is_harmless = known.inflated <= most * known.received
+        if known.received >= (_RECHECK_BYTES if known.allows_large_fetches else _MIN_SAMPLE_BYTES):
+            most = _MAX_RATIO_TO_KEEP if known.allows_large_fetches else _MAX_RATIO_TO_ALLOW
+            known.allows_large_fetches = known.inflated <= most * known.received
             known.received = known.inflated = 0
 
 
 @functools.cache
-def inflation_of(servers: str) -> Inflation:
-    """What this process knows of the topics of the cluster at `servers`."""
-    return Inflation()
+def get_compression_stats(servers: str) -> CompressionStats:
+    """Return this process's statistics of the cluster at `servers`."""
+    return CompressionStats()

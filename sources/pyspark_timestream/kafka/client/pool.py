@@ -1,7 +1,8 @@
-"""What a process keeps from task to task, since making it costs more than a small task.
+"""A pool of clients that a process keeps from task to task.
 
-Spark reuses its Python workers, but hands them tasks of several queries in no order: so there are
-a few things of each kind, found by a key that says all that they were made of.
+Creating a client costs more than a small task. Spark reuses its Python workers and gives them tasks
+of several queries in any order, so a pool keeps a few clients of each kind. The key holds
+everything that a client was created from.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Stock"]
+__all__ = ["Pool"]
 
 
 class _Closable(Protocol):
@@ -20,15 +21,15 @@ class _Closable(Protocol):
 T = TypeVar("T", bound=_Closable)
 
 
-class Stock(Generic[T]):
-    """Lends things out, one borrower at a time, and keeps some of those that come back.
+class Pool(Generic[T]):
+    """Lends items to one user at a time, and keeps some of those that are returned.
 
     Args:
-        most: how many are kept; the ones that came back first are closed first.
-        idle_s: what was not borrowed for so long is closed, when something else comes back.
-        now_s: a clock that does not jump.
-        process: the id of this process. A forked child must neither use nor close what its parent
-            has: their threads are not in the child, and their connections are the parent's.
+        most: maximum number of idle items; the one returned first is closed first.
+        idle_s: an item idle for longer is closed when another one is returned.
+        now_s: a monotonic clock.
+        process: returns the id of this process. A forked child must neither use nor close its
+            parent's items: it has none of their threads, and shares their connections.
     """
 
     def __init__(
@@ -44,15 +45,15 @@ class Stock(Generic[T]):
         self._process = process
         self._kept: dict[Hashable, tuple[T, float]] = {}
         self._owner = process()
-        self._of_parents: list[object] = []
+        self._inherited: list[object] = []
 
     @contextlib.contextmanager
-    def borrowed(self, key: Hashable, make: Callable[[], T]) -> Iterator[T]:
-        """What is kept under `key`, else what `make` makes; closed where the block fails.
+    def acquire(self, key: Hashable, make: Callable[[], T]) -> Iterator[T]:
+        """Lend the item of `key`, creating it with `make` if needed; close it if the block fails.
 
-        Two borrowers of one key get one each; of these the one that comes back last is kept.
+        Two users of one key get an item each; the one that is returned last is kept.
         """
-        self._disown()
+        self._abandon_inherited()
         found = self._kept.pop(key, None)
         thing = make() if found is None else found[0]
         try:
@@ -60,17 +61,17 @@ class Stock(Generic[T]):
         except BaseException:
             thing.close()
             raise
-        self._disown()
+        self._abandon_inherited()
         now_s = self._now_s()
         same = self._kept.pop(key, None)
         self._kept[key] = (thing, now_s)
-        for old in [*([] if same is None else [same[0]]), *self._too_many(now_s)]:
+        for old in [*([] if same is None else [same[0]]), *self._take_expired(now_s)]:
             old.close()
 
-    def _too_many(self, now_s: float) -> list[T]:
-        """Taken out: what has waited too long, and the oldest of what is above the limit."""
+    def _take_expired(self, now_s: float) -> list[T]:
+        """Remove and return the items idle for too long, and the oldest above the limit."""
         extra = len(self._kept) - self._most
-        # In the order in which they came back, so that the oldest are first.
+        # In the order of their return, so that the oldest come first.
         gone = [
             key
             for place, (key, (_, since_s)) in enumerate(self._kept.items())
@@ -78,8 +79,8 @@ class Stock(Generic[T]):
         ]
         return [self._kept.pop(key)[0] for key in gone]
 
-    def _disown(self) -> None:
+    def _abandon_inherited(self) -> None:
         if self._process() != self._owner:
-            # Kept alive for ever: to free a client is to wait for threads that are not here.
-            self._of_parents.append(self._kept)
+            # Never freed: that would wait for threads that do not exist in this process.
+            self._inherited.append(self._kept)
             self._kept, self._owner = {}, self._process()

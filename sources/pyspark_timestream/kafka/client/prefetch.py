@@ -1,10 +1,10 @@
-"""Reading many small ranges at once: asked for in turn, each would cost a task its own round trip.
+"""Prefetch of many small ranges at once, which saves a round trip per range.
 
-What goes wrong here is nobody's loss: a range that did not come whole is simply not among the
-results, and is then read by itself, by the code that knows what to do about it.
+Errors are not handled here. A range that did not arrive completely is left out of the results, and
+`range_reader` then reads it by itself and handles what went wrong.
 
-A topic's first range is read by itself as well: how large its records are is known from then on,
-and what is too large to be held by a task is not read ahead.
+The first range of a topic is read by itself as well. It shows how large the topic's records are,
+and ranges too large for a task's memory are not prefetched.
 """
 
 import itertools
@@ -15,43 +15,47 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import consumer_config, let_go, logged_client, made
-from pyspark_timestream.kafka.client.consumer import at_rest, block_of_messages, inside
-from pyspark_timestream.kafka.client.fetch_size import inflation_of
-from pyspark_timestream.kafka.client.pool import Stock
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.client.config import (
+    close_with_timeout,
+    consumer_config,
+    create_client,
+    new_logged_client,
+)
+from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
+from pyspark_timestream.kafka.client.fetch_size import get_compression_stats
+from pyspark_timestream.kafka.client.pool import Pool
+from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import ReadRange
 
-__all__ = ["Arrivals", "SmallRanges", "small_ranges", "with_small_ranges"]
+__all__ = ["PartialFetch", "Prefetcher", "choose_small_ranges", "prefetch_small_ranges"]
 
-_MOST_RECORDS: Final = 20_000
-_MOST_BYTES: Final = 32 * 1024 * 1024
-"""What a task holds at most before its first row; what is above is read in turn."""
+_MAX_RECORDS: Final = 20_000
+_MAX_BYTES: Final = 32 * 1024 * 1024
+"""Limits on what a task holds before its first row; further ranges are read one by one."""
 
-_WAIT_S: Final = 0.02
-_PATIENCE_S: Final = 1.0
-"""After so long without news the rest is read in turn, where errors and patience are at home."""
+_POLL_TIMEOUT_S: Final = 0.02
+_MAX_STALL_S: Final = 1.0
+"""Time without progress after which the remaining ranges are read one by one."""
 
-_FETCH: Final = {
-    # Of a partition with a backlog little more than the range is wanted.
+_FETCH_SETTINGS: Final = {
+    # Little more than the range is wanted of a partition with a backlog.
     "fetch.message.max.bytes": 64 * 1024,
     "queued.max.messages.kbytes": 64 * 1024,
-    # What is inflated at once, of however many partitions.
+    # Limits what is decompressed at once, over all partitions.
     "fetch.max.bytes": 1024 * 1024,
 }
 
 
-def small_ranges(
+def choose_small_ranges(
     spans: Iterable[Range], record_bytes: Callable[[str], float | None]
 ) -> list[Range]:
-    """Those of `spans` to read at once, the smallest first; none where there would be just one.
+    """Choose the ranges to read at once, smallest first; none if there would be only one.
 
     Args:
         spans: the ranges of a task.
-        record_bytes: the mean size of a topic's records; None where it is not known: its ranges
-            are not read at once.
+        record_bytes: returns the mean size of a topic's records; None if it is not known, which
+            excludes the topic's ranges.
     """
     known = [(span, record_bytes(span.partition.topic)) for span in spans if span.size]
     sizes = sorted((span.size, span, size) for span, size in known if size is not None)
@@ -60,32 +64,32 @@ def small_ranges(
     chosen = [
         span
         for (_, span, _), count, volume in zip(sizes, records, volumes, strict=True)
-        if count <= _MOST_RECORDS and volume <= _MOST_BYTES
+        if count <= _MAX_RECORDS and volume <= _MAX_BYTES
     ]
     # A partition has one position at a time.
     is_once = len({span.partition for span in chosen}) == len(chosen)
     return chosen if len(chosen) > 1 and is_once else []
 
 
-def with_small_ranges(
-    options: KafkaOptions, group: str, spans: Sequence[Range], needs: Needs, read: ReadRange
+def prefetch_small_ranges(
+    options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet, read: ReadRange
 ) -> ReadRange:
-    """`read`, with the small ones among `spans` read ahead; each is delivered once.
+    """Wrap `read` so that small ranges among `spans` are prefetched; each is delivered once.
 
-    What is read ahead is read when the first of it is asked for, and nothing more before all of it
-    was taken.
+    The first request for a small range fetches a group of them. The next group is fetched only
+    when all of this one has been delivered.
     """
-    known = inflation_of(options.client["bootstrap.servers"])
+    known = get_compression_stats(options.client["bootstrap.servers"])
     ahead: dict[Range, list[RecordBlock]] = {}
     later = list(spans)
 
-    def read_ahead(span: Range, wanted: Needs) -> Iterator[RecordBlock]:
+    def read_ahead(span: Range, wanted: ColumnSet) -> Iterator[RecordBlock]:
         if wanted != needs:
             return read(span, wanted)
         if span in later:
-            small = [] if ahead else small_ranges(later, known.record_bytes)
+            small = [] if ahead else choose_small_ranges(later, known.mean_record_bytes)
             if span in small:
-                ahead.update(_read_at_once(options, group, small, needs))
+                ahead.update(_fetch(options, group, small, needs))
             for tried in small if span in small else [span]:
                 later.remove(tried)
         blocks = ahead.pop(span, None)
@@ -94,70 +98,76 @@ def with_small_ranges(
     return read_ahead
 
 
-def _read_at_once(
-    options: KafkaOptions, group: str, spans: Sequence[Range], needs: Needs
+def _fetch(
+    options: KafkaOptions, group: str, spans: Sequence[Range], needs: ColumnSet
 ) -> dict[Range, list[RecordBlock]]:
-    """The records of those of `spans` that came whole."""
+    """Fetch `spans`, and return the records of those that arrived completely."""
     key = (group, *options.client.items())
-    with _STOCK.borrowed(key, lambda: SmallRanges(options, group)) as reader:
+    with _POOL.acquire(key, lambda: Prefetcher(options, group)) as reader:
         return reader.read(spans, needs)
 
 
-class SmallRanges:
+class Prefetcher:
     """Reads small ranges of different partitions with one consumer, kept from batch to batch.
 
     Args:
         options: the client configuration.
-        group: a consumer group; it is never joined.
+        group: the consumer group, which is never joined.
     """
 
     def __init__(self, options: KafkaOptions, group: str) -> None:
         self._options = options
-        fetch = {name: value for name, value in _FETCH.items() if name not in options.client}
+        fetch = {
+            name: value for name, value in _FETCH_SETTINGS.items() if name not in options.client
+        }
         self._config: dict[str, Any] = {**consumer_config(options, group), **fetch}
         self._consumer: Consumer | None = None
 
-    def read(self, spans: Sequence[Range], needs: Needs) -> dict[Range, list[RecordBlock]]:
-        """The records of those of `spans` that came whole; no block where a range has none."""
-        arrivals, is_new = Arrivals(spans), self._consumer is None
+    def read(self, spans: Sequence[Range], needs: ColumnSet) -> dict[Range, list[RecordBlock]]:
+        """Return the records of the `spans` that arrived completely; no block if there are none."""
+        fetch, is_new = PartialFetch(spans), self._consumer is None
         try:
-            self._collect(spans, arrivals)
+            self._collect(spans, fetch)
         except KafkaException:
-            arrivals.troubled = True
-        is_late = arrivals.missing and not is_new
-        if arrivals.troubled or is_late or self._consumer is None:
-            # What it knows of the cluster may be out of date; a new one may be slow to connect, and
-            # another would be no faster.
+            fetch.failed = True
+        is_late = fetch.missing_offsets and not is_new
+        if fetch.failed or is_late or self._consumer is None:
+            # Its view of the cluster may be outdated. A new consumer is kept: it may only be slow
+            # to connect, and another one would not be faster.
             self.close()
         else:
-            at_rest(self._consumer)
-        return {span: _blocks(span, records, needs) for span, records in arrivals.whole()}
+            discard_fetched(self._consumer)
+        return {
+            span: _build_blocks(span, records, needs) for span, records in fetch.complete_ranges()
+        }
 
-    def _collect(self, spans: Sequence[Range], arrivals: "Arrivals") -> None:
+    def _collect(self, spans: Sequence[Range], fetch: "PartialFetch") -> None:
         if self._consumer is None:
             log = ClientLog(self._options.client)
-            self._consumer = made(self._options, lambda: logged_client(Consumer, self._config, log))
+            self._consumer = create_client(
+                self._options, lambda: new_logged_client(Consumer, self._config, log)
+            )
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
         )
-        heard_s = time.monotonic()
-        while arrivals.missing and time.monotonic() - heard_s < _PATIENCE_S:
-            if arrivals.take(self._consumer.consume(arrivals.missing, timeout=_WAIT_S)):
-                heard_s = time.monotonic()
+        progress_s = time.monotonic()
+        while fetch.missing_offsets and time.monotonic() - progress_s < _MAX_STALL_S:
+            if fetch.add(self._consumer.consume(fetch.missing_offsets, timeout=_POLL_TIMEOUT_S)):
+                progress_s = time.monotonic()
 
     def close(self) -> None:
         """Release the consumer."""
         if self._consumer is not None:
-            let_go(self._consumer.close)
+            close_with_timeout(self._consumer.close)
         self._consumer = None
 
 
-class Arrivals:
-    """What has come of ranges of different partitions.
+class PartialFetch:
+    """The records received so far for ranges of different partitions.
 
     Attributes:
-        missing: how many offsets may still come; 0: there is nothing to wait for.
-        troubled: an error has come.
+        missing_offsets: offsets that may still arrive; 0 if there is nothing to wait for.
+        failed: an error has arrived.
     """
 
     def __init__(self, spans: Iterable[Range]) -> None:
@@ -166,26 +176,26 @@ class Arrivals:
         self._records: dict[Partition, list[Message]] = {part: [] for part in self._spans}
         self._bytes = 0
         self._broken: set[Partition] = set()
-        self.troubled = False
+        self.failed = False
 
     @property
-    def missing(self) -> int:
-        """How many offsets may still come."""
-        if self._bytes > _MOST_BYTES or self.troubled:
+    def missing_offsets(self) -> int:
+        """Offsets that may still arrive."""
+        if self._bytes > _MAX_BYTES or self.failed:
             return 0
         return sum(max(s.end_exclusive - self._reached[p], 0) for p, s in self._spans.items())
 
-    def take(self, polled: Sequence[Message]) -> bool:
-        """Note what a consumer gave; whether any range has got on by it."""
+    def add(self, polled: Sequence[Message]) -> bool:
+        """Add polled messages; return whether any range made progress."""
         moved = False
         for part, run in itertools.groupby(polled, _partition_of):
             if part in self._spans:
-                moved |= self._take_of(part, list(run))
+                moved |= self._add_run(part, list(run))
             else:
-                self.troubled |= any(message.error() is not None for message in run)
+                self.failed |= any(message.error() is not None for message in run)
         return moved
 
-    def _take_of(self, part: Partition, run: Sequence[Message]) -> bool:
+    def _add_run(self, part: Partition, run: Sequence[Message]) -> bool:
         before, end = self._reached[part], self._spans[part].end_exclusive
         for message in run:
             error = message.error()
@@ -197,15 +207,15 @@ class Arrivals:
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._reached[part] = max(self._reached[part], message.offset())
             else:
-                self.troubled = True
+                self.failed = True
                 if self._reached[part] < end:
-                    # What comes behind an error need not follow what came before it: librdkafka
-                    # passes over a batch that it cannot read.
+                    # librdkafka skips a batch that it cannot read, so the records after an error
+                    # need not follow those before it.
                     self._broken.add(part)
         return self._reached[part] > before
 
-    def whole(self) -> list[tuple[Range, list[Message]]]:
-        """The ranges that were read to their end, and their records (maybe one more)."""
+    def complete_ranges(self) -> list[tuple[Range, list[Message]]]:
+        """Return the ranges that were read to their end, with their records (at most one more)."""
         return [
             (span, self._records[part])
             for part, span in self._spans.items()
@@ -213,11 +223,11 @@ class Arrivals:
         ]
 
 
-_STOCK: Final[Stock[SmallRanges]] = Stock(most=2, idle_s=300)
+_POOL: Final[Pool[Prefetcher]] = Pool(most=2, idle_s=300)
 
 
-def _blocks(span: Range, records: Sequence[Message], needs: Needs) -> list[RecordBlock]:
-    block = inside(block_of_messages(records, needs), span.end_exclusive) if records else None
+def _build_blocks(span: Range, records: Sequence[Message], needs: ColumnSet) -> list[RecordBlock]:
+    block = clip(build_block(records, needs), span.end_exclusive) if records else None
     return [] if block is None else [block]
 
 

@@ -1,55 +1,53 @@
-"""Which of Kafka's answers are worth another try, and for how long a request is tried again.
+"""Retry: which of Kafka's errors are retriable, and for how long a request is retried.
 
-Kafka marks its answers: what is *retriable* passes without anybody's doing, such as the moment in
-which a partition changes its leader. Its Java client asks again for a minute inside one call
-(`default.api.timeout.ms`), and so does this one, in the driver and in tasks. A client that no
-broker has ever answered is given up sooner: there the address, the network or the login is wrong.
+Kafka marks errors that pass by themselves as *retriable*, such as those while a partition changes
+its leader. Kafka's Java client retries for a minute inside one call (`default.api.timeout.ms`), and
+so does this package, in the driver and in tasks. A client that no broker has ever answered gives up
+sooner: then the address, the network or the login is wrong.
 """
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 __all__ = [
     "API_TIMEOUT_S",
-    "GONE",
-    "REFUSALS",
+    "MISSING_CODES",
+    "REFUSED_CODES",
     "REQUEST_TIMEOUT_S",
-    "SETTLING_S",
-    "Patience",
-    "answer_text",
+    "RetryBudget",
+    "error_text",
     "is_retriable",
 ]
 
+T = TypeVar("T")
+
 API_TIMEOUT_S: Final = 60.0
-"""For how long a retriable answer is asked for again: Java's `default.api.timeout.ms`."""
+"""Limit of all attempts at one request: Java's `default.api.timeout.ms`."""
 
 REQUEST_TIMEOUT_S: Final = 30.0
-"""How long one request may take at most: Java's `request.timeout.ms`."""
+"""Limit of one attempt: Java's `request.timeout.ms`."""
 
-SETTLING_S: Final = 5.0
-"""How long a log must seem shorter, or not to exist, to be so: leaders change in between."""
+_FIRST_REQUEST_TIMEOUT_S: Final = 2.0
+_MAX_PAUSE_S: Final = 1.0
 
-_FIRST_REQUEST_S: Final = 2.0
-_LONGEST_PAUSE_S: Final = 1.0
-
-GONE: Final = (
+MISSING_CODES: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
-"""Codes that say that a topic or partition does not exist (any more, or not yet everywhere)."""
+"""Codes for a topic or partition that does not exist (any more, or not yet on every broker)."""
 
-REFUSALS: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
-"""Codes of a connection that was refused by either side, rather than not answered."""
+REFUSED_CODES: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+"""Codes for a connection that one side refused, rather than left unanswered."""
 
-_RETRIABLE: Final = frozenset(
+_RETRIABLE_CODES: Final = frozenset(
     (
-        # What Kafka's own code marks as retriable (`RetriableException`), but for topics that are
-        # unknown, which are `GONE`, and for share groups. confluent-kafka's `retriable()` does not
-        # say it of the answers to admin requests.
+        # Every `RetriableException` of Kafka's own code, except for unknown topics
+        # (`MISSING_CODES`) and share groups. confluent-kafka's `retriable()` does not cover
+        # answers to admin requests.
         KafkaError.INVALID_MSG,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -78,9 +76,9 @@ _RETRIABLE: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_ID,
         KafkaError.INCONSISTENT_TOPIC_ID,
         106,  # FETCH_SESSION_TOPIC_ID_ERROR, which confluent-kafka has no name for
-        # A broker that has just started; Kafka's newer code has the retriable ones above instead.
+        # From a broker that has just started; newer brokers send the codes above instead.
         KafkaError.BROKER_NOT_AVAILABLE,
-        # librdkafka's own, where no broker has answered.
+        # librdkafka's own codes, when no broker has answered.
         KafkaError._TRANSPORT,
         KafkaError._TIMED_OUT,
         KafkaError._TIMED_OUT_QUEUE,
@@ -89,33 +87,36 @@ _RETRIABLE: Final = frozenset(
         KafkaError._DESTROY_BROKER,
         KafkaError._WAIT_COORD,
         KafkaError._WAIT_CACHE,
-        # So librdkafka says that no partition has a leader at the moment.
+        # librdkafka's code when no partition has a leader at the moment.
         KafkaError._NOENT,
     )
 )
 
 
 def is_retriable(error: KafkaError) -> bool:
-    """Whether the same request may succeed later, without anybody's doing."""
-    return bool(error.retriable() or error.code() in _RETRIABLE)
+    """Check whether the same request may succeed later by itself."""
+    return bool(error.retriable() or error.code() in _RETRIABLE_CODES)
 
 
-def answer_text(error: KafkaException) -> str:
-    """The error's text."""
+def error_text(error: KafkaException) -> str:
+    """Return the error's text."""
     return str(error.args[0].str())
 
 
-class Patience:
-    """One request that is tried again: how long a try may take, how long to pause, when to end.
+class RetryBudget:
+    """The time that one request may take: per attempt, between attempts, and in all.
 
-    Tries and pauses grow, so that a client that cannot connect is heard of soon, and a slow answer
-    is still waited for.
+    Timeouts and pauses grow from attempt to attempt: early ones show soon that a client cannot
+    connect, later ones allow for a slow answer.
+
+    Attributes:
+        tries: attempts so far, the current one included.
 
     Args:
-        limit_s: how long to go on, from now.
+        limit_s: seconds from now until no further attempt is made.
         pause_s: the first pause.
-        now_s: a clock that does not jump.
-        wait: waits so many seconds.
+        now_s: a monotonic clock.
+        wait: waits for a number of seconds.
     """
 
     def __init__(
@@ -128,31 +129,44 @@ class Patience:
         self._now_s, self._wait = now_s, wait
         self._began_s = now_s()
         self._limit_s, self._pause_s = limit_s, pause_s
-        self._request_s = _FIRST_REQUEST_S
+        self._request_s = _FIRST_REQUEST_TIMEOUT_S
         self.tries = 1
 
     @property
-    def spent_s(self) -> float:
-        """How long it has been tried."""
+    def elapsed_s(self) -> float:
+        """Seconds since the first attempt."""
         return self._now_s() - self._began_s
 
     @property
-    def request_s(self) -> float:
-        """How long the next try may take."""
-        return max(min(self._request_s, self._limit_s - self.spent_s), 0.1)
+    def request_timeout_s(self) -> float:
+        """The timeout of the next attempt."""
+        return max(min(self._request_s, self._limit_s - self.elapsed_s), 0.1)
 
-    def has_more(self, limit_s: float | None = None) -> bool:
-        """Pause, and say whether there is time for one more try.
+    def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:
+        """Call `ask` with the timeout of each attempt until it succeeds.
 
         Args:
-            limit_s: how long to go on from the beginning, where that has changed.
+            ask: sends the request.
+            on_error: pauses before the next attempt, or raises to give up.
+        """
+        while True:
+            try:
+                return ask(self.request_timeout_s)
+            except KafkaException as error:
+                on_error(error)
+
+    def pause_before_retry(self, limit_s: float | None = None) -> bool:
+        """Pause, and return whether there is time for another attempt.
+
+        Args:
+            limit_s: the new limit, in seconds from the first attempt; None if unchanged.
         """
         self._limit_s = self._limit_s if limit_s is None else limit_s
-        left_s = self._limit_s - self.spent_s
+        left_s = self._limit_s - self.elapsed_s
         if left_s <= 0:
             return False
         self._wait(min(self._pause_s, left_s))
-        self._pause_s = max(min(2 * self._pause_s, _LONGEST_PAUSE_S), self._pause_s)
+        self._pause_s = max(min(2 * self._pause_s, _MAX_PAUSE_S), self._pause_s)
         self._request_s = min(2 * self._request_s, REQUEST_TIMEOUT_S)
         self.tries += 1
         return True

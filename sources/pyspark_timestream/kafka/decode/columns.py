@@ -1,4 +1,4 @@
-"""The columns of the Kafka transport: what they are called, what fills them, what is wanted.
+"""The columns of the Kafka transport: names, types, and which of them a query wants.
 
 The rules are semantics 13.1.
 """
@@ -10,8 +10,8 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.json.types import unsupported_type
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.decode.json.types import find_unsupported_type
+from pyspark_timestream.kafka.options.options import KafkaOptions
 
 __all__ = ["Projection", "default_schema", "project"]
 
@@ -42,13 +42,13 @@ METADATA: Final[dict[str, pa.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """What a query wants of each record.
+    """The columns that a query wants.
 
     Attributes:
         schema: the output columns in order.
-        metadata: output column -> the metadata that it carries.
+        metadata: output column -> the metadata that it contains.
         fields: the output columns that are fields of the JSON value.
-        corrupt: the output column that gets a malformed value's text; None: not wanted.
+        corrupt: the output column for the text of malformed values; None if not wanted.
     """
 
     schema: pa.Schema
@@ -57,24 +57,25 @@ class Projection:
     corrupt: str | None
 
     def wants(self, name: str) -> bool:
-        """Whether some output column carries the metadata `name`."""
+        """Check whether an output column contains the metadata `name`."""
         return name in self.metadata.values()
 
 
 def default_schema(options: KafkaOptions) -> pa.Schema:
-    """The columns without a user schema: Spark's Kafka columns, then those of event time.
+    """Build the schema used without a user schema: Spark's Kafka columns, then event time.
 
     Raises:
-        SchemaRefused: the values are JSON, whose fields only a schema names.
+        SchemaRefused: the values are JSON, so a schema must name their fields.
     """
     if options.value_format == "json":
         raise SchemaRefused(
             "option 'valueFormat' is 'json', and no schema was given: the schema names the fields "
-            "that are read from the values; accepted: .schema(...) with fields and metadata "
-            "columns, such as .schema('name string, start_time timestamp, cti timestamp'); next "
-            "step: add it, or leave 'valueFormat' out to get the values as they are"
+            "that are read from the values",
+            ".schema(...) with fields and metadata columns, such as .schema('name string, "
+            "start_time timestamp, cti timestamp')",
+            "add it, or leave 'valueFormat' out to get the values as they are",
         )
-    unfilled = _unfilled(options)
+    unfilled = _list_unfilled(options)
     if not options.include_headers:
         unfilled["headers"] = "option 'includeHeaders'"
     return pa.schema(
@@ -87,10 +88,10 @@ def default_schema(options: KafkaOptions) -> pa.Schema:
 
 
 def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
-    """What `schema`, given by the user or `default_schema`, asks for.
+    """Resolve `schema`, which is the user's or from `default_schema`.
 
     Raises:
-        SchemaRefused: a column that nothing fills, of another type, or not nullable.
+        SchemaRefused: a column would always be empty, has another type, or is not nullable.
     """
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     metadata: dict[str, str] = {}
@@ -98,33 +99,36 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     corrupt = None
     for column in schema:
         if not column.nullable:
-            raise _refused(column, "is not nullable", "nullable columns", "drop its NOT NULL")
+            raise _column_refused(
+                column, "is not nullable", "nullable columns", "drop its NOT NULL"
+            )
         if column.name in by_name:
-            metadata[column.name] = _checked(options, column, by_name[column.name])
+            metadata[column.name] = _check_metadata(options, column, by_name[column.name])
         elif options.value_format != "json":
-            raise _no_such_column(options, column, by_name)
+            raise _unknown_column(options, column, by_name)
         elif column.name == options.corrupt_column and pa.types.is_string(column.type):
             corrupt = column.name
         else:
-            fields.append(_field(column))
+            fields.append(_check_field(column))
     if options.policy == "flag" and "cti" in metadata.values():
         _check_flags(options, metadata)
     return Projection(schema, metadata, pa.schema(fields), corrupt)
 
 
 def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
-    """Flagged rows without their flag would pass for rows that the CTIs cover."""
+    """Require the flag: without it, flagged rows look like rows that the CTIs cover."""
     if "violation" not in metadata.values():
         name = f"{options.metadata_prefix}violation"
         raise SchemaRefused(
             f"column '{name}' is missing, and option 'violationPolicy' is 'flag': nobody could "
-            f"tell late rows from others; accepted: a schema with it; next step: add '{name} "
-            "string' to .schema(...), or use another policy"
+            "tell late rows from others",
+            "a schema with it",
+            f"add '{name} string' to .schema(...), or use another policy",
         )
 
 
-def _unfilled(options: KafkaOptions) -> dict[str, str]:
-    """Metadata that these options do not fill -> what would."""
+def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
+    """List the metadata that these options leave empty, each with the option that fills it."""
     filled = {
         "end_time": options.shape != "point" or "option 'eventShape' = 'interval' or 'edge'",
         "edge": options.shape == "edge" or "option 'eventShape' = 'edge'",
@@ -141,17 +145,17 @@ def _unfilled(options: KafkaOptions) -> dict[str, str]:
     return {name: what for name, what in filled.items() if isinstance(what, str)}
 
 
-def _checked(options: KafkaOptions, column: pa.Field, name: str) -> str:
-    filled_by = _unfilled(options).get(name)
+def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
+    filled_by = _list_unfilled(options).get(name)
     if filled_by:
-        raise _refused(
+        raise _column_refused(
             column,
             "would be empty",
             f"it together with {filled_by}",
             "set that, leave the column out, or rename all metadata with option 'metadataPrefix'",
         )
     if column.type != METADATA[name]:
-        raise _refused(
+        raise _column_refused(
             column,
             f"is {column.type}, but carries the metadata '{name}'",
             str(METADATA[name]),
@@ -160,10 +164,10 @@ def _checked(options: KafkaOptions, column: pa.Field, name: str) -> str:
     return name
 
 
-def _field(column: pa.Field) -> pa.Field:
-    bad = unsupported_type(column.type)
+def _check_field(column: pa.Field) -> pa.Field:
+    bad = find_unsupported_type(column.type)
     if bad is not None:
-        raise _refused(
+        raise _column_refused(
             column,
             f"contains {bad}, which is not read from JSON",
             "strings, numbers, booleans, binary, decimals, dates, timestamps, arrays, structs and "
@@ -173,18 +177,16 @@ def _field(column: pa.Field) -> pa.Field:
     return column
 
 
-def _no_such_column(
+def _unknown_column(
     options: KafkaOptions, column: pa.Field, by_name: Mapping[str, str]
 ) -> SchemaRefused:
-    return _refused(
+    return _column_refused(
         column,
-        f"is no metadata, and option 'valueFormat' is '{options.value_format}'",
+        f"is not a metadata column, and option 'valueFormat' is '{options.value_format}'",
         ", ".join(by_name),
         "set 'valueFormat' to 'json' to read it from the value, or leave it out",
     )
 
 
-def _refused(column: pa.Field, problem: str, accepts: str, next_step: str) -> SchemaRefused:
-    return SchemaRefused(
-        f"column '{column.name}' {problem}; accepted: {accepts}; next step: {next_step}"
-    )
+def _column_refused(column: pa.Field, problem: str, accepts: str, next_step: str) -> SchemaRefused:
+    return SchemaRefused(f"column '{column.name}' {problem}", accepts, next_step)

@@ -1,5 +1,6 @@
-"""A block of Kafka records as columns, what a reader hands to the rules."""
+"""A block of Kafka records as columns: what readers return and rules consume."""
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -7,19 +8,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
+from pyspark_timestream.kafka.ranges import Range
+
 __all__ = [
-    "Needs",
+    "ColumnSet",
+    "ReadRange",
     "RecordBlock",
-    "as_texts",
-    "header_places",
-    "header_texts",
-    "header_values",
-    "utf8_or_none",
+    "find_header",
+    "read_header",
+    "take_header_values",
+    "to_texts",
 ]
 
 
-class Needs(NamedTuple):
-    """Which columns are worth reading; offsets always are."""
+class ColumnSet(NamedTuple):
+    """The columns to read; offsets are always read."""
 
     timestamps: bool = False
     keys: bool = False
@@ -32,11 +36,11 @@ class RecordBlock(NamedTuple):
 
     Attributes:
         offsets: n int64.
-        timestamps_ms: n int64, negative where the record has none; None where not needed.
+        timestamps_ms: n int64, negative if the record has none; None if not needed.
         timestamp_types: n int32: 0 create time, 1 log append time, -1 none; or None as well.
-        keys: n binary, or None where not needed.
-        values: n binary, or None where not needed.
-        headers: n lists of struct<key: string, value: binary>, or None where not needed.
+        keys: n binary, or None if not needed.
+        values: n binary, or None if not needed.
+        headers: n lists of struct<key: string, value: binary>, or None if not needed.
     """
 
     offsets: pa.Array
@@ -47,41 +51,36 @@ class RecordBlock(NamedTuple):
     headers: pa.Array | None = None
 
 
-def header_texts(headers: pa.Array, name: str) -> pa.Array:
-    """The header `name` of each of n records as text; null where it is absent or no UTF-8."""
-    return as_texts(header_values(headers, header_places(headers, name)))
+ReadRange = Callable[[Range, ColumnSet], Iterator[RecordBlock]]
 
 
-def as_texts(values: pa.Array) -> pa.Array:
-    """Binary values as texts; null where one is null or no UTF-8."""
+def read_header(headers: pa.Array, name: str) -> pa.Array:
+    """Read the header `name` of n records as text; null where it is absent or not UTF-8."""
+    return to_texts(take_header_values(headers, find_header(headers, name)))
+
+
+def to_texts(values: pa.Array) -> pa.Array:
+    """Convert binary values to text; null where one is null or not UTF-8."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([utf8_or_none(value.as_py()) for value in values], pa.string())
+        return pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
 
 
-def header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
-    """The values at `places` among all headers of some records; null where it is -1."""
+def take_header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
+    """Take the values at `places` among all headers; null where a place is -1."""
     return headers.flatten().field("value").take(pa.array(places, mask=places < 0))
 
 
-def header_places(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
-    """Where each of n records' header `name` is among all headers; -1: nowhere.
+def find_header(headers: pa.Array, name: str) -> npt.NDArray[np.int64]:
+    """Return the place of each of n records' header `name` among all headers; -1 if absent.
 
-    Of repeated headers the last wins (semantics 1.2).
+    The last of repeated headers counts (semantics 1.2).
     """
     named = pc.equal(headers.flatten().field("key"), name).to_numpy(zero_copy_only=False)
     places = np.full(len(headers), -1, dtype=np.int64)
     if named.any():
         rows = pc.list_parent_indices(headers).to_numpy(zero_copy_only=False)
-        # A later assignment to the same row overwrites an earlier one: the last header wins.
+        # A later assignment to the same row overwrites an earlier one.
         places[rows[named]] = np.flatnonzero(named)
     return places
-
-
-def utf8_or_none(value: bytes | None) -> str | None:
-    """The text of `value`; None where it is null or no UTF-8."""
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return None

@@ -1,10 +1,10 @@
-"""Judged records and CTIs become the rows of the stream: data in offset order, CTIs between.
+"""Turns judged records and CTIs into the rows of the stream (semantics 2.9).
 
-A CTI is a row with `cti` set and every other column null; a data row's `cti` is null.
-
-The rules are semantics 2.9.
+Data rows are in offset order, with CTI rows between them. A CTI row has `cti` set and every other
+column null; a data row's `cti` is null.
 """
 
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
@@ -12,25 +12,45 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.event_time import record_timestamps
-from pyspark_timestream.cti.marks import NEVER
-from pyspark_timestream.cti.step import ADJUSTED, VIOLATIONS, Judgement
+from pyspark_timestream.connector.columns import NEVER, Mask
+from pyspark_timestream.connector.event_time import read_record_timestamps
+from pyspark_timestream.cti.step import ADJUSTED, VIOLATIONS, Verdicts
 from pyspark_timestream.kafka.decode.columns import METADATA, Projection
 from pyspark_timestream.kafka.decode.payload import Payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["cti_rows", "weave"]
+__all__ = ["JudgedBlock", "build_cti_rows", "interleave_ctis"]
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _INSTANT: Final = METADATA["cti"]
 
 
-def cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
-    """One row per CTI, in order."""
+@dataclass(frozen=True, slots=True)
+class JudgedBlock:
+    """n consecutive records of one partition, decoded and judged.
+
+    Attributes:
+        partition: the partition of the records.
+        block: the n records.
+        payload: their decoded content.
+        verdicts: the verdicts of the state machine.
+    """
+
+    partition: Partition
+    block: RecordBlock
+    payload: Payload
+    verdicts: Verdicts
+
+    def locate(self, index: int) -> str:
+        """Name the record at `index`, for messages."""
+        return f"{self.partition} offset {self.block.offsets[index].as_py()}"
+
+
+def build_cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
+    """Build one row per CTI, in order."""
     columns = [
         pa.array(ctis_us, pa.int64()).cast(_INSTANT)
         if projection.metadata.get(field.name) == "cti"
@@ -40,26 +60,20 @@ def cti_rows(projection: Projection, ctis_us: Indices) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
 
-def weave(
+def interleave_ctis(
     projection: Projection,
-    partition: Partition,
-    block: RecordBlock,
-    payload: Payload,
-    judgement: Judgement,
+    judged: JudgedBlock,
     keep: Mask,
     cti_after: Indices,
     ctis_us: Indices,
 ) -> pa.RecordBatch:
-    """The rows of one block of n records.
+    """Build the rows of one block of n records, with CTI rows between them.
 
     Args:
         projection: the output columns.
-        partition: where the records are from.
-        block: the n records.
-        payload: what they say.
-        judgement: what became of them.
+        judged: the n records.
         keep: n booleans: the record becomes a row.
-        cti_after: for each CTI row the index of the record that it comes right after.
+        cti_after: for each CTI row the index of the record that it directly follows.
         ctis_us: those CTIs.
     """
     kept = np.flatnonzero(keep)
@@ -70,14 +84,14 @@ def weave(
     columns = []
     for field in projection.schema:
         if projection.metadata.get(field.name) == "cti":
-            columns.append(_cti_column(source, ctis_us))
+            columns.append(_build_cti_column(source, ctis_us))
         else:
-            column = _column(field.name, projection, partition, block, payload, judgement)
+            column = _build_column(field.name, projection, judged)
             columns.append(column if whole else column.take(indices))
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
 
 
-def _cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
+def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
     if not len(ctis_us):
         return pa.nulls(len(source), _INSTANT)
     values = np.zeros(len(source), dtype=np.int64)
@@ -85,44 +99,38 @@ def _cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
     return pa.array(values, pa.int64(), mask=source >= 0).cast(_INSTANT)
 
 
-def _column(
-    name: str,
-    projection: Projection,
-    partition: Partition,
-    block: RecordBlock,
-    payload: Payload,
-    judgement: Judgement,
-) -> pa.Array:
-    """The n values of output column `name`, any but `cti`, before dropping and weaving."""
-    parsed = payload.json
+def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.Array:
+    """Build the n values of output column `name`, any but `cti`, before rows are dropped."""
     if name in projection.metadata:
-        return _metadata_column(projection.metadata[name], partition, block, payload, judgement)
+        return _build_metadata(projection.metadata[name], judged)
+    parsed = judged.payload.json
     if parsed is None:
         raise AssertionError(f"column {name} comes from JSON, and no value was parsed")
     if name == projection.corrupt:
-        return _texts(pc.if_else(pa.array(parsed.malformed), _given(block.values), None))
+        values = _require(judged.block.values)
+        return _decode_texts(pc.if_else(pa.array(parsed.malformed), values, None))
     return parsed.columns[projection.fields.get_field_index(name)]
 
 
-def _texts(values: pa.Array) -> pa.Array:
-    """Values as text; what is no UTF-8 becomes U+FFFD, since no reader takes a column with it."""
+def _decode_texts(values: pa.Array) -> pa.Array:
+    """Decode values; invalid UTF-8 becomes U+FFFD, since readers refuse a column that holds it."""
     read = values.to_pylist()
     texts = [None if value is None else value.decode(errors="replace") for value in read]
     return pa.array(texts, pa.string())
 
 
-def _metadata_column(
-    name: str, partition: Partition, block: RecordBlock, payload: Payload, judgement: Judgement
-) -> pa.Array:
+def _build_metadata(name: str, judged: JudgedBlock) -> pa.Array:
+    partition, block, payload = judged.partition, judged.block, judged.payload
+    verdicts = judged.verdicts
     rows = len(block.offsets)
-    adjusted = judgement.violation == ADJUSTED
+    adjusted = verdicts.violation == ADJUSTED
     match name:
         case "key":
-            return _given(block.keys)
+            return _require(block.keys)
         case "value":
-            return _given(block.values)
+            return _require(block.values)
         case "headers":
-            return _given(block.headers)
+            return _require(block.headers)
         case "topic":
             return pa.repeat(pa.scalar(partition.topic, pa.string()), rows)
         case "partition":
@@ -130,41 +138,43 @@ def _metadata_column(
         case "offset":
             return block.offsets
         case "timestamp":
-            return _instants(*record_timestamps(_given(block.timestamps_ms)))
+            return _build_instants(*read_record_timestamps(_require(block.timestamps_ms)))
         case "timestampType":
-            return _given(block.timestamp_types)
+            return _require(block.timestamp_types)
         case "start_time":
-            return _instants(judgement.start_us, payload.start_known)
+            return _build_instants(verdicts.start_us, payload.start_known)
         case "end_time":
-            return _instants(_given(judgement.end_us), _given(payload.end_known))
+            return _build_instants(_require(verdicts.end_us), _require(payload.end_known))
         case "edge":
-            return _given(payload.edges)
+            return _require(payload.edges)
         case "violation":
-            # Not a constant of the module: Arrow would load pandas for it, in the driver too.
-            return pa.array(list(VIOLATIONS), pa.string()).take(pa.array(judgement.violation))
+            # Not a module constant: Arrow would load pandas for it, even in the driver.
+            return pa.array(list(VIOLATIONS), pa.string()).take(pa.array(verdicts.violation))
         case "original_start_time":
-            return _instants(payload.events.start_us, adjusted)
+            return _build_instants(payload.events.start_us, adjusted)
         case "original_end_time":
-            return _instants(_given(payload.events.end_us), adjusted & _given(payload.end_known))
+            return _build_instants(
+                _require(payload.events.end_us), adjusted & _require(payload.end_known)
+            )
         case "time_lower":
-            return _bounds(_given(judgement.window).lower_us)
+            return _build_bounds(_require(verdicts.window).lower_us)
         case "time_upper":
-            return _bounds(_given(judgement.window).upper_us)
+            return _build_bounds(_require(verdicts.window).upper_us)
         case _:
             raise AssertionError(f"no metadata {name}")
 
 
-def _given(value: T | None) -> T:
-    """`value`, which the projection made sure of."""
+def _require(value: T | None) -> T:
+    """Return `value`, which the projection guarantees to be present."""
     if value is None:
         raise AssertionError("a column was projected that was not read")
     return value
 
 
-def _bounds(us: Indices) -> pa.Array:
-    return _instants(us, us != NEVER)
+def _build_bounds(us: Indices) -> pa.Array:
+    return _build_instants(us, us != NEVER)
 
 
-def _instants(us: Indices, known: Mask) -> pa.Array:
+def _build_instants(us: Indices, known: Mask) -> pa.Array:
     mask = None if known.all() else ~known
     return pa.array(us, pa.int64(), mask=mask).cast(_INSTANT)

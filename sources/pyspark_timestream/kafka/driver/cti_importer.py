@@ -1,7 +1,7 @@
-"""Reading the topic of option `ctiImport` in the driver (semantics 6.1).
+"""Reads the topic of option `ctiImport` in the driver (semantics 6.1).
 
-The rules are those of the stream itself (`cti.step` over its partitions, the minimum over them);
-this reads on from where the last offset, or the last look, has come to.
+Its rules are those of the stream itself: `cti.step` per partition, then the minimum over
+partitions. Each update continues where the previous update, or the last offset, ended.
 """
 
 import logging
@@ -10,51 +10,51 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.cti.step import raised
-from pyspark_timestream.cti.stream_cti import greatest
-from pyspark_timestream.kafka.driver.idle_tracker import Watch, Watched
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.cti.step import raise_cti
+from pyspark_timestream.cti.stream_cti import max_known
+from pyspark_timestream.kafka.decode.records import ReadRange
+from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker, WatchedBroker
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST
 from pyspark_timestream.kafka.plan.idleness import idle_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import (
-    Imported,
     ImportedPartition,
-    heard,
-    topic_cti,
+    ImportedTopic,
+    advance,
+    merge_topic_cti,
 )
-from pyspark_timestream.kafka.plan.losses import made_anew, reconcile
+from pyspark_timestream.kafka.plan.losses import LEADER_CHANGE_GRACE_S, reconcile, recreated_topics
+from pyspark_timestream.kafka.plan.tasks import TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import ReadRange, Share, clocked
+from pyspark_timestream.kafka.task import follow_clock
 
-__all__ = ["Importer", "imported_options"]
+__all__ = ["CtiImporter", "derive_import_options"]
 
 _LOG: Final = logging.getLogger(__name__)
-_DISCOVERY_US: Final = 1_000_000
-_GONE_US: Final = 5_000_000
-"""For how long a partition must be missing, or its log shorter, to count as that."""
+_DISCOVERY_INTERVAL_US: Final = 1_000_000
 
 
-class Asked(Watched, Protocol):
-    """The part of the broker that is asked."""
+class ImportBroker(WatchedBroker, Protocol):
+    """The queries that the importer sends to the broker."""
 
     def partitions(self) -> list[Partition]:
-        """The topic's partitions."""
+        """List the topic's partitions."""
 
     def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The first offset of each."""
+        """Return the first offset of each."""
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """The offset after the last readable record of each."""
+        """Return the offset after the last readable record of each."""
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """The ids of topics."""
+        """Return the ids of topics."""
 
 
-def imported_options(options: KafkaOptions) -> KafkaOptions | None:
-    """The options of a stream over the imported topic alone; None where nothing is imported.
+def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
+    """Derive the options of a stream over the imported topic alone; None if there is no import.
 
-    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` hold for it as well; `writers` are
-    waited for in the stream's own partitions only.
+    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` apply to it as well; `writers` only
+    applies to the stream's own partitions.
     """
     source = options.cti_import
     if source is None:
@@ -81,51 +81,51 @@ def imported_options(options: KafkaOptions) -> KafkaOptions | None:
     )
 
 
-class Importer:
-    """Reads the imported topic on, look by look.
+class CtiImporter:
+    """Reads the imported topic, update by update.
 
     Args:
-        options: what `imported_options` gave.
-        broker: to ask for the topic's partitions and ends.
-        read: reads a range of it.
+        options: the result of `derive_import_options`.
+        broker: knows the topic's partitions and ends.
+        read: reads a range of the topic.
     """
 
-    def __init__(self, options: KafkaOptions, broker: Asked, read: ReadRange) -> None:
+    def __init__(self, options: KafkaOptions, broker: ImportBroker, read: ReadRange) -> None:
         self._options = options
         self._broker = broker
         self._read = read
         self._bounds: dict[Partition, int] | None = None
         self._listed: list[Partition] = []
-        self._listed_us = -_DISCOVERY_US
+        self._listed_us = -_DISCOVERY_INTERVAL_US
         self._missing_us: int | None = None
-        self._known: Imported | None = None
-        self._watch = Watch(options.idle_timeout_us)
+        self._known: ImportedTopic | None = None
+        self._idle_tracker = IdleTracker(options.idle_timeout_us)
         self.topic_ids: dict[str, str] = {}
 
-    def bound(self) -> None:
-        """Read no further than the topic goes now."""
+    def limit_to_current_ends(self) -> None:
+        """Read no further than the topic's current ends."""
         self._bounds = self._broker.ends(self._broker.partitions())
-        self._watch = Watch(self._options.idle_timeout_us, across_runs=True)
+        self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
-    def look(
-        self, recorded: Imported | None, topic_ids: Mapping[str, str], now_us: int
-    ) -> Imported:
-        """What the topic has said by now.
+    def update(
+        self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int
+    ) -> ImportedTopic:
+        """Read what is new, and return the state of the topic.
 
         Args:
-            recorded: how far the last offset says that it was read.
-            topic_ids: the ids of topics in that offset.
+            recorded: the state of the topic in the last offset.
+            topic_ids: the topic ids in that offset.
             now_us: the wall clock.
 
         Raises:
             OptionError: the topic does not exist.
-            DataLost: records of it are gone, and option `failOnDataLoss` is true.
+            DataLost: records of the topic are gone, and option `failOnDataLoss` is true.
         """
         if self._known is None:
-            self._known, self.topic_ids = recorded or Imported(), dict(topic_ids)
-            self._watch.resume(self._known.partitions)
+            self._known, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
+            self._idle_tracker.resume(self._known.partitions)
         known = self._known
-        anew = self._list(now_us)
+        recreated = self._refresh_partitions(now_us)
         wanted = {part: each.position for part, each in known.partitions.items()}
         log_ends = self._broker.ends(self._listed)
         if not log_ends and not wanted:
@@ -135,18 +135,22 @@ class Importer:
                 "an existing topic",
                 "create it",
             )
-        known = self._rested(known, log_ends, now_us)
-        ends = self._bounded(self._with_missing(log_ends, wanted, anew, now_us), wanted)
-        if ends != wanted or anew:
-            known = self._read_all(known, wanted, ends, anew)
-        self._known = replace(known, cti_us=topic_cti(known.partitions.values(), known.cti_us))
+        known = self._update_idle(known, log_ends, now_us)
+        ends = self._apply_bounds(self._keep_missing(log_ends, wanted, recreated, now_us), wanted)
+        if ends != wanted or recreated:
+            known = self._read_all(known, wanted, ends, recreated)
+        self._known = replace(
+            known, cti_us=merge_topic_cti(known.partitions.values(), known.cti_us)
+        )
         return self._known
 
-    def _rested(self, known: Imported, log_ends: Mapping[Partition, int], now_us: int) -> Imported:
-        """`known` with who is idle by now; who is no more does not take the topic's CTI back."""
+    def _update_idle(
+        self, known: ImportedTopic, log_ends: Mapping[Partition, int], now_us: int
+    ) -> ImportedTopic:
+        """Update the idle partitions; one that wakes up does not take the topic's CTI back."""
         positions = {part: each.position for part, each in known.partitions.items()}
         was_idle = {part for part, each in known.partitions.items() if each.idle}
-        since_us = self._watch.look(self._broker, positions, log_ends, was_idle, now_us)
+        since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
         idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
         quiet_us = {part: each.quiet_since_us for part, each in known.partitions.items()}
         if idle == was_idle and quiet_us == {part: since_us.get(part) for part in quiet_us}:
@@ -154,22 +158,22 @@ class Importer:
         partitions = {}
         for part, each in known.partitions.items():
             if part in was_idle - idle and known.cti_us is not None:
-                each = _raised(each, known.cti_us)
+                each = _raise_partition(each, known.cti_us)
             partitions[part] = replace(each, idle=part in idle, quiet_since_us=since_us.get(part))
         return replace(known, partitions=partitions)
 
     def _read_all(
         self,
-        known: Imported,
+        known: ImportedTopic,
         wanted: Mapping[Partition, int],
         ends: Mapping[Partition, int],
-        anew: frozenset[str],
-    ) -> Imported:
-        """`known` after everything up to `ends`."""
+        recreated: frozenset[str],
+    ) -> ImportedTopic:
+        """Read everything up to `ends`."""
         earliest = self._broker.earliest(ends)
         fail = self._options.fail_on_data_loss
-        same = frozenset(self.topic_ids) - anew
-        positions, losses = reconcile(wanted, earliest, ends, fail, anew, same)
+        unchanged = frozenset(self.topic_ids) - recreated
+        positions, losses = reconcile(wanted, earliest, ends, fail, recreated, unchanged)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {
@@ -177,50 +181,50 @@ class Importer:
             for part, position in positions.items()
         }
         begun |= {
-            part: _found(known, earliest[part])
+            part: _start_partition(known, earliest[part])
             for part in ends
             if part not in wanted and part in earliest
         }
-        read = {part: self._read_on(part, each, ends[part]) for part, each in begun.items()}
+        read = {part: self._read_partition(part, each, ends[part]) for part, each in begun.items()}
         return replace(known, partitions=read)
 
-    def _list(self, now_us: int) -> frozenset[str]:
-        """List the partitions once a second; the topic if it was made anew since."""
-        if now_us - self._listed_us < _DISCOVERY_US:
+    def _refresh_partitions(self, now_us: int) -> frozenset[str]:
+        """List the partitions once a second; return the topic if it was recreated since."""
+        if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
             return frozenset()
         self._listed, self._listed_us = self._broker.partitions(), now_us
         found = self._broker.topic_ids(self._options.subscribe or ())
-        anew = made_anew(self.topic_ids, found)
+        recreated = recreated_topics(self.topic_ids, found)
         self.topic_ids = found or self.topic_ids
-        return anew
+        return recreated
 
-    def _with_missing(
+    def _keep_missing(
         self,
         ends: dict[Partition, int],
         wanted: Mapping[Partition, int],
-        anew: Set[str],
+        recreated: Set[str],
         now_us: int,
     ) -> dict[Partition, int]:
-        """`ends` with partitions that are missing for a moment, which are not gone."""
+        """Add partitions that are missing for a moment to `ends`: they are not gone."""
         missing = wanted.keys() - ends.keys()
-        # A broker that no longer leads a partition may tell where its log ended.
+        # A broker that no longer leads a partition may return an old end of its log.
         missing |= {
             part
             for part, end in ends.items()
-            if end < wanted.get(part, 0) and part.topic not in anew
+            if end < wanted.get(part, 0) and part.topic not in recreated
         }
         if not missing:
             self._missing_us = None
             return ends
         self._missing_us = now_us if self._missing_us is None else self._missing_us
-        if now_us - self._missing_us >= _GONE_US:
+        if now_us - self._missing_us >= LEADER_CHANGE_GRACE_S * 1_000_000:
             return ends
         return ends | {part: wanted[part] for part in missing}
 
-    def _bounded(
+    def _apply_bounds(
         self, log_ends: dict[Partition, int], wanted: Mapping[Partition, int]
     ) -> dict[Partition, int]:
-        """How far to read each partition."""
+        """Limit `log_ends` to the bounds of this run."""
         if self._bounds is None:
             return log_ends
         return {
@@ -229,20 +233,22 @@ class Importer:
             if part in self._bounds
         }
 
-    def _read_on(self, part: Partition, begun: ImportedPartition, end: int) -> ImportedPartition:
+    def _read_partition(
+        self, part: Partition, begun: ImportedPartition, end: int
+    ) -> ImportedPartition:
         span = Range(part, begun.position, end)
         if span.size <= 0:
             return begun
-        for state, ctis_us in clocked(self._options, Share(span, begun.state), self._read):
-            begun = heard(begun, state, ctis_us)
+        for state, ctis_us in follow_clock(self._options, TaskRange(span, begun.state), self._read):
+            begun = advance(begun, state, ctis_us)
         return replace(begun, position=end)
 
 
-def _found(known: Imported, position: int) -> ImportedPartition:
-    """A partition that was not there before: it does not take the topic's CTI back."""
+def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
+    """Start reading a new partition, which does not take the topic's CTI back."""
     found = ImportedPartition(position)
-    return found if known.cti_us is None else _raised(found, known.cti_us)
+    return found if known.cti_us is None else _raise_partition(found, known.cti_us)
 
 
-def _raised(part: ImportedPartition, cti_us: int) -> ImportedPartition:
-    return replace(part, state=raised(part.state, cti_us), cti_us=greatest(part.cti_us, cti_us))
+def _raise_partition(part: ImportedPartition, cti_us: int) -> ImportedPartition:
+    return replace(part, state=raise_cti(part.state, cti_us), cti_us=max_known(part.cti_us, cti_us))

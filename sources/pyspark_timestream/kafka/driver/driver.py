@@ -1,4 +1,10 @@
-"""The driver's side of a Kafka stream: what the broker says, folded into offsets."""
+"""The driver's side of a Kafka stream: folds the broker's answers into offsets (semantics 8).
+
+For each batch the driver finds how far tasks got in the last one (`end_states`), asks the broker
+for partitions and ends, reconciles losses, reads imported CTIs, updates idle partitions and
+warnings, and then calls the pure `plan_next_offset`. Everything that a restart needs is in the
+offset; the fields of `StreamDriver` are caches and the state of the current run.
+"""
 
 import logging
 import time
@@ -8,62 +14,65 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pyspark_timestream.connector.offsets import check_offset, is_sentinel
+from pyspark_timestream.connector.offsets import check_offset, is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.driver.cti_importer import Importer, imported_options
-from pyspark_timestream.kafka.driver.end_states import EndStates, find_end_states, start_states
-from pyspark_timestream.kafka.driver.idle_tracker import Watch
-from pyspark_timestream.kafka.driver.partition_cache import Listing
-from pyspark_timestream.kafka.driver.warner import Warner, say_new
-from pyspark_timestream.kafka.options.checks import KafkaOptions
-from pyspark_timestream.kafka.plan.imported_ctis import Imported
+from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
+from pyspark_timestream.kafka.driver.end_states import EndStates, copy_start_states, find_end_states
+from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
+from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
+from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.joined_batches import join_batches
-from pyspark_timestream.kafka.plan.losses import made_anew, proven_same, reconcile
+from pyspark_timestream.kafka.plan.losses import (
+    LEADER_CHANGE_GRACE_S,
+    reconcile,
+    recreated_topics,
+    unchanged_topics,
+)
 from pyspark_timestream.kafka.plan.next_offset import (
-    Circumstances,
-    Sight,
-    emitted_cti,
-    first_offset,
-    imports_news,
-    next_offset,
-    standing,
+    Observation,
+    RunContext,
+    empty_offset,
+    has_new_import,
+    max_emitted_cti,
+    plan_first_offset,
+    plan_next_offset,
 )
 from pyspark_timestream.kafka.plan.offset import (
     OFFSET_VERSION,
     StreamOffset,
     group_name,
 )
-from pyspark_timestream.kafka.plan.positions import start_instants, starting_positions
-from pyspark_timestream.kafka.plan.progress import progress
+from pyspark_timestream.kafka.plan.positions import resolve_starts, starting_timestamps
+from pyspark_timestream.kafka.plan.progress import build_progress
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import Share, TaskPlan, end_state
+from pyspark_timestream.kafka.task import compute_end_state
 
 __all__ = ["StreamDriver"]
 
 _LOG: Final = logging.getLogger(__name__)
 
-_GONE_S: Final = 5.0
-"""For how long a partition must be missing, or its log shorter, to count as that."""
 
-
-def steady_clock() -> Callable[[], int]:
-    """The wall clock in us as it was at this call, and from then on without its jumps."""
+def make_steady_clock() -> Callable[[], int]:
+    """Create a clock, in us, that starts at the wall clock and does not follow its jumps."""
     ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
     return lambda: ahead_us + time.monotonic_ns() // 1_000
 
 
 class StreamDriver:
-    """The driver's side of one run: asks the broker, and folds offsets.
+    """The driver's side of one run of a query.
 
     Args:
-        options: what the query asks for.
-        connect: makes the broker of options and a group.
+        options: the query's options.
+        connect: creates the broker for options and a group.
         now_us: the wall clock; the default does not follow its jumps.
-        reader: makes what reads ranges in the driver.
+        reader: creates the reader of ranges in the driver.
         projection: the columns that the query wants, for warnings about their types.
     """
 
@@ -77,136 +86,136 @@ class StreamDriver:
     ) -> None:
         self._options = options
         self._reader = reader
-        self._importer: Importer | None = None
-        self._now_us = now_us or steady_clock()
-        self._watch = Watch(options.idle_timeout_us)
+        self._importer: CtiImporter | None = None
+        self._now_us = now_us or make_steady_clock()
+        self._idle_tracker = IdleTracker(options.idle_timeout_us)
         self._topic_ids: dict[str, str] = {}
-        self._ids_asked_at = float("-inf")
-        self._make = connect
+        self._ids_asked_at_s = float("-inf")
+        self._create_broker = connect
         self._connected: Broker | None = None
         self._bounds: dict[Partition, int] | None = None
         self._bound_written: dict[Partition, int] = {}
-        self._listing = Listing(lambda: self._broker.partitions())
+        self._partition_cache = PartitionCache(lambda: self._broker.partitions())
         self._started = False
-        self._noted = -1
+        self._committed_batch = -1
         self._filled_us: int | None = None
-        self._ended: tuple[StreamOffset, EndStates] | None = None
+        self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
         self._warner = Warner(options, projection, reader)
 
-    def bound(self) -> None:
-        """Make this a bounded run that ends at the current ends."""
-        # Nothing is asked with a group here, so any name does until the stream has one.
+    def limit_to_current_ends(self) -> None:
+        """Make this a bounded run, which stops at the current ends."""
+        # No request here uses the group, so any name will do until the stream has one.
         self._connect(self._options.group_prefix)
-        # Imported CTIs are bounded before the ends that they wait for.
-        importer = self._import_side()
+        # The import is bounded before the ends that its CTIs wait for.
+        importer = self._get_importer()
         if importer is not None:
-            importer.bound()
-            self._bound_written = self._broker.written_ends(self._listing.known(fresh=True))
-        self._bounds = dict(self._ends(fresh=True))
-        self._watch = Watch(self._options.idle_timeout_us, across_runs=True)
+            importer.limit_to_current_ends()
+            self._bound_written = self._broker.written_ends(self._partition_cache.get(fresh=True))
+        self._bounds = dict(self._get_ends(fresh=True))
+        self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
-        """The next batch's offset as JSON; `start` where there is nothing to do."""
+        """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_offset(start, self._options.settings(), OFFSET_VERSION)
-        run = Circumstances(
+        run = RunContext(
             max_offsets=cap,
-            min_offsets=self._least(),
+            min_offsets=self._choose_min_offsets(),
             max_tasks=self._options.max_tasks,
             bounded=self._bounds is not None,
             new_start=not self._started,
             final_cti=self._options.final_cti,
             idle_timeout_us=self._options.idle_timeout_us,
-            noted=self._noted,
+            committed_batch=self._committed_batch,
         )
-        if is_sentinel(start):
-            planned = self._first(run)
-            say_new({}, planned.warnings)
+        if is_initial_offset(start):
+            planned = self._plan_first(run)
+            log_new_warnings({}, planned.warnings)
         else:
             previous = StreamOffset.from_json(start)
-            planned = self._next(previous, run)
-            say_new(previous.warnings, planned.warnings)
-            self._watch.planned(planned is not previous, self._now_us())
+            planned = self._plan_next(previous, run)
+            log_new_warnings(previous.warnings, planned.warnings)
+            self._idle_tracker.note_batch(planned is not previous, self._now_us())
             if planned is previous:
                 self._planned = planned
                 return dict(start)
-            # A checkpoint from before a setting was kept keeps it from here on.
+            # A checkpoint older than a setting keeps that setting from here on.
             planned = replace(planned, settings=self._options.settings())
         if run.new_start or any(span.size for span in planned.ranges()):
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
         return planned.to_json()
 
-    def _least(self) -> int | None:
-        """How many new offsets a batch waits for; None where it need not, or has waited enough."""
+    def _choose_min_offsets(self) -> int | None:
+        """Return how many new offsets the batch waits for; None if it does not wait (any more)."""
         if self._bounds is not None or self._filled_us is None:
             return None
         is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
 
-    def join(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
-        """The tasks of all batches after `start` up to `end`, whose own records were not noted.
+    def plan_joined_batches(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
+        """Plan the tasks of all batches after `start` up to `end` as one batch.
 
         Raises:
-            CheckpointMismatch: they were planned by a release that did not remember enough.
+            CheckpointMismatch: they were planned by a release that recorded too little.
         """
         self._connect(group_name(self._options.group_prefix, end.stream))
-        if is_sentinel(start):
+        if is_initial_offset(start):
             return join_batches(None, {}, end, None)
         previous = StreamOffset.from_json(start)
-        states = self._end_states(previous).states
-        return join_batches(previous, states, end, emitted_cti(previous, states))
+        states = self._get_end_states(previous).states
+        return join_batches(previous, states, end, max_emitted_cti(previous, states))
 
-    def note_done(self, end: Mapping[str, Any]) -> None:
-        """Note that no restart goes back before the batch `end`."""
-        if not is_sentinel(end):
-            self._noted = max(self._noted, end["number"])
+    def mark_committed(self, end: Mapping[str, Any]) -> None:
+        """Record that no restart goes back before the batch `end`."""
+        if not is_initial_offset(end):
+            self._committed_batch = max(self._committed_batch, end["number"])
 
     def progress(self) -> dict[str, Any] | None:
-        """What to report of the batch planned last."""
-        return progress(self._planned, self._log_ends) if self._planned else None
+        """Return the progress report of the batch planned last."""
+        return build_progress(self._planned, self._log_ends) if self._planned else None
 
-    def _first(self, run: Circumstances) -> StreamOffset:
+    def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex
         self._connect(group_name(self._options.group_prefix, stream))
-        imported = self._imported(None)
-        written = self._written() if imported else {}
-        ends = self._ends(fresh=self._bounds is None)
+        imported = self._read_imported(None)
+        written = self._get_written_ends() if imported else {}
+        ends = self._get_ends(fresh=self._bounds is None)
         earliest = self._broker.earliest(ends)
-        found = self._broker.offsets_at(start_instants(self._options, ends))
-        starts = starting_positions(self._options, earliest, ends, found)
-        sight = Sight(
-            topic_ids=self._ids(ends, fresh=True),
+        found = self._broker.offsets_at(starting_timestamps(self._options, ends))
+        starts = resolve_starts(self._options, earliest, ends, found)
+        seen = Observation(
+            topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
-            warnings=self._warner.begin(earliest, starts, run.bounded),
+            warnings=self._warner.warn_at_start(earliest, starts, run.bounded),
             written=written,
         )
-        return first_offset(stream, self._options.settings(), starts, ends, run, sight)
+        return plan_first_offset(stream, self._options.settings(), starts, ends, run, seen)
 
-    def _next(self, previous: StreamOffset, run: Circumstances) -> StreamOffset:
+    def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
-        # A CTI waits for the ends as they are after it was read.
-        imported = self._imported(previous)
-        written = self._written() if imports_news(previous, imported) else {}
+        # A CTI waits for the ends as of after it was read.
+        imported = self._read_imported(previous)
+        written = self._get_written_ends() if has_new_import(previous, imported) else {}
         wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
-        ends = self._ends_of_at_least(wanted)
+        ends = self._wait_for_ends(wanted)
         found = [part for part in ends if part not in wanted]
         quiet = not found and not run.new_start and ends == wanted
-        topic_ids = self._ids(self._log_ends, fresh=not quiet)
-        anew = made_anew(previous.topic_ids, topic_ids)
+        topic_ids = self._get_topic_ids(self._log_ends, fresh=not quiet)
+        recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
             part: previous.hidden[part].end_exclusive
             for part in found
-            if part in previous.hidden and part.topic not in anew
+            if part in previous.hidden and part.topic not in recreated
         }
         for part, position in back.items():
             _LOG.warning("%s is there again; going on at offset %d", part, position)
-        same = proven_same(previous.topic_ids, topic_ids)
+        unchanged = unchanged_topics(previous.topic_ids, topic_ids)
         wanted |= back
-        earliest = wanted if quiet and not anew else self._broker.earliest(self._log_ends)
+        earliest = wanted if quiet and not recreated else self._broker.earliest(self._log_ends)
         fail = self._options.fail_on_data_loss
-        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, anew, same)
+        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, recreated, unchanged)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         positions.update(
@@ -216,83 +225,85 @@ class StreamDriver:
             written |= self._broker.written_ends(found)
         run = replace(run, lost=bool(losses or back))
         if run.new_start:
-            self._watch.resume(previous.partitions)
+            self._idle_tracker.resume(previous.partitions)
         idle = {part for part, share in previous.partitions.items() if share.idle}
         now_us = self._now_us()
-        sight = Sight(
+        seen = Observation(
             now_us=now_us,
-            since_us=self._watch.look(self._broker, positions, self._log_ends, idle, now_us),
-            settled=self._bounds is None and self._watch.settled(now_us),
+            since_us=self._idle_tracker.update(
+                self._broker, positions, self._log_ends, idle, now_us
+            ),
+            settled=self._bounds is None and self._idle_tracker.is_settled(now_us),
             topic_ids=topic_ids,
             imported=imported,
             written=written,
         )
-        ended = self._end_states(previous)
-        sight = replace(sight, unfit=ended.unfit)
-        now = standing(previous, ended.states, positions, run, sight)
-        warnings = self._warner.look(previous, now, ends, now_us, ended.findings)
-        sight = replace(sight, warnings=warnings)
-        return next_offset(previous, ended.states, positions, ends, run, sight)
+        ended = self._get_end_states(previous)
+        seen = replace(seen, invalid_values=ended.invalid_values)
+        now = empty_offset(previous, ended.states, positions, run, seen)
+        warnings = self._warner.update(previous, now, ends, now_us, ended.findings)
+        seen = replace(seen, warnings=warnings)
+        return plan_next_offset(previous, ended.states, positions, ends, run, seen)
 
-    def _import_side(self) -> Importer | None:
-        options = imported_options(self._options)
+    def _get_importer(self) -> CtiImporter | None:
+        options = derive_import_options(self._options)
         if options is not None and self._importer is None:
-            # No group is used: where the topic was read to is in the offset.
+            # The group is not used: the offset holds the positions in the topic.
             group = options.group_prefix
             reader = self._reader(options, group)
-            self._importer = Importer(options, self._make(options, group), reader.read)
+            self._importer = CtiImporter(options, self._create_broker(options, group), reader.read)
         return self._importer
 
-    def _imported(self, previous: StreamOffset | None) -> Imported | None:
-        """What the imported topic has said by now; nobody asks once the stream or run has ended."""
-        importer = self._import_side()
+    def _read_imported(self, previous: StreamOffset | None) -> ImportedTopic | None:
+        """Read the imported topic, unless the stream or the run has ended."""
+        importer = self._get_importer()
         recorded = None if previous is None else previous.imported
         closed = self._started and self._bounds is not None
         if importer is None or (previous and (previous.final or (closed and previous.closing))):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
-        return importer.look(recorded, topic_ids, self._now_us())
+        return importer.update(recorded, topic_ids, self._now_us())
 
-    def _written(self) -> dict[Partition, int]:
-        """How far the logs go, what open transactions have written included.
+    def _get_written_ends(self) -> dict[Partition, int]:
+        """Return the ends of the logs, including the records of open transactions.
 
-        It must be asked for after the imported topic was read, and before the stable ends are: what
-        lies below it has then been read once those are.
+        Call this after reading the imported topic and before asking for the stable ends: a batch
+        that reads up to those has then read everything below these ends.
         """
         if self._bounds is not None:
             return dict(self._bound_written)
-        return self._broker.written_ends(self._listing.known())
+        return self._broker.written_ends(self._partition_cache.get())
 
-    def _ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
-        """The ids of the topics, asked for when something has changed or partitions were listed."""
-        if fresh or self._ids_asked_at != self._listing.asked_at:
+    def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
+        """Return topic ids, asking the broker if something changed or partitions were listed."""
+        if fresh or self._ids_asked_at_s != self._partition_cache.asked_at_s:
             topics = {part.topic for part in partitions}
             self._topic_ids = self._broker.topic_ids(topics)
-            self._ids_asked_at = self._listing.asked_at
+            self._ids_asked_at_s = self._partition_cache.asked_at_s
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
 
-    def _ends_of_at_least(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
-        """How far each partition may be read, when all of `wanted` is there, or stays away.
+    def _wait_for_ends(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return the ends, once all of `wanted` exists or has been missing for long enough.
 
         Metadata may lack a partition for a moment, and a broker that no longer leads a partition
-        may tell where its log ended. What is taken for lost, and then found again, would be read
-        from its beginning.
+        may return an old end of its log. A partition taken for lost would be read from its
+        beginning when it is found again.
         """
-        ends = self._ends()
-        deadline = time.monotonic() + _GONE_S
+        ends = self._get_ends()
+        deadline = time.monotonic() + LEADER_CHANGE_GRACE_S
         while not self._has_all(wanted) and time.monotonic() < deadline:
-            time.sleep(_GONE_S / 10)
-            ends = self._ends(fresh=True)
+            time.sleep(LEADER_CHANGE_GRACE_S / 10)
+            ends = self._get_ends(fresh=True)
         return ends
 
     def _has_all(self, wanted: Mapping[Partition, int]) -> bool:
-        """Whether every partition of `wanted` goes on at its offset, or after it."""
+        """Check that the log of every partition of `wanted` reaches its offset."""
         return all(self._log_ends.get(part, -1) >= offset for part, offset in wanted.items())
 
     def _connect(self, group: str) -> None:
         if self._connected is None or self._connected.group != group:
-            self._connected = self._make(self._options, group)
+            self._connected = self._create_broker(self._options, group)
 
     @property
     def _broker(self) -> Broker:
@@ -300,44 +311,43 @@ class StreamDriver:
             raise AssertionError("the broker was asked before it was connected")
         return self._connected
 
-    def _ends(self, fresh: bool = False) -> dict[Partition, int]:
-        """How far each partition may be read now."""
-        self._log_ends = self._broker.ends(self._listing.known(fresh))
+    def _get_ends(self, fresh: bool = False) -> dict[Partition, int]:
+        """Return how far each partition may be read now."""
+        self._log_ends = self._broker.ends(self._partition_cache.get(fresh))
         if self._bounds is None:
             return self._log_ends
-        # A topic that was truncated since the run began has less than was bounded.
+        # A topic truncated since the run began ends before its bound.
         return {
             part: min(bound, self._log_ends.get(part, bound))
             for part, bound in self._bounds.items()
         }
 
-    def _end_states(self, offset: StreamOffset) -> EndStates:
-        """Where every clock stands after the batch `offset`."""
-        if self._ended is None or self._ended[0] != offset:
-            self._ended = (offset, self._find_end_states(offset))
-        return self._ended[1]
+    def _get_end_states(self, offset: StreamOffset) -> EndStates:
+        """Return the clocks after the batch `offset`."""
+        if self._last_end_states is None or self._last_end_states[0] != offset:
+            self._last_end_states = (offset, self._find_end_states(offset))
+        return self._last_end_states[1]
 
     def _find_end_states(self, offset: StreamOffset) -> EndStates:
         if self._options.is_cut:
-            # No task sees all of a partition, and without CTIs a state holds nothing but counts.
-            return start_states(offset)
-        left = self._broker.left_metadata([s.partition for s in offset.ranges() if s.size])
+            # No task sees a whole partition, and without CTIs a state only holds counts.
+            return copy_start_states(offset)
+        left = self._broker.committed_metadata([s.partition for s in offset.ranges() if s.size])
         read_again = partial(self._read_again, offset) if self._options.is_ordered else None
         own = group_name(self._options.group_prefix, offset.stream)
         return find_end_states(offset, left, read_again, self._options.client.get("group.id", own))
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        """The state after `span`, where no task has left it: by reading the range again."""
+        """Restore a state that no task committed, by reading `span` again."""
         state = offset.partitions[span.partition].state
-        _LOG.info("reading %s again: no task has left its state in the group", span)
+        _LOG.info("reading %s again: no task committed its state to the group", span)
         reader = self._reader(self._options, group_name(self._options.group_prefix, offset.stream))
         try:
-            return end_state(self._options, Share(span, state), reader.read)
+            return compute_end_state(self._options, TaskRange(span, state), reader.read)
         except DataLost as error:
             raise DataLost(
-                f"the clock of {span.partition} "
-                f"after offset {span.end_exclusive - 1} was left nowhere, and reading it again "
-                f"failed: {error}"
+                f"no task committed the clock of {span.partition} after offset "
+                f"{span.end_exclusive - 1}, and reading its records again failed: {error}"
             ) from error
         finally:
             reader.close()

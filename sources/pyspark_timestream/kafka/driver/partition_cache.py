@@ -1,4 +1,4 @@
-"""Which partitions there are: known to every batch, and asked for again beside the batches."""
+"""Caches the partitions of a running query, and refreshes them in the background."""
 
 import threading
 import time
@@ -8,21 +8,21 @@ from typing import Final
 
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["Listing"]
+__all__ = ["PartitionCache"]
 
-_AGAIN_S: Final = 1.0
-"""From this age on a listing is renewed in the background."""
+_REFRESH_AGE_S: Final = 1.0
+"""Age after which the partitions are refreshed in the background."""
 
-_STALE_S: Final = 2.0
-"""Above this age it is not used: a query with rare batches must not miss what is new."""
+_MAX_AGE_S: Final = 2.0
+"""Age after which the cache is not used: rare batches must not miss new partitions."""
 
 
-class Listing:
+class PartitionCache:
     """The partitions of a running query.
 
     Args:
-        ask: asks the broker, from any thread.
-        clock_s: a clock that never jumps.
+        ask: lists the partitions, from any thread.
+        clock_s: a monotonic clock.
     """
 
     def __init__(
@@ -31,31 +31,31 @@ class Listing:
         self._ask, self._clock_s = ask, clock_s
         self._coming: tuple[float, Future[list[Partition]]] | None = None
         self._partitions: list[Partition] = []
-        self.asked_at = float("-inf")
-        """When the broker was asked for what is known now."""
+        self.asked_at_s = float("-inf")
+        """Time of the request that returned the cached partitions."""
 
-    def known(self, fresh: bool = False) -> list[Partition]:
-        """The partitions as they were a moment ago; as they are now where `fresh`.
+    def get(self, fresh: bool = False) -> list[Partition]:
+        """Return the partitions as of a moment ago, or as of now if `fresh`.
 
         Raises:
-            BrokerUnreachable: the broker had to be asked at once, and did not answer.
+            BrokerUnreachable: a request was needed, and the broker did not answer.
         """
         now_s = self._clock_s()
         if self._coming is not None and self._coming[1].done():
             asked_at, answer = self._coming
             self._coming = None
             if answer.exception() is None:
-                self.asked_at, self._partitions = asked_at, answer.result()
-        if fresh or now_s - self.asked_at > _STALE_S:
+                self.asked_at_s, self._partitions = asked_at, answer.result()
+        if fresh or now_s - self.asked_at_s > _MAX_AGE_S:
             self._coming = None
-            self.asked_at, self._partitions = now_s, self._ask()
-        elif now_s - self.asked_at > _AGAIN_S and self._coming is None:
-            self._coming = now_s, _begun(self._ask)
+            self.asked_at_s, self._partitions = now_s, self._ask()
+        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._coming is None:
+            self._coming = now_s, _ask_in_background(self._ask)
         return self._partitions
 
 
-def _begun(ask: Callable[[], list[Partition]]) -> Future[list[Partition]]:
-    """The answer, when it is there; the thread that waits for it keeps no process alive."""
+def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partition]]:
+    """Call `ask` in a daemon thread, which does not keep the process alive."""
     answer: Future[list[Partition]] = Future()
 
     def wait() -> None:

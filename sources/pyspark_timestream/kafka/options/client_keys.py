@@ -1,9 +1,9 @@
-"""Options `kafka.*`: what goes to librdkafka, and what is refused with the name to use instead.
+"""Options `kafka.*`: passed on to librdkafka, or refused with the name to use instead.
 
 Spark's own source runs Kafka's Java client, some of whose settings librdkafka does not have; each
-is refused with librdkafka's equivalent. So is what would load code or run a command in the driver
-and in every task: who may set options, in SQL for example, need not be who may run programs there.
-What only librdkafka can judge, it judges.
+is refused with librdkafka's equivalent. Keys that would load code or run a command in the driver
+and in every task are refused too: permission to set options, in SQL for example, does not imply
+permission to run programs there. librdkafka checks the rest.
 """
 
 import re
@@ -17,8 +17,8 @@ __all__ = [
     "JVM_ONLY",
     "RECORD_KEYS",
     "RUNS_CODE",
-    "client_settings",
-    "record_settings",
+    "read_client_settings",
+    "select_record_settings",
 ]
 
 _OIDC: Final = (
@@ -40,7 +40,7 @@ _PROVIDERS: Final = "nothing: OpenSSL's own configuration on each machine choose
 _REFRESH: Final = "nothing: librdkafka renews tokens itself, after 80 % of their lifetime"
 _BROKER_SIDE: Final = "nothing: it is for brokers, which check tokens; a client only gets them"
 _METRICS: Final = (
-    "nothing: the query's progress says what was read; librdkafka has no such metrics to report"
+    "nothing: the query's progress shows what was read; librdkafka has no such metrics to report"
 )
 _IN_A_TASK: Final = "nothing: a task reads its range, and no consumer joins a group"
 
@@ -105,14 +105,14 @@ JVM_ONLY: Final = {
     "internal.throw.on.fetch.stable.offset.unsupported": _IN_A_TASK,
     "auto.include.jmx.reporter": _METRICS,
 }
-"""Keys that only Kafka's Java client knows -> what to say to librdkafka instead."""
+"""Keys that only Kafka's Java client knows -> librdkafka's equivalent."""
 
 _JVM_KINDS: Final = {
     re.compile(r"sasl\..*callback.*"): _OIDC,
     re.compile(r"ssl\.truststore\..*"): _CA_FILE,
     re.compile(r"ssl\.keystore\.(?!location$|password$).*"): _KEYSTORE,
 }
-"""The same for whole families, so that a key of a newer Java client is known as well."""
+"""The same for whole families, to cover keys of newer Java clients."""
 
 ENGINE_OWNED: Final = {
     "auto.offset.reset": "option 'startingOffsets': the checkpoint, not the group, decides",
@@ -127,10 +127,10 @@ ENGINE_OWNED: Final = {
     "max.poll.records": "option 'maxOffsetsPerTrigger', or 'maxRecordsPerPartition'",
     "offset.store.method": "nothing: offsets live in Spark's checkpoint",
     "offset.store.path": "nothing: offsets live in Spark's checkpoint",
-    "log.queue": "nothing: what librdkafka says is in Python's log",
+    "log.queue": "nothing: librdkafka's messages are in Python's log",
     "enabled_events": "nothing: it is for programs that poll librdkafka's events themselves",
 }
-"""Keys that the source sets itself -> what does what the user may have wanted."""
+"""Keys that the source sets itself -> the way to what the user may have wanted."""
 
 
 _LIBRARY: Final = "it would load a library into the driver and every task"
@@ -150,7 +150,7 @@ RUNS_CODE: Final = {
     ),
     "interceptors": (_CALLBACK, "leave it out"),
 }
-"""Keys that would load code or run a command -> what is wrong with that, and the next step."""
+"""Keys that would load code or run a command -> the problem, and the next step."""
 
 _CODE_KINDS: Final = {
     # Every callback and pointer of librdkafka's and confluent-kafka's.
@@ -172,7 +172,7 @@ _IN_A_COMMAND: Final = {
         "a path without quotes, '$', backquotes and backslashes",
     ),
 }
-"""Keys whose values librdkafka puts into the command line of kinit -> what they may be."""
+"""Keys whose values librdkafka puts into the command line of kinit -> the accepted values."""
 
 
 RECORD_KEYS: Final = {
@@ -185,13 +185,13 @@ RECORD_KEYS: Final = {
 }
 """Keys that decide which records a stream has or what their columns contain, with their defaults.
 
-A checkpoint holds on to them. All others decide how records are brought, or whether at all: where
-brokers are (another cluster's topics have other ids), who asks, sizes, times, and `check.crcs`,
-which makes damaged records an error.
+A checkpoint keeps them. All others decide how records are fetched, or whether at all: brokers
+(topics of another cluster have other ids), credentials, sizes, times, and `check.crcs`, which makes
+damaged records an error.
 """
 
 
-def record_settings(client: Mapping[str, str]) -> dict[str, str]:
+def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:
     """The settings of RECORD_KEYS in librdkafka's configuration, as option name -> text.
 
     Those at their default are left out, except the first: a checkpoint without it is older than
@@ -205,12 +205,12 @@ def record_settings(client: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def client_settings(given: Mapping[str, str]) -> dict[str, str]:
+def read_client_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Librdkafka's configuration in `given` (lower-cased name -> text), `kafka.` stripped.
 
     Raises:
-        OptionError: a key that is not librdkafka's to have or that would run code, no broker, or
-            an empty group.
+        OptionError: a key that librdkafka does not have or that would run code, no broker, or an
+            empty group.
     """
     client = {key[6:]: value for key, value in given.items() if key.startswith("kafka.")}
     for key in client:
@@ -233,17 +233,17 @@ def client_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_key(key: str, value: str) -> None:
-    """Refuse a key, or a value, that librdkafka must not get.
+    """Refuse a key or value that librdkafka must not get.
 
     Raises:
         OptionError: of `kafka.<key>`.
     """
     accepts = "librdkafka's configuration, each name after 'kafka.'"
-    refused = _code_of(key)
+    refused = _find_code_problem(key)
     if refused:
         problem, next_step = refused
         raise OptionError(f"kafka.{key}", problem, accepts, next_step)
-    instead = _instead_of(key)
+    instead = _find_replacement(key)
     if key == "partition.assignment.strategy" and "." in value:
         instead = _IN_A_TASK + "; a class of Java's client means nothing to librdkafka"
     if instead:
@@ -255,15 +255,15 @@ def _check_key(key: str, value: str) -> None:
             raise OptionError(f"kafka.{key}", problem, form, "correct it")
 
 
-def _code_of(key: str) -> tuple[str, str] | None:
-    """What is wrong with a key that would run code, and the next step; None for all others."""
+def _find_code_problem(key: str) -> tuple[str, str] | None:
+    """The problem of a key that would run code, and the next step; None for all others."""
     if key in JVM_ONLY or key in ENGINE_OWNED:
         return None
     families = (why for family, why in _CODE_KINDS.items() if family.fullmatch(key))
     return RUNS_CODE.get(key) or next(families, None)
 
 
-def _instead_of(key: str) -> str | None:
-    """What to use instead of `key`; None where it goes to librdkafka."""
+def _find_replacement(key: str) -> str | None:
+    """The replacement for `key`; None if it goes to librdkafka."""
     families = (instead for family, instead in _JVM_KINDS.items() if family.fullmatch(key))
     return JVM_ONLY.get(key) or ENGINE_OWNED.get(key) or next(families, None)

@@ -1,4 +1,4 @@
-"""Option `ctiImport`: which topic's CTIs become this stream's, and how that topic makes them."""
+"""Option `ctiImport`: the topic whose CTIs become this stream's, and the way it makes them."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_timestream.connector.instants import format_duration
-from pyspark_timestream.connector.options import Reader
+from pyspark_timestream.connector.options import Parser
 from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
     CTI_FREQUENCY,
@@ -14,6 +14,7 @@ from pyspark_timestream.kafka.options.parsers import (
     TIME_FROM,
     Frequency,
     TimeFrom,
+    is_whole,
 )
 
 __all__ = ["CTI_IMPORT", "ImportSource"]
@@ -23,13 +24,13 @@ _KEYS: Final = ("topic", "frequency", "delay", "startTime", "header")
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """What is imported.
+    """The topic whose CTIs are imported, and the way it makes them.
 
     Attributes:
-        topic: whose CTIs.
+        topic: the topic.
         frequency: they are generated this often; None: they are in-band only.
         delay_us: generated CTIs lie this far behind their event.
-        start_time: where the event times are that generated CTIs come from.
+        start_time: the source of the event times for generated CTIs.
         header: the header of in-band CTIs; None: none with `frequency`, else the stream's own
             `ctiHeader`, or `cti`.
     """
@@ -53,21 +54,21 @@ class ImportSource:
         return self.topic if len(named) == 1 else json.dumps(named)
 
 
-def _parse(value: str) -> ImportSource:
+def _parse_import(value: str) -> ImportSource:
     if not value.lstrip().startswith("{"):
-        return ImportSource(_topic(value.strip()))
+        return ImportSource(_parse_topic(value.strip()))
     given = json.loads(value)
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
         raise ValueError(f"unknown key '{unknown[0]}'; the keys are {', '.join(_KEYS)}")
     if "topic" not in given:
         raise ValueError("the key 'topic' is missing")
-    texts = {key: _text(key, each) for key, each in given.items()}
+    texts = {key: _read_text(key, each) for key, each in given.items()}
     for key in ("delay", "startTime"):
         if key in texts and "frequency" not in texts:
             raise ValueError(f"the key '{key}' has no effect without 'frequency'")
     return ImportSource(
-        _topic(texts["topic"]),
+        _parse_topic(texts["topic"]),
         CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
         CTI_DELAY.parse(texts.get("delay", "0 s")),
         TIME_FROM.parse(texts.get("startTime", "timestamp")),
@@ -75,22 +76,22 @@ def _parse(value: str) -> ImportSource:
     )
 
 
-def _text(key: str, value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
+def _read_text(key: str, value: Any) -> str:
+    if is_whole(value):
         return str(value)
     if not isinstance(value, str):
         raise ValueError(f"the value of '{key}' must be a string")
     return value
 
 
-def _topic(name: str) -> str:
+def _parse_topic(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
-        raise ValueError(f"'{name}' is no topic name")
+        raise ValueError(f"'{name}' is not a topic name")
     return name
 
 
-CTI_IMPORT: Final = Reader(
-    _parse,
+CTI_IMPORT: Final = Parser(
+    _parse_import,
     'a topic\'s name, or JSON such as {"topic": "fast", "frequency": "10", "delay": "5 seconds", '
     '"startTime": "header:time"} or {"topic": "fast", "header": "cti"}',
     "no/topic",

@@ -1,12 +1,13 @@
-"""The texts that the Kafka transport's options take, and what they stand for."""
+"""Parsers for the texts of the Kafka transport's options."""
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pyspark_timestream.connector.instants import format_duration, parse_duration
-from pyspark_timestream.connector.options import Reader, whole_number
+from pyspark_timestream.connector.options import Parser, whole_number
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
@@ -32,19 +33,19 @@ __all__ = [
     "WRITER_TIMEOUT",
     "Frequency",
     "TimeFrom",
-    "assign_text",
+    "is_whole",
 ]
 
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-_LONGEST_US: Final = parse_duration("500000 weeks")
+_MAX_DURATION_US: Final = parse_duration("500000 weeks")
 """Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeFrom:
-    """Where an event's time or edge is: the record's timestamp, a header, or a JSON field.
+    """The source of an event's time or edge: the record's timestamp, a header, or a JSON field.
 
     Attributes:
         kind: `timestamp`, `header` or `field`.
@@ -61,7 +62,7 @@ class TimeFrom:
 
 @dataclass(frozen=True, slots=True)
 class Frequency:
-    """How often a CTI is generated: after so many events, or after so much application time."""
+    """The frequency of generated CTIs: a count of events, or a span of application time."""
 
     events: int | None = None
     span_us: int | None = None
@@ -99,28 +100,28 @@ def _parse_frequency(value: str) -> Frequency:
         if not 0 < int(count) < 2**31:
             raise ValueError("a count must be at least 1 and below 2^31")
         return Frequency(events=int(count))
-    span_us = _bounded_duration(value)
+    span_us = _parse_bounded_duration(value)
     if span_us <= 0:
         raise ValueError("a timespan must be positive")
     return Frequency(span_us=span_us)
 
 
-def _bounded_duration(value: str) -> int:
+def _parse_bounded_duration(value: str) -> int:
     us = parse_duration(value)
-    if abs(us) > _LONGEST_US:
+    if abs(us) > _MAX_DURATION_US:
         raise ValueError("longer than 500000 weeks")
     return us
 
 
 def _parse_max_future(value: str) -> int:
-    us = _bounded_duration(value)
+    us = _parse_bounded_duration(value)
     if us < 0:
         raise ValueError("it must not be negative")
     return us
 
 
 def _parse_timeout(value: str) -> int:
-    us = _bounded_duration(value)
+    us = _parse_bounded_duration(value)
     if us < 1:
         raise ValueError("it must be at least 1 tick")
     return us
@@ -134,12 +135,12 @@ def _parse_topics(value: str) -> tuple[str, ...]:
     topics = tuple(sorted({topic.strip() for topic in value.split(",")}))
     for topic in topics:
         if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
-            raise ValueError(f"'{topic}' is no topic name")
+            raise ValueError(f"'{topic}' is not a topic name")
     return topics
 
 
 def _parse_assign(value: str) -> tuple[Partition, ...]:
-    wanted = _json_object(value)
+    wanted = _parse_json_object(value)
     try:
         parts = {Partition(topic, number) for topic, nums in wanted.items() for number in nums}
     except TypeError as error:
@@ -149,15 +150,20 @@ def _parse_assign(value: str) -> tuple[Partition, ...]:
     return tuple(sorted(parts))
 
 
+def is_whole(value: Any) -> TypeGuard[int]:
+    """True for an int of parsed JSON; a bool is an int in Python, but not here."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return is_whole(value) and value >= 0
 
 
 def _parse_starting(value: str) -> int | dict[Partition, int]:
     words = {"earliest": EARLIEST, "latest": LATEST}
     if value.strip().lower() in words:
         return words[value.strip().lower()]
-    starts = _by_partition(value)
+    starts = _parse_by_partition(value)
     if not all(_is_count(at) or at in (EARLIEST, LATEST) for at in starts.values()):
         raise ValueError("an offset must be a whole number, -2 (earliest) or -1 (latest)")
     return starts
@@ -171,16 +177,16 @@ def _parse_ending(value: str) -> int | dict[Partition, int]:
 
 
 def _parse_timestamps(value: str) -> dict[Partition, int]:
-    instants = _by_partition(value)
+    instants = _parse_by_partition(value)
     if not all(_is_count(at) and at < 2**63 for at in instants.values()):
         raise ValueError("a timestamp must be a whole number of milliseconds since 1970")
     return instants
 
 
-def _by_partition(value: str) -> dict[Partition, Any]:
+def _parse_by_partition(value: str) -> dict[Partition, Any]:
     """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
     leaves: dict[Partition, Any] = {}
-    for topic, numbers in _json_object(value).items():
+    for topic, numbers in _parse_json_object(value).items():
         if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
             raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
         leaves.update({Partition(topic, int(number)): leaf for number, leaf in numbers.items()})
@@ -201,16 +207,16 @@ def _parse_pattern(value: str) -> str:
 
 def _parse_trigger_delay(value: str) -> int:
     # Spark reads a bare number as milliseconds.
-    us = _bounded_duration(f"{value} ms" if _is_number(value.strip()) else value)
+    us = _parse_bounded_duration(f"{value} ms" if _is_number(value.strip()) else value)
     if us < 0:
         raise ValueError("a wait cannot be negative")
     return us
 
 
-def _json_object(value: str) -> dict[str, Any]:
+def _parse_json_object(value: str) -> dict[str, Any]:
     parsed = json.loads(value)
     if not isinstance(parsed, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return parsed
 
 
@@ -221,72 +227,114 @@ def _parse_milliseconds(value: str) -> int:
     return number
 
 
-TIME_FROM: Final = Reader(
+def _format_assign(assign: tuple[Partition, ...]) -> str:
+    topics: dict[str, list[int]] = {}
+    for topic, number in assign:
+        topics.setdefault(topic, []).append(number)
+    return json.dumps(topics)
+
+
+def _format_offsets(offsets: int | Mapping[Partition, int]) -> str:
+    if isinstance(offsets, int):
+        return "earliest" if offsets == EARLIEST else "latest"
+    return _format_by_partition(offsets)
+
+
+def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, number), leaf in sorted(leaves.items()):
+        topics.setdefault(topic, {})[str(number)] = leaf
+    return json.dumps(topics)
+
+
+TIME_FROM: Final = Parser(
     _parse_time_from, "'timestamp', 'header:NAME' or the name of a JSON field", "header:"
 )
-EDGE_FROM: Final = Reader(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
-NAME: Final = Reader(_parse_name, "a name, not empty", wrong_type=" ")
-MILLISECONDS: Final = Reader(
+EDGE_FROM: Final = Parser(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
+NAME: Final = Parser(_parse_name, "a name, not empty", wrong_type=" ")
+MILLISECONDS: Final = Parser(
     _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
 )
-SUBSCRIBE: Final = Reader(_parse_topics, "topic names separated by commas", wrong_type="no/topic")
-ASSIGN: Final = Reader(_parse_assign, 'JSON such as {"topic": [0, 1]}', "topic", '{"topic": [-1]}')
-STARTING_OFFSETS: Final = Reader(
+SUBSCRIBE: Final = Parser(
+    _parse_topics, "topic names separated by commas", wrong_type="no/topic", format=",".join
+)
+ASSIGN: Final = Parser(
+    _parse_assign,
+    'JSON such as {"topic": [0, 1]}',
+    "topic",
+    '{"topic": [-1]}',
+    format=_format_assign,
+)
+STARTING_OFFSETS: Final = Parser(
     _parse_starting,
     '\'earliest\', \'latest\' or JSON such as {"topic": {"0": 23, "1": -2}}',
     "yesterday",
     '{"topic": {"0": -3}}',
+    format=_format_offsets,
 )
-ENDING_OFFSETS: Final = Reader(
+ENDING_OFFSETS: Final = Parser(
     _parse_ending,
     '\'latest\' or JSON such as {"topic": {"0": 23, "1": -1}}',
     "tomorrow",
     '{"topic": {"0": -2}}',
+    format=_format_offsets,
 )
-TOPIC_PATTERN: Final = Reader(
+TOPIC_PATTERN: Final = Parser(
     _parse_pattern, "a regular expression for whole topic names", wrong_type="topic("
 )
 TIMESTAMP: Final = replace(
     whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
 )
-TIMESTAMPS: Final = Reader(
+TIMESTAMPS: Final = Parser(
     _parse_timestamps,
     'milliseconds since 1970-01-01T00:00:00Z as JSON such as {"topic": {"0": 1700000000000}}',
     "yesterday",
     '{"topic": {"0": -1}}',
+    format=_format_by_partition,
 )
-TRIGGER_DELAY: Final = Reader(
-    _parse_trigger_delay, "a duration such as '15m', or milliseconds", "soon", "-1 second"
+TRIGGER_DELAY: Final = Parser(
+    _parse_trigger_delay,
+    "a duration such as '15m', or milliseconds",
+    "soon",
+    "-1 second",
+    format=format_duration,
 )
-CTI_FREQUENCY: Final = Reader(
+CTI_FREQUENCY: Final = Parser(
     _parse_frequency,
     "a count of events such as '10', or a timespan such as '5 seconds'",
     "often",
     "0",
 )
-MAX_FUTURE: Final = Reader(
-    _parse_max_future, "a duration such as '5 minutes', up to 500000 weeks", "soon", "-1 tick"
+MAX_FUTURE: Final = Parser(
+    _parse_max_future,
+    "a duration such as '5 minutes', up to 500000 weeks",
+    "soon",
+    "-1 tick",
+    format=format_duration,
 )
-WRITERS: Final = Reader(_parse_writers, "writers' names separated by commas", " ", "a,,b")
-WRITER_TIMEOUT: Final = Reader(
-    _parse_timeout, "a duration such as '1 minute', up to 500000 weeks", "soon", "0 s"
+WRITERS: Final = Parser(
+    _parse_writers, "writers' names separated by commas", " ", "a,,b", format=",".join
 )
-CTI_DELAY: Final = Reader(
-    _bounded_duration,
+WRITER_TIMEOUT: Final = Parser(
+    _parse_timeout,
+    "a duration such as '1 minute', up to 500000 weeks",
+    "soon",
+    "0 s",
+    format=format_duration,
+)
+CTI_DELAY: Final = Parser(
+    _parse_bounded_duration,
     "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",
     "later",
     "600000 weeks",
+    format=format_duration,
 )
 
 
-IDLE_TIMEOUT: Final = Reader(
-    _parse_timeout, "a duration such as '30 seconds', above 0, up to 500000 weeks", "soon", "0 s"
+IDLE_TIMEOUT: Final = Parser(
+    _parse_timeout,
+    "a duration such as '30 seconds', above 0, up to 500000 weeks",
+    "soon",
+    "0 s",
+    format=format_duration,
 )
-
-
-def assign_text(assign: tuple[Partition, ...]) -> str:
-    """The text of option `assign`, which reads back to `assign`."""
-    topics: dict[str, list[int]] = {}
-    for topic, number in assign:
-        topics.setdefault(topic, []).append(number)
-    return json.dumps(topics)

@@ -1,20 +1,28 @@
-"""What can be wrong with a stream: kinds, culprits and fixes, as the README lists them."""
+"""Findings about a stream: kinds, culprits and fixes, as in docs/how-to/troubleshooting.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from pyspark_timestream.errors import compose_message
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["FIXES", "IN_BOUNDED_RUN", "IN_RUN_THAT_COMES_BACK", "Finding", "Kind", "names"]
+__all__ = [
+    "BOUNDED_RUN_ADVICE",
+    "FIXES",
+    "REPEATED_RUN_ADVICE",
+    "Finding",
+    "Kind",
+    "name_partitions",
+]
 
-_NAMED: Final = 3
-"""How many partitions a sentence names before it says how many more there are."""
+_MAX_NAMED: Final = 3
+"""Partitions that a sentence names; it counts the others."""
 
 
 class Kind(StrEnum):
-    """What can be found, in the order in which it is told; the README has an entry for each."""
+    """Kinds of findings, in the order of reports; docs/how-to/troubleshooting.md lists each."""
 
     MALFORMED = "malformed events"
     IMPROBABLE_TIMES = "improbable times"
@@ -66,7 +74,7 @@ FIXES: Final[Mapping[Kind, str]] = {
     ),
     Kind.IDLE_PARTITION: (
         "set option 'idleTimeout', so that a partition without new records stops counting; or "
-        "see to it that every partition gets records"
+        "make sure that every partition gets records"
     ),
     Kind.SILENT_WRITER: (
         "let the writer note the time, or close it (PunctuatedProducer.close()); option "
@@ -81,11 +89,11 @@ FIXES: Final[Mapping[Kind, str]] = {
         "faster"
     ),
     Kind.NO_CTI: (
-        "see to it that records come, from where 'startingOffsets' says, and reach "
+        "make sure that records arrive, from where 'startingOffsets' points, and reach "
         "'ctiFrequency' or carry 'ctiHeader'; a smaller 'ctiFrequency' needs a new checkpoint"
     ),
     Kind.LATE_IMPORT: (
-        "see to it that the imported topic goes on, and that its own CTIs advance: it is read "
+        "make sure that the imported topic gets records, and that its CTIs advance: it is read "
         "from its earliest offset with the settings in 'ctiImport'; with option 'idleTimeout' a "
         "quiet partition of it stops counting"
     ),
@@ -94,11 +102,11 @@ FIXES: Final[Mapping[Kind, str]] = {
         "to see the late rows; where events are malformed, correct 'startTime' and 'timeUnit'"
     ),
     Kind.LATE_ROWS: (
-        "where too many are, start with a new checkpoint and a larger 'ctiDelay', or with "
+        "if there are too many, start with a new checkpoint and a larger 'ctiDelay', or with "
         "'violationPolicy' = 'flag' to keep them as rows"
     ),
     Kind.UNCOUNTED: (
-        "let the query read the offsets of its group and commit to it; no row depends on it"
+        "let the query read and commit the offsets of its group; no row depends on this"
     ),
     Kind.LARGE_CLOCK: (
         "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
@@ -106,32 +114,32 @@ FIXES: Final[Mapping[Kind, str]] = {
     ),
     Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
     Kind.FINAL_CTI: (
-        "start with a new checkpoint; for a job that comes back set 'finalCti' to 'false' from "
+        "start with a new checkpoint; for a job that runs again set 'finalCti' to 'false' from "
         "the beginning"
     ),
     Kind.ENDED: (
-        "nothing to mend: every result is out; for a job that comes back with new records set "
+        "nothing to fix: every result is out; for a job that runs again with new records set "
         "'finalCti' to 'false' and start with a new checkpoint"
     ),
     Kind.CAUGHT_UP: (
-        "nothing to mend: a result appears once the CTI has passed it, one batch later; new "
+        "nothing to fix: a result appears once the CTI has passed it, one batch later; new "
         "records move the CTI on"
     ),
 }
 
 
-IN_BOUNDED_RUN: Final = (
-    "see to it that every partition gets records; where this run is the end of the stream, set "
+BOUNDED_RUN_ADVICE: Final = (
+    "make sure that every partition gets records; if this run is the end of the stream, set "
     "option 'finalCti' to 'true' from the beginning"
 )
-"""The fix of an idle partition in a bounded run, which waits for nobody."""
+"""The fix of an idle partition in a bounded run, which does not wait."""
 
-IN_RUN_THAT_COMES_BACK: Final = (
+REPEATED_RUN_ADVICE: Final = (
     "run again: a run that finds it at rest for as long as option 'idleTimeout' says goes on "
-    "without it; where this run is the end of the stream, set option 'finalCti' to 'true' from the "
+    "without it; if this run is the end of the stream, set option 'finalCti' to 'true' from the "
     "beginning"
 )
-"""The same where quiet time counts across runs."""
+"""The same if quiet time counts across runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +148,13 @@ class Finding:
 
     Attributes:
         kind: what it is.
-        culprit: who is to blame, in words: partitions, a writer, a topic, an option.
+        culprit: the cause: partitions, a writer, a topic, an option.
         text: what was seen, one sentence or two.
         since_us: the wall clock since when, as far as the history reaches; None: it does not say.
         partitions: the partitions concerned.
         writers: the (partition, writer's name) concerned.
         detail: what a look at the records adds; empty: nothing.
-        level: how far it has gone; a warning is given again where this has risen.
+        level: the severity; a warning is repeated when it rises.
         advice: the fix, where it is not that of the kind.
     """
 
@@ -162,25 +170,25 @@ class Finding:
 
     @property
     def fix(self) -> str:
-        """What to do about it."""
+        """The advice of this finding, or else of its kind."""
         return self.advice or FIXES[self.kind]
 
     @property
-    def whole_text(self) -> str:
-        """What was seen, with the detail."""
+    def full_text(self) -> str:
+        """The text with the detail."""
         return f"{self.text}; {self.detail}" if self.detail else self.text
 
     @property
     def line(self) -> str:
         """The finding in one line, as a log and a query's progress show it."""
-        return f"{self.kind}: {self.culprit}: {self.whole_text}; next step: {self.fix}"
+        return compose_message(f"{self.kind}: {self.culprit}: {self.full_text}", next_step=self.fix)
 
 
-def names(parts: Sequence[Partition]) -> str:
-    """Partitions as a sentence names them: the first few, then how many more.
+def name_partitions(parts: Sequence[Partition]) -> str:
+    """Name the first few partitions, and count the others.
 
-    >>> names([Partition("t", number) for number in range(5)])
+    >>> name_partitions([Partition("t", number) for number in range(5)])
     "topic 't' partition 0, topic 't' partition 1, topic 't' partition 2 and 2 more"
     """
-    shown = ", ".join(str(part) for part in parts[:_NAMED])
-    return shown if len(parts) <= _NAMED else f"{shown} and {len(parts) - _NAMED} more"
+    shown = ", ".join(str(part) for part in parts[:_MAX_NAMED])
+    return shown if len(parts) <= _MAX_NAMED else f"{shown} and {len(parts) - _MAX_NAMED} more"

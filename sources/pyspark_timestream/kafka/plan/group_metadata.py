@@ -1,12 +1,13 @@
-"""What tasks leave in the consumer group's metadata, and what the driver reads there.
+"""Encodes a partition's end state as the metadata of its committed offset.
 
-With each partition's offset a group keeps a text, no longer than the broker's setting
-`offset.metadata.max.bytes` (4096 unless told otherwise). A task leaves the clock's state after its
-range there. The state is compressed with that before the range as its dictionary, which both sides
-know: names of writers and the beginnings of times are the same in both. About 300 writers fit.
+A consumer group stores a text with each partition's offset, up to the broker's setting
+`offset.metadata.max.bytes` (by default 4096). A task commits the clock after its range there, and
+the driver reads it for the next batch. The state is compressed with the state before the range as
+its dictionary, which both sides know: writers' names and the beginnings of times recur. About 300
+writers fit.
 
 A key covers the state before, the range and the settings, so that a copied checkpoint, which shares
-the group, cannot take another run's state for its own.
+the group, cannot mistake another run's state for its own.
 
 The rules are semantics 8.3.
 """
@@ -25,29 +26,30 @@ from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
     "GroupMetadata",
-    "cost_without_states",
     "decode_group_metadata",
+    "describe_missing_states",
+    "drop_state",
     "encode_group_metadata",
-    "without_state",
 ]
 
 _VERSION: Final = 2
-"""Version 1 had the state as plain JSON and did not name the stream; it is still read."""
+"""Version 1 held the state as plain JSON and did not name the stream; it is still read."""
 
-_STREAM_LETTERS: Final = 8
-_RAW: Final = -zlib.MAX_WBITS
-"""Deflate without a header; the key tells whether the text is ours."""
+_STREAM_PREFIX_LENGTH: Final = 8
+_RAW_DEFLATE: Final = -zlib.MAX_WBITS
+"""Deflate without a header: the key shows whether the text is ours."""
 
-_MAX_MEMORY: Final = 9
+_ZLIB_MEMORY_LEVEL: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMetadata:
-    """What the metadata of one partition says to the driver of one batch.
+    """The decoded metadata of one partition, for one batch.
 
     Attributes:
-        state: the clock after the range, left by a task of this very batch; None: it is not there.
-        unfit: how many values of the range were no JSON of the schema, as far as a task has told.
+        state: the clock after the range, committed by a task of this batch; None if missing.
+        invalid_values: values of the range that did not match the JSON schema, as far as a task
+            counted them.
         settings: settings of the session that break what CTIs promise, name -> value, as a task
             has seen them.
         refused_length: how long the text with the state was, which the broker did not take; None:
@@ -57,7 +59,7 @@ class GroupMetadata:
     """
 
     state: PartitionState | None = None
-    unfit: int = 0
+    invalid_values: int = 0
     settings: tuple[tuple[str, str], ...] = ()
     refused_length: int | None = None
     other_stream: str | None = None
@@ -67,104 +69,104 @@ def encode_group_metadata(
     offset: StreamOffset,
     partition: Partition,
     end: PartitionState,
-    unfit: int = 0,
+    invalid_values: int = 0,
     settings: Mapping[str, str] | None = None,
 ) -> str:
-    """The text that a task leaves for a partition after its range; ASCII.
+    """Encode the text that a task commits for a partition after its range, in ASCII.
 
     Args:
         offset: the batch.
         partition: one of its partitions.
         end: the clock after the range.
-        unfit: how many of its values were no JSON of the schema.
+        invalid_values: how many of its values did not match the JSON schema.
         settings: settings of the session that break what CTIs promise.
     """
     value = {
-        "for": _key(offset, partition),
-        "packed": _packed(end, offset.partitions[partition].state),
+        "for": _compute_key(offset, partition),
+        "packed": _pack(end, offset.partitions[partition].state),
         "settings": dict(settings or {}),
-        "stream": offset.stream[:_STREAM_LETTERS],
-        "unfit": unfit,
+        "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
+        "unfit": invalid_values,
         "version": _VERSION,
     }
-    return _text({name: each for name, each in value.items() if each})
+    return _to_text({name: each for name, each in value.items() if each})
 
 
-def without_state(metadata: str) -> str:
-    """`metadata`, which the broker has refused as too long, with its length in place of the state.
+def drop_state(metadata: str) -> str:
+    """Replace the state by the text's length, after the broker refused the text as too long.
 
-    What has no state stays as it is.
+    A text without a state stays as it is.
     """
     value = json.loads(metadata or "{}")
     if "packed" not in value:
         return metadata
     del value["packed"]
-    return _text({**value, "length": len(metadata)})
+    return _to_text({**value, "length": len(metadata)})
 
 
 def decode_group_metadata(
     offset: StreamOffset, partition: Partition, metadata: str | None
 ) -> GroupMetadata:
-    """What `metadata` says to the driver of the batch `offset`; foreign texts say nothing."""
+    """Decode `metadata` for the batch `offset`; foreign texts give an empty result."""
     try:
         value = json.loads(metadata or "")
         if value["version"] not in (1, _VERSION):
             return GroupMetadata()
-        if value["for"] != _key(offset, partition):
+        if value["for"] != _compute_key(offset, partition):
             stream = value.get("stream", "")
             is_other = stream and not offset.stream.startswith(stream)
             return GroupMetadata(other_stream=stream if is_other else None)
         return GroupMetadata(
-            state=_state(value, offset.partitions[partition].state),
-            unfit=value.get("unfit", 0),
+            state=_decode_state(value, offset.partitions[partition].state),
+            invalid_values=value.get("unfit", 0),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
         )
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, zlib.error):
-        # Foreign metadata, of whatever form, is no state of ours.
+        # Foreign metadata may have any form.
         return GroupMetadata()
 
 
-def cost_without_states(is_ordered: bool) -> str:
-    """What a stream loses where its tasks' states are not in the group.
+def describe_missing_states(is_ordered: bool) -> str:
+    """Describe the cost of states that are missing in the group.
 
     Args:
-        is_ordered: CTIs judge its events, so that their clocks have to be known.
+        is_ordered: CTIs judge events, so the clocks must be restored.
     """
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
     return "the counts in the progress leave its records out"
 
 
-def _state(value: Mapping[str, Any], start: PartitionState) -> PartitionState | None:
+def _decode_state(value: Mapping[str, Any], start: PartitionState) -> PartitionState | None:
     if value["version"] == 1:
         return PartitionState.from_json(value["state"])
-    return _unpacked(value["packed"], start) if "packed" in value else None
+    return _unpack(value["packed"], start) if "packed" in value else None
 
 
-def _packed(state: PartitionState, start: PartitionState) -> str:
-    # Digits have few long repeats: filtered they take less, and higher levels take longer only.
-    how = (6, zlib.DEFLATED, _RAW, _MAX_MEMORY, zlib.Z_FILTERED)
-    deflate = zlib.compressobj(*how, zdict=_bytes(start))
-    squeezed = deflate.compress(_bytes(state)) + deflate.flush()
+def _pack(state: PartitionState, start: PartitionState) -> str:
+    # Digits have few long repeats: Z_FILTERED suits them, and higher levels only take longer.
+    how = (6, zlib.DEFLATED, _RAW_DEFLATE, _ZLIB_MEMORY_LEVEL, zlib.Z_FILTERED)
+    deflate = zlib.compressobj(*how, zdict=_to_bytes(start))
+    squeezed = deflate.compress(_to_bytes(state)) + deflate.flush()
     return base64.b85encode(squeezed).decode()
 
 
-def _unpacked(text: str, start: PartitionState) -> PartitionState:
-    inflate = zlib.decompressobj(_RAW, zdict=_bytes(start))
+def _unpack(text: str, start: PartitionState) -> PartitionState:
+    inflate = zlib.decompressobj(_RAW_DEFLATE, zdict=_to_bytes(start))
     read = inflate.decompress(base64.b85decode(text)) + inflate.flush()
     return PartitionState.from_json(json.loads(read))
 
 
-def _bytes(state: PartitionState) -> bytes:
-    return _text(state.to_json()).encode()
+def _to_bytes(state: PartitionState) -> bytes:
+    return _to_text(state.to_json()).encode()
 
 
-def _text(value: Mapping[str, Any]) -> str:
+def _to_text(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=True)
 
 
-def _key(offset: StreamOffset, partition: Partition) -> str:
+def _compute_key(offset: StreamOffset, partition: Partition) -> str:
     share = offset.partitions[partition]
     origin = [
         partition.topic,

@@ -1,41 +1,41 @@
-"""Which partitions are idle (semantics 5.2): at rest for `idleTimeout`, and nothing unsure.
+"""Decides which partitions are idle (semantics 5.2): quiet for at least `idleTimeout`.
 
-A partition is at rest while everything up to the end of its log (the last stable offset) has been
-read and no transaction is open on it. The driver looks again and again; each look is folded with
-the wall clock that it was made at, and what follows is part of the offset. A replay of the offset
-reads no clock.
+A partition is quiet while everything up to the end of its log (the last stable offset) has been
+read and no transaction is open on it. The driver observes the partitions repeatedly. Each
+observation is folded with its wall clock, and the result is part of the offset, so that a replay of
+the offset reads no clock.
 """
 
 from collections.abc import Collection, Mapping, Set
 
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["due", "idle_partitions", "looked"]
+__all__ = ["idle_partitions", "newly_idle", "quiet_since"]
 
-Since = Mapping[Partition, int]
-"""Partitions at rest -> the wall clock, in us, at which they were first seen so."""
+QuietSince = Mapping[Partition, int]
+"""Quiet partitions -> the wall clock, in us, when they were first seen quiet."""
 
 
-def looked(
-    since_us: Since, resting: Collection[Partition], now_us: int, troubled: bool
+def quiet_since(
+    since_us: QuietSince, resting: Collection[Partition], now_us: int, troubled: bool
 ) -> dict[Partition, int]:
-    """Since when each partition is at rest, after another look.
+    """Return since when each partition is quiet, after another observation.
 
     Args:
-        since_us: after the look before.
-        resting: the partitions that this look found at rest.
-        now_us: the wall clock after this look.
-        troubled: a request failed or took long: nothing is known of the time before, so that
-            all waiting begins anew. So it does where the clock was set back.
+        since_us: the result of the previous observation.
+        resting: the partitions that are quiet in this one.
+        now_us: the wall clock after this observation.
+        troubled: a request failed or was slow: the time before is unknown, so all quiet times
+            start again. They also do if the clock was set back.
     """
     before = {} if troubled else since_us
     return {part: min(before.get(part, now_us), now_us) for part in resting}
 
 
-def due(
-    since_us: Since, idle: Set[Partition], timeout_us: int | None, now_us: int
+def newly_idle(
+    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
-    """The partitions that have been at rest for the timeout and are not in `idle` yet."""
+    """Return the partitions that have been quiet for the timeout and are not in `idle` yet."""
     if timeout_us is None:
         return frozenset()
     ripe = (part for part, since in since_us.items() if now_us - since >= timeout_us)
@@ -43,11 +43,11 @@ def due(
 
 
 def idle_partitions(
-    since_us: Since, idle: Set[Partition], timeout_us: int | None, now_us: int
+    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
 ) -> frozenset[Partition]:
-    """The partitions that are idle now.
+    """Return the partitions that are idle now.
 
-    One that was idle stays so while it is at rest, also in a bounded run and after a restart,
-    which wait for no timeout; others become idle when they are due.
+    An idle partition stays idle while it is quiet, also after a restart and in a bounded run, which
+    do not wait for the timeout. Others become idle after the timeout.
     """
-    return (frozenset(since_us) & idle) | due(since_us, idle, timeout_us, now_us)
+    return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)

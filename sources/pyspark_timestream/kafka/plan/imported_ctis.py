@@ -1,6 +1,6 @@
 """Imported CTIs (semantics 6): another topic's time becomes this stream's.
 
-The driver reads the topic of option `ctiImport` and folds what it says into an `Imported`, which
+The driver folds the topic of option `ctiImport` into an `ImportedTopic`, which
 is part of every offset. A CTI takes effect on a partition once that partition has been read up to
 the end it had when the CTI was read: until then it waits, as a pair (offset, CTI).
 
@@ -12,43 +12,40 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
+from pyspark_timestream.connector.columns import Instants
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.cti.stream_cti import stream_cti
+from pyspark_timestream.cti.stream_cti import compute_stream_cti
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
-    "Imported",
     "ImportedPartition",
+    "ImportedTopic",
     "Pending",
-    "heard",
-    "taken",
-    "topic_cti",
-    "waiting",
+    "advance",
+    "defer",
+    "merge_topic_cti",
+    "release",
 ]
 
 Pending = tuple[tuple[int, int], ...]
 """Pairs (offset, CTI in us), both strictly increasing."""
 
-MOST_PENDING: Final = 16
-"""How many CTIs wait on one partition: more would make every offset of a long backlog longer."""
+MAX_PENDING: Final = 16
+"""Limit of waiting CTIs per partition, which bounds the offsets of a long backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedPartition:
-    """How far one partition of the imported topic was read.
+    """The state of one partition of the imported topic.
 
     Attributes:
         position: the next offset to read.
         state: the partition's clock before it.
         cti_us: its greatest CTI below the final one; None before the first.
-        ended: it has had its final CTI.
+        ended: its final CTI has been read.
         idle: it does not hold the topic's CTI back.
-        quiet_since_us: the wall clock at which its log's end was first seen at rest; None: it is
-            not at rest.
+        quiet_since_us: the wall clock when it was first seen quiet; None if it is not quiet.
     """
 
     position: int
@@ -72,7 +69,7 @@ class ImportedPartition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
-        """What `to_json` wrote, in this version or before."""
+        """Read what `to_json` wrote, in this or an earlier version."""
         return cls(
             value["at"],
             PartitionState.from_json(value["state"]),
@@ -84,12 +81,13 @@ class ImportedPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
-    """How far the imported topic was read, and what it has said.
+class ImportedTopic:
+    """The state of the imported topic.
 
     Attributes:
-        partitions: each of its partitions.
-        cti_us: the topic's CTI, the least of its partitions'; None: none yet. It never goes back.
+        partitions: the states of its partitions.
+        cti_us: the topic's CTI, the least of its partitions'; None before the first. It never goes
+            back.
     """
 
     partitions: Mapping[Partition, ImportedPartition] = field(default_factory=dict)
@@ -103,8 +101,8 @@ class Imported:
         return {"cti": self.cti_us, "partitions": topics}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> "Imported":
-        """What `to_json` wrote."""
+    def from_json(cls, value: Mapping[str, Any]) -> "ImportedTopic":
+        """Read what `to_json` wrote."""
         partitions = {
             Partition(topic, int(number)): ImportedPartition.from_json(part)
             for topic, parts in value["partitions"].items()
@@ -113,51 +111,49 @@ class Imported:
         return cls(partitions, value["cti"])
 
 
-def heard(
-    part: ImportedPartition, state: PartitionState, ctis_us: npt.NDArray[np.int64]
-) -> ImportedPartition:
-    """`part` after a block of records: its new clock, and the CTIs (increasing) in the block."""
-    told = ctis_us[ctis_us < FINAL_US]
+def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -> ImportedPartition:
+    """Advance `part` over a block of records, to its new clock and by its increasing CTIs."""
+    finite = ctis_us[ctis_us < FINAL_US]
     return replace(
         part,
         state=state,
-        cti_us=int(told[-1]) if len(told) else part.cti_us,
-        ended=part.ended or len(told) < len(ctis_us),
+        cti_us=int(finite[-1]) if len(finite) else part.cti_us,
+        ended=part.ended or len(finite) < len(ctis_us),
     )
 
 
-def topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
-    """The topic's CTI: the least over partitions that have neither ended nor are idle.
+def merge_topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
+    """Return the topic's CTI: the least over partitions that are neither ended nor idle.
 
-    Where there are none, the greatest of all.
+    If there are none, the greatest of all.
     """
     parts = list(partitions)
     running = [part.cti_us for part in parts if not (part.ended or part.idle)]
     resting = [part.cti_us for part in parts if part.ended or part.idle]
-    return stream_cti(running, (), resting, floor_us)
+    return compute_stream_cti(running, (), resting, floor_us)
 
 
-def waiting(pending: Pending, end: int, cti_us: int) -> Pending:
-    """`pending` and a CTI that was read when the partition ended at offset `end`.
+def defer(pending: Pending, end: int, cti_us: int) -> Pending:
+    """Add to `pending` a CTI that was read when the partition ended at offset `end`.
 
-    Too many pairs become fewer by letting the last ones wait for the newest end: later than they
-    might, never earlier.
+    Beyond `MAX_PENDING` pairs the last ones wait for the newest end: they take effect later than
+    they could, never earlier.
 
-    >>> waiting(((5, 100),), 9, 200)
+    >>> defer(((5, 100),), 9, 200)
     ((5, 100), (9, 200))
-    >>> waiting(((5, 100),), 5, 200), waiting(((5, 100),), 9, 100)
+    >>> defer(((5, 100),), 5, 200), defer(((5, 100),), 9, 100)
     (((5, 200),), ((5, 100),))
     """
     if pending and pending[-1][1] >= cti_us:
         return pending
     kept = tuple(pair for pair in pending if pair[0] < end)
-    return (*kept[: MOST_PENDING - 1], (end, cti_us))
+    return (*kept[: MAX_PENDING - 1], (end, cti_us))
 
 
-def taken(pending: Pending, position: int) -> tuple[int | None, Pending]:
-    """The greatest CTI that takes effect once `position` is reached, and what still waits.
+def release(pending: Pending, position: int) -> tuple[int | None, Pending]:
+    """Return the greatest CTI in effect at `position`, and the pairs that still wait.
 
-    >>> taken(((5, 100), (9, 200), (12, 300)), 9)
+    >>> release(((5, 100), (9, 200), (12, 300)), 9)
     (200, ((12, 300),))
     """
     due = [cti_us for end, cti_us in pending if end <= position]

@@ -1,12 +1,10 @@
-"""Several batches that run as one after a crash: what offsets remember for that, and its tasks.
+"""Joins several batches into one after a crash (semantics 8.6).
 
-Under asynchronous progress tracking Spark notes the ends of some batches only. After a crash it
-runs everything between two notes as one batch, of which it has two offsets: the one before and the
-last one. The last one therefore says of each partition where reading began, or went back to, and
-where its clock was raised by something else than a record. Both are forgotten once Spark has noted
-a later batch: no restart goes back before it.
-
-The rules are semantics 8.6.
+Under asynchronous progress tracking Spark commits only some batches. After a crash it runs
+everything between two commits as one batch, and knows only two offsets: the one before and the last
+one. The last offset therefore records, for each partition, where reading began or went back to, and
+where its clock was raised by anything other than a record. Both are dropped once Spark has
+committed a later batch, since no restart goes back before that.
 """
 
 import dataclasses
@@ -16,8 +14,8 @@ from typing import TypeVar
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import Share, TaskPlan
 
 __all__ = ["join_batches", "remember_beginning", "remember_raise"]
 
@@ -25,40 +23,40 @@ Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
 
 
 def remember_beginning(
-    share: PartitionOffset | None, batch: int, position: int, noted: int
+    share: PartitionOffset | None, batch: int, position: int, committed: int
 ) -> tuple[tuple[int, int], ...]:
-    """The beginnings of a partition that the offset of a new batch remembers.
+    """Return the beginnings of a partition that the offset of a new batch records.
 
     Args:
-        share: the partition in the offset before; None: it was not there.
+        share: the partition in the previous offset; None if it is new.
         batch: the number of the new batch.
-        position: where the new batch reads on.
-        noted: the number of the last batch that no restart goes back before; -1: none.
+        position: the start of the new batch.
+        committed: the last batch that no restart goes back before; -1 if none.
     """
-    kept = _since(share.began if share else (), noted)
+    kept = _keep_after(share.beginnings if share else (), committed)
     if share is not None and position >= share.end_exclusive:
         return kept
     return (*kept, (batch, position))
 
 
 def remember_raise(
-    share: PartitionOffset | None, batch: int, position: int, noted: int, cti_us: int | None
+    share: PartitionOffset | None, batch: int, position: int, committed: int, cti_us: int | None
 ) -> tuple[tuple[int, int, int], ...]:
-    """The raises of a partition's clock that the offset of a new batch remembers.
+    """Return the raises of a partition's clock that the offset of a new batch records.
 
     Args:
-        share: as for `remember_beginning`, like the next three.
+        share: the partition in the previous offset; None if it is new.
         batch: the number of the new batch.
-        position: where the new batch reads on.
-        noted: the number of the last batch that no restart goes back before; -1: none.
-        cti_us: what the clock is raised to at `position`; None: it is not raised.
+        position: the start of the new batch.
+        committed: the last batch that no restart goes back before; -1 if none.
+        cti_us: the CTI to which the clock is raised at `position`; None if it is not.
     """
-    kept = _since(share.raises if share else (), noted)
-    # Where reading goes back, a raise further ahead is in force as well.
+    kept = _keep_after(share.raises if share else (), committed)
+    # If reading goes back, raises further ahead stay in force.
     kept = tuple((number, min(at, position), us) for number, at, us in kept)
     if cti_us is None:
         return kept
-    # Of two raises at one place the later one is the higher one.
+    # The later of two raises at one place is the higher.
     return (*(each for each in kept if each[1] < position), (batch, position, cti_us))
 
 
@@ -68,35 +66,35 @@ def join_batches(
     end: StreamOffset,
     emitted_us: int | None,
 ) -> list[TaskPlan]:
-    """The tasks of all batches after `start` up to `end`, as one batch.
+    """Plan the tasks of all batches after `start` up to `end`, as one batch.
 
     Args:
-        start: the offset of the last batch that was noted as done; None: not even the first was.
-        states: the state of each partition of `start` after it.
-        end: the offset of the last batch that was planned.
-        emitted_us: the greatest CTI row up to the end of `start`; None: none.
+        start: the offset of the last committed batch; None if there is none.
+        states: the end state of each partition of `start`.
+        end: the offset of the last planned batch.
+        emitted_us: the greatest CTI row up to the end of `start`; None if there is none.
 
     Raises:
-        CheckpointMismatch: `end` is of a release that did not remember what is needed.
+        CheckpointMismatch: `end` is from a release that recorded too little.
     """
     after = -1 if start is None else start.number
     hidden = {} if start is None else start.hidden
     known = {} if start is None else {**hidden, **start.partitions}
     states = {**{part: share.state for part, share in hidden.items()}, **states}
     whole: dict[Partition, PartitionOffset] = {}
-    shares: dict[Partition, Share] = {}
+    shares: dict[Partition, TaskRange] = {}
     for part, share in {**end.hidden, **end.partitions}.items():
-        begin = min(_beginning(part, share, known.get(part), after), share.end_exclusive)
+        begin = min(_find_beginning(part, share, known.get(part), after), share.end_exclusive)
         raises = [(max(at, begin), us) for number, at, us in share.raises if number > after]
         whole[part] = dataclasses.replace(share, start_inclusive=begin)
-        shares[part] = Share(
+        shares[part] = TaskRange(
             Range(part, begin, share.end_exclusive),
             states.get(part, PartitionState()),
             raises=tuple(raises),
         )
     joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
-    # How far the others were at each moment is known to nobody any more; what the batches told in
-    # all is true once everything has been read.
+    # The progress of the other partitions at each moment is lost; the final CTI of the batches
+    # holds once everything has been read.
     others: tuple[None, ...] = (None,) * (len(shares) > 1)
     plans = [
         TaskPlan(tuple(shares[span.partition] for span in group), others, emitted_us)
@@ -105,11 +103,11 @@ def join_batches(
     return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
 
 
-def _beginning(
+def _find_beginning(
     part: Partition, share: PartitionOffset, known: PartitionOffset | None, after: int
 ) -> int:
-    """The first offset of a partition that the joined batch reads."""
-    begins = [at for number, at in share.began if number > after]
+    """Find the first offset of a partition that the joined batch reads."""
+    begins = [at for number, at in share.beginnings if number > after]
     if known is not None:
         begins.append(known.end_exclusive)
     if not begins:
@@ -121,5 +119,5 @@ def _beginning(
     return min(begins)
 
 
-def _since(entries: Sequence[Entry], noted: int) -> tuple[Entry, ...]:
-    return tuple(each for each in entries if each[0] > noted)
+def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
+    return tuple(each for each in entries if each[0] > committed)

@@ -1,13 +1,11 @@
-"""The Kafka transport's Spark offset: a batch's ranges, and where every clock stood at its start.
+"""The Spark offset of a Kafka stream: a batch's ranges and its start clocks (semantics 8.1).
 
-An offset describes its own batch completely, so that a replay needs nothing else. The end state
-of a batch becomes the start state in the next offset. What was decided by a wall clock or by
-another topic (who is idle, what was imported) is part of it for the same reason.
+An offset describes its own batch completely, so that a replay needs nothing else. The end state of
+a batch becomes the start state in the next offset. Decisions by a wall clock or another topic (idle
+partitions, imported CTIs) are part of it for the same reason.
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
-
-The rules are semantics 8.1.
 """
 
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.plan.imported_ctis import Imported
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.warnings import Warnings, warnings_from_json, warnings_to_json
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
 
@@ -38,17 +36,16 @@ class PartitionOffset:
         end_exclusive: the offset after the last one.
         state: the partition's clock before the record at `start_inclusive`.
         idle: it does not hold the stream's CTI back; then the batch reads nothing of it.
-        quiet_since_us: the wall clock at which its log's end was first seen at rest (everything
-            read, nothing new, no open transaction); None: it is not at rest.
+        quiet_since_us: the wall clock when it was first seen quiet (everything read, no open
+            transaction); None if it is not quiet.
         pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
             once the partition has been read up to the offset.
-        began: where the reading of the partition began, or went back to, as (batch, offset) in the
-            order of batches.
-        raises: where the clock was raised by something else than a record (idleness, discovery, an
-            import), as (batch, offset, CTI): before the record at the offset. `began` and `raises`
-            reach back to the last batch that no restart goes back before.
-        unfit: how many values before `start_inclusive` were no JSON of the schema, as far as tasks
-            have told; no part of the clock, which does not depend on the schema.
+        beginnings: where reading began or went back to, as (batch, offset) in the order of batches.
+        raises: where the clock was raised by anything other than a record (idleness, discovery, an
+            import), as (batch, offset, CTI): before the record at the offset. `beginnings` and
+            `raises` reach back to the last batch that no restart goes back before.
+        invalid_values: values before `start_inclusive` that did not match the JSON schema, as far
+            as tasks counted them; not in the clock, which does not depend on the schema.
     """
 
     start_inclusive: int
@@ -57,14 +54,14 @@ class PartitionOffset:
     idle: bool = False
     quiet_since_us: int | None = None
     pending: tuple[tuple[int, int], ...] = ()
-    began: tuple[tuple[int, int], ...] = ()
+    beginnings: tuple[tuple[int, int], ...] = ()
     raises: tuple[tuple[int, int, int], ...] = ()
-    unfit: int = 0
+    invalid_values: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with sorted keys; what is at its default is left out."""
+        """Return a JSON object with sorted keys; defaults are left out."""
         found = {
-            "began": [list(pair) for pair in self.began] or None,
+            "began": [list(pair) for pair in self.beginnings] or None,
             "from": self.start_inclusive,
             "idle": self.idle or None,
             "pending": [list(pair) for pair in self.pending] or None,
@@ -72,13 +69,13 @@ class PartitionOffset:
             "raises": [list(each) for each in self.raises] or None,
             "state": self.state.to_json(),
             "to": self.end_exclusive,
-            "unfit": self.unfit or None,
+            "unfit": self.invalid_values or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
-        """The share that `to_json` wrote, in this version or before."""
+        """Read what `to_json` wrote, in this or an earlier version."""
         return cls(
             value["from"],
             value["to"],
@@ -97,23 +94,23 @@ class StreamOffset:
     """One batch of the stream.
 
     Attributes:
-        stream: the stream's id, made by its first offset; names the consumer group.
+        stream: the stream's id, created with its first offset; names the consumer group.
         settings: the options that define time, as text; a restart may not change them.
-        number: the batch's place in the stream, from 0, without a gap.
+        number: the batch's number in the stream, from 0, without gaps.
         starts: how often the query was started; a new start makes a new offset.
         cti_us: the stream's CTI at the batch's start; None before the first.
-        opening_us: a CTI row to emit before the batch's records; None: none.
-        tasks: over how many tasks the records are spread.
-        closing: everything that a bounded run reads was read before this batch.
+        opening_us: a CTI row to emit before the batch's records; None for none.
+        tasks: the number of tasks that read the records.
+        closing: a bounded run has read everything before this batch.
         final: the final CTI has been emitted, by this batch or before.
         partitions: each partition's range and state.
-        topic_ids: the id of each topic as the broker knows it, to tell a topic from a later one
-            of the same name; without topics whose id could not be learnt.
-        imported: how far the topic of `ctiImport` was read; None: nothing is imported.
-        hidden: partitions that are not there now, and may be again: where each is to be read on.
-            `quiet_since_us` is the wall clock at which it was missed first.
+        topic_ids: the broker's id of each topic, to tell a topic from a later one of the same
+            name; topics with unknown ids are left out.
+        imported: the state of the topic of `ctiImport`; None without an import.
+        hidden: missing partitions that may return, with their positions; `quiet_since_us` is the
+            wall clock when each was first missed.
         bounded: a bounded run planned the batch.
-        warnings: what was warned of up to this batch.
+        warnings: the warnings given up to this batch.
     """
 
     stream: str
@@ -127,25 +124,25 @@ class StreamOffset:
     closing: bool = False
     final: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    imported: Imported | None = None
+    imported: ImportedTopic | None = None
     hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     bounded: bool = False
     warnings: Warnings = field(default_factory=dict)
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
-        """The batch's ranges in the order of partitions, empty ones included."""
+        """Return the batch's ranges in the order of partitions, including empty ones."""
         return [
             Range(part, share.start_inclusive, share.end_exclusive)
             for part, share in sorted(self.partitions.items())
         ]
 
     def groups(self) -> list[list[Range]]:
-        """The batch's non-empty ranges, a list a task."""
+        """Return the batch's non-empty ranges, one list per task."""
         return assign_tasks(self.ranges(), self.tasks)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with sorted keys: Spark compares offsets as text."""
+        """Return a JSON object with sorted keys: Spark compares offsets as text."""
         hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
         return {
             **({"bounded": True} if self.bounded else {}),
@@ -168,7 +165,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
-        """The offset that `to_json` wrote, in this format version or before."""
+        """Read what `to_json` wrote, in this or an earlier version."""
         imported = value.get("import")
         return cls(
             stream=value["stream"],
@@ -182,9 +179,9 @@ class StreamOffset:
             closing=value["closing"],
             final=value["final"],
             topic_ids=value.get("topics", {}),
-            imported=None if imported is None else Imported.from_json(imported),
+            imported=None if imported is None else ImportedTopic.from_json(imported),
             hidden=_shares_from_json(value.get("hidden", {})),
-            # Before version 3 only the closing batch told that the run was bounded.
+            # Before version 3 only the closing batch showed that the run was bounded.
             bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
             warnings=warnings_from_json(value.get("warnings", {})),
         )
@@ -206,5 +203,5 @@ def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOff
 
 
 def group_name(prefix: str, stream: str) -> str:
-    """The consumer group of the stream with that id."""
+    """Return the consumer group of the stream with that id."""
     return f"{prefix}-{stream}"

@@ -1,89 +1,158 @@
-"""Where a new query starts: the starting options against what the broker has (semantics 9.2).
+"""Resolves the starting and ending options to offsets (semantics 9.2).
 
-As in Spark's own source `startingTimestamp` goes before `startingOffsetsByTimestamp`, which goes
-before `startingOffsets`. A partition without a record at or after its timestamp fails the query, or
-starts at the latest offset, as `startingOffsetsByTimestampStrategy` says.
+As in Spark's own source `startingTimestamp` overrides `startingOffsetsByTimestamp`, which overrides
+`startingOffsets`; the ending options likewise. Without a record at or after its starting timestamp
+a partition fails the query or starts at the latest offset (`startingOffsetsByTimestampStrategy`).
+Without a record at or after its ending timestamp it ends at the latest offset.
 """
 
 from collections.abc import Collection, Mapping
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import DataLost
-from pyspark_timestream.kafka.options.checks import KafkaOptions
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["check_named", "existing_offset", "start_instants", "starting_positions"]
+__all__ = ["ending_timestamps", "resolve_ends", "resolve_starts", "starting_timestamps"]
 
 
-def start_instants(
+def starting_timestamps(
     options: KafkaOptions,
     partitions: Collection[Partition],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """The timestamp, in milliseconds, at which each partition starts; empty: offsets decide.
+    """Return the timestamp, in ms, at which each partition starts; empty if offsets decide.
 
     Args:
         options: the starting options.
-        partitions: whose start is asked for.
-        listed: all partitions that are read; None: `partitions`.
+        partitions: the partitions to resolve.
+        listed: all partitions of the read; None for `partitions`.
 
     Raises:
         OptionError: no partition exists, or `startingOffsetsByTimestamp` names others than exist.
     """
     listed = partitions if listed is None else listed
     _check_exist(options, listed)
-    if options.starting_timestamp_ms is not None:
-        return dict.fromkeys(partitions, options.starting_timestamp_ms)
-    if options.starting_timestamps_ms is None:
-        return {}
-    check_named("startingOffsetsByTimestamp", options.starting_timestamps_ms, listed)
-    return {part: options.starting_timestamps_ms[part] for part in partitions}
+    one_ms, each_ms = options.starting_timestamp_ms, options.starting_timestamps_ms
+    return _choose_timestamps("startingOffsetsByTimestamp", one_ms, each_ms, partitions, listed)
 
 
-def starting_positions(
+def resolve_starts(
     options: KafkaOptions,
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
     found: Mapping[Partition, int | None],
     listed: Collection[Partition] | None = None,
 ) -> dict[Partition, int]:
-    """The first offset to read of each partition in `ends`.
+    """Return the first offset to read of each partition in `ends`.
 
     Args:
         options: the starting options.
         earliest: the first offset that each partition still has.
         ends: the offset after each partition's last readable record.
-        found: the first offset at or after each of `start_instants`; None: there is none.
-        listed: all partitions that are read; None: those in `ends`.
+        found: the first offset at or after each of `starting_timestamps`; None if there is none.
+        listed: all partitions of the read; None for those in `ends`.
 
     Raises:
         OptionError: no partition exists, `startingOffsets` names others than exist, or a timestamp
             has no record at or after it (and strategy `error`).
-        DataLost: a named offset is not there (and option `failOnDataLoss`).
+        DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
     """
     listed = ends if listed is None else listed
-    instants = start_instants(options, ends, listed)
+    instants = starting_timestamps(options, ends, listed)
     if instants:
-        return {part: _at_timestamp(options, part, instants[part], found.get(part), ends[part])
+        return {part: _resolve_timestamp(options, part, instants[part], found.get(part), ends[part])
                 for part in ends}  # fmt: skip
     wanted = options.starting_offsets
     if isinstance(wanted, int):
         return dict(earliest if wanted == EARLIEST else ends)
-    check_named("startingOffsets", wanted, listed)
+    _check_same_partitions("startingOffsets", wanted, listed)
     words = {EARLIEST: earliest, LATEST: ends}
     named = {part: wanted[part] for part in ends}
     starts = {part: words[at][part] if at in words else at for part, at in named.items()}
     return {
-        part: existing_offset("startingOffsets", options, part, at, earliest, ends)
+        part: _clamp_offset("startingOffsets", options, part, at, earliest, ends)
         for part, at in starts.items()
     }
 
 
-def check_named(
+def ending_timestamps(
+    options: KafkaOptions,
+    partitions: Collection[Partition],
+    listed: Collection[Partition] | None = None,
+) -> dict[Partition, int]:
+    """Return the timestamp, in ms, at which each partition ends; empty if offsets decide.
+
+    Args:
+        options: the ending options.
+        partitions: the partitions to resolve.
+        listed: all partitions of the read; None for `partitions`.
+
+    Raises:
+        OptionError: `endingOffsetsByTimestamp` names other partitions than exist.
+    """
+    listed = partitions if listed is None else listed
+    one_ms, each_ms = options.ending_timestamp_ms, options.ending_timestamps_ms
+    return _choose_timestamps("endingOffsetsByTimestamp", one_ms, each_ms, partitions, listed)
+
+
+def resolve_ends(
+    options: KafkaOptions,
+    earliest: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    found: Mapping[Partition, int | None],
+    listed: Collection[Partition] | None = None,
+) -> dict[Partition, int]:
+    """Return the offset after the last one to read of each partition in `ends`.
+
+    Args:
+        options: the ending options.
+        earliest: the first offset that each partition still has.
+        ends: the offset after each partition's last readable record.
+        found: the first offset at or after each of `ending_timestamps`; None if there is none.
+        listed: all partitions of the read; None for those in `ends`.
+
+    Raises:
+        OptionError: an option names other partitions than exist.
+        DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
+    """
+    listed = ends if listed is None else listed
+    if ending_timestamps(options, ends, listed):
+        at_or_after = {part: found.get(part) for part in ends}
+        return {part: ends[part] if at is None else at for part, at in at_or_after.items()}
+    wanted = options.ending_offsets
+    if isinstance(wanted, int):
+        return dict(ends)
+    _check_same_partitions("endingOffsets", wanted, listed)
+    named = {part: wanted[part] for part in ends}
+    stops = {part: ends[part] if at == LATEST else at for part, at in named.items()}
+    return {
+        part: _clamp_offset("endingOffsets", options, part, at, earliest, ends)
+        for part, at in stops.items()
+    }
+
+
+def _choose_timestamps(
+    name: str,
+    one_ms: int | None,
+    each_ms: Mapping[Partition, int] | None,
+    partitions: Collection[Partition],
+    listed: Collection[Partition],
+) -> dict[Partition, int]:
+    """Return each partition's timestamp: `one_ms` for all, else its own by option `name`."""
+    if one_ms is not None:
+        return dict.fromkeys(partitions, one_ms)
+    if each_ms is None:
+        return {}
+    _check_same_partitions(name, each_ms, listed)
+    return {part: each_ms[part] for part in partitions}
+
+
+def _check_same_partitions(
     name: str, wanted: Collection[Partition], partitions: Collection[Partition]
 ) -> None:
-    """Refuse an option that names `wanted` if the partitions that are read are others.
+    """Refuse an option that names `wanted` if the read has other partitions.
 
     Raises:
         OptionError: of option `name`.
@@ -96,13 +165,14 @@ def check_named(
     }
     raise OptionError(
         name,
-        f"it names {_names(wanted)}, but the partitions are {_names(partitions)}",
+        f"it names {_name_partitions(wanted)}, but the partitions are "
+        f"{_name_partitions(partitions)}",
         f"exactly the partitions that are read{words.get(name, '')}",
         "name each of them once",
     )
 
 
-def existing_offset(
+def _clamp_offset(
     name: str,
     options: KafkaOptions,
     part: Partition,
@@ -110,10 +180,10 @@ def existing_offset(
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
 ) -> int:
-    """The offset `at` that option `name` gives, or the nearest that exists.
+    """Return the offset `at` of option `name`, or the nearest one that exists.
 
     Raises:
-        DataLost: it does not exist (and option `failOnDataLoss`).
+        DataLost: it does not exist, and option `failOnDataLoss` is true.
     """
     if earliest[part] <= at <= ends[part]:
         return at
@@ -128,7 +198,7 @@ def existing_offset(
     return min(max(at, earliest[part]), ends[part])
 
 
-def _at_timestamp(
+def _resolve_timestamp(
     options: KafkaOptions, part: Partition, instant_ms: int, found: int | None, end: int
 ) -> int:
     if found is not None:
@@ -147,7 +217,7 @@ def _at_timestamp(
 
 def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:
     if options.assign is not None and set(options.assign) != set(partitions):
-        missing = _names([part for part in options.assign if part not in partitions])
+        missing = _name_partitions([part for part in options.assign if part not in partitions])
         raise OptionError(
             "assign", f"{missing} do not exist", "existing partitions", "create or leave them out"
         )
@@ -159,5 +229,5 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
             )
 
 
-def _names(partitions: Collection[Partition]) -> str:
+def _name_partitions(partitions: Collection[Partition]) -> str:
     return ", ".join(f"{part.topic}-{part.number}" for part in sorted(partitions)) or "none"

@@ -1,4 +1,4 @@
-"""What a query's progress says of a Kafka stream (semantics 13.5)."""
+"""The progress report of a Kafka stream (semantics 13.5)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,39 +6,39 @@ from typing import Any
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.cti.step import COUNTERS
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import standing_warnings
+from pyspark_timestream.kafka.plan.warnings import active_warnings
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["progress"]
+__all__ = ["build_progress"]
 
 
-def progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[str, Any]:
-    """The progress entry of the batch `offset`: everything as of the batch's start.
+def build_progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[str, Any]:
+    """Build the progress report of the batch `offset`, as of the batch's start.
 
-    `offset` and `lag` of a partition are where the batch begins, and how many offsets the log
-    had from there; counters are per partition, and summed over those that still exist; `warnings`
-    are those that hold, a text each.
+    `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
+    the end of the log. Counters are per partition, and summed over existing partitions. `warnings`
+    holds the texts of the active ones.
     """
     topics: dict[str, dict[str, Any]] = {}
     totals = dict.fromkeys(COUNTERS, 0)
     for part, share in sorted(offset.partitions.items()):
-        topics.setdefault(part.topic, {})[str(part.number)] = _partition(
+        topics.setdefault(part.topic, {})[str(part.number)] = _build_partition(
             share, log_ends.get(part, share.end_exclusive)
         )
         for name, count in share.state.counters().items():
             totals[name] += count
     return {
-        "cti": _text(offset.cti_us),
+        "cti": _format_cti(offset.cti_us),
         "endOfStream": offset.closing,
         "partitions": topics,
-        "warnings": [finding.line for finding in standing_warnings(offset.warnings)],
+        "warnings": [finding.line for finding in active_warnings(offset.warnings)],
         **totals,
     }
 
 
-def _partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
+def _build_partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
     return {
-        "cti": _text(share.state.cti_us),
+        "cti": _format_cti(share.state.cti_us),
         "idle": share.idle,
         "lag": max(log_end - share.start_inclusive, 0),
         "offset": share.start_inclusive,
@@ -46,5 +46,5 @@ def _partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
     }
 
 
-def _text(cti_us: int | None) -> str | None:
+def _format_cti(cti_us: int | None) -> str | None:
     return None if cti_us is None else format_instant(cti_us)

@@ -1,8 +1,8 @@
-"""What a stream has warned of: each kind of mistake once, also over restarts.
+"""The warnings of a stream: each kind of mistake once, also across restarts.
 
-Which findings hold follows from the offset and the counters in it (`mistakes`). What was said is
-kept in the offset, so that a finding that still holds, or holds again, is not said a second time
-unless its level has risen. A query's progress lists what holds, a log gets what is new.
+The offset and its counters determine which findings hold (`mistakes`). The offset also keeps the
+warnings given, so that a finding that still holds, or holds again, is not repeated unless its level
+has risen. The progress report lists active warnings; only new ones are logged.
 """
 
 import dataclasses
@@ -13,51 +13,51 @@ from typing import Any
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 
 __all__ = [
-    "Warned",
+    "GivenWarning",
     "Warnings",
-    "new_warnings",
-    "standing_warnings",
-    "warned",
+    "active_warnings",
+    "add_details",
+    "find_new_warnings",
+    "update_warnings",
     "warnings_from_json",
     "warnings_to_json",
-    "with_details",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
-    """One warning that was given.
+class GivenWarning:
+    """A warning that was given.
 
     Attributes:
-        finding: what was said, in words and level alone.
-        holds: it is still so.
+        finding: the finding, reduced to its texts and level.
+        holds: the finding still holds.
     """
 
     finding: Finding
     holds: bool = True
 
 
-Warnings = Mapping[Kind, Warned]
+Warnings = Mapping[Kind, GivenWarning]
 """The warnings that a stream has given, at most one of a kind, in the order of kinds."""
 
 
-def no_detail(finding: Finding) -> str:
-    """Nothing: the records are not looked at."""
+def find_no_detail(finding: Finding) -> str:
+    """Return no detail: the records are not examined."""
     return ""
 
 
-def warned(
-    before: Warnings, found: Iterable[Finding], detail: Callable[[Finding], str] = no_detail
-) -> dict[Kind, Warned]:
-    """The warnings after another look.
+def update_warnings(
+    before: Warnings, found: Iterable[Finding], detail: Callable[[Finding], str] = find_no_detail
+) -> dict[Kind, GivenWarning]:
+    """Return the warnings after an update.
 
-    A warning keeps its text while it holds for the same culprit, so that a stream that stands still
-    has equal offsets; one that holds again, or for another culprit, has the newest text.
+    A warning keeps its text while it holds for the same culprit, so that an unchanged stream has
+    equal offsets. If it holds again, or for another culprit, it gets the newest text.
 
     Args:
-        before: the warnings before.
-        found: what was found; of several findings of a kind the first counts.
-        detail: what the records say about a finding; asked for findings whose text is kept.
+        before: the warnings so far.
+        found: the current findings; the first of each kind counts.
+        detail: describes a finding by its records; called for findings whose text is new.
     """
     after = {kind: dataclasses.replace(given, holds=False) for kind, given in before.items()}
     for kind, finding in {each.kind: each for each in reversed(list(found))}.items():
@@ -66,12 +66,12 @@ def warned(
         if given is not None and _is_same(given, finding, level):
             after[kind] = given
         else:
-            after[kind] = Warned(_words(finding, finding.detail or detail(finding), level))
-    return _in_order(after)
+            after[kind] = GivenWarning(_strip(finding, finding.detail or detail(finding), level))
+    return _sort_by_kind(after)
 
 
-def new_warnings(before: Warnings, after: Warnings) -> list[Finding]:
-    """What is to be said: the kinds that are new in `after`, or whose level has risen."""
+def find_new_warnings(before: Warnings, after: Warnings) -> list[Finding]:
+    """Return the findings to log: kinds that are new in `after`, or whose level has risen."""
     return [
         given.finding
         for kind, given in after.items()
@@ -79,13 +79,13 @@ def new_warnings(before: Warnings, after: Warnings) -> list[Finding]:
     ]
 
 
-def standing_warnings(warnings: Warnings) -> list[Finding]:
-    """The warnings that hold."""
+def active_warnings(warnings: Warnings) -> list[Finding]:
+    """Return the findings of the warnings that hold."""
     return [given.finding for given in warnings.values() if given.holds]
 
 
-def with_details(findings: Iterable[Finding], warnings: Warnings) -> list[Finding]:
-    """`findings`, with what the records said, and who knows the options advised, at a warning."""
+def add_details(findings: Iterable[Finding], warnings: Warnings) -> list[Finding]:
+    """Add to `findings` the details and advice that their warnings were given with."""
     details = {kind: given.finding.detail for kind, given in warnings.items()}
     advice = {kind: given.finding.advice for kind, given in warnings.items() if given.holds}
     return [
@@ -99,7 +99,7 @@ def with_details(findings: Iterable[Finding], warnings: Warnings) -> list[Findin
 
 
 def warnings_to_json(warnings: Warnings) -> dict[str, dict[str, Any]]:
-    """A JSON object with sorted keys; what is empty is left out."""
+    """Return a JSON object with sorted keys; empty values are left out."""
     return {
         str(kind): {
             name: value
@@ -117,38 +117,38 @@ def warnings_to_json(warnings: Warnings) -> dict[str, dict[str, Any]]:
     }
 
 
-def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, Warned]:
-    """The warnings that `warnings_to_json` wrote, without kinds that this release lacks."""
+def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, GivenWarning]:
+    """Read what `warnings_to_json` wrote, without kinds unknown to this release."""
     known = {str(kind): kind for kind in Kind}
     read = {
-        known[name]: Warned(
+        known[name]: GivenWarning(
             Finding(
                 known[name],
-                said.get("culprit", ""),
-                said.get("text", ""),
-                detail=said.get("detail", ""),
-                level=said.get("level", 0),
-                advice=said.get("advice", ""),
+                entry.get("culprit", ""),
+                entry.get("text", ""),
+                detail=entry.get("detail", ""),
+                level=entry.get("level", 0),
+                advice=entry.get("advice", ""),
             ),
-            said.get("holds", False),
+            entry.get("holds", False),
         )
-        for name, said in value.items()
+        for name, entry in value.items()
         if name in known
     }
-    return _in_order(read)
+    return _sort_by_kind(read)
 
 
-def _in_order(warnings: Warnings) -> dict[Kind, Warned]:
+def _sort_by_kind(warnings: Warnings) -> dict[Kind, GivenWarning]:
     return {kind: warnings[kind] for kind in Kind if kind in warnings}
 
 
-def _is_same(given: Warned, finding: Finding, level: int) -> bool:
-    said = given.finding
-    return given.holds and said.level == level and said.culprit == finding.culprit
+def _is_same(given: GivenWarning, finding: Finding, level: int) -> bool:
+    entry = given.finding
+    return given.holds and entry.level == level and entry.culprit == finding.culprit
 
 
-def _words(finding: Finding, detail: str, level: int) -> Finding:
-    """What an offset keeps of a finding."""
+def _strip(finding: Finding, detail: str, level: int) -> Finding:
+    """Reduce a finding to what an offset keeps."""
     return Finding(
         finding.kind,
         finding.culprit,

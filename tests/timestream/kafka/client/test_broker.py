@@ -1,4 +1,4 @@
-"""How patiently the broker is asked and what its answers mean, over stand-ins for its clients."""
+"""Requests of the driver to the broker, over stand-ins for its clients."""
 
 import re
 import time
@@ -12,7 +12,7 @@ from timestream.builders import at, options
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import client_log
 from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.retry import Patience
+from pyspark_timestream.kafka.client.retry import RetryBudget
 from pyspark_timestream.kafka.ranges import Partition
 
 DEAD = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -75,14 +75,14 @@ class Clock:
         self.now_s += seconds
 
     def patience(self, limit_s, pause_s=0.1):
-        return Patience(limit_s, pause_s, lambda: self.now_s, self.wait)
+        return RetryBudget(limit_s, pause_s, lambda: self.now_s, self.wait)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     """Nothing here waits really."""
     made = Clock()
-    monkeypatch.setattr("pyspark_timestream.kafka.client.broker.Patience", made.patience)
+    monkeypatch.setattr("pyspark_timestream.kafka.client.broker.RetryBudget", made.patience)
     return made
 
 
@@ -158,7 +158,7 @@ def test_a_client_knows_the_leaders_before_it_asks_for_offsets():
 def test_leaders_are_looked_up_again_after_a_failure():
     there = StandIn({"topic": 1}, {0: 17}, failures=3, code=KafkaError.NOT_LEADER_FOR_PARTITION)
     asking = broker(there)
-    asking._led.add("topic")
+    asking._topics_with_leaders.add("topic")
     assert asking.ends([at(0)]) == {at(0): 17}
     assert [call for call, _ in there.calls] == [
         "list_offsets", "list_topics", "list_topics", "list_topics", "list_offsets",
@@ -183,7 +183,7 @@ def test_a_topic_that_is_gone_meanwhile_has_no_offsets():
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1", "no.such.host.invalid:9092"])
-def test_no_broker_fails_within_the_connect_timeout_and_says_what_was_tried(where, monkeypatch):
+def test_unreachable_broker_fails_in_time_naming_its_addresses(where, monkeypatch):
     monkeypatch.undo()
     given = {"kafka.bootstrap.servers": f"{where},127.0.0.1:2"}
     dead = Broker(options(**given, **{"kafkaConsumer.connectTimeoutMs": "2500"}), "group")
@@ -262,5 +262,5 @@ def test_a_transaction_that_ends_between_two_questions_does_not_pass_for_none(
         return {part: done(end) for part in asked}
 
     stand_in.list_offsets = list_offsets
-    busy = broker(stand_in).in_transaction({Partition("t", 0): seen})
+    busy = broker(stand_in).open_transactions({Partition("t", 0): seen})
     assert busy == ({Partition("t", 0)} if is_busy else set())

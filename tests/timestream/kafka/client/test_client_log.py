@@ -1,4 +1,4 @@
-"""What Kafka's client library says: kept by broker for errors, and logged once a minute."""
+"""Errors and log lines of Kafka's client: kept per broker, and logged once a minute."""
 
 import logging
 
@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.kafka.client.client_log import ClientLog, RepeatFilter
-from pyspark_timestream.kafka.client.native.consumer import _handlers
+from pyspark_timestream.kafka.client.native.consumer import _build_handlers
 
 REFUSED = "Connect to ipv4#10.0.0.1:9092 failed: Connection refused"
 
@@ -58,7 +58,7 @@ def test_two_brokers_and_two_reasons_do_not_pass_for_repeats(
     assert len(caplog.records) == 6
 
 
-def test_what_is_no_warning_is_not_logged_as_one(
+def test_client_log_keeps_the_level_of_lines_below_warning(
     log: ClientLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -81,7 +81,7 @@ def test_a_reason_is_kept_under_the_address_of_its_broker(
     log: ClientLog, text: str, address: str, reason: str | None
 ) -> None:
     log.note_error(KafkaError._TRANSPORT, text)
-    ((found, complaint),) = log.complaints(1).items()
+    ((found, complaint),) = log.recent_failures(1).items()
     assert (found, complaint.reason) == (address, reason or text)
 
 
@@ -92,22 +92,22 @@ def test_the_last_reason_of_a_broker_counts_for_as_long_as_it_is_recent(
     log.note_error(KafkaError._TRANSPORT, line("a:9092", REFUSED))
     log.note_error(KafkaError._AUTHENTICATION, "no token")
     clock.now_s += 60
-    assert [each.reason for each in log.complaints(61).values()] == [REFUSED, "no token"]
+    assert [each.reason for each in log.recent_failures(61).values()] == [REFUSED, "no token"]
     # What is about no broker is told once.
-    assert [each.reason for each in log.complaints(59).values()] == ["no token"]
+    assert [each.reason for each in log.recent_failures(59).values()] == ["no token"]
     clock.now_s += 900
-    assert log.complaints(59) == {}
-    assert len(log.complaints(float("inf"))) == 2
+    assert log.recent_failures(59) == {}
+    assert len(log.recent_failures(float("inf"))) == 2
 
 
-def test_a_connection_that_failed_has_a_reason_and_keeps_the_code_of_the_same_error(
+def test_failed_connection_keeps_its_reason_and_error_code(
     log: ClientLog,
 ) -> None:
     log.note_error(KafkaError._SSL, line("a:9092", "SSL handshake failed"))
     log.log_syslog(3, "FAIL", line("a:9092", "SSL handshake failed"))
     log.log_syslog(6, "FAIL", line("b:9092", "Disconnected"))
     log.log_syslog(4, "CONFWARN", line("c:9092", "something else"))
-    found = {at: (each.code, each.reason) for at, each in log.complaints(1).items()}
+    found = {at: (each.code, each.reason) for at, each in log.recent_failures(1).items()}
     assert found == {
         "a:9092": (KafkaError._SSL, "SSL handshake failed"),
         "b:9092": (0, "Disconnected"),
@@ -119,12 +119,12 @@ def test_secrets_are_in_no_reason_and_no_line(
 ) -> None:
     log.note_error(KafkaError._AUTHENTICATION, line("a:9092", "bad password hunter2"))
     log.log_syslog(3, "FAIL", line("a:9092", "bad password hunter2"))
-    (complaint,) = log.complaints(1).values()
+    (complaint,) = log.recent_failures(1).values()
     assert "hunter2" not in complaint.reason + caplog.text
     assert "bad password [hidden]" in complaint.reason
 
 
 def test_a_log_line_of_a_native_client_counts_as_a_complaint(log: ClientLog) -> None:
-    _, note_line = _handlers(log)
+    _, note_line = _build_handlers(log)
     note_line(None, 3, b"FAIL", line("a:9092", REFUSED).encode())
-    assert "a:9092" in log.complaints(60.0)
+    assert "a:9092" in log.recent_failures(60.0)

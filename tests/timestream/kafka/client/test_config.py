@@ -1,4 +1,4 @@
-"""How clients are configured, and which errors of the broker are worth another try."""
+"""Configuration and closing of clients."""
 
 import logging
 import threading
@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pyspark_timestream.kafka.client.config import admin_config, consumer_config, let_go
+from pyspark_timestream.kafka.client.config import admin_config, close_with_timeout, consumer_config
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 
@@ -33,7 +33,7 @@ def test_a_client_that_never_closes_does_not_hold_up_a_task(
 ) -> None:
     began_s, ever = time.monotonic(), threading.Event()
     with caplog.at_level(logging.WARNING):
-        let_go(ever.wait, patience_s=0.1)
+        close_with_timeout(ever.wait, timeout_s=0.1)
     assert time.monotonic() - began_s < 5
     assert "left behind" in caplog.text
     ever.set()
@@ -41,7 +41,7 @@ def test_a_client_that_never_closes_does_not_hold_up_a_task(
 
 def test_a_client_is_closed_before_the_task_goes_on() -> None:
     closed: list[str] = []
-    let_go(lambda: (time.sleep(0.1), closed.append("closed")))
+    close_with_timeout(lambda: (time.sleep(0.1), closed.append("closed")))
     assert closed == ["closed"]
 
 
@@ -51,5 +51,5 @@ def test_a_client_is_closed_also_where_python_ends(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Thread, "start", no_more_threads)
     closed: list[str] = []
-    let_go(lambda: closed.append("closed"))
+    close_with_timeout(lambda: closed.append("closed"))
     assert closed == ["closed"]

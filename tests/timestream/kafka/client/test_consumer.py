@@ -1,4 +1,4 @@
-"""Commits and closing, the same on either path; the broker is the one librdkafka has for tests."""
+"""Commits and closing with both consumers, against librdkafka's mock broker."""
 
 import re
 import time
@@ -10,15 +10,15 @@ from confluent_kafka import KafkaError, Producer
 from timestream.builders import options
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import consumer as kafka_messages
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client import consumer as client_consumer
+from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.consumer import ColumnConsumer, MessageConsumer
-from pyspark_timestream.kafka.client.native import consumer as kafka_native
+from pyspark_timestream.kafka.client.native import consumer as native_consumer
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
-from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client.native.library import load_gather
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 THERE, NOT_THERE = Partition("t", 0), Partition("t", 99)
@@ -40,7 +40,7 @@ def made(path: str, where: str) -> ColumnConsumer:
     config = {"bootstrap.servers": where, "group.id": "g", "log_level": 0}
     if path == "messages":
         return MessageConsumer(config, ClientLog(config))
-    gather = native_gather()
+    gather = load_gather()
     if gather is None:
         pytest.skip("the native gather is not built here, or not wanted")
     return NativeConsumer(config, gather, ClientLog(config))
@@ -52,8 +52,8 @@ def test_an_answer_that_comes_too_late_is_not_that_of_the_next_commit(
     path: str, slow_broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def patience(seconds: float) -> None:
-        monkeypatch.setattr(kafka_messages, "_COMMIT_TIMEOUT_S", seconds)
-        monkeypatch.setattr(kafka_native, "_COMMIT_TIMEOUT_MS", round(seconds * 1000))
+        monkeypatch.setattr(client_consumer, "_COMMIT_TIMEOUT_S", seconds)
+        monkeypatch.setattr(native_consumer, "_COMMIT_TIMEOUT_MS", round(seconds * 1000))
 
     consumer = made(path, slow_broker)
     try:
@@ -76,10 +76,10 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
     consumer.close()
     consumer.close()
     for use in (
-        lambda: consumer.aim(THERE, 0),
-        consumer.rest,
-        lambda: consumer.take(Range(THERE, 0, 1), 0, Needs(), 0.01),
-        lambda: consumer.existing(THERE, 0.01),
+        lambda: consumer.seek(THERE, 0),
+        consumer.pause,
+        lambda: consumer.poll(Range(THERE, 0, 1), 0, ColumnSet(), 0.01),
+        lambda: consumer.query_bounds(THERE, 0.01),
         lambda: consumer.is_connected(0.01),
         lambda: consumer.commit_offsets({THERE: (1, "")}),
     ):
@@ -92,18 +92,18 @@ def test_a_consumer_that_was_closed_is_refused(path: str) -> None:
     ("where", "reason"),
     [("127.0.0.1:1", "Connection refused"), ("no.such.host.invalid:9092", "Failed to resolve")],
 )
-def test_a_read_without_a_broker_fails_within_the_connect_timeout_and_says_why(
+def test_read_without_a_broker_fails_in_time_with_the_reason(
     path: str, where: str, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     if path == "messages":
-        monkeypatch.setattr(kafka_fetch, "native_gather", lambda: None)
-    elif native_gather() is None:
+        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
+    elif load_gather() is None:
         pytest.skip("the native gather is not built here, or not wanted")
     given = {"kafka.bootstrap.servers": where, "kafkaConsumer.connectTimeoutMs": "2000"}
     reader, began_s = RangeReader(options(**given), "g"), time.monotonic()
     try:
         with pytest.raises(BrokerUnreachable) as failure:
-            list(reader.read(Range(THERE, 0, 9), Needs()))
+            list(reader.read(Range(THERE, 0, 9), ColumnSet()))
     finally:
         reader.close()
     assert time.monotonic() - began_s < 15

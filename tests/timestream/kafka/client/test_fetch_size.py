@@ -1,18 +1,18 @@
-"""What is learnt of how much a topic inflates."""
+"""Fetch sizes that follow a topic's compression ratio."""
 
 import pytest
 
-from pyspark_timestream.kafka.client.fetch_size import Inflation
+from pyspark_timestream.kafka.client.fetch_size import CompressionStats
 
 KB = 1024
 
 
 def after(*reads: tuple[int, int]) -> bool:
     """Whether a topic is harmless after reads of (received, inflated) bytes."""
-    known = Inflation()
+    known = CompressionStats()
     for received, inflated in reads:
         known.note("t", received, inflated, 1)
-    return known.is_harmless("t")
+    return known.allows_large_fetches("t")
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_a_harmless_topic_that_begins_to_inflate_is_harmless_no_longer():
 
 
 def test_topics_are_known_one_by_one_with_the_size_of_their_records():
-    known = Inflation()
+    known = CompressionStats()
     known.note("a", 32 * KB, 32 * KB, 100)
-    assert known.is_harmless("a")
-    assert not known.is_harmless("b")
-    assert known.record_bytes("a") == pytest.approx(327.68)
-    assert known.record_bytes("b") is None
+    assert known.allows_large_fetches("a")
+    assert not known.allows_large_fetches("b")
+    assert known.mean_record_bytes("a") == pytest.approx(327.68)
+    assert known.mean_record_bytes("b") is None
     for _ in range(100):
         known.note("a", 0, 10_000 * 1_000, 10_000)
-    assert known.record_bytes("a") == pytest.approx(1_000, rel=0.01)
+    assert known.mean_record_bytes("a") == pytest.approx(1_000, rel=0.01)

@@ -1,4 +1,4 @@
-"""OAuth by librdkafka's own OIDC, on either path: an option as any other, and no code of ours."""
+"""OAuth by librdkafka's OIDC, with both consumers: options only, no code of ours."""
 
 import base64
 import queue
@@ -9,9 +9,9 @@ from threading import Thread
 import pytest
 from timestream.builders import options
 
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
-from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client.native.library import load_gather
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 
 Asked = queue.Queue[tuple[str, str]]
@@ -45,10 +45,10 @@ def endpoint() -> Iterator[tuple[str, Asked]]:
 def test_a_token_is_asked_for_where_the_options_say(
     native: bool, endpoint: tuple[str, Asked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if native and native_gather() is None:
+    if native and load_gather() is None:
         pytest.skip("the native gather is not built here, or not wanted")
     if not native:
-        monkeypatch.setattr(kafka_fetch, "native_gather", lambda: None)
+        monkeypatch.setattr(range_reader, "load_gather", lambda: None)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     url, asked = endpoint
     oidc = {

@@ -1,8 +1,8 @@
-"""What a worker keeps between its tasks, and what it must not."""
+"""The clients that a worker keeps between tasks."""
 
 import pytest
 
-from pyspark_timestream.kafka.client.pool import Stock
+from pyspark_timestream.kafka.client.pool import Pool
 
 
 class Thing:
@@ -19,10 +19,10 @@ class World:
     def __init__(self, most: int = 2, idle_s: float = 10) -> None:
         self.now_s = 0.0
         self.pid = 1
-        self.stock: Stock[Thing] = Stock(most, idle_s, lambda: self.now_s, lambda: self.pid)
+        self.stock: Pool[Thing] = Pool(most, idle_s, lambda: self.now_s, lambda: self.pid)
 
     def use(self, key: object) -> Thing:
-        with self.stock.borrowed(key, Thing) as thing:
+        with self.stock.acquire(key, Thing) as thing:
             assert not thing.closed
         return thing
 
@@ -36,14 +36,14 @@ def test_a_thing_made_for_one_task_serves_the_next() -> None:
 def test_a_thing_whose_task_failed_is_closed_and_never_used_again() -> None:
     world = World()
     first = world.use("a")
-    with pytest.raises(ValueError, match="task"), world.stock.borrowed("a", Thing) as again:
+    with pytest.raises(ValueError, match="task"), world.stock.acquire("a", Thing) as again:
         raise ValueError("task")
     assert again is first
     assert first.closed == 1
     assert world.use("a") is not first
 
 
-def test_no_more_are_kept_than_allowed_and_the_oldest_goes_first() -> None:
+def test_pool_above_its_limit_closes_the_oldest_first() -> None:
     world = World(most=2)
     a, b = world.use("a"), world.use("b")
     assert world.use("a") is a
@@ -51,7 +51,7 @@ def test_no_more_are_kept_than_allowed_and_the_oldest_goes_first() -> None:
     assert [a.closed, b.closed, c.closed] == [0, 1, 0]
 
 
-def test_what_was_idle_for_long_is_closed() -> None:
+def test_pool_closes_items_idle_for_too_long() -> None:
     world = World(most=9, idle_s=10)
     old, other = world.use("old"), world.use("other")
     world.now_s = 10.5
@@ -61,14 +61,14 @@ def test_what_was_idle_for_long_is_closed() -> None:
 
 def test_two_borrowers_at_once_have_one_each_and_one_stays() -> None:
     world = World()
-    with world.stock.borrowed("a", Thing) as outer:
+    with world.stock.acquire("a", Thing) as outer:
         inner = world.use("a")
         assert inner is not outer
     assert inner.closed == 1
     assert world.use("a") is outer
 
 
-def test_a_forked_child_neither_uses_nor_closes_what_its_parent_has() -> None:
+def test_forked_child_neither_uses_nor_closes_inherited_items() -> None:
     world = World(most=1)
     parents = world.use("a")
     world.pid = 2

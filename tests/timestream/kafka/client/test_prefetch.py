@@ -1,4 +1,4 @@
-"""What is read ahead is a range whole, or not at all."""
+"""Prefetched ranges are complete, or read again one by one."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ from confluent_kafka import KafkaError, Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.client import consumer as kafka_messages
-from pyspark_timestream.kafka.client import prefetch as kafka_small
+from pyspark_timestream.kafka.client import consumer as client_consumer
+from pyspark_timestream.kafka.client import prefetch
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.consumer import MessageConsumer
-from pyspark_timestream.kafka.client.fetch_size import Inflation
-from pyspark_timestream.kafka.client.prefetch import Arrivals, SmallRanges, small_ranges
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.client.fetch_size import CompressionStats
+from pyspark_timestream.kafka.client.prefetch import PartialFetch, Prefetcher, choose_small_ranges
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
 
@@ -77,7 +77,7 @@ def test_a_range_is_whole_when_all_below_its_end_has_come(
     world: tuple[list[Range], dict[Partition, list[Said]]], data: st.DataObject
 ) -> None:
     spans, given_by = world
-    arrivals = Arrivals(spans)
+    arrivals = PartialFetch(spans)
     left = {place: list(messages) for place, messages in given_by.items()}
     come: dict[Partition, list[Said]] = {place: [] for place in left}
     while any(left.values()):
@@ -88,8 +88,8 @@ def test_a_range_is_whole_when_all_below_its_end_has_come(
                 message = left[data.draw(st.sampled_from(waiting))].pop(0)
                 come[Partition(*message.place)].append(message)
                 polled.append(message)
-        arrivals.take(polled)
-        whole = dict(arrivals.whole())
+        arrivals.add(polled)
+        whole = dict(arrivals.complete_ranges())
         for span in spans:
             so_far = come[span.partition]
             is_whole = any(
@@ -101,56 +101,59 @@ def test_a_range_is_whole_when_all_below_its_end_has_come(
                 assert offsets(whole[span], span) == [
                     at for at in expected if at < span.end_exclusive
                 ]
-    assert arrivals.missing == 0
-    assert not arrivals.troubled
+    assert arrivals.missing_offsets == 0
+    assert not arrivals.failed
 
 
-def test_an_error_ends_the_waiting_and_keeps_what_was_whole() -> None:
+def test_fetch_with_an_error_keeps_only_complete_ranges() -> None:
     done, not_done = Range(part(0), 0, 2), Range(part(1), 0, 2)
     for place in (part(1), (None, None)):
-        arrivals = Arrivals([done, not_done])
-        arrivals.take([Said(part(0), 0), Said(part(0), 1), Said(part(1), 0)])
-        assert arrivals.missing == 1
-        arrivals.take([Said(place, -1, KafkaError._AUTO_OFFSET_RESET)])
-        assert arrivals.troubled
-        assert arrivals.missing == 0
-        assert [span for span, _ in arrivals.whole()] == [done]
+        arrivals = PartialFetch([done, not_done])
+        arrivals.add([Said(part(0), 0), Said(part(0), 1), Said(part(1), 0)])
+        assert arrivals.missing_offsets == 1
+        arrivals.add([Said(place, -1, KafkaError._AUTO_OFFSET_RESET)])
+        assert arrivals.failed
+        assert arrivals.missing_offsets == 0
+        assert [span for span, _ in arrivals.complete_ranges()] == [done]
 
 
-def test_what_comes_behind_an_error_makes_nothing_whole() -> None:
+def test_records_after_an_error_do_not_complete_a_range() -> None:
     spans = [Range(part(0), 0, 3), Range(part(1), 0, 2)]
     wrong = [Said(part(number), 1, KafkaError._BAD_MSG) for number in range(2)]
-    arrivals = Arrivals(spans)
-    arrivals.take([Said(part(0), 0), wrong[0], Said(part(0), 2)])
+    arrivals = PartialFetch(spans)
+    arrivals.add([Said(part(0), 0), wrong[0], Said(part(0), 2)])
     # Behind the range's end an error is not about it.
-    arrivals.take([Said(part(1), 0), Said(part(1), 1), wrong[1]])
-    assert [span for span, _ in arrivals.whole()] == [spans[1]]
+    arrivals.add([Said(part(1), 0), Said(part(1), 1), wrong[1]])
+    assert [span for span, _ in arrivals.complete_ranges()] == [spans[1]]
 
 
 def test_the_end_of_a_log_that_became_shorter_makes_nothing_whole() -> None:
-    arrivals = Arrivals([Range(part(0), 3, 9)])
-    arrivals.take([Said(part(0), 3), end(0, 4)])
-    assert arrivals.whole() == []
-    assert arrivals.missing == 5
+    arrivals = PartialFetch([Range(part(0), 3, 9)])
+    arrivals.add([Said(part(0), 3), end(0, 4)])
+    assert arrivals.complete_ranges() == []
+    assert arrivals.missing_offsets == 5
 
 
 def test_large_records_end_the_reading_ahead() -> None:
-    arrivals = Arrivals([Range(part(0), 0, 2), Range(part(1), 0, 2)])
-    arrivals.take([Said(part(0), 0, size=2**30)])
-    assert arrivals.missing == 0
-    assert arrivals.whole() == []
+    arrivals = PartialFetch([Range(part(0), 0, 2), Range(part(1), 0, 2)])
+    arrivals.add([Said(part(0), 0, size=2**30)])
+    assert arrivals.missing_offsets == 0
+    assert arrivals.complete_ranges() == []
 
 
 def test_ranges_are_read_ahead_the_smallest_first_as_far_as_memory_allows() -> None:
     large, small, tiny = Range(part(0), 0, 19_990), Range(part(1), 0, 30), Range(part(2), 5, 7)
-    assert small_ranges([large, small, tiny, Range(part(3), 4, 4)], tiny_records) == [tiny, small]
-    assert small_ranges([large, small], tiny_records) == []
-    assert small_ranges([Range(part(0), 0, 10)], tiny_records) == []
+    assert choose_small_ranges([large, small, tiny, Range(part(3), 4, 4)], tiny_records) == [
+        tiny,
+        small,
+    ]
+    assert choose_small_ranges([large, small], tiny_records) == []
+    assert choose_small_ranges([Range(part(0), 0, 10)], tiny_records) == []
 
 
 def test_a_partition_that_is_read_in_two_parts_is_not_read_ahead() -> None:
     spans = [Range(part(0), 0, 2), Range(part(0), 2, 4), Range(part(1), 0, 1)]
-    assert small_ranges(spans, tiny_records) == []
+    assert choose_small_ranges(spans, tiny_records) == []
 
 
 def tiny_records(topic: str) -> float | None:
@@ -159,55 +162,55 @@ def tiny_records(topic: str) -> float | None:
 
 def test_records_of_unknown_size_and_too_large_ones_are_not_read_at_once() -> None:
     spans = [Range(part(number), 0, 10) for number in range(4)]
-    assert small_ranges(spans, lambda _: None) == []
-    assert small_ranges(spans, lambda _: 1_000_000.0) == spans[:3]
-    assert small_ranges(spans, lambda _: 10_000_000.0) == []
+    assert choose_small_ranges(spans, lambda _: None) == []
+    assert choose_small_ranges(spans, lambda _: 1_000_000.0) == spans[:3]
+    assert choose_small_ranges(spans, lambda _: 10_000_000.0) == []
 
 
 def test_a_topics_first_range_is_read_by_itself_and_the_others_at_once(monkeypatch) -> None:
-    known, in_turn, at_once = Inflation(), [], []
+    known, in_turn, at_once = CompressionStats(), [], []
 
-    def read(span: Range, needs: Needs) -> Iterator[RecordBlock]:
+    def read(span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
         in_turn.append(span.partition.number)
         known.note("t", 0, 50, 10)
         return iter(())
 
     def read_at_once(
-        options: object, group: str, spans: Sequence[Range], needs: Needs
+        options: object, group: str, spans: Sequence[Range], needs: ColumnSet
     ) -> dict[Range, list[RecordBlock]]:
         at_once.append([span.partition.number for span in spans])
         return {span: [] for span in spans[1:]}
 
-    monkeypatch.setattr(kafka_small, "inflation_of", lambda _: known)
-    monkeypatch.setattr(kafka_small, "_read_at_once", read_at_once)
+    monkeypatch.setattr(prefetch, "get_compression_stats", lambda _: known)
+    monkeypatch.setattr(prefetch, "_fetch", read_at_once)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 2) for number in range(5)]
-    reading = kafka_small.with_small_ranges(given, "g", spans, Needs(), read)
+    reading = prefetch.prefetch_small_ranges(given, "g", spans, ColumnSet(), read)
     for span in spans:
-        assert list(reading(span, Needs())) == []
+        assert list(reading(span, ColumnSet())) == []
     # What did not come whole is read by itself.
     assert (in_turn, at_once) == ([0, 1], [[1, 2, 3, 4]])
 
 
-def test_no_more_is_read_ahead_while_a_task_holds_what_was(monkeypatch) -> None:
+def test_prefetch_waits_until_held_ranges_are_delivered(monkeypatch) -> None:
     at_once: list[int] = []
 
     def read_at_once(
-        options: object, group: str, spans: Sequence[Range], needs: Needs
+        options: object, group: str, spans: Sequence[Range], needs: ColumnSet
     ) -> dict[Range, list[RecordBlock]]:
         at_once.append(len(spans))
         return {span: [] for span in spans}
 
-    known = Inflation()
+    known = CompressionStats()
     known.note("t", 0, 10_000_000, 10)
-    monkeypatch.setattr(kafka_small, "inflation_of", lambda _: known)
-    monkeypatch.setattr(kafka_small, "_read_at_once", read_at_once)
+    monkeypatch.setattr(prefetch, "get_compression_stats", lambda _: known)
+    monkeypatch.setattr(prefetch, "_fetch", read_at_once)
     given = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     spans = [Range(part(number), 0, 1) for number in range(100)]
-    reading = kafka_small.with_small_ranges(given, "g", spans, Needs(), lambda *_: iter(()))
+    reading = prefetch.prefetch_small_ranges(given, "g", spans, ColumnSet(), lambda *_: iter(()))
     # A task takes them in another order than that in which they are chosen.
     for span in [spans[0], *reversed(spans[1:])]:
-        assert list(reading(span, Needs())) == []
+        assert list(reading(span, ColumnSet())) == []
     assert at_once == [33]
 
 
@@ -236,71 +239,71 @@ class Fetcher:
         return found
 
 
-def test_what_was_fetched_past_a_range_is_no_longer_held_at_rest(monkeypatch) -> None:
-    monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
+def test_paused_consumer_frees_records_fetched_past_a_range(monkeypatch) -> None:
+    monkeypatch.setattr(client_consumer, "Consumer", Fetcher)
     consumer = MessageConsumer({}, ClientLog({}))
-    consumer.aim(part(0), 0)
+    consumer.seek(part(0), 0)
     fetcher = consumer._consumer
     fetcher.queue = [Said(part(0), at) for at in range(9)]
-    assert consumer.take(Range(part(0), 0, 2), 0, Needs(), 1).reached == 2
-    consumer.rest()
+    assert consumer.poll(Range(part(0), 0, 2), 0, ColumnSet(), 1).reached == 2
+    consumer.pause()
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
 
 
-def test_errors_among_records_are_told_apart(monkeypatch) -> None:
-    monkeypatch.setattr(kafka_messages, "Consumer", Fetcher)
+def test_errors_among_records_are_separated(monkeypatch) -> None:
+    monkeypatch.setattr(client_consumer, "Consumer", Fetcher)
     consumer = MessageConsumer({}, ClientLog({}))
-    consumer.aim(part(0), 0)
+    consumer.seek(part(0), 0)
     wrong = Said(part(0), 1, KafkaError._BAD_MSG)
     consumer._consumer.queue = [Said(part(0), 0), wrong, Said(part(0), 2), end(0, 5)]
-    taken = consumer.take(Range(part(0), 0, 5), 0, Needs(), 1)
+    taken = consumer.poll(Range(part(0), 0, 5), 0, ColumnSet(), 1)
     assert (taken.block.offsets.to_pylist(), taken.reached) == ([0, 2], 5)
-    assert [(p.error.code(), p.offset) for p in taken.problems] == [(KafkaError._BAD_MSG, 1)]
+    assert [(p.error.code(), p.offset) for p in taken.errors] == [(KafkaError._BAD_MSG, 1)]
 
 
 def test_a_slow_first_connection_serves_the_next_batch(monkeypatch) -> None:
     made: list[Fetcher] = []
     monkeypatch.setattr(
-        kafka_small,
+        prefetch,
         "Consumer",
         lambda config, logger: made.append(Fetcher(config, logger)) or made[-1],
     )
     monkeypatch.setattr(
-        kafka_small, "time", SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)
+        prefetch, "time", SimpleNamespace(monotonic=lambda: made[-1].now_s if made else 0)
     )
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
-    reader = SmallRanges(read_kafka_options(given), "g")
+    reader = Prefetcher(read_kafka_options(given), "g")
     spans = [Range(part(number), 0, 2) for number in range(2)]
-    assert reader.read(spans, Needs()) == {}
+    assert reader.read(spans, ColumnSet()) == {}
     (fetcher,) = made
     assert (fetcher.state, fetcher.now_s > 0.9) == ("at rest", True)
     fetcher.queue = [Said(part(number), at) for at in range(9) for number in range(2)]
-    assert reader.read(spans, Needs()).keys() == set(spans)
+    assert reader.read(spans, ColumnSet()).keys() == set(spans)
     assert (fetcher.state, fetcher.queue) == ("at rest", [])
     # What was of use once knows a cluster that may have changed since.
-    assert reader.read(spans, Needs()) == {}
+    assert reader.read(spans, ColumnSet()) == {}
     assert fetcher.state == "closed"
     fetchers = len(made)
     # What has met an error is closed at once.
-    reader.read(spans, Needs())
+    reader.read(spans, ColumnSet())
     assert len(made) == fetchers + 1
     made[-1].queue = [Said(part(0), -1, KafkaError._AUTO_OFFSET_RESET)]
-    assert reader.read(spans, Needs()) == {}
+    assert reader.read(spans, ColumnSet()) == {}
     assert made[-1].state == "closed"
 
 
-def test_what_the_user_says_of_fetching_holds() -> None:
+def test_fetch_settings_of_the_user_are_kept() -> None:
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
     named = {"kafka.queued.max.messages.kbytes": "1024", "kafka.fetch.message.max.bytes": "1000"}
     ours, theirs = (
-        SmallRanges(read_kafka_options(options), "g")._config for options in (given, given | named)
+        Prefetcher(read_kafka_options(options), "g")._config for options in (given, given | named)
     )
     for name, value in named.items():
         assert theirs[name.removeprefix("kafka.")] == value
         assert ours[name.removeprefix("kafka.")] == 64 * 1024
 
 
-def test_a_broker_that_goes_away_makes_no_range_whole_and_holds_nobody_up() -> None:
+def test_broker_that_goes_away_completes_no_range_in_time() -> None:
     # librdkafka's own broker for tests: it lives and dies with this producer.
     server = Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1, "log_level": 0})
     for at in range(10):
@@ -309,18 +312,18 @@ def test_a_broker_that_goes_away_makes_no_range_whole_and_holds_nobody_up() -> N
     assert server.flush(60) == 0
     (where,) = server.list_topics(timeout=60).brokers.values()
     given = {"kafka.bootstrap.servers": f"{where.host}:{where.port}", "kafka.log_level": "0"}
-    reader = SmallRanges(read_kafka_options({**given, "subscribe": "t"}), "g")
+    reader = Prefetcher(read_kafka_options({**given, "subscribe": "t"}), "g")
     spans = [Range(part(number), 2, 5) for number in range(4)]
     try:
         deadline_s = time.monotonic() + 60
-        found = reader.read(spans, Needs(values=True))
+        found = reader.read(spans, ColumnSet(values=True))
         while len(found) < len(spans):  # a first connection may take longer than a reader waits
             assert time.monotonic() < deadline_s
-            found = reader.read(spans, Needs(values=True))
+            found = reader.read(spans, ColumnSet(values=True))
         assert {span: [block.values.to_pylist() for block in found[span]] for span in found} == {
             span: [[f"{span.partition.number}-{at}".encode() for at in (2, 3, 4)]] for span in spans
         }
         del server
-        assert reader.read(spans, Needs(values=True)) == {}
+        assert reader.read(spans, ColumnSet(values=True)) == {}
     finally:
         reader.close()

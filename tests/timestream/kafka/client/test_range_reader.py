@@ -1,4 +1,4 @@
-"""What becomes of the errors that a consumer reports among the records of a range."""
+"""Handling of the errors that a consumer reports among the records of a range."""
 
 import contextlib
 import itertools
@@ -10,13 +10,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
-from pyspark_timestream.kafka.client.client_log import ClientLog, Complaint
-from pyspark_timestream.kafka.client.consumer import Problem, Taken
-from pyspark_timestream.kafka.client.pool import Stock
+from pyspark_timestream.kafka.client import range_reader
+from pyspark_timestream.kafka.client.client_log import BrokerFailure, ClientLog
+from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
+from pyspark_timestream.kafka.client.pool import Pool
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.client.retry import Patience
-from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.client.retry import RetryBudget
+from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
 
@@ -35,16 +35,16 @@ class Clock:
     def monotonic(self) -> float:
         return self.now_s
 
-    def patience(self, limit_s: float) -> Patience:
-        return Patience(limit_s, 0.1, self.monotonic, self.wait)
+    def patience(self, limit_s: float) -> RetryBudget:
+        return RetryBudget(limit_s, 0.1, self.monotonic, self.wait)
 
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch) -> Clock:
     """Nothing here waits really."""
     made = Clock()
-    monkeypatch.setattr(kafka_fetch, "Patience", made.patience)
-    monkeypatch.setattr(kafka_fetch, "time", made)
+    monkeypatch.setattr(range_reader, "RetryBudget", made.patience)
+    monkeypatch.setattr(range_reader, "time", made)
     return made
 
 
@@ -57,23 +57,25 @@ class Scripted:
     `bounds` are what the broker says of them otherwise, question by question; the last stays.
     """
 
-    def __init__(self, script: Iterator[Taken], bounds: Sequence[Bounds] = ((15, 30),)) -> None:
+    def __init__(
+        self, script: Iterator[PollResult], bounds: Sequence[Bounds] = ((15, 30),)
+    ) -> None:
         self._script = script
         self._bounds = list(bounds)
         self.aims: list[int] = []
         self.closed = 0
-        self.received = 0
+        self.received_bytes = 0
 
-    def aim(self, partition: Partition, offset: int) -> None:
+    def seek(self, partition: Partition, offset: int) -> None:
         self.aims.append(offset)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         pass
 
-    def take(self, span: Range, position: int, needs: Needs, wait_s: float) -> Taken:
+    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         return next(self._script)
 
-    def existing(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
         said = self._bounds.pop(0) if len(self._bounds) > 1 else self._bounds[0]
         if isinstance(said, KafkaError):
             raise KafkaException(said)
@@ -91,13 +93,13 @@ class Scripted:
         self.closed += 1
 
 
-def lost(offset: int, partition: int = 0) -> Problem:
-    return Problem(KafkaError(KafkaError._AUTO_OFFSET_RESET), "t", partition, offset)
+def lost(offset: int, partition: int = 0) -> ConsumerError:
+    return ConsumerError(KafkaError(KafkaError._AUTO_OFFSET_RESET), "t", partition, offset)
 
 
 def read(
     monkeypatch,
-    takes: Iterable[Taken],
+    takes: Iterable[PollResult],
     *,
     fail: bool = True,
     bounds: Sequence[Bounds] = ((15, 30),),
@@ -113,42 +115,46 @@ def read(
         }
     )
     consumer = Scripted(iter(takes), bounds)
-    monkeypatch.setattr(RangeReader, "_new_consumer", lambda reader: consumer)
-    assert list(kafka_fetch.RangeReader(options, "g").read(SPAN, Needs())) == []
+    monkeypatch.setattr(RangeReader, "_create_consumer", lambda reader: consumer)
+    assert list(range_reader.RangeReader(options, "g").read(SPAN, ColumnSet())) == []
     return consumer.aims
 
 
 def test_a_loss_that_is_reported_twice_is_passed_over_once(monkeypatch) -> None:
-    takes = [Taken(None, 10, (lost(10),)), Taken(None, 15, (lost(10),)), Taken(None, 20, ())]
+    takes = [
+        PollResult(None, 10, (lost(10),)),
+        PollResult(None, 15, (lost(10),)),
+        PollResult(None, 20, ()),
+    ]
     assert read(monkeypatch, takes, fail=False) == [10, 15]
 
 
-def test_a_loss_fails_the_query_that_says_so(monkeypatch) -> None:
+def test_loss_with_fail_on_data_loss_fails_the_query(monkeypatch) -> None:
     with pytest.raises(DataLost, match="offset 10 can no longer be read"):
-        read(monkeypatch, [Taken(None, 10, (lost(10),))], fail=True)
+        read(monkeypatch, [PollResult(None, 10, (lost(10),))], fail=True)
 
 
 def test_an_error_of_a_position_long_passed_loses_nothing(monkeypatch) -> None:
-    takes = [Taken(None, 16, ()), Taken(None, 16, (lost(12),)), Taken(None, 20, ())]
+    takes = [PollResult(None, 16, ()), PollResult(None, 16, (lost(12),)), PollResult(None, 20, ())]
     assert read(monkeypatch, takes, fail=True) == [10]
 
 
 def test_an_error_of_another_partition_is_not_this_ones(monkeypatch) -> None:
-    takes = [Taken(None, 10, (lost(10, partition=1),)), Taken(None, 20, ())]
+    takes = [PollResult(None, 10, (lost(10, partition=1),)), PollResult(None, 20, ())]
     assert read(monkeypatch, takes, fail=True) == [10]
 
 
 def test_missing_rights_are_an_error(monkeypatch) -> None:
-    denied = Problem(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "t", 0, -1)
+    denied = ConsumerError(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "t", 0, -1)
     with pytest.raises(BrokerUnreachable, match=r"topic .t. partition 0: .*authorization failed"):
-        read(monkeypatch, [Taken(None, 10, (denied,))], fail=True)
+        read(monkeypatch, [PollResult(None, 10, (denied,))], fail=True)
 
 
 # -- leaders that change -----------------------------------------------------------------------
 
 BEHIND = (0, 12)
 """What a broker says of the partition that no longer leads it, or not yet."""
-REFUSED = Taken(None, 18, (lost(18),))
+REFUSED = PollResult(None, 18, (lost(18),))
 
 
 @pytest.mark.parametrize(
@@ -157,14 +163,14 @@ REFUSED = Taken(None, 18, (lost(18),))
     ids=["behind", "answer that passes", "no answer"],
 )
 def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing(monkeypatch, moment) -> None:
-    takes = [Taken(None, 18, ()), REFUSED, Taken(None, 20, ())]
+    takes = [PollResult(None, 18, ()), REFUSED, PollResult(None, 20, ())]
     assert read(monkeypatch, takes, bounds=[*[moment] * 4, (0, 30)]) == [10, 18]
 
 
 def test_a_topic_that_is_unknown_for_a_moment_is_not_gone(monkeypatch) -> None:
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-    missing = Taken(None, 18, (Problem(unknown, "t", 0, -1),))
-    takes = [Taken(None, 18, ()), missing, Taken(None, 20, ())]
+    missing = PollResult(None, 18, (ConsumerError(unknown, "t", 0, -1),))
+    takes = [PollResult(None, 18, ()), missing, PollResult(None, 20, ())]
     assert read(monkeypatch, takes, bounds=[unknown, unknown, (0, 30)]) == [10, 18]
 
 
@@ -173,21 +179,21 @@ def test_a_topic_that_is_unknown_for_a_moment_is_not_gone(monkeypatch) -> None:
 )
 def test_a_log_that_stays_shorter_for_seconds_has_lost_records(monkeypatch, clock, lasting) -> None:
     with pytest.raises(DataLost, match="offset 18 can no longer be read"):
-        read(monkeypatch, [Taken(None, 18, ()), REFUSED], bounds=[lasting])
+        read(monkeypatch, [PollResult(None, 18, ()), REFUSED], bounds=[lasting])
     assert 5 <= clock.now_s < 10
 
 
 def test_a_position_that_exists_is_asked_for_again_for_as_long_as_java_does(
     monkeypatch, clock
 ) -> None:
-    takes = [Taken(None, 18, ()), *[REFUSED] * 60, Taken(None, 20, ())]
+    takes = [PollResult(None, 18, ()), *[REFUSED] * 60, PollResult(None, 20, ())]
     assert read(monkeypatch, takes)[1:] == [18] * 60
     assert clock.now_s < 60
     with pytest.raises(DataLost, match="offset 18 can no longer be read"):
-        read(monkeypatch, itertools.chain([Taken(None, 18, ())], itertools.repeat(REFUSED)))
+        read(monkeypatch, itertools.chain([PollResult(None, 18, ())], itertools.repeat(REFUSED)))
 
 
-def test_what_brokers_answered_for_a_minute_is_the_message(monkeypatch, clock) -> None:
+def test_error_lasting_a_minute_is_quoted_in_the_message(monkeypatch, clock) -> None:
     with pytest.raises(BrokerUnreachable) as failure:
         read(monkeypatch, [REFUSED], bounds=[KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)])
     message = str(failure.value)
@@ -200,17 +206,17 @@ def test_what_brokers_answered_for_a_minute_is_the_message(monkeypatch, clock) -
 # -- brokers that do not answer ----------------------------------------------------------------
 
 
-def waiting(clock: Clock, *problems: Problem) -> Iterator[Taken]:
+def waiting(clock: Clock, *problems: ConsumerError) -> Iterator[PollResult]:
     """A consumer that is given nothing but `problems`."""
     while True:
         clock.now_s += 0.05
-        yield Taken(None, 10, problems)
+        yield PollResult(None, 10, problems)
 
 
 def complaining(monkeypatch, code: int, reason: str) -> None:
     """Let the client say that of a broker, all the time."""
-    complaint = Complaint(code, reason, 0)
-    monkeypatch.setattr(ClientLog, "complaints", lambda *_: {"b:1": complaint})
+    complaint = BrokerFailure(code, reason, 0)
+    monkeypatch.setattr(ClientLog, "recent_failures", lambda *_: {"b:1": complaint})
 
 
 def test_a_task_that_reaches_no_broker_fails_after_the_connect_timeout(monkeypatch, clock) -> None:
@@ -235,7 +241,7 @@ def test_a_task_that_has_reached_a_broker_waits_for_the_others_longer(monkeypatc
 
 
 def test_an_answer_that_should_have_passed_is_the_message(monkeypatch, clock) -> None:
-    answer = Problem(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "t", 0, -1)
+    answer = ConsumerError(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "t", 0, -1)
     monkeypatch.setattr(Scripted, "is_connected", lambda *_: True)
     with pytest.raises(BrokerUnreachable, match=r"for 120 s .* answered 'Broker: Disk error"):
         read(monkeypatch, waiting(clock, answer))
@@ -243,35 +249,39 @@ def test_an_answer_that_should_have_passed_is_the_message(monkeypatch, clock) ->
 
 def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkeypatch) -> None:
     options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    stock: Stock[RangeReader] = Stock(most=4, idle_s=300)
-    monkeypatch.setattr(kafka_fetch, "_STOCK", stock)
+    stock: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    monkeypatch.setattr(range_reader, "_POOL", stock)
     made: list[Scripted] = []
 
     def new_consumer(reader: RangeReader) -> Scripted:
-        made.append(Scripted(iter([Taken(None, 20, ()), Taken(None, 30, ()), Taken(None, 20, ())])))
+        made.append(
+            Scripted(
+                iter([PollResult(None, 20, ()), PollResult(None, 30, ()), PollResult(None, 20, ())])
+            )
+        )
         return made[-1]
 
-    monkeypatch.setattr(RangeReader, "_new_consumer", new_consumer)
+    monkeypatch.setattr(RangeReader, "_create_consumer", new_consumer)
     later = Range(SPAN.partition, 20, 30)
     for span in (SPAN, later, SPAN):
-        with kafka_fetch.borrowed_reader(options, "g") as reader:
-            assert list(reader.read(span, Needs())) == []
+        with range_reader.acquire_reader(options, "g") as reader:
+            assert list(reader.read(span, ColumnSet())) == []
     assert [consumer.aims for consumer in made] == [[10, 20, 10]]
-    with pytest.raises(ZeroDivisionError), kafka_fetch.borrowed_reader(options, "g"):
+    with pytest.raises(ZeroDivisionError), range_reader.acquire_reader(options, "g"):
         raise ZeroDivisionError
-    with kafka_fetch.borrowed_reader(options, "g") as reader:
-        assert list(reader.read(SPAN, Needs())) == []
+    with range_reader.acquire_reader(options, "g") as reader:
+        assert list(reader.read(SPAN, ColumnSet())) == []
     assert [consumer.aims for consumer in made] == [[10, 20, 10], [10]]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_a_consumer_that_is_replaced_is_closed_once(monkeypatch, is_refused: bool) -> None:
     options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    stock: Stock[RangeReader] = Stock(most=4, idle_s=300)
-    monkeypatch.setattr(kafka_fetch, "_STOCK", stock)
+    stock: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    monkeypatch.setattr(range_reader, "_POOL", stock)
     # A refusal of offset 18, which exists, is out of date.
     made: list[Scripted] = []
-    scripts = [[Taken(None, 18, (lost(18),))], [Taken(None, 20, ())]]
+    scripts = [[PollResult(None, 18, (lost(18),))], [PollResult(None, 20, ())]]
 
     def new_consumer(reader: RangeReader) -> Scripted:
         if made and is_refused:
@@ -279,10 +289,10 @@ def test_a_consumer_that_is_replaced_is_closed_once(monkeypatch, is_refused: boo
         made.append(Scripted(iter(scripts[len(made)])))
         return made[-1]
 
-    monkeypatch.setattr(RangeReader, "_new_consumer", new_consumer)
+    monkeypatch.setattr(RangeReader, "_create_consumer", new_consumer)
     refused = pytest.raises(OptionError) if is_refused else contextlib.nullcontext()
-    with refused, kafka_fetch.borrowed_reader(options, "g") as reader:
-        assert list(reader.read(SPAN, Needs())) == []
+    with refused, range_reader.acquire_reader(options, "g") as reader:
+        assert list(reader.read(SPAN, ColumnSet())) == []
     assert [consumer.closed for consumer in made] == ([1] if is_refused else [1, 0])
 
 
@@ -310,7 +320,7 @@ class Group(Scripted):
 def leaving(monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[RangeReader, Group]:
     options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
     group = Group(limit)
-    monkeypatch.setattr(RangeReader, "_new_consumer", lambda _: group)
+    monkeypatch.setattr(RangeReader, "_create_consumer", lambda _: group)
     return RangeReader(options, "g"), group
 
 
@@ -318,20 +328,20 @@ def packed(letters: int) -> str:
     return json.dumps({"for": "k", "packed": "x" * letters, "version": 2})
 
 
-def test_a_state_of_any_size_is_left_where_the_broker_takes_it(monkeypatch) -> None:
+def test_state_of_any_size_is_committed_if_accepted(monkeypatch) -> None:
     reader, group = leaving(monkeypatch, 100_000)
     text = packed(90_000)
-    reader.leave({Partition("t", 0): (7, text)})
+    reader.commit_state({Partition("t", 0): (7, text)})
     assert group.left == {Partition("t", 0): (7, text)}
 
 
-def test_of_a_state_that_the_broker_refuses_as_too_long_the_length_is_left(monkeypatch) -> None:
+def test_state_refused_as_too_long_is_replaced_by_its_length(monkeypatch) -> None:
     reader, group = leaving(monkeypatch, 200)
     long, short = Partition("t", 0), Partition("t", 1)
     now_s = 1_000.0
-    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(range_reader.time, "monotonic", lambda: now_s)
     for offset in (7, 8):
-        reader.leave({long: (offset, packed(500)), short: (offset, packed(9))})
+        reader.commit_state({long: (offset, packed(500)), short: (offset, packed(9))})
         assert group.left[short] == (offset, packed(9))
         assert group.left[long][0] == offset
         left = json.loads(group.left[long][1])
@@ -339,14 +349,14 @@ def test_of_a_state_that_the_broker_refuses_as_too_long_the_length_is_left(monke
     # What was refused is not asked for again at once, but a minute later.
     assert [max(sizes.values()) > 200 for sizes in group.commits] == [True, False, False]
     now_s += 61
-    reader.leave({long: (9, packed(500))})
+    reader.commit_state({long: (9, packed(500))})
     assert [max(sizes.values()) > 200 for sizes in group.commits[3:]] == [True, False]
 
 
-def test_a_group_that_is_forbidden_is_left_alone_for_a_minute(monkeypatch, caplog) -> None:
+def test_forbidden_group_is_not_asked_again_for_a_minute(monkeypatch, caplog) -> None:
     reader, group = leaving(monkeypatch, 200)
     for _ in range(3):
-        reader.leave({Partition("t", 9): (7, "")})
+        reader.commit_state({Partition("t", 9): (7, "")})
     assert len(group.commits) == 1
     assert "offsets cannot be committed to group 'g'" in caplog.text
     assert "the counts in the progress leave its records out" in caplog.text

@@ -1,9 +1,14 @@
-"""Which answers of a broker are worth another try, and for how long."""
+"""Retriable errors, and how long a request is retried."""
 
 import pytest
 from confluent_kafka import KafkaError
 
-from pyspark_timestream.kafka.client.retry import API_TIMEOUT_S, GONE, Patience, is_retriable
+from pyspark_timestream.kafka.client.retry import (
+    API_TIMEOUT_S,
+    MISSING_CODES,
+    RetryBudget,
+    is_retriable,
+)
 
 KAFKA_4_3 = {
     "CORRUPT_MESSAGE": 2, "UNKNOWN_TOPIC_OR_PARTITION": 3, "LEADER_NOT_AVAILABLE": 5,
@@ -23,7 +28,7 @@ KAFKA_4_3 = {
 @pytest.mark.parametrize("name", KAFKA_4_3)
 def test_every_answer_that_kafka_calls_retriable_is_asked_for_again(name: str) -> None:
     # A topic that is not known is waited for where it is listed, and not for a minute.
-    is_gone = KAFKA_4_3[name] in GONE
+    is_gone = KAFKA_4_3[name] in MISSING_CODES
     assert is_gone == (name == "UNKNOWN_TOPIC_OR_PARTITION")
     assert is_retriable(KafkaError(KAFKA_4_3[name])) or is_gone
 
@@ -45,7 +50,7 @@ def test_no_answer_is_worth_another_try(code: int) -> None:
         KafkaError._AUTHENTICATION,
     ],
 )
-def test_what_only_a_change_can_mend_is_not_asked_for_again(code: int) -> None:
+def test_error_that_needs_a_change_is_not_retriable(code: int) -> None:
     assert not is_retriable(KafkaError(code))
 
 
@@ -61,14 +66,14 @@ class Clock:
         self.now_s += seconds
 
 
-def patience(clock: Clock, limit_s: float, **more: float) -> Patience:
-    return Patience(limit_s, **more, now_s=lambda: clock.now_s, wait=clock.wait)
+def patience(clock: Clock, limit_s: float, **more: float) -> RetryBudget:
+    return RetryBudget(limit_s, **more, now_s=lambda: clock.now_s, wait=clock.wait)
 
 
 def test_tries_go_on_for_the_whole_limit_and_no_longer() -> None:
     clock = Clock()
     trying = patience(clock, API_TIMEOUT_S, pause_s=0.01)
-    while trying.has_more():
+    while trying.pause_before_retry():
         pass
     assert clock.now_s == pytest.approx(60)
     assert clock.pauses[:8] == pytest.approx([0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1])
@@ -78,7 +83,7 @@ def test_tries_go_on_for_the_whole_limit_and_no_longer() -> None:
 def test_a_longer_first_pause_stays_as_it_was_asked_for() -> None:
     clock = Clock()
     trying = patience(clock, 10, pause_s=3)
-    while trying.has_more():
+    while trying.pause_before_retry():
         pass
     assert clock.pauses == pytest.approx([3, 3, 3, 1])
 
@@ -87,9 +92,9 @@ def test_requests_may_take_longer_with_each_try_but_not_beyond_the_limit() -> No
     clock = Clock()
     trying, allowed = patience(clock, 60, pause_s=0.1), []
     while True:
-        allowed.append(trying.request_s)
-        clock.now_s += trying.request_s
-        if not trying.has_more():
+        allowed.append(trying.request_timeout_s)
+        clock.now_s += trying.request_timeout_s
+        if not trying.pause_before_retry():
             break
     assert allowed[:4] == pytest.approx([2, 4, 8, 16])
     assert clock.now_s == pytest.approx(60, abs=0.2)
@@ -99,6 +104,6 @@ def test_requests_may_take_longer_with_each_try_but_not_beyond_the_limit() -> No
 def test_a_limit_may_change_meanwhile() -> None:
     clock = Clock()
     trying = patience(clock, 1, pause_s=1)
-    assert trying.has_more(60)
-    assert trying.has_more(60)
-    assert not trying.has_more(2)
+    assert trying.pause_before_retry(60)
+    assert trying.pause_before_retry(60)
+    assert not trying.pause_before_retry(2)

@@ -1,4 +1,4 @@
-"""Which columns a query gets, and which schemas are refused."""
+"""The columns of a query, and the schemas that are refused."""
 
 import pyarrow as pa
 import pytest
@@ -49,7 +49,7 @@ ORIGINALS = ["original_start_time", "original_end_time"]
         ),
     ],
 )
-def test_without_a_schema_the_columns_are_sparks_and_those_that_the_options_fill(raw, more):
+def test_default_schema_has_sparks_columns_and_filled_metadata(raw, more):
     schema = default_schema(options(**raw))
     assert schema.names == [*SPARKS, *more]
     assert schema.types[:7] == list(SPARKS.values())
@@ -108,7 +108,7 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({"metadataPrefix": "k_"}, ("k_cti", INSTANT), "would be empty"),
     ],
 )
-def test_a_column_that_nothing_fills_is_refused_with_what_would(raw, column, said):
+def test_empty_column_is_refused_naming_the_option_to_set(raw, column, said):
     with pytest.raises(SchemaRefused) as refused:
         projection(options(**raw), column)
     message = str(refused.value)
@@ -118,7 +118,7 @@ def test_a_column_that_nothing_fills_is_refused_with_what_would(raw, column, sai
     assert "; next step: " in message
 
 
-def test_a_column_that_may_not_be_null_is_refused_because_a_cti_row_is_null_elsewhere():
+def test_column_that_is_not_nullable_is_refused():
     schema = pa.schema([pa.field("offset", pa.int64(), nullable=False)])
     with pytest.raises(SchemaRefused, match="is not nullable"):
         project(options(), schema)
@@ -128,7 +128,7 @@ def test_headers_may_be_named_without_include_headers():
     assert projection(options(), ("headers", METADATA["headers"])).wants("headers")
 
 
-def test_json_values_without_a_schema_are_refused_since_the_schema_is_the_projection():
+def test_json_values_without_a_schema_are_refused():
     with pytest.raises(
         SchemaRefused, match=r"'valueFormat' is 'json'.*next step: add it, or leave"
     ):

@@ -1,4 +1,4 @@
-"""Punctuations as a task reads them: headers, values and timestamps become marks, rows and CTIs."""
+"""Punctuations in a task: headers, values and timestamps become marks, rows and CTIs."""
 
 import logging
 
@@ -10,10 +10,11 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import ViolationFound
-from pyspark_timestream.kafka.decode.payload import needs_of, read_payload
-from pyspark_timestream.kafka.decode.records import Needs
+from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
+from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.kafka.task import Share, TaskPlan, end_state, run_task
+from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 COLUMNS = [("offset", pa.int64()), ("cti", INSTANT)]
 MARKED = {"ctiHeader": "cti", "timeUnit": "ms"}
@@ -30,7 +31,7 @@ def task(raw, *records, sizes=(99,), columns=COLUMNS):
     """(rows, end state) of `(value, headers, timestamp)` records cut into blocks of `sizes`."""
     given_options = options(**raw)
     wanted = projection(given_options, *columns)
-    share, ended = Share(Range(at(0), 0, len(records)), PartitionState()), {}
+    share, ended = TaskRange(Range(at(0), 0, len(records)), PartitionState()), {}
 
     def read(span, needs):
         first = 0
@@ -42,7 +43,7 @@ def task(raw, *records, sizes=(99,), columns=COLUMNS):
             first += size
 
     tables = list(run_task(given_options, wanted, TaskPlan((share,)), read, ended.__setitem__))
-    assert end_state(given_options, share, read) == ended[at(0)]
+    assert compute_end_state(given_options, share, read) == ended[at(0)]
     rows = pa.Table.from_batches(tables, wanted.schema)
     columns = [
         micros(rows[name].combine_chunks()) if kind == INSTANT else rows[name].to_pylist()
@@ -79,7 +80,7 @@ def test_an_unreadable_mark_is_ignored_counted_and_warned_of(headers, caplog):
     assert "partition 0 offset 1: 1 marks in header 'cti'" in caplog.text
 
 
-def test_an_unreadable_mark_fails_under_fail_and_says_where():
+def test_unreadable_mark_under_fail_names_its_record():
     with pytest.raises(ViolationFound, match="offset 1: the mark in header 'cti' cannot be read"):
         task({**MARKED, "violationPolicy": "fail"}, (b"", None, 5), (None, mark(b"soon"), 6))
 
@@ -123,7 +124,9 @@ def test_a_time_window_is_of_the_position_before_the_records_own_mark():
 def test_a_punctuation_is_known_only_by_its_headers_and_its_value():
     given_options = options(ctiHeader="cti")
     wanted = projection(given_options, ("offset", pa.int64()))
-    assert needs_of(given_options, wanted) == Needs(timestamps=True, values=True, headers=True)
+    assert required_columns(given_options, wanted) == ColumnSet(
+        timestamps=True, values=True, headers=True
+    )
     payload = read_payload(given_options, wanted, block(b"", None))
     assert payload.events.present is None
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import HEADERS
 
-from pyspark_timestream.kafka.decode.records import header_texts
+from pyspark_timestream.kafka.decode.records import read_header
 
 names = st.sampled_from(["t", "T", "u"])
 contents = st.sampled_from([None, b"", b"1", b"2", b"\xff", "é".encode()])
@@ -29,9 +29,9 @@ def test_of_repeated_headers_the_last_wins_also_in_a_slice(rows, start, length):
         else None
         for row in rows[start : start + length]
     ]
-    assert header_texts(column, "t").to_pylist() == expected
+    assert read_header(column, "t").to_pylist() == expected
 
 
 def test_a_last_header_without_a_value_hides_the_one_before():
     column = pa.array([[("t", b"1"), ("t", None)], [("t", b"1"), ("t", b"\xff")]], HEADERS)
-    assert header_texts(column, "t").to_pylist() == [None, None]
+    assert read_header(column, "t").to_pylist() == [None, None]

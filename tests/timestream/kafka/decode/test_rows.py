@@ -1,4 +1,4 @@
-"""How judged records and CTIs become rows."""
+"""Judged records and CTIs as rows."""
 
 import numpy as np
 import pyarrow as pa
@@ -8,7 +8,7 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.rows import cti_rows, weave
+from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
 
 PLAIN = options(ctiFrequency="1")
 WANTED = projection(PLAIN, ("offset", pa.int64()), ("cti", INSTANT), ("topic", pa.string()))
@@ -16,7 +16,7 @@ WANTED = projection(PLAIN, ("offset", pa.int64()), ("cti", INSTANT), ("topic", p
 
 @given(st.data())
 @settings(deadline=None)
-def test_each_cti_comes_right_after_its_record_whatever_was_dropped(data):
+def test_cti_row_directly_follows_its_record_despite_drops(data):
     count = data.draw(st.integers(0, 8))
     keep = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), bool)
     after = np.flatnonzero(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
@@ -24,7 +24,9 @@ def test_each_cti_comes_right_after_its_record_whatever_was_dropped(data):
     records = block(*[None] * count, first=50)
     payload = read_payload(PLAIN, WANTED, records)
     _, judgement = step(PLAIN.rules, PartitionState(), payload.events)
-    woven = weave(WANTED, at(3), records, payload, judgement, keep, after, marks)
+    woven = interleave_ctis(
+        WANTED, JudgedBlock(at(3), records, payload, judgement), keep, after, marks
+    )
     expected = []
     cti_of = dict(zip(after.tolist(), marks.tolist(), strict=True))
     for i in range(count):
@@ -45,7 +47,7 @@ def test_a_cti_row_is_null_in_every_other_column():
         includeHeaders="true",
     )
     wanted = projection(given_options)
-    rows = cti_rows(wanted, np.array([5, 7]))
+    rows = build_cti_rows(wanted, np.array([5, 7]))
     assert rows.schema == wanted.schema
     assert micros(rows["cti"]) == [5, 7]
     assert all(rows[name].null_count == 2 for name in wanted.schema.names if name != "cti")
@@ -59,7 +61,9 @@ def woven(raw, *values, columns):
     payload = read_payload(given_options, wanted, records)
     _, said = step(given_options.rules, PartitionState(), payload.events)
     none = np.empty(0, dtype=np.int64)
-    table = weave(wanted, at(0), records, payload, said, said.keep, none, none)
+    table = interleave_ctis(
+        wanted, JudgedBlock(at(0), records, payload, said), said.keep, none, none
+    )
     read = [micros(table[n]) if t == INSTANT else table[n].to_pylist() for n, t in columns]
     return list(zip(*read, strict=True))
 
@@ -144,7 +148,9 @@ def test_metadata_carries_what_the_record_had():
     _, said = step(given_options.rules, PartitionState(), payload.events)
     none = np.empty(0, dtype=np.int64)
     everything = np.array([True, True])
-    table = weave(wanted, at(3), records, payload, said, everything, none, none)
+    table = interleave_ctis(
+        wanted, JudgedBlock(at(3), records, payload, said), everything, none, none
+    )
     assert (micros(table["timestamp"]), micros(table["start_time"])) == (
         [5000, -1000],
         [5000, None],

@@ -1,4 +1,4 @@
-"""What a warning shows of the records: the field, one value's beginning, the unit that fits."""
+"""Sample records in warnings: the field, a value's beginning, the fitting unit."""
 
 import json
 
@@ -37,12 +37,12 @@ def malformed(*objects, **raw):
         ({"at": {"t": 1}}, "one value in 'at' is an object"),
         ({"at": [1]}, "one value in 'at' is an array"),
         ({"at": ""}, "one value in 'at' is an empty text"),
-        (b"a,b,c", "one value is no JSON object, but a text of 5 characters that begins 'a,'"),
-        (b"\0\0\0\0\7abc", "the values are no JSON: they begin with a zero byte, as those of a "
+        (b"a,b,c", "one value is not a JSON object, but a text of 5 characters that begins 'a,'"),
+        (b"\0\0\0\0\7abc", "the values are not JSON: they begin with a zero byte, as those of a "
                            "schema registry"),
     ],
 )  # fmt: skip
-def test_the_field_and_what_is_there_are_named(value, said):
+def test_description_names_the_field_and_its_value(value, said):
     assert malformed(value) == said
 
 
@@ -87,7 +87,7 @@ def test_nothing_is_shown_of_a_field_whose_name_speaks_of_a_secret(name):
 @given(st.text(min_size=1, max_size=60))
 @settings(deadline=None)
 @example("0\x1f")
-def test_never_more_than_half_of_a_value_is_shown_and_nothing_that_a_terminal_obeys(text):
+def test_description_masks_half_the_value_and_control_characters(text):
     told = malformed({"at": text})
     assert told.isprintable()
     beginning = told.partition("begins '")[2].partition("'")[0]
@@ -141,6 +141,6 @@ def test_a_field_that_is_of_another_type_in_few_values_is_not_named():
     assert wrong() == ""
 
 
-def test_values_that_mostly_are_no_json_are_told_as_such():
-    assert wrong(b"a;b", {"id": 1}).startswith("one value is no JSON object, but a text of 3")
+def test_values_that_are_mostly_not_json_are_described():
+    assert wrong(b"a;b", {"id": 1}).startswith("one value is not a JSON object, but a text of 3")
     assert wrong(b"a;b", {"id": 1}, {"id": 2}) == ""

@@ -1,18 +1,18 @@
-"""What the driver makes of a broker that loses, truncates, recreates and forgets for a moment."""
+"""The driver against a broker that loses, truncates, recreates and briefly misses partitions."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.connector.offsets import SENTINEL
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
 from pyspark_timestream.explain.diagnosis import diagnose
-from pyspark_timestream.explain.history import Moment
+from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
-from pyspark_timestream.kafka.plan.imported_ctis import Imported, ImportedPartition
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Range
 
@@ -26,7 +26,7 @@ class FakeBroker:
         self.topic_id = "first"
         self.open: set = set()
         """Partitions with an open transaction."""
-        self.troubles = 0
+        self.trouble_count = 0
         self.missing: list[int] = []
         """How often a partition is left out of the next listings, by number."""
         self.former_ends: list[int] = []
@@ -51,13 +51,13 @@ class FakeBroker:
         assert not instants_ms
         return {}
 
-    def left_metadata(self, partitions):
+    def committed_metadata(self, partitions):
         return {}
 
     def topic_ids(self, topics):
         return dict.fromkeys(topics, self.topic_id)
 
-    def in_transaction(self, partitions):
+    def open_transactions(self, partitions):
         return self.open & set(partitions)
 
 
@@ -78,11 +78,11 @@ class Driven:
             unreadable,
         )
         self.driver._read_again = lambda offset, span: offset.partitions[span.partition].state
-        self.offset = SENTINEL
+        self.offset = INITIAL_OFFSET
 
     def plan(self, cap: int | None = None) -> dict[int, tuple[int, int]] | None:
         """The next batch's ranges; None where there is none."""
-        self.driver._listing.asked_at = float("-inf")
+        self.driver._partition_cache.asked_at_s = float("-inf")
         planned = self.driver.plan(self.offset, cap)
         if planned == self.offset:
             return None
@@ -94,7 +94,7 @@ class Driven:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver._GONE_S", 0.05)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.LEADER_CHANGE_GRACE_S", 0.05)
 
 
 class Imports:
@@ -104,13 +104,13 @@ class Imports:
         self.cti_us = None
         self.topic_ids: dict = {}
 
-    def look(self, recorded, topic_ids, now_us):
-        return Imported(
+    def update(self, recorded, topic_ids, now_us):
+        return ImportedTopic(
             {at(0, "fast"): ImportedPartition(1, PartitionState(self.cti_us))}, self.cti_us
         )
 
 
-def test_an_import_waits_for_what_an_open_transaction_has_written_when_it_is_read():
+def test_import_waits_for_records_of_open_transactions():
     broker = FakeBroker(p0=(0, 10))
     broker.written_ends = lambda partitions: dict.fromkeys(partitions, 15)
     run = Driven(broker, ctiImport="fast")
@@ -123,7 +123,7 @@ def test_an_import_waits_for_what_an_open_transaction_has_written_when_it_is_rea
     assert (share.start_inclusive, share.pending, share.state.cti_us) == (10, ((15, 7),), None)
 
 
-def test_a_deleted_partition_is_said_once_and_leaves_the_stream(caplog):
+def test_deleted_partition_is_reported_once_and_removed(caplog):
     broker = FakeBroker(p0=(0, 10), p1=(0, 10))
     run = Driven(broker, failOnDataLoss="false")
     assert run.plan() == {0: (0, 10), 1: (0, 10)}
@@ -134,7 +134,7 @@ def test_a_deleted_partition_is_said_once_and_leaves_the_stream(caplog):
     assert caplog.text.count("partition 1 is gone") == 1
 
 
-def test_a_topic_made_anew_is_read_from_its_start_even_if_it_was_empty_in_between():
+def test_recreated_topic_is_read_from_its_start_even_if_empty_before():
     broker = FakeBroker(p0=(0, 100))
     run = Driven(broker, failOnDataLoss="false")
     assert run.plan() == {0: (0, 100)}
@@ -189,7 +189,7 @@ def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
     broker = FakeBroker(p0=(0, 100))
     broker.topic_ids = lambda topics: {}
     run = Driven(broker, failOnDataLoss="false")
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     assert run.plan(cap=40) == {0: (0, 40)}
     broker.log[at(0)] = (0, 30)
     assert run.plan() == {0: (0, 30)}
@@ -201,7 +201,7 @@ def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
 def test_a_partition_found_after_a_bounded_run_began_waits_for_the_next_run():
     broker = FakeBroker(p0=(0, 10))
     run = Driven(broker)
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     run.plan()
     broker.log[at(1)] = (0, 10)
     assert run.plan() == {0: (10, 10)}
@@ -210,7 +210,7 @@ def test_a_partition_found_after_a_bounded_run_began_waits_for_the_next_run():
     assert later.plan() == {0: (10, 10), 1: (0, 10)}
 
 
-def test_a_topic_made_anew_is_recognised_by_its_id_however_long_it_is():
+def test_recreated_topic_is_recognised_by_its_id_at_any_length():
     broker = FakeBroker(p0=(0, 100))
     run = Driven(broker, failOnDataLoss="false")
     run.plan()
@@ -219,11 +219,11 @@ def test_a_topic_made_anew_is_recognised_by_its_id_however_long_it_is():
     assert run.plan() is None
     strict = Driven(broker)
     strict.offset, broker.topic_id = run.offset, "third"
-    with pytest.raises(DataLost, match="has been deleted and created anew since"):
+    with pytest.raises(DataLost, match="has been deleted and created again since"):
         strict.plan()
 
 
-def test_a_log_that_lost_its_end_is_read_on_from_the_new_end_where_the_id_is_the_same(caplog):
+def test_log_without_its_end_continues_at_the_new_end_for_the_same_id(caplog):
     broker = FakeBroker(p0=(0, 100))
     run = Driven(broker, failOnDataLoss="false")
     run.plan()
@@ -252,7 +252,7 @@ def two(**raw):
     return broker, run
 
 
-def test_a_partition_that_was_hidden_is_read_on_where_it_was_and_its_return_is_said_once(caplog):
+def test_hidden_partition_continues_and_its_return_is_logged_once(caplog):
     broker, run = two()
     hide(broker, run)
     assert run.plan() is None
@@ -264,7 +264,7 @@ def test_a_partition_that_was_hidden_is_read_on_where_it_was_and_its_return_is_s
     assert caplog.text.count("partition 1 is there again; going on at offset 10") == 1
 
 
-def test_a_hidden_partition_keeps_its_place_through_a_restart_and_what_it_lost_is_said(caplog):
+def test_hidden_partition_keeps_its_position_over_a_restart(caplog):
     broker, run = two()
     hide(broker, run)
     later = Driven(broker, failOnDataLoss="false")
@@ -275,7 +275,7 @@ def test_a_hidden_partition_keeps_its_place_through_a_restart_and_what_it_lost_i
     assert "offsets 10 to 14 were deleted before they were read" in caplog.text
 
 
-def test_a_hidden_partition_whose_topic_is_another_one_by_now_is_read_from_its_start():
+def test_hidden_partition_of_a_recreated_topic_starts_from_its_start():
     broker, run = two()
     hide(broker, run)
     broker.log[at(1)], broker.topic_id = (0, 12), "second"
@@ -337,33 +337,38 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
     run.plan()
     broker.log |= {at(0): (0, 7), at(1): (2, 4)}
     run.plan()
-    (plan,) = run.driver.join(SENTINEL, StreamOffset.from_json(run.offset))
-    assert [share.span for share in plan.shares] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
+    (plan,) = run.driver.plan_joined_batches(INITIAL_OFFSET, StreamOffset.from_json(run.offset))
+    assert [share.span for share in plan.ranges] == [Range(at(0), 0, 7), Range(at(1), 2, 4)]
     first = run.offset
-    run.driver.note_done(SENTINEL)
+    run.driver.mark_committed(INITIAL_OFFSET)
     broker.log[at(0)] = (0, 8)
     run.plan()
-    assert StreamOffset.from_json(run.offset).partitions[at(1)].began == ((1, 2),)
-    run.driver.note_done(first)
+    assert StreamOffset.from_json(run.offset).partitions[at(1)].beginnings == ((1, 2),)
+    run.driver.mark_committed(first)
     broker.log[at(0)] = (0, 9)
     run.plan()
-    assert {share.began for share in StreamOffset.from_json(run.offset).partitions.values()} == {()}
+    assert {
+        share.beginnings for share in StreamOffset.from_json(run.offset).partitions.values()
+    } == {()}
 
 
 def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._AGAIN_S", 3_600.0)
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._STALE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._REFRESH_AGE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._MAX_AGE_S", 3_600.0)
     broker = FakeBroker(p0=(0, 2))
     listed, list_all = [], broker.partitions
     broker.partitions = lambda: listed.append(1) or list_all()
-    driver, offset = StreamDriver(options(startingOffsets="earliest"), broker.connect), SENTINEL
+    driver, offset = (
+        StreamDriver(options(startingOffsets="earliest"), broker.connect),
+        INITIAL_OFFSET,
+    )
     driver._read_again = lambda offset, span: offset.partitions[span.partition].state
     for end in range(3, 9):
         broker.log[at(0)] = (0, end)
         offset = driver.plan(offset, None)
     assert StreamOffset.from_json(offset).partitions[at(0)].end_exclusive == 8
     assert len(listed) == 1
-    driver._listing.asked_at = float("-inf")
+    driver._partition_cache.asked_at_s = float("-inf")
     broker.log[at(1)] = (0, 5)
     assert at(1) in StreamOffset.from_json(driver.plan(offset, None)).partitions
     assert len(listed) == 2
@@ -404,7 +409,7 @@ def pass_by(run, seconds):
     return found
 
 
-def test_a_partition_at_its_end_for_the_timeout_is_idle_and_one_with_records_is_not():
+def test_partition_quiet_for_the_timeout_becomes_idle():
     broker, run = idling(p0=(0, 5), p1=(0, 5))
     run.plan()
     for _ in range(9):
@@ -437,12 +442,12 @@ def test_a_broker_that_fails_or_is_slow_restarts_the_waiting():
     broker, run = idling(p0=(0, 5))
     run.plan()
     assert pass_by(run, 9)[-1] == set()
-    broker.troubles += 1
+    broker.trouble_count += 1
     assert pass_by(run, 10)[-1] == set()
     assert pass_by(run, 1) == [{0}]
 
 
-def test_a_restart_begins_to_wait_anew_and_keeps_who_is_idle():
+def test_restart_starts_waiting_again_and_keeps_idle_partitions():
     broker, run = idling(p0=(0, 5), p1=(0, 5))
     pass_by(run, 8)
     broker.log[at(1)] = (0, 6)
@@ -454,7 +459,7 @@ def test_a_restart_begins_to_wait_anew_and_keeps_who_is_idle():
     assert pass_by(again, 1) == [{0, 1}]
 
 
-def test_a_bounded_run_waits_for_nobody_and_leaves_out_who_is_recorded_as_idle():
+def test_bounded_run_does_not_wait_and_skips_recorded_idle_partitions():
     broker, run = idling(p0=(0, 5), p1=(0, 5))
     pass_by(run, 8)
     broker.log[at(1)] = (0, 6)
@@ -462,20 +467,20 @@ def test_a_bounded_run_waits_for_nobody_and_leaves_out_who_is_recorded_as_idle()
     bounded = Driven(broker, ctiFrequency="1", idleTimeout="10 seconds")
     bounded.offset, bounded.now_s = run.offset, run.now_s + 3_600
     broker.log[at(1)] = (0, 9)
-    bounded.driver.bound()
+    bounded.driver.limit_to_current_ends()
     assert pass_by(bounded, 30) == [{0}] * 30
     assert StreamOffset.from_json(bounded.offset).closing
 
 
 def scheduled(timeout, hours, feed=lambda broker, hour: None, **logs):
     """Bounded runs an hour apart with new records in partition 0; who was idle at each end."""
-    broker, offset, found = FakeBroker(**{"p0": (0, 5), "p1": (0, 5), **logs}), SENTINEL, []
+    broker, offset, found = FakeBroker(**{"p0": (0, 5), "p1": (0, 5), **logs}), INITIAL_OFFSET, []
     for hour in range(hours):
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 3)
         feed(broker, hour)
         run = Driven(broker, ctiFrequency="1", idleTimeout=timeout)
         run.offset, run.now_s = offset, run.now_s + 3_600 * hour
-        run.driver.bound()
+        run.driver.limit_to_current_ends()
         while run.plan() is not None:
             run.now_s += 1
         offset = run.offset
@@ -489,7 +494,7 @@ def test_scheduled_runs_count_quiet_time_across_runs_and_wait_for_nobody():
     assert scheduled("30 minutes", 4) == [set(), {1}, {1}, {1}]
 
 
-def test_scheduled_runs_count_anew_for_a_partition_that_had_records_in_between():
+def test_scheduled_runs_restart_quiet_time_after_new_records():
     def feed(broker, hour):
         if hour == 2:
             broker.log[at(1)] = (0, 6)
@@ -506,9 +511,9 @@ def test_scheduled_runs_take_no_partition_with_an_open_transaction_for_quiet():
     assert scheduled("90 minutes", 8, feed) == [set()] * 6 + [{1}] * 2
 
 
-def test_a_slow_broker_makes_no_scheduled_run_count_anew():
+def test_scheduled_runs_keep_quiet_time_despite_a_slow_broker():
     def feed(broker, hour):
-        broker.troubles += 1
+        broker.trouble_count += 1
 
     assert scheduled("90 minutes", 4, feed) == [set(), set(), {1}, {1}]
 
@@ -516,7 +521,7 @@ def test_a_slow_broker_makes_no_scheduled_run_count_anew():
 def test_a_partition_whose_records_came_after_a_bounded_run_began_is_not_quiet():
     broker = FakeBroker(p0=(0, 5), p1=(0, 5))
     run = Driven(broker, ctiFrequency="1", idleTimeout="90 minutes")
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     broker.log[at(1)] = (0, 6)
     while run.plan() is not None:
         pass
@@ -583,7 +588,7 @@ def test_a_run_that_finds_nothing_at_first_waits_from_then_on():
 def test_a_bounded_run_waits_for_nothing():
     broker = FakeBroker(p0=(0, 7))
     run = Driven(broker, minOffsetsPerTrigger="5", maxOffsetsPerTrigger="5")
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     assert run.plan(cap=5) == {0: (0, 5)}
     assert run.plan(cap=5) == {0: (5, 7)}
 
@@ -664,7 +669,7 @@ def counting(run, **states):
     )
 
 
-def test_a_mistake_is_logged_once_and_listed_as_long_as_it_holds_also_after_a_restart(caplog):
+def test_mistake_is_logged_once_and_listed_while_it_holds(caplog):
     broker = FakeBroker(p0=(0, 5))
     run = Driven(broker, ctiFrequency="1")
     counting(run, p0=PartitionState(events=5, malformed=5))
@@ -698,7 +703,7 @@ def test_late_rows_are_logged_at_the_first_and_with_each_doubling(caplog):
     assert logged == [0, 1, 1, 2, 2, 2, 3, 3, 4]
 
 
-def test_a_quiet_partition_is_warned_of_after_half_a_minute_with_an_offset_that_says_so(caplog):
+def test_quiet_partition_is_warned_about_after_half_a_minute(caplog):
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     run = Driven(broker, ctiFrequency="1")
     counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
@@ -715,13 +720,13 @@ def test_a_quiet_partition_is_warned_of_after_half_a_minute_with_an_offset_that_
     assert caplog.text.count("an idle partition") == 1
 
 
-def test_nobody_is_warned_of_where_idle_timeout_is_set_or_a_bounded_run_ends_the_stream():
+def test_quiet_partition_is_not_warned_about_if_nothing_waits_for_it():
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     for bounded, raw in ((False, {"idleTimeout": "5 min"}), (True, {"finalCti": "true"})):
         run = Driven(broker, ctiFrequency="1", **raw)
         counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
         if bounded:
-            run.driver.bound()
+            run.driver.limit_to_current_ends()
         run.plan()
         pass_by(run, 40)
         assert told(run) == []
@@ -730,7 +735,7 @@ def test_nobody_is_warned_of_where_idle_timeout_is_set_or_a_bounded_run_ends_the
 def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(caplog):
     run = Driven(FakeBroker(p0=(0, 5), p1=(0, 0)), ctiFrequency="1")
     counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     run.plan()
     run.plan()
     assert StreamOffset.from_json(run.offset).closing
@@ -739,24 +744,24 @@ def test_a_bounded_run_warns_of_an_empty_partition_and_never_of_idle_timeout(cap
     assert run.plan() is None
 
 
-def test_a_bounded_run_with_idle_timeout_says_that_a_later_one_goes_on_without_it(caplog):
+def test_bounded_run_with_idle_timeout_advises_to_run_again(caplog):
     broker = FakeBroker(p0=(0, 5), p1=(0, 0))
     run = Driven(broker, ctiFrequency="1", idleTimeout="1 hour")
     counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     run.plan()
     run.plan()
     assert told(run) == ["an idle partition"]
     assert "next step: run again: a run that finds it at rest for as long" in caplog.text
-    (finding, *_) = diagnose((Moment(NOW_US, StreamOffset.from_json(run.offset)),))
+    (finding, *_) = diagnose((BatchRecord(NOW_US, StreamOffset.from_json(run.offset)),))
     assert finding.fix.startswith("run again: ")
 
 
-def test_a_bounded_run_that_starts_at_the_end_by_default_says_what_it_passes_over(caplog):
+def test_bounded_run_starting_at_the_end_warns_about_skipped_records(caplog):
     broker = FakeBroker(p0=(3, 5), p1=(0, 7))
     run = Driven(broker)
     run.driver = StreamDriver(options(), broker.connect)
-    run.driver.bound()
+    run.driver.limit_to_current_ends()
     run.plan()
     assert told(run) == ["a start at the end"]
     assert "9 records that are in the topics are not read" in caplog.text
@@ -774,19 +779,19 @@ def test_a_bounded_run_that_starts_at_the_end_by_default_says_what_it_passes_ove
         ({"startingOffsets": "earliest"}, (0, 5), True),
     ],
 )
-def test_who_asked_to_start_at_the_end_or_misses_nothing_is_not_warned(raw, log, bounded, caplog):
+def test_requested_or_harmless_start_at_the_end_is_not_warned_about(raw, log, bounded, caplog):
     broker = FakeBroker(p0=log)
     run = Driven(broker)
     run.driver = StreamDriver(options(**raw), broker.connect)
     if bounded:
-        run.driver.bound()
+        run.driver.limit_to_current_ends()
     run.plan()
     assert told(run) == []
 
 
 def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(caplog):
     broker = FakeBroker(p0=(0, 5))
-    broker.left_metadata = lambda parts: {
+    broker.committed_metadata = lambda parts: {
         part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, 4)
         for part in parts
     }
@@ -796,12 +801,12 @@ def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(
         state = PartitionState(events=events)
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
         run.plan()
-    assert StreamOffset.from_json(run.offset).partitions[at(0)].unfit == 12
+    assert StreamOffset.from_json(run.offset).partitions[at(0)].invalid_values == 12
     assert caplog.text.count("values of another type") == 1
-    assert "4 of 5 values are no JSON of the schema" in caplog.text
+    assert "4 of 5 values are not JSON of the schema" in caplog.text
 
 
-def test_a_stream_without_ctis_is_never_read_again_and_says_what_it_does_not_count():
+def test_stream_without_ctis_is_not_reread_and_warns_about_counts():
     broker = FakeBroker(p0=(0, 5))
     run = Driven(broker)
     run.driver._read_again = None
@@ -809,7 +814,7 @@ def test_a_stream_without_ctis_is_never_read_again_and_says_what_it_does_not_cou
     broker.log[at(0)] = (0, 9)
     assert run.plan() == {0: (5, 9)}
     assert told(run) == ["records that are not counted"]
-    # What is cut leaves nothing, which the README says.
+    # What is cut leaves nothing, which docs/how-to/idle-partitions.md says.
     run = Driven(FakeBroker(p0=(0, 5)), minPartitions="2")
     run.plan()
     run.plan()

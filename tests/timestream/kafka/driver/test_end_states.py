@@ -1,4 +1,4 @@
-"""Where clocks stand after a batch: left in the group, read again or not; and what is said."""
+"""Clocks after a batch: committed to the group or read again, and the findings about it."""
 
 import re
 from dataclasses import replace
@@ -6,21 +6,21 @@ from dataclasses import replace
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.cti.state import Writer
+from pyspark_timestream.cti.state import WriterState
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.plan.findings import Kind
-from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata, without_state
+from pyspark_timestream.kafka.plan.group_metadata import drop_state, encode_group_metadata
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import warned
+from pyspark_timestream.kafka.plan.warnings import update_warnings
 
 START = PartitionState(events=7)
-END = PartitionState(cti_us=5, events=9, writers=(("a", Writer(1)), ("b", Writer(2))))
+END = PartitionState(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))
 OFFSET = StreamOffset(
     "f00df00df00d",
     {"ctiFrequency": "1"},
     1,
-    {at(0): PartitionOffset(7, 9, START), at(1): PartitionOffset(7, 7, START, unfit=3)},
+    {at(0): PartitionOffset(7, 9, START), at(1): PartitionOffset(7, 7, START, invalid_values=3)},
 )
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
@@ -37,15 +37,15 @@ def found(left, reads_again=True, offset=OFFSET):
     return states, again
 
 
-def test_what_the_tasks_left_is_taken_and_nothing_is_read_again():
+def test_committed_end_states_are_used_without_reading_again():
     states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, 2)})
     assert (states.states, again) == ({at(0): END, at(1): START}, [])
-    assert states.unfit == {at(0): 2, at(1): 3}
+    assert states.invalid_values == {at(0): 2, at(1): 3}
     assert states.findings == ()
 
 
 @pytest.mark.parametrize("left", [{}, {at(0): ""}, {at(0): "spark"}])
-def test_what_is_not_there_is_read_again_where_a_clock_depends_on_it(left):
+def test_missing_end_state_is_restored_from_records_if_needed(left):
     states, again = found(left)
     assert (states.states[at(0)], again, states.findings) == (END, [2], ())
     states, _ = found(left, reads_again=False)
@@ -66,9 +66,9 @@ def test_a_group_that_another_stream_writes_to_is_named():
         assert "'kafka.group.id' of its own" in finding.fix
 
 
-def test_a_state_that_the_broker_refused_is_said_with_its_length():
+def test_state_refused_by_the_broker_is_reported_with_its_length():
     left = encode_group_metadata(OFFSET, at(0), END)
-    states, again = found({at(0): without_state(left)})
+    states, again = found({at(0): drop_state(left)})
     assert (states.states[at(0)], again) == (END, [2])
     (finding,) = states.findings
     assert (finding.kind, finding.partitions) == (Kind.LARGE_CLOCK, {at(0)})
@@ -81,17 +81,17 @@ def test_a_setting_that_tasks_have_seen_is_named_with_its_value():
     left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
     (finding,) = found({at(0): left})[0].findings
     assert (finding.kind, finding.culprit) == (Kind.SESSION_SETTING, f"setting '{POLICY}'")
-    assert re.search("runs with 'max', by which .* dropped without a word", finding.text)
+    assert re.search("runs with 'max', by which .* silently dropped", finding.text)
     assert f"spark.conf.set('{POLICY}', 'min')" in finding.fix
 
 
-def test_a_batch_without_records_says_what_was_said_before_and_nothing_else():
+def test_batch_without_records_repeats_the_earlier_findings():
     left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
     said = found({at(0): left})[0].findings
     empty = replace(OFFSET, partitions={at(0): PartitionOffset(9, 9, END)})
     assert found({}, offset=empty)[0].findings == ()
-    standing = replace(empty, warnings=warned({}, said))
+    standing = replace(empty, warnings=update_warnings({}, said))
     (finding,) = found({}, offset=standing)[0].findings
     assert (finding.kind, finding.text) == (said[0].kind, said[0].text)
-    over = replace(empty, warnings=warned(warned({}, said), []))
+    over = replace(empty, warnings=update_warnings(update_warnings({}, said), []))
     assert found({}, offset=over)[0].findings == ()

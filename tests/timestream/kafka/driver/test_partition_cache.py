@@ -1,4 +1,4 @@
-"""Partitions are listed beside the batches, and never a batch waits for it or goes by old news."""
+"""Partitions are refreshed in the background, and never too old."""
 
 import threading
 import time
@@ -7,7 +7,7 @@ import pytest
 from timestream.builders import at
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.driver.partition_cache import Listing
+from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
 
 
 class Asked:
@@ -18,7 +18,7 @@ class Asked:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = False
-        self.listing = Listing(self.ask, lambda: self.now_s)
+        self.listing = PartitionCache(self.ask, lambda: self.now_s)
 
     def ask(self):
         self.threads.append(threading.current_thread())
@@ -40,12 +40,12 @@ class Asked:
 
 def test_a_batch_never_waits_for_a_listing_that_is_renewed():
     broker = Asked()
-    assert broker.listing.known() == [at(0)]
+    assert broker.listing.get() == [at(0)]
     assert broker.threads == [threading.current_thread()]
     broker.gate.clear()
     broker.now_s = 1.5
     for _ in range(3):
-        assert broker.listing.known() == [at(0)]
+        assert broker.listing.get() == [at(0)]
     deadline_s = time.monotonic() + 60
     while len(broker.threads) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.01)
@@ -53,40 +53,40 @@ def test_a_batch_never_waits_for_a_listing_that_is_renewed():
     assert broker.threads[1].daemon
     broker.gate.set()
     broker.settle()
-    assert broker.listing.known() == [at(0), at(1)]
-    assert broker.listing.asked_at == 1.5
+    assert broker.listing.get() == [at(0), at(1)]
+    assert broker.listing.asked_at_s == 1.5
 
 
 @pytest.mark.parametrize(("now_s", "fresh"), [(0.1, True), (2.5, False)])
-def test_what_must_be_new_is_asked_at_once(now_s, fresh):
+def test_fresh_partitions_are_requested_at_once(now_s, fresh):
     broker = Asked()
-    broker.listing.known()
+    broker.listing.get()
     broker.now_s = now_s
-    assert broker.listing.known(fresh) == [at(0), at(1)]
+    assert broker.listing.get(fresh) == [at(0), at(1)]
     assert set(broker.threads) == {threading.current_thread()}
 
 
 def test_an_answer_that_is_overtaken_by_a_newer_one_does_not_count():
     broker = Asked()
-    broker.listing.known()
+    broker.listing.get()
     broker.gate.clear()
     broker.now_s = 1.5
-    broker.listing.known()
+    broker.listing.get()
     threading.Timer(0.05, broker.gate.set).start()
-    newest = broker.listing.known(fresh=True)
+    newest = broker.listing.get(fresh=True)
     broker.settle()
-    assert broker.listing.known() == newest
+    assert broker.listing.get() == newest
 
 
 def test_a_failure_in_the_background_counts_only_if_the_broker_stays_away():
     broker = Asked()
-    broker.listing.known()
+    broker.listing.get()
     broker.fails, broker.now_s = True, 1.5
-    broker.listing.known()
+    broker.listing.get()
     broker.settle()
-    assert broker.listing.known() == [at(0)]
+    assert broker.listing.get() == [at(0)]
     broker.now_s = 2.5
     with pytest.raises(BrokerUnreachable):
-        broker.listing.known()
+        broker.listing.get()
     broker.fails = False
-    assert broker.listing.known() == [at(0), at(1)]
+    assert broker.listing.get() == [at(0), at(1)]

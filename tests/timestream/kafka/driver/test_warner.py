@@ -1,4 +1,4 @@
-"""What the driver sees in a few records where nobody counts, and what a batch read says."""
+"""Warnings from samples of uncounted partitions and of batch reads."""
 
 import json
 from dataclasses import replace
@@ -8,10 +8,10 @@ from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.driver.warner import Warner, say_of_read
+from pyspark_timestream.kafka.driver.warner import Warner, warn_about_read
 from pyspark_timestream.kafka.plan.findings import Kind
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import standing_warnings
+from pyspark_timestream.kafka.plan.warnings import active_warnings
 
 JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1"}
 COLUMNS = [("price", pa.float64())]
@@ -51,12 +51,12 @@ def warner(records, *columns):
     return Warner(given, projection(given, *(columns or COLUMNS)), records)
 
 
-def test_where_nobody_counts_the_newest_records_are_looked_at_once_a_run():
+def test_uncounted_partition_is_sampled_once_per_run():
     records = Records(*[{"when": 1, "price": "1,5"}] * 250)
     look = warner(records)
     for number in range(3):
-        warnings = look.look(offset(250, number), stands(250), {at(0): 250}, number * 10**7)
-        malformed, wrong = standing_warnings(warnings)
+        warnings = look.update(offset(250, number), stands(250), {at(0): 250}, number * 10**7)
+        malformed, wrong = active_warnings(warnings)
         assert (malformed.kind, wrong.kind) == (Kind.MALFORMED, Kind.WRONG_TYPE)
         assert malformed.text.startswith("of its newest records, 100 of 100 events have no time")
         assert "there is no field 'at', but 'when', 'price'" in malformed.detail
@@ -69,8 +69,8 @@ def test_where_events_were_counted_or_nothing_was_read_no_record_is_asked_for():
     records = Records(*[{"when": 1}] * 9)
     look = warner(records)
     counted = stands(9, state=PartitionState(events=9))
-    assert look.look(offset(9), counted, {at(0): 9}, 0) == {}
-    assert look.look(offset(0), stands(0), {at(0): 0}, 10**7) == {}
+    assert look.update(offset(9), counted, {at(0): 9}, 0) == {}
+    assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == {}
     assert records.asked == []
 
 
@@ -78,35 +78,35 @@ def test_records_that_cannot_be_had_are_no_reason_to_fail():
     def refuse(given, group):
         raise BrokerUnreachable("nobody is there")
 
-    assert warner(refuse).look(offset(9), stands(9), {at(0): 9}, 0) == {}
-    told = warner(refuse).look(
+    assert warner(refuse).update(offset(9), stands(9), {at(0): 9}, 0) == {}
+    told = warner(refuse).update(
         offset(9), stands(9, state=PartitionState(events=9, malformed=9)), {at(0): 9}, 0
     )
     assert told[Kind.MALFORMED].finding.detail == ""
 
 
-def test_an_example_is_read_with_little_patience_and_without_going_on_behind_a_loss():
+def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
     records = Records(*[{"when": 1}] * 9)
     look = Warner(options(**JSON, failOnDataLoss="false"), None, records)
-    look.look(offset(9), stands(9), {at(0): 9}, 0)
+    look.update(offset(9), stands(9), {at(0): 9}, 0)
     assert records.options.fail_on_data_loss
     assert records.options.poll_timeout_ms <= 5_000
 
 
-def test_a_task_of_a_batch_read_says_what_is_wrong_with_what_it_read(caplog):
+def test_task_of_a_batch_read_warns_about_its_records(caplog):
     records = Records(*[{"at": "noon", "price": 1.5}] * 4)
     given = options(**JSON)
     told = {at(0): (4, PartitionState(events=4, malformed=4), 0)}
-    say_of_read(given, projection(given, *COLUMNS), records, told)
+    warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert caplog.text.count("malformed events: topic 'topic' partition 0: 4 of 4 events") == 1
     assert "begins 'no'" in caplog.text
     caplog.clear()
     well = {at(0): (4, PartitionState(events=4), 0)}
-    say_of_read(given, projection(given, *COLUMNS), records, well)
+    warn_about_read(given, projection(given, *COLUMNS), records, well)
     assert caplog.text == ""
 
 
-def test_data_that_goes_wrong_after_years_is_warned_of_at_once_and_as_long_as_a_new_run_knows():
+def test_data_that_goes_wrong_late_is_warned_about_at_once():
     years, records = 10**6, Records(*[{"when": 1}] * 20)
 
     def at_event(events, malformed):
@@ -115,14 +115,14 @@ def test_data_that_goes_wrong_after_years_is_warned_of_at_once_and_as_long_as_a_
         return StreamOffset("me", options(**JSON).settings(), 1, {at(0): part}, events)
 
     look = warner(records)
-    assert look.look(at_event(years, 0), at_event(years + 9, 9), {at(0): 20}, 0) == {}
+    assert look.update(at_event(years, 0), at_event(years + 9, 9), {at(0): 20}, 0) == {}
     batch = at_event(years + 9, 9)
-    warnings = look.look(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
-    (finding,) = standing_warnings(warnings)
+    warnings = look.update(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
+    (finding,) = active_warnings(warnings)
     assert finding.text.startswith("lately, 11 of 11 events have no time that can be read")
     assert finding.detail == "there is no field 'at', but 'when'"
     restarted = replace(at_event(years + 11, 11), warnings=warnings)
-    later = warner(records).look(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
+    later = warner(records).update(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
     assert later == warnings
-    well = warner(records).look(restarted, at_event(years + 40, 11), {at(0): 20}, 3 * 10**7)
-    assert standing_warnings(well) == []
+    well = warner(records).update(restarted, at_event(years + 40, 11), {at(0): 20}, 3 * 10**7)
+    assert active_warnings(well) == []

@@ -5,16 +5,17 @@ import dataclasses
 import pytest
 from timestream.builders import GIVEN, at, options
 
-from pyspark_timestream.clock.options import KAFKA_OPTIONS
 from pyspark_timestream.connector.instants import parse_duration
-from pyspark_timestream.connector.options import OptionError, specs
+from pyspark_timestream.connector.options import OptionError, option_specs
 from pyspark_timestream.cti.step import TimeRules
-from pyspark_timestream.kafka.driver.cti_importer import imported_options
-from pyspark_timestream.kafka.options.checks import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
+from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.client_keys import RECORD_KEYS
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
+from pyspark_timestream.source import DefaultSource
 
-DECLARED = list(specs(KafkaOptions).values())
+DECLARED = list(option_specs(KafkaOptions).values())
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
 LEGAL = {
     "subscribe": "a",
@@ -55,7 +56,7 @@ def refusal(**raw):
     [
         pytest.param(spec, value, id=f"{spec.name}={value}")
         for spec in DECLARED
-        for value in (spec.reader.wrong_type, spec.reader.out_of_range)
+        for value in (spec.parser.wrong_type, spec.parser.out_of_range)
         if value is not None
     ],
 )
@@ -63,11 +64,11 @@ def test_an_illegal_value_is_refused_with_option_value_accepted_and_next_step(sp
     message = refusal(**{**GIVEN, spec.name: value})
     assert message.startswith(f"option '{spec.name}': ")
     assert f"'{value}'" in message
-    assert f"accepted: {spec.reader.accepts}; next step: {spec.next_step()}" in message
+    assert f"accepted: {spec.parser.accepts}; next step: {spec.next_step()}" in message
 
 
 def test_only_free_text_has_no_illegal_value():
-    free = [s.name for s in DECLARED if s.reader.wrong_type is s.reader.out_of_range is None]
+    free = [s.name for s in DECLARED if s.parser.wrong_type is s.parser.out_of_range is None]
     assert free == ["metadataPrefix"]
 
 
@@ -357,7 +358,7 @@ def test_an_import_in_other_words_is_no_change():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("a/b", "'a/b' is no topic name"),
+        ("a/b", "'a/b' is not a topic name"),
         ("{", "Expecting property name"),
         ('{"frequency": "1"}', "the key 'topic' is missing"),
         (
@@ -488,7 +489,7 @@ def test_in_band_ctis_are_a_source_of_ctis():
 )
 def test_what_holds_for_an_import_is_accepted_with_an_import_alone(name, field, source):
     given = options(ctiImport=source, **{name: "2 s"})
-    assert getattr(imported_options(given), field) == 2_000_000
+    assert getattr(derive_import_options(given), field) == 2_000_000
 
 
 def test_options_cannot_be_changed_after_they_were_read():
@@ -513,8 +514,11 @@ def test_an_empty_group_is_refused() -> None:
         options(**{"kafka.group.id": " "})
 
 
-def test_the_clock_knows_every_option_of_this_transport_by_name() -> None:
-    assert {spec.name for spec in DECLARED} == set(KAFKA_OPTIONS)
+@pytest.mark.parametrize("name", [spec.name for spec in DECLARED])
+@pytest.mark.parametrize("given", [{}, {"transport": "time"}], ids=["none", "time"])
+def test_an_option_of_this_transport_without_it_is_refused_by_name(name, given) -> None:
+    with pytest.raises(OptionError, match="belongs to transport 'kafka'"):
+        DefaultSource({name.lower(): "1", **given}).schema()
 
 
 def test_a_misspelt_option_is_said_before_one_that_is_missing():

@@ -1,11 +1,11 @@
-"""Where a batch read ends."""
+"""Resolution of the ending options."""
 
 import pytest
 from timestream.builders import at, options
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import DataLost
-from pyspark_timestream.kafka.plan.ends import end_instants, ending_positions
+from pyspark_timestream.kafka.plan.positions import ending_timestamps, resolve_ends
 
 EARLIEST = {at(0): 3, at(1): 0}
 ENDS = {at(0): 9, at(1): 5}
@@ -15,12 +15,12 @@ BY_PARTITION = '{"topic": {"0": 1000, "1": 2000}}'
 def ends(found=None, **raw):
     """The timestamps that are asked for, and where a read ends given the broker's answers."""
     given = options(**raw)
-    asked = end_instants(given, ENDS)
+    asked = ending_timestamps(given, ENDS)
     answers = {part: (found or {})[part] for part in asked}
-    return asked, ending_positions(given, EARLIEST, ENDS, answers)
+    return asked, resolve_ends(given, EARLIEST, ENDS, answers)
 
 
-def test_a_read_ends_at_the_latest_unless_told_otherwise():
+def test_batch_read_ends_at_the_latest_offset_by_default():
     assert ends() == ends(endingOffsets="latest") == ({}, ENDS)
 
 

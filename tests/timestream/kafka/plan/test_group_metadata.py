@@ -1,4 +1,4 @@
-"""What tasks leave in the group: taken by the very batch it follows from, and small."""
+"""End states in group metadata: accepted by their own batch only, and small."""
 
 import json
 from dataclasses import replace
@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
-from pyspark_timestream.cti.state import Writer
+from pyspark_timestream.cti.state import WriterState
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.plan.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
+    drop_state,
     encode_group_metadata,
-    without_state,
 )
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 
@@ -39,13 +39,13 @@ def state_in(metadata, offset=V1, part=PART):
     return decode_group_metadata(offset, part, metadata).state
 
 
-def test_a_state_left_by_the_same_range_from_the_same_state_is_taken():
+def test_state_of_the_same_range_and_start_is_accepted():
     assert decode_group_metadata(V1, PART, LEFT) == GroupMetadata(END)
     # What the offset says besides has no influence on the clock.
     assert state_in(LEFT, replace(V1, starts=9, tasks=4, stream="copy")) == END
 
 
-def test_what_a_task_of_the_first_version_left_is_still_taken():
+def test_metadata_of_version_1_is_still_read():
     """A checkpoint that is upgraded between two batches does not read the last one again."""
     left = '{"for":"30c31377a0cb3892b8e686432e38346d","state":{"events":19},"version":1}'
     assert decode_group_metadata(V1, PART, left) == GroupMetadata(PartitionState(events=19))
@@ -63,25 +63,25 @@ def test_what_a_task_of_the_first_version_left_is_still_taken():
     ],
     ids=["start", "end", "no state", "another state", "settings", "isolation"],
 )
-def test_a_state_left_by_another_run_is_not_taken(offset):
+def test_state_of_another_run_is_refused(offset):
     assert decode_group_metadata(offset, PART, LEFT) == GroupMetadata()
 
 
-def test_a_state_left_under_another_isolation_is_not_taken():
+def test_state_under_another_isolation_level_is_refused():
     offset = replace(V1, settings={**V1.settings, **COMMITTED})
     left = encode_group_metadata(offset, PART, END)
     assert state_in(left, offset) == END
     assert state_in(left, replace(V1, settings={**V1.settings, **UNCOMMITTED})) is None
 
 
-def test_a_state_left_by_another_partition_is_not_taken():
+def test_state_of_another_partition_is_refused():
     other = at(0, "trades")
     offset = replace(V1, partitions={**V1.partitions, other: V1.partitions[PART]})
     assert state_in(LEFT, offset, other) is None
     assert state_in(LEFT, offset) == END
 
 
-def test_what_another_stream_left_is_known_as_such():
+def test_metadata_of_another_stream_names_that_stream():
     other = replace(changed(start_inclusive=6), stream="0123456789abcdef")
     left = encode_group_metadata(other, PART, END)
     assert decode_group_metadata(V1, PART, left) == GroupMetadata(other_stream="01234567")
@@ -117,18 +117,18 @@ def test_foreign_metadata_is_no_state_of_ours(metadata):
     assert decode_group_metadata(V1, PART, metadata) == GroupMetadata()
 
 
-def test_counts_and_settings_come_along_and_the_length_in_place_of_a_state_too_long():
+def test_metadata_without_state_keeps_counts_settings_and_length():
     settings = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
     left = encode_group_metadata(V1, PART, END, 4, settings)
     told = GroupMetadata(END, 4, tuple(settings.items()))
     assert decode_group_metadata(V1, PART, left) == told
-    short = without_state(left)
+    short = drop_state(left)
     assert len(short) < len(left)
     assert decode_group_metadata(V1, PART, short) == replace(
         told, state=None, refused_length=len(left)
     )
-    assert without_state(short) == short
-    assert without_state("") == ""
+    assert drop_state(short) == short
+    assert drop_state("") == ""
 
 
 instants = st.integers(-(2**62), 2**62)
@@ -137,7 +137,7 @@ states = st.builds(
     cti_us=st.none() | instants,
     events=st.integers(0, 2**62),
     writers=st.dictionaries(
-        st.text(max_size=9), st.builds(Writer, st.none() | instants, st.none() | instants)
+        st.text(max_size=9), st.builds(WriterState, st.none() | instants, st.none() | instants)
     ).map(lambda found: tuple(sorted(found.items()))),
     noted_us=st.none() | instants,
     begun=st.booleans(),
@@ -155,7 +155,7 @@ def test_any_state_comes_back_as_it_was(start, end):
 def clocks(count, prefix, base_us):
     """A state with so many writers, each of whose times is anywhere within a minute."""
     writers = tuple(
-        (f"{prefix}{n:06}", Writer(base_us + n * 7_919_017 % 60_000_000,
+        (f"{prefix}{n:06}", WriterState(base_us + n * 7_919_017 % 60_000_000,
                                    base_us + n * 6_007_000 % 60_000_000))
         for n in range(count)
     )  # fmt: skip

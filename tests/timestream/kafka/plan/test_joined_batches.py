@@ -1,4 +1,4 @@
-"""Batches that asynchronous progress tracking did not note, run as one after a crash."""
+"""Batches that asynchronous progress tracking did not commit, joined after a crash."""
 
 import json
 from dataclasses import replace
@@ -17,16 +17,16 @@ from pyspark_timestream.kafka.plan.joined_batches import (
     remember_beginning,
     remember_raise,
 )
-from pyspark_timestream.kafka.plan.next_offset import emitted_cti
+from pyspark_timestream.kafka.plan.next_offset import max_emitted_cti
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Range
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.ROWS_WORTH_A_TASK = ranges.ROWS_WORTH_A_TASK, 3
+    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
     yield
-    ranges.ROWS_WORTH_A_TASK = was
+    ranges.MIN_TASK_RECORDS = was
 
 
 def of_records(rows, partitions):
@@ -47,16 +47,14 @@ def join(world, first, last):
     if start is None:
         return world.rows(join_batches(None, {}, end, None)), None
     states = {part: world.state_after(start, part) for part in start.partitions}
-    emitted_us = emitted_cti(start, states)
+    emitted_us = max_emitted_cti(start, states)
     tasks = world.rows(join_batches(start, states, end, emitted_us))
     return tasks, None if emitted_us is None else emitted_us // 1000
 
 
 @given(st.integers(1, 2), st.lists(times, min_size=1, max_size=3), st.booleans(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_unnoted_batches_joined_after_a_crash_give_the_rows_drops_and_ctis_as_without_it(
-    every, logs, imports, data
-):
+def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, data):
     world = World(every, logs, imports)
     for action in data.draw(st.lists(steps | st.just("note"), max_size=14)):
         if action == "note":
@@ -96,17 +94,19 @@ def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
     clock = PartitionState(cti_us=7)
     start = offset(4, PartitionOffset(0, 20, PartitionState()))
     back = PartitionOffset(
-        15, 18, clock, began=remember_beginning(start.partitions[at(0)], 5, 15, 3)
+        15, 18, clock, beginnings=remember_beginning(start.partitions[at(0)], 5, 15, 3)
     )
-    assert back.began == ((5, 15),)
+    assert back.beginnings == ((5, 15),)
     last = replace(back, start_inclusive=18, end_exclusive=30)
     (plan,) = join_batches(start, {at(0): clock}, offset(6, last), 7)
-    assert [(share.span[1:], share.state) for share in plan.shares] == [((15, 30), clock)]
-    (plan,) = join_batches(None, {}, offset(6, replace(last, began=((0, 2), *last.began))), None)
-    assert [(share.span[1:], share.state) for share in plan.shares] == [((2, 30), PartitionState())]
+    assert [(share.span[1:], share.state) for share in plan.ranges] == [((15, 30), clock)]
+    (plan,) = join_batches(
+        None, {}, offset(6, replace(last, beginnings=((0, 2), *last.beginnings))), None
+    )
+    assert [(share.span[1:], share.state) for share in plan.ranges] == [((2, 30), PartitionState())]
 
 
-def test_what_was_raised_ahead_holds_where_reading_goes_back_to():
+def test_raise_ahead_holds_where_reading_goes_back_to():
     share = PartitionOffset(0, 20, PartitionState(), raises=((3, 5, 1), (4, 20, 9)))
     assert remember_raise(share, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
     assert remember_raise(share, 5, 20, 3, 12) == ((5, 20, 12),)
@@ -114,7 +114,7 @@ def test_what_was_raised_ahead_holds_where_reading_goes_back_to():
 
 
 def test_a_partition_that_was_read_on_has_begun_nowhere_else():
-    share = PartitionOffset(0, 20, PartitionState(), began=((1, 0),))
+    share = PartitionOffset(0, 20, PartitionState(), beginnings=((1, 0),))
     assert remember_beginning(share, 5, 25, 0) == ((1, 0),)
     assert remember_beginning(share, 5, 20, 1) == ()
     assert remember_beginning(None, 5, 25, 4) == ((5, 25),)
@@ -128,7 +128,7 @@ def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     )
     end = offset(6, PartitionOffset(7, 12, clock), 1)
     (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
-    assert [(share.span, share.state) for share in plan.shares] == [(Range(at(1), 7, 12), clock)]
+    assert [(share.span, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
 
 
 def test_a_found_partition_of_an_older_release_is_refused_by_name():

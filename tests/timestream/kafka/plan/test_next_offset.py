@@ -24,10 +24,14 @@ from pyspark_timestream.kafka.plan.group_metadata import (
     encode_group_metadata,
 )
 from pyspark_timestream.kafka.plan.losses import reconcile
-from pyspark_timestream.kafka.plan.next_offset import Circumstances, first_offset, next_offset
+from pyspark_timestream.kafka.plan.next_offset import (
+    RunContext,
+    plan_first_offset,
+    plan_next_offset,
+)
 from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.tasks import plan_tasks
-from pyspark_timestream.kafka.task import Share, end_state, run_task
+from pyspark_timestream.kafka.plan.tasks import TaskRange, plan_tasks
+from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 FLAGGED = [("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())]
 COLUMNS = {"drop": FLAGGED[:2], "flag": FLAGGED}
@@ -35,9 +39,9 @@ COLUMNS = {"drop": FLAGGED[:2], "flag": FLAGGED}
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.ROWS_WORTH_A_TASK = ranges.ROWS_WORTH_A_TASK, 3
+    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
     yield
-    ranges.ROWS_WORTH_A_TASK = was
+    ranges.MIN_TASK_RECORDS = was
 
 
 class Query:
@@ -54,10 +58,10 @@ class Query:
         self.left, self.raised = {}, dict.fromkeys(self.log)
         self.found = {number: [] for number in self.log}
         self.ctis, self.batches = [], []
-        self.run, self.bounds, self.began = Circumstances(), None, False
+        self.run, self.bounds, self.began = RunContext(), None, False
 
     def start(self, bounded=False, final_cti=False):
-        self.run = Circumstances(bounded=bounded, final_cti=final_cti)
+        self.run = RunContext(bounded=bounded, final_cti=final_cti)
         self.bounds = self.ends() if bounded else None
         self.began = False
 
@@ -75,13 +79,13 @@ class Query:
         ends = self.ends() if self.bounds is None else self.bounds
         if self.text is None:
             starts = dict.fromkeys(self.ends(), 0)
-            planned = first_offset("me", self.options.settings(), starts, ends, run_now)
+            planned = plan_first_offset("me", self.options.settings(), starts, ends, run_now)
         else:
             previous = self.offset()
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
             positions |= {part: 0 for part in self.ends() if part not in positions}
             after = {part: self.state_after(previous, part) for part in previous.partitions}
-            planned = next_offset(previous, after, positions, ends, run_now)
+            planned = plan_next_offset(previous, after, positions, ends, run_now)
             if planned is previous:
                 return False
             for part in planned.partitions.keys() - previous.partitions.keys():
@@ -108,7 +112,7 @@ class Query:
         left = decode_group_metadata(previous, part, self.left.get(part))
         if left.state is not None:
             return left.state
-        return end_state(self.options, Share(read, share.state), self.read)
+        return compute_end_state(self.options, TaskRange(read, share.state), self.read)
 
     def read(self, span, _needs):
         times = self.log[span.partition.number]
@@ -160,7 +164,7 @@ class Query:
     def check_marks(self, offset, plan, task):
         """No CTI row exceeds the minimum over what the task has read when it emits it."""
         now = {part: share.start_inclusive for part, share in offset.partitions.items()}
-        order = [share.span for share in plan.shares]
+        order = [share.span for share in plan.ranges]
         for place, (_, mark) in enumerate(task):
             if mark is None or mark == offset.opening_us:
                 continue
@@ -216,9 +220,7 @@ policies = st.sampled_from(["drop", "flag"])
 
 @given(policies, frequencies, logs, st.data())
 @settings(max_examples=120, deadline=None)
-def test_any_course_of_a_query_delivers_what_the_rules_say_of_each_partition(
-    policy, how, log, data
-):
+def test_any_course_of_a_query_delivers_by_the_rules(policy, how, log, data):
     """Appends, restarts, new partitions, limits, lost group metadata, bounded runs."""
     query = Query(policy, how, log, lambda: data.draw(st.integers(1, 5)))
     steps = st.sampled_from(
@@ -310,7 +312,7 @@ def test_nothing_to_do_is_the_previous_offset_itself():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    same = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, Circumstances())
+    same = plan_next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
     assert same is previous
 
 
@@ -358,7 +360,7 @@ def test_a_deleted_partition_leaves_the_minimum():
     query.batch()
     previous = query.offset()
     ended = {part: query.state_after(previous, part) for part in previous.partitions}
-    following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, Circumstances())
+    following = plan_next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
     assert (following.cti_us, following.opening_us) == (5000, 5000)
     assert list(following.partitions) == [at(0)]
 
@@ -368,7 +370,7 @@ def test_the_streams_cti_stays_when_all_partitions_are_gone():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    empty = next_offset(previous, ended, {}, {}, Circumstances(new_start=True))
+    empty = plan_next_offset(previous, ended, {}, {}, RunContext(new_start=True))
     assert (empty.cti_us, empty.partitions) == (5000, {})
 
 
@@ -399,8 +401,8 @@ def test_losses_are_named_and_then_failed_or_passed_over(earliest, ends, positio
     assert said in str(lost.value)
 
 
-def test_a_first_offset_begins_where_it_was_told_and_holds_no_cti():
-    offset = first_offset("me", {}, {at(0): 5}, {at(0): 9}, Circumstances(new_start=True))
+def test_first_offset_begins_at_its_starts_without_a_cti():
+    offset = plan_first_offset("me", {}, {at(0): 5}, {at(0): 9}, RunContext(new_start=True))
     assert offset.ranges()[0][1:] == (5, 9)
     assert (offset.starts, offset.cti_us, offset.opening_us, offset.closing) == (
         1,

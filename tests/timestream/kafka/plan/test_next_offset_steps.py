@@ -1,4 +1,4 @@
-"""One offset after another, field by field; whole queries are in `test_kafka_plan`."""
+"""One offset after another, field by field; `test_next_offset` has whole queries."""
 
 import pytest
 from timestream.builders import at
@@ -6,19 +6,19 @@ from timestream.builders import at
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.plan.imported_ctis import Imported
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.next_offset import (
-    Circumstances,
-    Sight,
-    first_offset,
-    next_offset,
+    Observation,
+    RunContext,
+    plan_first_offset,
+    plan_next_offset,
 )
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
 A, B = at(0), at(1)
 SETTINGS = {"eventShape": "point"}
 FIVE = PartitionState(cti_us=5)
-RUN = Circumstances()
+RUN = RunContext()
 
 
 def offset(*shares, **more):
@@ -28,72 +28,76 @@ def offset(*shares, **more):
 
 
 def test_offsets_are_numbered_and_a_new_start_is_counted():
-    first = first_offset("me", SETTINGS, {A: 0}, {A: 4}, RUN)
-    second = next_offset(first, {A: FIVE}, {A: 4}, {A: 6}, RUN)
-    third = next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, Circumstances(new_start=True))
+    first = plan_first_offset("me", SETTINGS, {A: 0}, {A: 4}, RUN)
+    second = plan_next_offset(first, {A: FIVE}, {A: 4}, {A: 6}, RUN)
+    third = plan_next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, RunContext(new_start=True))
     assert [(one.number, one.starts) for one in (first, second, third)] == [(0, 1), (1, 1), (2, 2)]
     assert {(one.stream, str(one.settings)) for one in (first, third)} == {("me", str(SETTINGS))}
 
 
 def test_ids_of_topics_are_kept_and_learnt():
-    first = first_offset("me", {}, {A: 0}, {A: 1}, RUN, Sight(topic_ids={"topic": "x"}))
-    more = Sight(topic_ids={"other": "y"})
-    second = next_offset(first, {A: FIVE}, {A: 1}, {A: 2}, RUN, more)
+    first = plan_first_offset("me", {}, {A: 0}, {A: 1}, RUN, Observation(topic_ids={"topic": "x"}))
+    more = Observation(topic_ids={"other": "y"})
+    second = plan_next_offset(first, {A: FIVE}, {A: 1}, {A: 2}, RUN, more)
     assert second.topic_ids == {"topic": "x", "other": "y"}
 
 
-def test_a_share_says_since_when_its_partition_is_at_rest():
-    first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, Sight(since_us={A: 7}))
+def test_offset_records_since_when_a_partition_is_quiet():
+    first = plan_first_offset(
+        "me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, Observation(since_us={A: 7})
+    )
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(), False, 7, began=((0, 3),)),
-        B: PartitionOffset(0, 1, PartitionState(), began=((0, 0),)),
+        A: PartitionOffset(3, 3, PartitionState(), False, 7, beginnings=((0, 3),)),
+        B: PartitionOffset(0, 1, PartitionState(), beginnings=((0, 0),)),
     }
 
 
-def test_a_batch_reads_no_more_and_no_less_than_the_limits_say():
+def test_batch_reads_exactly_within_the_limits():
     ends = {A: 100_000, B: 100_000}
-    first = first_offset("me", {}, {A: 0, B: 0}, ends, Circumstances(max_offsets=80_000))
+    first = plan_first_offset("me", {}, {A: 0, B: 0}, ends, RunContext(max_offsets=80_000))
     assert {part: share.end_exclusive for part, share in first.partitions.items()} == {
         A: 40_000,
         B: 40_000,
     }
     assert first.tasks == 2
-    few = Circumstances(min_offsets=200_001)
-    assert not any(span.size for span in first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges())
-    one = Circumstances(max_tasks=1)
-    assert first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
+    few = RunContext(min_offsets=200_001)
+    assert not any(
+        span.size for span in plan_first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges()
+    )
+    one = RunContext(max_tasks=1)
+    assert plan_first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
 
 
 def test_a_stream_that_settled_after_records_makes_one_more_offset():
     read, at_rest = offset((0, 2, FIVE), cti_us=5), offset((2, 2, FIVE), cti_us=5)
-    settled = Sight(settled=True)
-    assert next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled).number == 1
-    assert next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN) is read
-    assert next_offset(at_rest, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled) is at_rest
+    settled = Observation(settled=True)
+    assert plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled).number == 1
+    assert plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN) is read
+    assert plan_next_offset(at_rest, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled) is at_rest
 
 
-def test_a_loss_makes_an_offset_that_says_so():
+def test_loss_makes_a_new_offset():
     before = offset((0, 2, FIVE), cti_us=5)
-    after = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, Circumstances(lost=True))
+    after = plan_next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RunContext(lost=True))
     assert (after.number, after.ranges()[0][1:]) == (1, (4, 4))
 
 
 def test_a_bounded_run_closes_once_and_a_new_one_closes_again():
     read = offset((0, 2, FIVE), cti_us=5)
-    bounded = Circumstances(bounded=True)
-    closing = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
+    bounded = RunContext(bounded=True)
+    closing = plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
     assert (closing.closing, closing.final, closing.opening_us) == (True, False, None)
-    assert next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
-    again = next_offset(
-        closing, {A: FIVE}, {A: 2}, {A: 2}, Circumstances(bounded=True, new_start=True)
+    assert plan_next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
+    again = plan_next_offset(
+        closing, {A: FIVE}, {A: 2}, {A: 2}, RunContext(bounded=True, new_start=True)
     )
     assert (again.closing, again.opening_us, again.number) == (True, 5, 2)
 
 
-def test_the_end_says_the_final_cti_and_refuses_what_comes_after():
+def test_end_emits_the_final_cti_and_refuses_later_records():
     read = offset((0, 2, FIVE), cti_us=5)
-    end = Circumstances(bounded=True, final_cti=True)
-    final = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
+    end = RunContext(bounded=True, final_cti=True)
+    final = plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
     assert (final.closing, final.final, final.cti_us, final.opening_us) == (
         True,
         True,
@@ -106,113 +110,115 @@ def test_the_end_says_the_final_cti_and_refuses_what_comes_after():
         "'finalCti' = 'false' from the beginning$"
     )
     with pytest.raises(CheckpointMismatch, match=said):
-        next_offset(final, {A: FIVE}, {A: 2}, {A: 3}, RUN)
+        plan_next_offset(final, {A: FIVE}, {A: 2}, {A: 3}, RUN)
 
 
-def test_a_partition_that_falls_idle_or_wakes_makes_an_offset_and_joins_at_the_streams_cti():
+def test_partition_that_wakes_up_joins_at_the_streams_cti():
     nine = PartitionState(cti_us=9)
     before = offset((0, 2, FIVE), (0, 2, nine), cti_us=5)
     states, places = {A: FIVE, B: nine}, {A: 2, B: 2}
-    timeout = Circumstances(idle_timeout_us=3)
-    early = Sight(now_us=12, since_us={A: 10})
-    assert next_offset(before, states, places, places, timeout, early) is before
-    ripe = Sight(now_us=13, since_us={A: 10})
-    asleep = next_offset(before, states, places, places, timeout, ripe)
+    timeout = RunContext(idle_timeout_us=3)
+    early = Observation(now_us=12, since_us={A: 10})
+    assert plan_next_offset(before, states, places, places, timeout, early) is before
+    ripe = Observation(now_us=13, since_us={A: 10})
+    asleep = plan_next_offset(before, states, places, places, timeout, ripe)
     assert (asleep.cti_us, asleep.opening_us) == (9, 9)
     assert asleep.partitions == {
         A: PartitionOffset(2, 2, FIVE, True, 10),
         B: PartitionOffset(2, 2, nine),
     }
-    assert next_offset(asleep, states, places, places, timeout, ripe) is asleep
-    awake = next_offset(asleep, states, places, {A: 3, B: 2}, timeout, Sight(now_us=14))
+    assert plan_next_offset(asleep, states, places, places, timeout, ripe) is asleep
+    awake = plan_next_offset(asleep, states, places, {A: 3, B: 2}, timeout, Observation(now_us=14))
     assert awake.partitions == {
         A: PartitionOffset(2, 3, nine, raises=((2, 2, 9),)),
         B: PartitionOffset(2, 2, nine),
     }
 
 
-def test_where_only_those_that_wake_are_left_they_say_the_streams_cti():
+def test_waking_partitions_alone_determine_the_streams_cti():
     nine = PartitionState(cti_us=9)
     before = offset((2, 2, nine, True, 10), (2, 2, FIVE), cti_us=5)
-    after = next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
+    after = plan_next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
     assert (after.cti_us, after.opening_us) == (9, 9)
 
 
 def test_a_partition_that_is_gone_has_proven_what_it_started_with():
     before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
-    after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
+    after = plan_next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
     assert (after.cti_us, after.opening_us, set(after.partitions)) == (9, 9, {A})
-    low = next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
+    low = plan_next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
     assert low is before
 
 
 def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect():
     before = offset((0, 2, FIVE), cti_us=5)
-    told = Sight(imported=Imported(cti_us=8))
-    waits = next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, Circumstances(max_offsets=1), told)
+    told = Observation(imported=ImportedTopic(cti_us=8))
+    waits = plan_next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, RunContext(max_offsets=1), told)
     assert waits.partitions == {A: PartitionOffset(2, 3, FIVE, pending=((4, 8),))}
-    assert (waits.cti_us, waits.imported) == (5, Imported(cti_us=8))
-    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, Circumstances(max_offsets=1), told)
+    assert (waits.cti_us, waits.imported) == (5, ImportedTopic(cti_us=8))
+    again = plan_next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, RunContext(max_offsets=1), told)
     assert again.partitions == {A: PartitionOffset(3, 4, FIVE, pending=((4, 8),))}
-    found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
+    found = plan_next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
     assert found.partitions[B].pending == ((2, 8),)
-    taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    taken = plan_next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     eight = PartitionState(cti_us=8)
     assert taken.partitions == {A: PartitionOffset(4, 4, eight, raises=((3, 4, 8),))}
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
-def test_an_imported_cti_waits_for_what_an_open_transaction_has_written():
+def test_imported_cti_waits_for_the_records_of_open_transactions():
     """The log goes on to 9 behind the last stable offset, 4, when the CTI is read."""
     before = offset((0, 4, FIVE), cti_us=5)
-    told = Sight(imported=Imported(cti_us=8), written={A: 9})
-    waits = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    told = Observation(imported=ImportedTopic(cti_us=8), written={A: 9})
+    waits = plan_next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     assert waits.partitions == {A: PartitionOffset(4, 4, FIVE, pending=((9, 8),))}
     assert (waits.cti_us, waits.opening_us) == (5, None)
-    later = Sight(imported=Imported(cti_us=8))
-    read = next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
+    later = Observation(imported=ImportedTopic(cti_us=8))
+    read = plan_next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
     assert read.partitions == {A: PartitionOffset(4, 11, FIVE, pending=((9, 8),))}
-    taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
+    taken = plan_next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
 def test_a_run_that_has_closed_decides_nothing_more():
     closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, closing=True)
     states, places = {A: FIVE, B: PartitionState(cti_us=9)}, {A: 2, B: 2}
-    run = Circumstances(bounded=True, idle_timeout_us=3)
-    ripe = Sight(now_us=13, since_us={A: 10})
-    assert next_offset(closing, states, places, places, run, ripe) is closing
-    began = Circumstances(bounded=True, idle_timeout_us=3, new_start=True)
-    assert next_offset(closing, states, places, places, began, ripe).cti_us == 9
+    run = RunContext(bounded=True, idle_timeout_us=3)
+    ripe = Observation(now_us=13, since_us={A: 10})
+    assert plan_next_offset(closing, states, places, places, run, ripe) is closing
+    began = RunContext(bounded=True, idle_timeout_us=3, new_start=True)
+    assert plan_next_offset(closing, states, places, places, began, ripe).cti_us == 9
 
 
-def test_imported_ctis_that_waited_for_records_that_are_gone_wait_for_the_end_there_is():
+def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
     before = offset(
-        (0, 2, FIVE, False, None, ((4, 6), (5, 7), (6, 8))), imported=Imported(cti_us=8)
+        (0, 2, FIVE, False, None, ((4, 6), (5, 7), (6, 8))), imported=ImportedTopic(cti_us=8)
     )
-    sight = Sight(imported=Imported(cti_us=8))
-    lost = Circumstances(lost=True)
-    after = next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, lost, sight)
+    sight = Observation(imported=ImportedTopic(cti_us=8))
+    lost = RunContext(lost=True)
+    after = plan_next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, lost, sight)
     assert after.partitions[A].pending == ((9, 8),)
 
 
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
-    moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=Imported(cti_us=8))
+    moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=ImportedTopic(cti_us=8))
     eight = PartitionOffset(5, 5, PartitionState(cti_us=8), raises=((1, 5, 8),))
-    sight = Sight(imported=Imported(cti_us=8))
-    after = next_offset(moved, {A: FIVE}, {A: 5}, {}, Circumstances(lost=True), sight)
+    sight = Observation(imported=ImportedTopic(cti_us=8))
+    after = plan_next_offset(moved, {A: FIVE}, {A: 5}, {}, RunContext(lost=True), sight)
     assert after.partitions == {A: eight}
     still = offset((0, 5, FIVE), cti_us=5)
-    assert next_offset(still, {A: FIVE}, {A: 5}, {}, RUN, sight).partitions == {A: eight}
+    assert plan_next_offset(still, {A: FIVE}, {A: 5}, {}, RUN, sight).partitions == {A: eight}
 
 
 def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
-    told = Sight(imported=Imported(cti_us=8))
-    first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
+    told = Observation(imported=ImportedTopic(cti_us=8))
+    first = plan_first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
     assert first.partitions == {
-        A: PartitionOffset(3, 3, PartitionState(cti_us=8), began=((0, 3),), raises=((0, 3, 8),)),
-        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), began=((0, 0),)),
+        A: PartitionOffset(
+            3, 3, PartitionState(cti_us=8), beginnings=((0, 3),), raises=((0, 3, 8),)
+        ),
+        B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), beginnings=((0, 0),)),
     }
     assert (first.cti_us, first.imported) == (None, told.imported)
-    alone = first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)
+    alone = plan_first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)
     assert (alone.cti_us, alone.opening_us) == (8, 8)

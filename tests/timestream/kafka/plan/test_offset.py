@@ -1,4 +1,4 @@
-"""The Kafka transport's offset as a checkpoint holds it, and the states that tasks leave."""
+"""The Kafka transport's offset as JSON, and the states in it."""
 
 import json
 from dataclasses import replace
@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
-from pyspark_timestream.connector.offsets import SENTINEL, check_offset, is_sentinel
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET, check_offset, is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
-from pyspark_timestream.kafka.plan.imported_ctis import Imported, ImportedPartition
+from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.plan.offset import (
     OFFSET_VERSION,
     PartitionOffset,
     StreamOffset,
 )
-from pyspark_timestream.kafka.plan.warnings import Warned
+from pyspark_timestream.kafka.plan.warnings import GivenWarning
 
 FIXTURE = Path(__file__).parents[2] / "offsets" / "kafka_v1.json"
 instants = st.none() | st.integers(-(2**62), 2**62)
@@ -35,12 +35,12 @@ shares = st.builds(
     pendings,
     pendings,
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), instants), max_size=2).map(tuple),
-    unfit=st.integers(0, 9),
+    invalid_values=st.integers(0, 9),
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 parts = st.builds(at, st.integers(0, 12), topics)
 imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
-imports = st.builds(Imported, st.dictionaries(parts, imported, max_size=3), instants)
+imports = st.builds(ImportedTopic, st.dictionaries(parts, imported, max_size=3), instants)
 findings = st.builds(
     Finding,
     st.sampled_from(Kind),
@@ -50,7 +50,7 @@ findings = st.builds(
     level=st.integers(0, 9),
     advice=st.text(max_size=3),
 )
-warnings = st.lists(st.builds(Warned, findings, st.booleans()), max_size=3).map(
+warnings = st.lists(st.builds(GivenWarning, findings, st.booleans()), max_size=3).map(
     lambda given: {
         kind: each for kind in sorted(Kind) for each in given if each.finding.kind == kind
     }
@@ -94,7 +94,7 @@ def test_an_offset_survives_json_and_is_the_same_text_each_time(offset):
     assert json.loads(text)["version"] == OFFSET_VERSION
 
 
-def test_equal_offsets_are_equal_texts_whatever_order_they_were_made_in():
+def test_equal_offsets_have_equal_texts_in_any_order():
     state = PartitionState()
     pairs = [(at(n), PartitionOffset(0, n, state)) for n in (2, 10, 1)]
     texts = {
@@ -151,7 +151,9 @@ NEW = replace(
         ),
     },
     topic_ids={"orders": "kAQXHmZmRqW2mQyLZcXhPA"},
-    imported=Imported({at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, True)}, 7),
+    imported=ImportedTopic(
+        {at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, True)}, 7
+    ),
 )
 
 
@@ -169,19 +171,19 @@ NEWEST = replace(
         **NEW.partitions,
         at(2, "trades"): replace(
             NEW.partitions[at(2, "trades")],
-            began=((39, 0), (40, 3)),
+            beginnings=((39, 0), (40, 3)),
             raises=((40, 3, -9), (41, 5, -5)),
-            unfit=3,
+            invalid_values=3,
         ),
     },
     hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
-    imported=Imported(
+    imported=ImportedTopic(
         {at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, False, True, 9)}, 7
     ),
     bounded=True,
     warnings={
-        Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "everybody", "1 row", level=1)),
-        Kind.MALFORMED: Warned(Finding(Kind.MALFORMED, "orders", "7", detail="'x'"), False),
+        Kind.LATE_ROWS: GivenWarning(Finding(Kind.LATE_ROWS, "everybody", "1 row", level=1)),
+        Kind.MALFORMED: GivenWarning(Finding(Kind.MALFORMED, "orders", "7", detail="'x'"), False),
     },
 )
 
@@ -243,6 +245,6 @@ def test_a_checkpoint_from_before_client_settings_were_kept_goes_on(now):
 
 
 def test_only_the_constant_first_offset_is_a_sentinel():
-    assert is_sentinel(SENTINEL)
-    assert is_sentinel({"version": 99})
-    assert not is_sentinel(V1.to_json())
+    assert is_initial_offset(INITIAL_OFFSET)
+    assert is_initial_offset({"version": 99})
+    assert not is_initial_offset(V1.to_json())

@@ -1,4 +1,4 @@
-"""Where a new query starts."""
+"""Resolution of the starting options."""
 
 import pytest
 from timestream.builders import at, options
@@ -6,25 +6,25 @@ from timestream.builders import at, options
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.plan.positions import start_instants, starting_positions
+from pyspark_timestream.kafka.plan.positions import resolve_starts, starting_timestamps
 
 EARLIEST = {at(0): 3, at(1): 0}
 ENDS = {at(0): 9, at(1): 5}
 
 
 def starts(**raw):
-    return starting_positions(options(**raw), EARLIEST, ENDS, {})
+    return resolve_starts(options(**raw), EARLIEST, ENDS, {})
 
 
 def starts_at(found, **raw):
     """Where a query starts when the broker answers `found` to the timestamps it asks for."""
     given = options(**raw)
-    asked = start_instants(given, ENDS)
+    asked = starting_timestamps(given, ENDS)
     answers = {part: found[part] for part in asked}
-    return asked, starting_positions(given, EARLIEST, ENDS, answers)
+    return asked, resolve_starts(given, EARLIEST, ENDS, answers)
 
 
-def test_a_new_query_starts_at_the_latest_unless_told_otherwise():
+def test_new_query_starts_at_the_latest_offset_by_default():
     assert starts() == starts(startingOffsets="latest") == ENDS
     assert starts(startingOffsets="Earliest") == EARLIEST
 
@@ -64,7 +64,7 @@ def test_a_topic_that_does_not_exist_is_named():
 def test_an_assigned_partition_that_does_not_exist_is_named():
     given = {"kafka.bootstrap.servers": "b:1", "assign": '{"topic": [0, 1, 7]}'}
     with pytest.raises(OptionError, match="topic-7 do not exist"):
-        starting_positions(read_kafka_options(given), EARLIEST, ENDS, {})
+        resolve_starts(read_kafka_options(given), EARLIEST, ENDS, {})
 
 
 BY_PARTITION = '{"topic": {"0": 1000, "1": 2000}}'
@@ -108,11 +108,11 @@ def test_timestamps_must_be_of_just_the_partitions_that_there_are(text):
     assert refused.value.name == "startingOffsetsByTimestamp"
 
 
-def test_a_topic_that_does_not_exist_is_named_whatever_says_where_to_start():
+def test_missing_topic_is_named_by_every_starting_option():
     with pytest.raises(OptionError, match="topic 'other' does not exist"):
         starts_at({}, startingTimestamp="1", subscribe="topic,other")
 
 
 def test_a_pattern_that_matches_nothing_yet_starts_nowhere():
     given = options(subscribe=None, subscribePattern="topic.*", startingTimestamp="7")
-    assert starting_positions(given, {}, {}, {}) == {}
+    assert resolve_starts(given, {}, {}, {}) == {}

@@ -1,4 +1,4 @@
-"""What a query's progress says, key by key (semantics 13.5)."""
+"""The progress report, key by key (semantics 13.5)."""
 
 from dataclasses import replace
 
@@ -7,8 +7,8 @@ from timestream.builders import at
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.progress import progress
-from pyspark_timestream.kafka.plan.warnings import Warned
+from pyspark_timestream.kafka.plan.progress import build_progress
+from pyspark_timestream.kafka.plan.warnings import GivenWarning
 
 BUSY = PartitionState(
     cti_us=1_500_000,
@@ -34,8 +34,8 @@ OFFSET = StreamOffset(
 )
 
 
-def test_each_partition_reports_where_the_batch_begins_its_lag_its_cti_and_its_counters():
-    report = progress(OFFSET, {at(0): 31, at(1): 0, at(0, "other"): 9})
+def test_progress_reports_offset_lag_cti_and_counters_per_partition():
+    report = build_progress(OFFSET, {at(0): 31, at(1): 0, at(0, "other"): 9})
     assert list(report["partitions"]) == ["other", "topic"]
     assert report["partitions"]["topic"]["0"] == {
         "offset": 20,
@@ -54,7 +54,7 @@ def test_each_partition_reports_where_the_batch_begins_its_lag_its_cti_and_its_c
 
 
 def test_the_stream_reports_its_cti_its_end_and_the_sums():
-    report = progress(OFFSET, {})
+    report = build_progress(OFFSET, {})
     totals = {
         name: report[name] for name in report if name not in ("partitions", "cti", "warnings")
     }
@@ -73,19 +73,19 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
 
 def test_a_closing_batch_is_the_end_of_the_stream():
     closing = StreamOffset("me", {}, 1, {}, closing=True)
-    assert progress(closing, {})["endOfStream"]
-    assert progress(closing, {})["cti"] is None
+    assert build_progress(closing, {})["endOfStream"]
+    assert build_progress(closing, {})["cti"] is None
 
 
 def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
-    assert progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
+    assert build_progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
 
 
 def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
     told = {
-        Kind.LATE_ROWS: Warned(Finding(Kind.LATE_ROWS, "partition 0", "3 rows", level=2)),
-        Kind.MALFORMED: Warned(Finding(Kind.MALFORMED, "partition 1", "all of them"), False),
+        Kind.LATE_ROWS: GivenWarning(Finding(Kind.LATE_ROWS, "partition 0", "3 rows", level=2)),
+        Kind.MALFORMED: GivenWarning(Finding(Kind.MALFORMED, "partition 1", "all of them"), False),
     }
-    (text,) = progress(replace(OFFSET, warnings=told), {})["warnings"]
+    (text,) = build_progress(replace(OFFSET, warnings=told), {})["warnings"]
     assert text.startswith("rows dropped as late: partition 0: 3 rows; next step: ")
-    assert progress(OFFSET, {})["warnings"] == []
+    assert build_progress(OFFSET, {})["warnings"] == []

@@ -1,4 +1,4 @@
-"""Whole queries with partitions that idle, come and go, and imports, against semantics 5 and 6."""
+"""Whole queries with idle, new and missing partitions and imports (semantics 5 and 6)."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +11,9 @@ from pyspark_timestream.kafka import ranges
 
 @pytest.fixture(scope="module", autouse=True)
 def _even_few_records_are_worth_a_task():
-    was, ranges.ROWS_WORTH_A_TASK = ranges.ROWS_WORTH_A_TASK, 3
+    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
     yield
-    ranges.ROWS_WORTH_A_TASK = was
+    ranges.MIN_TASK_RECORDS = was
 
 
 @given(st.integers(1, 2), st.lists(times, min_size=1, max_size=3), st.booleans(), st.data())

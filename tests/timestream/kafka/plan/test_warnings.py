@@ -1,4 +1,4 @@
-"""Each kind of mistake is said once, and again only where it has grown; what holds is listed."""
+"""Each kind of mistake is warned about once, and again only when its level rises."""
 
 import json
 
@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 from pyspark_timestream.kafka.plan.warnings import (
-    new_warnings,
-    standing_warnings,
-    warned,
+    active_warnings,
+    add_details,
+    find_new_warnings,
+    update_warnings,
     warnings_from_json,
     warnings_to_json,
-    with_details,
 )
 
 LATE = Kind.LATE_ROWS
@@ -26,77 +26,77 @@ def said(*looks):
     """What is logged at each of some looks, which find these."""
     warnings, log = {}, []
     for findings in looks:
-        after = warned(warnings, findings)
-        log.append([finding.text for finding in new_warnings(warnings, after)])
+        after = update_warnings(warnings, findings)
+        log.append([finding.text for finding in find_new_warnings(warnings, after)])
         warnings = after
     return log
 
 
-def test_a_warning_is_said_once_while_it_holds_and_when_it_holds_again():
+def test_warning_is_given_once_even_if_it_holds_again():
     assert said([found()], [found()], [], [found()]) == [["seen"], [], [], []]
 
 
-def test_a_warning_is_said_again_when_its_level_has_risen_and_not_when_it_falls():
+def test_warning_is_repeated_only_when_its_level_rises():
     looks = [[found(level, f"level {level}")] for level in (1, 1, 2, 1, 2, 5)]
     assert said(*looks) == [["level 1"], [], ["level 2"], [], [], ["level 5"]]
 
 
-def test_a_restart_from_the_offset_says_nothing_again():
-    first = warned({}, [found(3)])
+def test_restart_from_the_offset_repeats_no_warning():
+    first = update_warnings({}, [found(3)])
     again = warnings_from_json(json.loads(json.dumps(warnings_to_json(first))))
     assert again == first
-    assert new_warnings(again, warned(again, [found(3)])) == []
+    assert find_new_warnings(again, update_warnings(again, [found(3)])) == []
 
 
-def test_what_holds_keeps_its_text_and_what_holds_again_has_the_newest():
-    first = warned({}, [found(text="first")])
-    assert warned(first, [found(text="second")]) == first
-    over = warned(first, [])
-    assert standing_warnings(over) == []
-    (again,) = standing_warnings(warned(over, [found(text="third")]))
+def test_warning_keeps_its_text_until_it_holds_again():
+    first = update_warnings({}, [found(text="first")])
+    assert update_warnings(first, [found(text="second")]) == first
+    over = update_warnings(first, [])
+    assert active_warnings(over) == []
+    (again,) = active_warnings(update_warnings(over, [found(text="third")]))
     assert again.text == "third"
 
 
-def test_another_culprit_is_named_in_the_list_and_not_said_again():
-    first = warned({}, [found()])
+def test_another_culprit_is_listed_without_a_new_warning():
+    first = update_warnings({}, [found()])
     other = Finding(LATE, "partition 7", "seen there")
-    after = warned(first, [other])
-    assert new_warnings(first, after) == []
-    assert [finding.culprit for finding in standing_warnings(after)] == ["partition 7"]
+    after = update_warnings(first, [other])
+    assert find_new_warnings(first, after) == []
+    assert [finding.culprit for finding in active_warnings(after)] == ["partition 7"]
 
 
-def test_the_records_are_looked_at_only_for_what_is_written_down():
+def test_records_are_examined_only_for_new_texts():
     asked = []
 
     def look(finding):
         asked.append(finding.kind)
         return "one begins with '13'"
 
-    first = warned({}, [found()], look)
-    warned(first, [found()], look)
+    first = update_warnings({}, [found()], look)
+    update_warnings(first, [found()], look)
     assert asked == [LATE]
-    (finding,) = standing_warnings(first)
-    assert finding.whole_text == "seen; one begins with '13'"
-    (fresh,) = with_details([found(text="seen now")], first)
-    assert fresh.whole_text == "seen now; one begins with '13'"
+    (finding,) = active_warnings(first)
+    assert finding.full_text == "seen; one begins with '13'"
+    (fresh,) = add_details([found(text="seen now")], first)
+    assert fresh.full_text == "seen now; one begins with '13'"
 
 
 def test_of_two_findings_of_a_kind_the_first_counts():
     assert said([found(text="one"), found(text="two")]) == [["one"]]
 
 
-def test_what_matters_most_is_listed_and_said_first_also_after_a_restart():
+def test_warnings_are_in_order_of_kinds_also_after_a_restart():
     kinds = [Kind.LATE_ROWS, Kind.IDLE_PARTITION, Kind.MALFORMED]
-    after = warned({}, [found(kind=kind) for kind in kinds])
+    after = update_warnings({}, [found(kind=kind) for kind in kinds])
     again = warnings_from_json(json.loads(json.dumps(warnings_to_json(after), sort_keys=True)))
-    for listed in (new_warnings({}, after), standing_warnings(after), standing_warnings(again)):
+    for listed in (find_new_warnings({}, after), active_warnings(after), active_warnings(again)):
         assert [finding.kind for finding in listed] == kinds[::-1]
 
 
 def test_a_kind_that_this_release_does_not_know_is_passed_over():
-    written = warnings_to_json(warned({}, [found()]))
+    written = warnings_to_json(update_warnings({}, [found()]))
     assert warnings_from_json({**written, "a newer kind": {"culprit": "x", "text": "y"}}) == (
-        warned({}, [found()])
+        update_warnings({}, [found()])
     )
 
 
@@ -107,16 +107,16 @@ LOOKS = st.lists(
 
 
 @given(LOOKS)
-def test_of_any_looks_each_level_of_a_kind_is_said_at_most_once_and_in_rising_order(looks):
+def test_levels_of_a_kind_are_warned_about_once_in_rising_order(looks):
     warnings, levels = {}, {}
     for findings in looks:
-        after = warned(warnings, findings)
-        for finding in new_warnings(warnings, after):
+        after = update_warnings(warnings, findings)
+        for finding in find_new_warnings(warnings, after):
             assert finding.level > levels.get(finding.kind, -1)
             levels[finding.kind] = finding.level
         # Nothing that is found stays unsaid, and what is listed is just what was found.
         assert {finding.kind for finding in findings} <= levels.keys()
-        kinds = {finding.kind for finding in standing_warnings(after)}
+        kinds = {finding.kind for finding in active_warnings(after)}
         assert kinds == {finding.kind for finding in findings}
         warnings = warnings_from_json(warnings_to_json(after))
         assert warnings == after

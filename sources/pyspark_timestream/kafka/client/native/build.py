@@ -1,7 +1,7 @@
 """Compile `gather.c` next to itself: `python build.py [compiler flags...]`.
 
-Wheels and editable installs do it through `hatch_build.py`. Where it fails the package works
-without: records then pass through confluent-kafka's Python objects.
+Wheels and editable installs run this through `hatch_build.py`. If it fails, the package works
+without the library: records then pass through confluent-kafka's Python objects.
 """
 
 import contextlib
@@ -19,15 +19,15 @@ LIBRARY = HERE / "gather.so"
 FLAGS = ("-std=c11", "-D_POSIX_C_SOURCE=200809L", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra")
 
 
-def compiled(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
-    """Make `library` with the compiler that `CC` names, `cc` by default; the reason if it cannot.
+def build_library(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
+    """Compile `library` with `CC`, by default `cc`; return None, or why it failed.
 
-    A library that was there before is replaced in one step, or removed: it may be an older one.
+    An existing library is replaced atomically, or removed, since it may be outdated.
     """
     fresh = library.with_suffix(f".{os.getpid()}")
     try:
         command = [*shlex.split(os.environ.get("CC") or "cc"), *FLAGS, *flags]
-        # By it `native_gather` tells a library of this source from an older one.
+        # `load_gather` uses it to detect a library of another source.
         digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()
         command += [f'-DSOURCE_DIGEST="{digest}"', "-o", str(fresh), str(SOURCE)]
         done = subprocess.run(
@@ -36,7 +36,7 @@ def compiled(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
         if done.returncode == 0:
             fresh.replace(library)
             return None
-        # It may fail without a word, and a reason that is empty would count as none.
+        # A compiler may fail silently, and an empty reason would mean success.
         trouble = done.stderr.strip() or f"{command[0]} ended with {done.returncode}"
     except (OSError, ValueError) as error:
         trouble = str(error)
@@ -47,4 +47,4 @@ def compiled(library: Path = LIBRARY, flags: Sequence[str] = ()) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(compiled(flags=sys.argv[1:]))
+    sys.exit(build_library(flags=sys.argv[1:]))

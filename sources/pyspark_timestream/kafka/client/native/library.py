@@ -1,7 +1,6 @@
-"""The native gather, `native/gather.c`, and librdkafka as ctypes sees them.
+"""The compiled `gather.c` through ctypes, and its buffers as Arrow arrays without a copy.
 
-Both are optional: `native_gather` says why they are not to be had, and confluent-kafka's own
-objects then do the same work.
+The library is optional: without it confluent-kafka's own objects do the same work, slower.
 """
 
 import ctypes
@@ -16,17 +15,25 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pyspark_timestream.errors import compose_message
 from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 
-__all__ = ["GATHERED", "Block", "Gather", "block_of", "native_gather", "need_bits"]
+__all__ = [
+    "LIBRDKAFKA_FUNCTIONS",
+    "Block",
+    "Gather",
+    "adopt_block",
+    "encode_columns",
+    "load_gather",
+]
 
 _LOG: Final = logging.getLogger(__name__)
 
-LIBRARY: Final = Path(__file__).parent / "gather.so"
-_SOURCE: Final = LIBRARY.with_suffix(".c")
+LIBRARY_PATH: Final = Path(__file__).parent / "gather.so"
+_SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
 
-GATHERED: Final = (
+LIBRDKAFKA_FUNCTIONS: Final = (
     "rd_kafka_consume_batch_queue",
     "rd_kafka_message_destroy",
     "rd_kafka_message_timestamp",
@@ -35,7 +42,7 @@ GATHERED: Final = (
     "rd_kafka_topic_name",
     "rd_kafka_message_errstr",
 )
-"""What `gather_open` is handed, in its order."""
+"""The functions that `gather_open` receives, in its order."""
 
 
 class _Buffer(ctypes.Structure):
@@ -53,7 +60,7 @@ class _Column(ctypes.Structure):
 
 
 class Block(ctypes.Structure):
-    """`block` of gather.c."""
+    """The struct `block` of gather.c."""
 
     _fields_ = (
         ("rows", c_int64),
@@ -82,7 +89,7 @@ class Gather(NamedTuple):
     """The compiled library's functions; each releases the GIL while it runs."""
 
     open: Callable[..., int | None]
-    aim: Callable[..., None]
+    seek: Callable[..., None]
     read: Callable[..., int]
     release: Callable[[int | None], None]
     live_buffers: Callable[[], int]
@@ -93,26 +100,28 @@ class Gather(NamedTuple):
 
 
 @functools.cache
-def native_gather(library: Path = LIBRARY) -> Gather | None:
-    """The library; None where it was not built, was built from another source, or is not wanted.
+def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
+    """Load the library; None if it was not built, comes from another source, or is disabled.
 
-    Environment variable `TIMESTREAM_NATIVE`: `0` does without it, `1` insists on it; unset or empty
-    takes it where it is to be had.
+    Environment variable `TIMESTREAM_NATIVE`: `0` disables it, `1` requires it; unset or empty uses
+    it if it is available.
 
     Raises:
-        RuntimeError: `TIMESTREAM_NATIVE` is `1`, and it cannot be had, or is something else.
+        RuntimeError: `TIMESTREAM_NATIVE` is `1` and the library is not usable, or is another value.
     """
     wish = os.environ.get("TIMESTREAM_NATIVE") or ""
     if wish not in ("", "0", "1"):
         raise RuntimeError(
-            f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice; accepted: 0 (do "
-            "without the native gather), 1 (insist on it), or nothing; next step: set it to 0 or "
-            "1, or unset it, on the driver and the executors"
+            compose_message(
+                f"environment variable 'TIMESTREAM_NATIVE': '{wish}' is not a choice",
+                "0 (do without the native gather), 1 (insist on it), or nothing",
+                "set it to 0 or 1, or unset it, on the driver and the executors",
+            )
         )
     if wish == "0":
         return None
     try:
-        return _loaded(library)
+        return _load_library(library)
     except (OSError, AttributeError, ValueError) as error:
         if wish == "1":
             raise RuntimeError(
@@ -124,37 +133,37 @@ def native_gather(library: Path = LIBRARY) -> Gather | None:
         return None
 
 
-def _loaded(library: Path) -> Gather:
+def _load_library(library: Path) -> Gather:
     found = ctypes.CDLL(str(library))
     wanted = hashlib.sha256(_SOURCE.read_bytes()).hexdigest().encode()
-    # The oldest libraries have no digest.
+    # The first libraries had no digest.
     digest = getattr(found, "gather_source_digest", None)
-    size = _declared(found.gather_block_size, c_int64)()
-    if digest is None or _declared(digest, c_char_p)() != wanted or size != ctypes.sizeof(Block):
+    size = _declare(found.gather_block_size, c_int64)()
+    if digest is None or _declare(digest, c_char_p)() != wanted or size != ctypes.sizeof(Block):
         raise ValueError(f"{library} was built from another version of {_SOURCE.name}")
     limits = (c_int64, c_int64, c_int64, c_int64)
     return Gather(
-        open=_declared(found.gather_open, c_void_p, c_void_p, c_void_p),
-        aim=_declared(found.gather_aim, None, c_void_p, c_char_p, c_int32),
-        read=_declared(
+        open=_declare(found.gather_open, c_void_p, c_void_p, c_void_p),
+        seek=_declare(found.gather_aim, None, c_void_p, c_char_p, c_int32),
+        read=_declare(
             found.gather_read, c_int, c_void_p, *limits, c_int32, c_uint32, POINTER(Block)
         ),
-        release=_declared(found.gather_release, None, c_void_p),
-        live_buffers=_declared(found.gather_live_buffers, c_int64),
-        close=_declared(found.gather_close, None, c_void_p),
-        new_counter=_declared(found.gather_count, c_void_p, c_void_p, c_void_p, c_void_p),
-        read_counter=_declared(found.gather_counted, c_int64, c_void_p),
-        free_counter=_declared(found.gather_uncount, None, c_void_p),
+        release=_declare(found.gather_release, None, c_void_p),
+        live_buffers=_declare(found.gather_live_buffers, c_int64),
+        close=_declare(found.gather_close, None, c_void_p),
+        new_counter=_declare(found.gather_count, c_void_p, c_void_p, c_void_p, c_void_p),
+        read_counter=_declare(found.gather_counted, c_int64, c_void_p),
+        free_counter=_declare(found.gather_uncount, None, c_void_p),
     )
 
 
-def _declared(function: Any, result: Any, *arguments: Any) -> Any:
+def _declare(function: Any, result: Any, *arguments: Any) -> Any:
     function.restype, function.argtypes = result, arguments
     return function
 
 
-def need_bits(needs: Needs) -> int:
-    """`needs` as gather.c counts them."""
+def encode_columns(needs: ColumnSet) -> int:
+    """Encode `needs` as the bits that gather.c expects."""
     wanted = (needs.timestamps, needs.keys, needs.values, needs.headers)
     return sum(1 << bit for bit, is_wanted in enumerate(wanted) if is_wanted)
 
@@ -162,8 +171,8 @@ def need_bits(needs: Needs) -> int:
 # -- from C's buffers to Arrow's arrays, without a copy -------------------------------------------
 
 
-class _Owned:
-    """A buffer of the library's that lives as long as Arrow needs it."""
+class _OwnedBuffer:
+    """Frees a buffer of the library when Arrow no longer uses it."""
 
     def __init__(self, gather: Gather, address: int) -> None:
         self._release, self._address = gather.release, address
@@ -172,30 +181,30 @@ class _Owned:
         self._release(self._address)
 
 
-def block_of(gather: Gather, block: Block, needs: Needs) -> RecordBlock | None:
-    """The records of `block`, whose buffers it takes over; None where there are none."""
-    take = functools.partial(_taken, gather)
+def adopt_block(gather: Gather, block: Block, needs: ColumnSet) -> RecordBlock | None:
+    """Turn `block` into records, taking over its buffers; None if it is empty."""
+    take = functools.partial(_adopt_buffer, gather)
     rows = block.rows
-    offsets = _numbers(pa.int64(), rows, take(block.offsets))
-    stamps = _numbers(pa.int64(), rows, take(block.stamps)) if needs.timestamps else None
-    types = _numbers(pa.int32(), rows, take(block.stamp_types)) if needs.timestamps else None
-    keys = _values(take, block.keys) if needs.keys else None
-    values = _values(take, block.values) if needs.values else None
-    headers = _headers(take, block) if needs.headers else None
+    offsets = _build_numbers(pa.int64(), rows, take(block.offsets))
+    stamps = _build_numbers(pa.int64(), rows, take(block.stamps)) if needs.timestamps else None
+    types = _build_numbers(pa.int32(), rows, take(block.stamp_types)) if needs.timestamps else None
+    keys = _build_values(take, block.keys) if needs.keys else None
+    values = _build_values(take, block.values) if needs.values else None
+    headers = _build_headers(take, block) if needs.headers else None
     return RecordBlock(offsets, stamps, types, keys, values, headers) if rows else None
 
 
-def _taken(gather: Gather, buffer: _Buffer) -> pa.Buffer:
+def _adopt_buffer(gather: Gather, buffer: _Buffer) -> pa.Buffer:
     if not buffer.at:
         return pa.py_buffer(b"")
-    return pa.foreign_buffer(buffer.at, buffer.used, _Owned(gather, buffer.at))
+    return pa.foreign_buffer(buffer.at, buffer.used, _OwnedBuffer(gather, buffer.at))
 
 
-def _numbers(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
+def _build_numbers(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
     return pa.Array.from_buffers(kind, rows, [None, data], 0)
 
 
-def _values(
+def _build_values(
     take: Callable[[_Buffer], pa.Buffer], column: _Column, kind: pa.DataType | None = None
 ) -> pa.Array:
     buffers = [take(column.valid), take(column.starts), take(column.data)]
@@ -204,16 +213,16 @@ def _values(
     return pa.Array.from_buffers(kind or pa.binary(), column.rows, buffers, column.nulls)
 
 
-def _headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Array:
+def _build_headers(take: Callable[[_Buffer], pa.Buffer], block: Block) -> pa.Array:
     if block.names_beyond_ascii:
-        raw = _values(take, block.header_names)
-        # Kafka's own client reads a name that is no UTF-8 so, too.
+        raw = _build_values(take, block.header_names)
+        # As in Kafka's Java client, for names that are not UTF-8.
         names = pa.array([name.decode(errors="replace") for name in raw.to_pylist()], pa.string())
     else:
-        names = _values(take, block.header_names, pa.string())
+        names = _build_values(take, block.header_names, pa.string())
     kind = METADATA["headers"]
     pairs = pa.StructArray.from_arrays(
-        [names, _values(take, block.header_values)], fields=list(kind.value_type)
+        [names, _build_values(take, block.header_values)], fields=list(kind.value_type)
     )
     valid, starts = take(block.header_valid), take(block.header_starts)
     buffers = [valid if block.header_nulls else None, starts]

@@ -1,10 +1,10 @@
-"""JSON values to columns: whole blocks by Arrow's parser, malformed rows isolated.
+"""Parses blocks of JSON values with Arrow's parser, isolating malformed values.
 
-What a value becomes never depends on its neighbours: a block that Arrow reads whole and the same
-values read one by one give the same columns. Two things make that sound. Values are joined by
-newlines, which a JSON string cannot contain raw; and only values that begin with ``{`` and end
-with ``}`` are joined, so that an object can neither end in nor swallow the next value. What Arrow
-would read and Python would not (extreme nesting, endless digits) is kept out of the block.
+The result for a value never depends on its neighbours: parsing a block and parsing its values one
+by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON
+string cannot contain unescaped. Only values that begin with ``{`` and end with ``}`` are joined, so
+that an object cannot extend into the next value. Values that Arrow reads but Python does not
+(extreme nesting, very long numbers) are excluded from the block.
 """
 
 import itertools
@@ -19,52 +19,51 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
+from pyspark_timestream.connector.columns import Mask
 from pyspark_timestream.kafka.decode.json.by_row import parse_rows
+from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
 from pyspark_timestream.kafka.decode.json.types import (
     JsonBlock,
     JsonFields,
-    finish,
+    convert_column,
     has_map,
     wire_type,
 )
-from pyspark_timestream.kafka.decode.records import utf8_or_none
 
 __all__ = ["parse_json"]
 
-Mask = npt.NDArray[np.bool_]
-
-_FEW: Final = 32
-"""So many values are read one by one: a call of Arrow's parser costs as much as about 20."""
+_MAX_SINGLE_VALUES: Final = 32
+"""Up to this many values are parsed one by one: calling Arrow costs as much as about 20."""
 
 _WHITESPACE: Final = " \t\n\r"
-"""What JSON calls whitespace."""
+"""JSON's whitespace."""
 
-_LONG: Final = 250
-"""No shorter text can hold more brackets or digits than Python's parser takes."""
+_MAX_SAFE_LENGTH: Final = 250
+"""A text up to this length cannot exceed the limits of Python's parser."""
 
-_ROW: Final = re.compile(r"in row ([0-9]+)")
-"""Where Arrow's message says which row it could not parse."""
+_ROW_IN_MESSAGE: Final = re.compile(r"in row ([0-9]+)")
+"""The row in Arrow's error message."""
 
-_KINDS: Final = {str: pa.string(), int: pa.int64(), float: pa.float64()}
-"""What a raw field is read as, by its Python type in the block's first value."""
+_RAW_TYPES: Final = {str: pa.string(), int: pa.int64(), float: pa.float64()}
+"""The Arrow type of a raw field, by its Python type in the block's first value."""
 
-_EXACT_IN_DOUBLE: Final = float(2**53)
+_MAX_EXACT_DOUBLE: Final = float(2**53)
 
 
-class _Stumbled(NamedTuple):
-    """Arrow does not read a piece: because of that row, the first that it cannot; None: unsaid."""
+class _ParseFailure(NamedTuple):
+    """Arrow could not parse a piece: `row` is the first bad row, None if not known."""
 
     row: int | None
 
 
 def parse_json(fields: JsonFields, values: pa.Array) -> JsonBlock:
-    """Read n JSON texts (binary, null allowed; null is a row of nulls, not malformed)."""
-    texts, joinable = _joinable(values)
+    """Parse n JSON texts (binary; a null is a row of nulls, not malformed)."""
+    texts, joinable = _find_joinable(values)
     if any(has_map(field.type) for field in fields.columns):
         joinable[:] = False
     pieces = [
         piece
-        for start, stop, good in _runs(joinable)
+        for start, stop, good in _split_runs(joinable)
         for piece in _parse_run(fields, values, texts, start, stop, good)
     ]
     if not pieces:
@@ -79,47 +78,49 @@ def parse_json(fields: JsonFields, values: pa.Array) -> JsonBlock:
     )
 
 
-def _joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
-    """The values as trimmed texts, and which of them may be joined."""
+def _find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
+    """Return the values as trimmed texts, and a mask of those that may be joined."""
     try:
         texts = values.cast(pa.string())
     except pa.ArrowInvalid:
-        # Some value is no UTF-8; Arrow's JSON parser would let it through, so it is kept out.
-        texts = pa.array([utf8_or_none(value.as_py()) for value in values], pa.string())
-    joinable = _object_like(texts)
+        # Some value is not UTF-8. Arrow's JSON parser would accept it, so it is excluded.
+        texts = pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
+    joinable = _find_objects(texts)
     if not joinable.all():
         texts = pc.ascii_trim(texts, characters=_WHITESPACE)
-        joinable = _object_like(texts)
+        joinable = _find_objects(texts)
     return texts, joinable
 
 
-def _object_like(texts: pa.Array) -> Mask:
+def _find_objects(texts: pa.Array) -> Mask:
     shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     joinable = np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
     lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
-    long = np.flatnonzero(joinable & (lengths > _LONG))
-    joinable[long] = ~_extreme(texts.take(pa.array(long)))
+    long = np.flatnonzero(joinable & (lengths > _MAX_SAFE_LENGTH))
+    joinable[long] = ~_find_extreme(texts.take(pa.array(long)))
     return joinable
 
 
-def _extreme(texts: pa.Array) -> Mask:
-    """Which texts may nest deeper, or hold longer numbers, than Python's parser takes."""
+def _find_extreme(texts: pa.Array) -> Mask:
+    """Find texts that may nest deeper, or hold longer numbers, than Python's parser allows."""
     brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
     endless = pc.match_substring_regex(texts, "[0-9]{1000}")
-    return np.array(pc.or_(pc.greater(brackets, _LONG), endless).to_numpy(zero_copy_only=False))
+    return np.array(
+        pc.or_(pc.greater(brackets, _MAX_SAFE_LENGTH), endless).to_numpy(zero_copy_only=False)
+    )
 
 
-def _runs(joinable: Mask) -> Iterator[tuple[int, int, bool]]:
-    """Consecutive (start, stop, worth joining); short good runs go with the bad around them."""
-    bounds = _bounds(joinable)
+def _split_runs(joinable: Mask) -> Iterator[tuple[int, int, bool]]:
+    """Split into (start, stop, join?); short joinable runs go with their neighbours."""
+    bounds = _run_bounds(joinable)
     lengths = np.diff(bounds)
-    worth = np.repeat(joinable[bounds[:-1]] & (lengths > _FEW), lengths)
-    for start, stop in itertools.pairwise(_bounds(worth).tolist()):
+    worth = np.repeat(joinable[bounds[:-1]] & (lengths > _MAX_SINGLE_VALUES), lengths)
+    for start, stop in itertools.pairwise(_run_bounds(worth).tolist()):
         yield start, stop, bool(worth[start])
 
 
-def _bounds(mask: Mask) -> npt.NDArray[np.int64]:
-    """Where runs of equal values begin, and the end."""
+def _run_bounds(mask: Mask) -> npt.NDArray[np.int64]:
+    """Return the starts of runs of equal values, and the end."""
     edges = np.flatnonzero(mask[1:] != mask[:-1]) + 1
     return np.concatenate(([0], edges, [len(mask)])) if len(mask) else np.array([0])
 
@@ -127,61 +128,66 @@ def _bounds(mask: Mask) -> npt.NDArray[np.int64]:
 def _parse_run(
     fields: JsonFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
 ) -> Iterator[JsonBlock]:
-    """Read `values[start:stop]`, in pieces, in order.
+    """Parse `values[start:stop]`, in pieces, in order.
 
-    Arrow mostly says which row it stumbled over; where it does not, the piece is halved. The closer
-    together it stumbles, the more values are read one by one before it is asked again: so a block
-    costs at most what its values cost one by one, and a little.
+    Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
+    rows are, the more values are parsed one by one before Arrow is tried again. A block with one
+    bad value in 1,000 costs about three times as much as one without, and at worst less than twice
+    as much as parsing its values one by one (bench/mechanisms_stream.py).
     """
-    at, size, singly, stumbled = start, stop - start, _FEW, -1
+    at, size, singly, failed_at = start, stop - start, _MAX_SINGLE_VALUES, -1
     while at < stop:
-        end = min(at + (1 if at == stumbled else size), stop)
-        alone = not good or end - at <= _FEW
+        end = min(at + (1 if at == failed_at else size), stop)
+        alone = not good or end - at <= _MAX_SINGLE_VALUES
         block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
         if isinstance(block, JsonBlock):
             yield block
-            at, size, singly = end, 4 * size, _FEW
+            at, size, singly = end, 4 * size, _MAX_SINGLE_VALUES
             continue
         row = None if block is None else block.row
         if block is None:
-            size = 4 * max(size, _FEW)
-        elif row is None and end - at > 2 * _FEW:
+            size = 4 * max(size, _MAX_SINGLE_VALUES)
+        elif row is None and end - at > 2 * _MAX_SINGLE_VALUES:
             size = (end - at) // 2
             continue
-        elif row is not None and row > _FEW:
-            size, stumbled = row, at + row
+        elif row is not None and row > _MAX_SINGLE_VALUES:
+            size, failed_at = row, at + row
             continue
         else:
             end = min(at + max(singly, (row or 0) + 1), stop)
-            size, singly = max(2 * _FEW, size // 2), 2 * singly
+            size, singly = max(2 * _MAX_SINGLE_VALUES, size // 2), 2 * singly
         yield parse_rows(fields, values.slice(at, end - at).to_pylist())
         at = end
 
 
-def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _Stumbled:
-    """All of `texts` by Arrow, unless one of them is not what the fields say."""
-    first = _object(texts[0].as_py())
-    wires = {field.name: _wire(field.type, first.get(field.name)) for field in fields.columns}
+def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _ParseFailure:
+    """Parse all of `texts` with Arrow; fails if one of them does not match the fields."""
+    first = _parse_first(texts[0].as_py())
+    wires = {
+        field.name: _choose_wire_type(field.type, first.get(field.name)) for field in fields.columns
+    }
     shared = [name for name in fields.raw if wires.get(name) in (pa.string(), pa.int64())]
     guessed = {
-        name: _KINDS.get(type(first.get(name)), pa.string())
+        name: _RAW_TYPES.get(type(first.get(name)), pa.string())
         for name in fields.raw
         if name not in shared
     }
     together = {name: kind for name, kind in guessed.items() if name not in wires}
     again = {name: kind for name, kind in guessed.items() if name in wires}
-    buffer = pc.binary_join(_one_list(texts), "\n")[0].as_buffer()
+    buffer = pc.binary_join(_wrap_in_list(texts), "\n")[0].as_buffer()
     table = _read(buffer, len(texts), pa.schema(wires | together))
-    if isinstance(table, _Stumbled):
+    if isinstance(table, _ParseFailure):
         return table
     second = _read(buffer, len(texts), pa.schema(again)) if again else table
-    if isinstance(second, _Stumbled):
+    if isinstance(second, _ParseFailure):
         return second
     raw = {name: table.column(name) for name in (*shared, *together)}
     raw |= {name: second.column(name) for name in again}
     if any(map(_loses_digits, raw.values())):
-        return _Stumbled(None)
-    finished = [finish(table.column(f.name).combine_chunks(), f.type) for f in fields.columns]
+        return _ParseFailure(None)
+    finished = [
+        convert_column(table.column(f.name).combine_chunks(), f.type) for f in fields.columns
+    ]
     malformed = np.zeros(len(texts), dtype=np.bool_)
     for part in finished:
         malformed |= part.partial
@@ -189,13 +195,13 @@ def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _Stumbled:
     return JsonBlock([part.column for part in finished], parts, malformed)
 
 
-def _one_list(texts: pa.Array) -> pa.Array:
+def _wrap_in_list(texts: pa.Array) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
 
 
-def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _Stumbled:
+def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _ParseFailure:
     if not len(schema):
-        # Arrow needs a field to count rows by; one that no object has does.
+        # Arrow needs a field to count rows; one that does not occur will do.
         schema = pa.schema([("\0", pa.string())])
     try:
         table = pyarrow.json.read_json(
@@ -206,14 +212,14 @@ def _read(buffer: pa.Buffer, rows: int, schema: pa.Schema) -> pa.Table | _Stumbl
             ),
         )
     except pa.ArrowInvalid as error:
-        said = _ROW.search(str(error))
-        row = int(said[1]) if said else rows
-        return _Stumbled(row if row < rows else None)
-    return table if table.num_rows == rows else _Stumbled(None)
+        named = _ROW_IN_MESSAGE.search(str(error))
+        row = int(named[1]) if named else rows
+        return _ParseFailure(row if row < rows else None)
+    return table if table.num_rows == rows else _ParseFailure(None)
 
 
-def _object(text: str) -> dict[str, Any]:
-    """A block's first value: usually all have fields of the same types."""
+def _parse_first(text: str) -> dict[str, Any]:
+    """Parse a block's first value, whose field types usually hold for all."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -221,16 +227,16 @@ def _object(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _wire(target: pa.DataType, first: Any) -> pa.DataType:
-    """What Arrow reads a column as; only the block's first value tells texts from seconds."""
+def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
+    """Choose the type that Arrow parses: the first value shows whether times are seconds."""
     if pa.types.is_timestamp(target) and type(first) is int:
         return pa.int64()
     return wire_type(target)
 
 
 def _loses_digits(column: pa.ChunkedArray) -> bool:
-    """Whether doubles stand for whole numbers that only an int64 holds exactly."""
+    """Check whether doubles may stand for whole numbers that only an int64 holds exactly."""
     if not pa.types.is_float64(column.type):
         return False
     largest = pc.max(pc.abs(column)).as_py()
-    return largest is not None and largest >= _EXACT_IN_DOUBLE
+    return largest is not None and largest >= _MAX_EXACT_DOUBLE

@@ -1,4 +1,4 @@
-"""JSON values one by one: what is broken becomes null, what is readable stays."""
+"""Parses JSON values one by one: unreadable parts become null, readable parts stay."""
 
 import itertools
 import json
@@ -9,35 +9,35 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.kafka.decode.json.scalars import (
-    Literal,
-    as_bytes,
-    as_decimal,
-    as_floating,
-    as_integer,
-    as_text,
-    typed,
-    whole,
+    ExactFloat,
+    check_type,
+    integer_reader,
+    parse_integer,
+    to_bytes,
+    to_decimal,
+    to_float,
+    to_text,
 )
-from pyspark_timestream.kafka.decode.json.types import JsonBlock, JsonFields, finish_times
+from pyspark_timestream.kafka.decode.json.types import JsonBlock, JsonFields, convert_times
 
 __all__ = ["parse_rows"]
 
 
 Reader = Callable[[Any], tuple[Any, bool]]
-"""What is readable of a value that is not null, and whether that is all; it may raise."""
+"""Converts a non-null value; returns the readable part and whether that is all. May raise."""
 
-_BAD: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
+_CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
 
-_DECODER: Final = json.JSONDecoder(parse_float=Literal, parse_int=whole)
+_DECODER: Final = json.JSONDecoder(parse_float=ExactFloat, parse_int=parse_integer)
 
 
 def parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
-    """The values one by one: what is broken becomes null, what is readable stays."""
+    """Parse values one by one: unreadable parts become null, readable parts stay."""
     columns: list[list[Any]] = [[] for _ in fields.columns]
     raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
     malformed = np.zeros(len(values), dtype=np.bool_)
     readers = [
-        (column, field.name, _tolerant(_reader(field.type)))
+        (column, field.name, _null_on_error(_reader(field.type)))
         for column, field in zip(columns, fields.columns, strict=True)
     ]
     for row, text in enumerate(values):
@@ -47,18 +47,18 @@ def parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
             column.append(converted)
             is_bad |= not fits
         for name, found in raw.items():
-            found.append(_raw(parsed.get(name)))
+            found.append(_to_raw(parsed.get(name)))
         if is_bad:
             malformed[row] = True
     typed_columns = zip(columns, fields.columns, strict=True)
-    pieces = {name: _by_type(found) for name, found in raw.items()}
+    pieces = {name: _group_by_type(found) for name, found in raw.items()}
     return JsonBlock(
         [pa.array(column, field.type) for column, field in typed_columns], pieces, malformed
     )
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], bool]:
-    """The object that `text` is, and whether it is malformed; a null is an object of nulls."""
+    """Parse `text` as an object, and return whether it is malformed; a null is an empty object."""
     try:
         value = {} if text is None else _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
@@ -66,18 +66,18 @@ def _load(text: bytes | None) -> tuple[dict[str, Any], bool]:
     return (value, False) if isinstance(value, dict) else ({}, True)
 
 
-def _raw(value: Any) -> str | int | float | None:
-    """A raw field of one row; what is neither text nor number that Arrow holds is no time."""
+def _to_raw(value: Any) -> str | int | float | None:
+    """Return a raw field if Arrow can hold it as text or number, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return value if value.isascii() or _encodes(value) else None
+        return value if value.isascii() or _is_encodable(value) else None
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**63 else None
     return float(value) if isinstance(value, float) else None
 
 
-def _encodes(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -85,47 +85,47 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def _by_type(values: list[Any]) -> list[pa.Array]:
+def _group_by_type(values: list[Any]) -> list[pa.Array]:
     return [pa.array(list(run)) for _, run in itertools.groupby(values, type)]
 
 
-def _tolerant(read: Reader) -> Reader:
-    """`read`, for nulls too, with nothing where it would raise."""
+def _null_on_error(read: Reader) -> Reader:
+    """Wrap `read`: a null stays null, and a value for which it raises becomes null."""
 
     def field(value: Any) -> tuple[Any, bool]:
         if value is None:
             return None, True
         try:
             return read(value)
-        except _BAD:
+        except _CONVERSION_ERRORS:
             return None, False
 
     return field
 
 
-def _nullable(read: Reader) -> Reader:
+def _pass_null(read: Reader) -> Reader:
     return lambda value: (None, True) if value is None else read(value)
 
 
 def _reader(target: pa.DataType) -> Reader:
-    """Reads a value as `target`.
+    """Choose the reader of `target`.
 
-    A struct keeps its other fields, a list or map with an item that is nothing is nothing.
+    A struct keeps its readable fields. A list or map with an unreadable item is unreadable.
     """
     if pa.types.is_struct(target):
         inner = [target.field(i) for i in range(target.num_fields)]
-        return _struct_reader({field.name: _tolerant(_reader(field.type)) for field in inner})
+        return _struct_reader({field.name: _null_on_error(_reader(field.type)) for field in inner})
     if pa.types.is_list(target):
-        return _list_reader(_nullable(_reader(target.value_type)))
+        return _list_reader(_pass_null(_reader(target.value_type)))
     if pa.types.is_map(target):
-        return _map_reader(_nullable(_reader(target.item_type)))
+        return _map_reader(_pass_null(_reader(target.item_type)))
     scalar = _scalar_reader(target)
     return lambda value: (scalar(value), True)
 
 
 def _struct_reader(readers: dict[str, Reader]) -> Reader:
     def read(value: Any) -> tuple[Any, bool]:
-        given = typed(value, dict)
+        given = check_type(value, dict)
         parts = {name: field(given.get(name)) for name, field in readers.items()}
         return {name: part for name, (part, _) in parts.items()}, _all_fit(parts.values())
 
@@ -134,7 +134,7 @@ def _struct_reader(readers: dict[str, Reader]) -> Reader:
 
 def _list_reader(item: Reader) -> Reader:
     def read(value: Any) -> tuple[Any, bool]:
-        items = [item(each) for each in typed(value, list)]
+        items = [item(each) for each in check_type(value, list)]
         return [each for each, _ in items], _all_fit(items)
 
     return read
@@ -142,7 +142,7 @@ def _list_reader(item: Reader) -> Reader:
 
 def _map_reader(item: Reader) -> Reader:
     def read(value: Any) -> tuple[Any, bool]:
-        entries = [(as_text(key), *item(each)) for key, each in typed(value, dict).items()]
+        entries = [(to_text(key), *item(each)) for key, each in check_type(value, dict).items()]
         return [(key, each) for key, each, _ in entries], all(fits for _, _, fits in entries)
 
     return read
@@ -154,22 +154,22 @@ def _all_fit(parts: Any) -> bool:
 
 def _scalar_reader(target: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_string(target):
-        return as_text
+        return to_text
     if pa.types.is_binary(target):
-        return as_bytes
+        return to_bytes
     if pa.types.is_boolean(target):
-        return lambda value: typed(value, bool)
+        return lambda value: check_type(value, bool)
     if pa.types.is_decimal(target):
-        return lambda value: as_decimal(value, target)
+        return lambda value: to_decimal(value, target)
     if pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        return lambda value: _time(value, target)
+        return lambda value: _to_time(value, target)
     if pa.types.is_integer(target):
-        return as_integer(target)
-    return lambda value: as_floating(value, target)
+        return integer_reader(target)
+    return lambda value: to_float(value, target)
 
 
-def _time(value: Any, target: pa.DataType) -> Any:
-    column, bad = finish_times(pa.array([typed(value, (str, int))]), target)
+def _to_time(value: Any, target: pa.DataType) -> Any:
+    column, bad = convert_times(pa.array([check_type(value, (str, int))]), target)
     if bad[0]:
-        raise ValueError(f"{value!r} is no {target}")
+        raise ValueError(f"{value!r} is not of type {target}")
     return column[0].as_py()

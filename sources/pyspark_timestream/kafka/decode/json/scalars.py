@@ -1,6 +1,6 @@
-"""One JSON scalar as one value of a column, as Spark's `from_json` has it.
+"""Converts JSON scalars to column values as Spark's `from_json` does.
 
-Every function raises ValueError where the value is not of the type.
+Every conversion raises ValueError if the value does not match the type.
 """
 
 import base64
@@ -14,21 +14,31 @@ import numpy as np
 import pyarrow as pa
 
 __all__ = [
-    "Literal",
-    "as_bytes",
-    "as_decimal",
-    "as_floating",
-    "as_integer",
-    "as_text",
-    "typed",
-    "whole",
+    "ExactFloat",
+    "check_type",
+    "decode_or_none",
+    "integer_reader",
+    "parse_integer",
+    "to_bytes",
+    "to_decimal",
+    "to_float",
+    "to_text",
 ]
 
-_BLANK: Final = "".join(map(chr, range(33)))
-"""What may stand around base64."""
 
-_DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
-_EXACT: Final = Context(prec=40)
+def decode_or_none(value: bytes | None) -> str | None:
+    """Decode `value`; None if it is null or not UTF-8."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+_BLANKS: Final = "".join(map(chr, range(33)))
+"""Characters that may surround base64."""
+
+_DECIMAL_PATTERN: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_DECIMAL_CONTEXT: Final = Context(prec=40)
 """A decimal column has 38 digits at most."""
 
 _INFINITY: Final = float("inf")
@@ -40,11 +50,11 @@ _NOT_FINITE: Final = {
     "-Infinity": -_INFINITY,
     "-INF": -_INFINITY,
 }
-"""The texts that a column of floating point takes."""
+"""The texts that a floating-point column accepts."""
 
 
-class Literal(float):
-    """A float that remembers its digits, which a decimal column wants all of."""
+class ExactFloat(float):
+    """A float that keeps its digits for decimal columns."""
 
     __slots__ = ("digits",)
 
@@ -53,37 +63,37 @@ class Literal(float):
 
 
 class _MinusZero(int):
-    """The whole number -0, which is -0.0 to a column of floating point, as Arrow reads it."""
+    """The integer -0, which becomes -0.0 in a floating-point column, as in Arrow."""
 
 
 _MINUS_ZERO: Final = _MinusZero()
 
 
-def whole(digits: str) -> int:
-    """The whole number that `digits` are; ValueError where they are too many."""
+def parse_integer(digits: str) -> int:
+    """Parse an integer; ValueError if it has too many digits."""
     return _MINUS_ZERO if digits == "-0" else int(digits)
 
 
-def typed(value: Any, kind: type | tuple[type, ...]) -> Any:
-    """`value` itself, if it is of the Python type `kind`; a Boolean is no number."""
+def check_type(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """Return `value` if it has the Python type `kind`; a bool is not a number."""
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        raise ValueError(f"{value!r} is no {kind}")
+        raise ValueError(f"{value!r} is not of type {kind}")
     return value
 
 
-def as_text(value: Any) -> str:
-    """A text as it is, anything else as JSON without blanks; a fraction as Java prints a double."""
-    text = value if isinstance(value, str) else _compact(value)
+def to_text(value: Any) -> str:
+    """Return a text unchanged, anything else as compact JSON with doubles as Java prints them."""
+    text = value if isinstance(value, str) else _to_compact_json(value)
     text.encode()
     return text
 
 
-def as_integer(target: pa.DataType) -> Callable[[Any], int]:
-    """Reads a JSON number as the signed integer type `target`."""
+def integer_reader(target: pa.DataType) -> Callable[[Any], int]:
+    """Build a reader of JSON numbers for the signed integer type `target`."""
     bound = 1 << (target.bit_width - 1)
 
     def read(value: Any) -> int:
-        number = int(typed(value, int))
+        number = int(check_type(value, int))
         if not -bound <= number < bound:
             raise ValueError(f"{number} does not fit {target}")
         return number
@@ -91,15 +101,15 @@ def as_integer(target: pa.DataType) -> Callable[[Any], int]:
     return read
 
 
-def as_floating(value: Any, target: pa.DataType) -> float:
-    """A JSON number as the floating-point type `target`."""
+def to_float(value: Any, target: pa.DataType) -> float:
+    """Convert a JSON number to the floating-point type `target`."""
     if isinstance(value, str):
         if value not in _NOT_FINITE:
-            raise ValueError(f"{value!r} is no number")
+            raise ValueError(f"{value!r} is not a number")
         return _NOT_FINITE[value]
-    number = -0.0 if value is _MINUS_ZERO else typed(value, (int, float))
+    number = -0.0 if value is _MINUS_ZERO else check_type(value, (int, float))
     if pa.types.is_float32(target):
-        # By way of a double it would be rounded twice.
+        # A double in between would round twice.
         text = getattr(number, "digits", None) or str(number)
         return float(pa.scalar(text).cast(target).as_py())
     try:
@@ -108,43 +118,43 @@ def as_floating(value: Any, target: pa.DataType) -> float:
         return _INFINITY if number > 0 else -_INFINITY  # As Arrow and Spark read it.
 
 
-def as_decimal(value: Any, target: pa.DataType) -> Decimal:
-    """A number or its text as the decimal type `target`: half up to its scale, never too long."""
-    digits = str(typed(getattr(value, "digits", value), (str, int))).replace(",", "")
-    if _DECIMAL.fullmatch(digits) is None:
-        raise ValueError(f"{value!r} is no decimal")
+def to_decimal(value: Any, target: pa.DataType) -> Decimal:
+    """Convert a number or its text to the decimal type `target`, rounding half up."""
+    digits = str(check_type(getattr(value, "digits", value), (str, int))).replace(",", "")
+    if _DECIMAL_PATTERN.fullmatch(digits) is None:
+        raise ValueError(f"{value!r} is not a decimal")
     number = Decimal(digits)
     before_point = target.precision - target.scale
     if number and number.adjusted() >= before_point:
         raise ValueError(f"{value!r} has too many digits for {target}")
-    rounded = number.quantize(Decimal(1).scaleb(-target.scale), ROUND_HALF_UP, _EXACT)
+    rounded = number.quantize(Decimal(1).scaleb(-target.scale), ROUND_HALF_UP, _DECIMAL_CONTEXT)
     if rounded and rounded.adjusted() >= before_point:
         raise ValueError(f"{value!r} has too many digits for {target}")
     return rounded
 
 
-def as_bytes(value: Any) -> bytes:
-    """The bytes whose base64 a text is."""
-    return base64.b64decode(typed(value, str).strip(_BLANK), validate=True)
+def to_bytes(value: Any) -> bytes:
+    """Decode a base64 text."""
+    return base64.b64decode(check_type(value, str).strip(_BLANKS), validate=True)
 
 
-def _compact(value: Any) -> str:
+def _to_compact_json(value: Any) -> str:
     if isinstance(value, dict):
-        pairs = (f"{_quoted(name)}:{_compact(inner)}" for name, inner in value.items())
+        pairs = (f"{_quote(name)}:{_to_compact_json(inner)}" for name, inner in value.items())
         return "{" + ",".join(pairs) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_compact, value)) + "]"
+        return "[" + ",".join(map(_to_compact_json, value)) + "]"
     if isinstance(value, float):
-        return _double_text(float(value))
-    return _quoted(value)
+        return _format_double(float(value))
+    return _quote(value)
 
 
-def _quoted(value: Any) -> str:
+def _quote(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _double_text(value: float) -> str:
-    """As Java's `Double.toString`: plain from a thousandth to ten million, else like 1.0E40."""
+def _format_double(value: float) -> str:
+    """Format like Java's `Double.toString`: plain from 0.001 to 10,000,000, else like 1.0E40."""
     if not np.isfinite(value):
         return {"inf": '"Infinity"', "-inf": '"-Infinity"'}.get(str(value), '"NaN"')
     if value == 0 or 1e-3 <= abs(value) < 1e7:

@@ -1,41 +1,39 @@
-"""What JSON values are read as: the wanted fields, their types, and the way from text to them."""
+"""Types of JSON fields, and the conversion of parsed columns to them."""
 
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.event_time import Times, number_times, text_times
-from pyspark_timestream.kafka.decode.json.scalars import as_bytes
+from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.connector.event_time import Times, read_number_times, read_text_times
+from pyspark_timestream.kafka.decode.json.scalars import to_bytes
 
 __all__ = [
-    "Finished",
+    "ConvertedColumn",
     "JsonBlock",
     "JsonFields",
-    "finish",
-    "finish_times",
+    "convert_column",
+    "convert_times",
+    "find_unsupported_type",
     "has_map",
-    "unsupported_type",
     "wire_type",
 ]
 
-Mask = npt.NDArray[np.bool_]
-
-_ZONE: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
-"""How a text with a time of day ends that has a zone."""
+_ZONED_TIME: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
+"""The end of a text with a time of day and a zone."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonFields:
-    """What is read of each JSON object.
+    """The fields to read of each JSON object.
 
     Attributes:
         columns: the fields wanted as columns, with their Arrow types.
-        raw: fields wanted as they stand: strings, int64 or doubles, for event times and edges.
+        raw: fields wanted unconverted, for event times and edges: strings, int64 or doubles.
     """
 
     columns: pa.Schema
@@ -43,13 +41,13 @@ class JsonFields:
 
 
 class JsonBlock(NamedTuple):
-    """n values, read.
+    """n parsed values.
 
     Attributes:
         columns: a column of n per field of `JsonFields.columns`, in that order.
         raw: per raw field consecutive pieces that add up to n; each is an array of strings,
             int64 or doubles, or of nulls.
-        malformed: n booleans: the value is no JSON object, or a field is not of its type.
+        malformed: n booleans: the value is not a JSON object, or a field does not match its type.
     """
 
     columns: list[pa.Array]
@@ -57,16 +55,16 @@ class JsonBlock(NamedTuple):
     malformed: Mask
 
 
-def unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
-    """The type inside `data_type` that no JSON value can be read as; None where there is none."""
+def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
+    """Find a type inside `data_type` that JSON cannot be read as; None if there is none."""
     if pa.types.is_struct(data_type):
         inner = [data_type.field(i).type for i in range(data_type.num_fields)]
-        return next((bad for bad in map(unsupported_type, inner) if bad), None)
+        return next((bad for bad in map(find_unsupported_type, inner) if bad), None)
     if pa.types.is_list(data_type):
-        return unsupported_type(data_type.value_type)
+        return find_unsupported_type(data_type.value_type)
     if pa.types.is_map(data_type):
         keyed = pa.types.is_string(data_type.key_type)
-        return unsupported_type(data_type.item_type) if keyed else data_type
+        return find_unsupported_type(data_type.item_type) if keyed else data_type
     fits = (
         pa.types.is_string(data_type)
         or pa.types.is_binary(data_type)
@@ -82,7 +80,7 @@ def unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def has_map(data_type: pa.DataType) -> bool:
-    """Whether a map is inside `data_type`: Arrow's parser does not make one of a JSON object."""
+    """Check for a map inside `data_type`, which Arrow's parser cannot read."""
     if pa.types.is_struct(data_type):
         return any(has_map(data_type.field(i).type) for i in range(data_type.num_fields))
     if pa.types.is_list(data_type):
@@ -91,7 +89,7 @@ def has_map(data_type: pa.DataType) -> bool:
 
 
 def wire_type(data_type: pa.DataType) -> pa.DataType:
-    """The type Arrow reads a field as: times and bytes come as strings, and are converted after."""
+    """Return the type that Arrow parses: times and bytes are strings, and converted later."""
     if (
         pa.types.is_timestamp(data_type)
         or pa.types.is_date32(data_type)
@@ -106,13 +104,13 @@ def wire_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-class Finished(NamedTuple):
-    """A column of n, read to its end.
+class ConvertedColumn(NamedTuple):
+    """A column of n values in its wanted type.
 
     Attributes:
-        column: of the wanted type.
-        partial: n booleans: some part of the value is not of its type, and null.
-        void: n booleans: nothing of the value is; what holds it in a list is void as well.
+        column: the column.
+        partial: n booleans: a part of the value did not match its type and is null.
+        void: n booleans: the whole value did not match; a list with such an item is void as well.
     """
 
     column: pa.Array
@@ -120,36 +118,39 @@ class Finished(NamedTuple):
     void: Mask
 
 
-def finish(wire: pa.Array, target: pa.DataType) -> Finished:
-    """The column of type `target` that `wire` stands for."""
+def convert_column(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    """Convert the parsed column `wire` to type `target`."""
     if pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        column, bad = finish_times(wire, target)
-        return Finished(column, bad, bad)
+        column, bad = convert_times(wire, target)
+        return ConvertedColumn(column, bad, bad)
     if pa.types.is_struct(target):
-        return _finish_struct(wire, target)
+        return _convert_struct(wire, target)
     if pa.types.is_list(target):
-        return _finish_list(wire, target)
+        return _convert_list(wire, target)
     if pa.types.is_decimal(target):
-        return _finish_decimal(wire, target)
+        return _convert_decimal(wire, target)
     if pa.types.is_binary(target):
-        return _finish_bytes(wire)
+        return _convert_bytes(wire)
     fine = np.zeros(len(wire), dtype=np.bool_)
-    return Finished(wire if wire.type == target else wire.cast(target), fine, fine)
+    return ConvertedColumn(wire if wire.type == target else wire.cast(target), fine, fine)
 
 
-def _finish_struct(wire: pa.Array, target: pa.DataType) -> Finished:
+def _convert_struct(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
     inner = [target.field(i) for i in range(target.num_fields)]
-    parts = [finish(child, field.type) for child, field in zip(wire.flatten(), inner, strict=True)]
+    parts = [
+        convert_column(child, field.type)
+        for child, field in zip(wire.flatten(), inner, strict=True)
+    ]
     partial = np.zeros(len(wire), dtype=np.bool_)
     for part in parts:
         partial |= part.partial
     children = [part.column for part in parts]
     column = pa.StructArray.from_arrays(children, fields=inner, mask=wire.is_null())
-    return Finished(column, partial, np.zeros(len(wire), dtype=np.bool_))
+    return ConvertedColumn(column, partial, np.zeros(len(wire), dtype=np.bool_))
 
 
-def _finish_list(wire: pa.Array, target: pa.DataType) -> Finished:
-    items = finish(wire.flatten(), target.value_type)
+def _convert_list(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    items = convert_column(wire.flatten(), target.value_type)
     lengths = pc.fill_null(pc.list_value_length(wire), 0).to_numpy(zero_copy_only=False)
     rows = np.repeat(np.arange(len(wire)), lengths)
     partial, void = (np.zeros(len(wire), dtype=np.bool_) for _ in range(2))
@@ -158,11 +159,11 @@ def _finish_list(wire: pa.Array, target: pa.DataType) -> Finished:
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
     absent = pc.or_(wire.is_null(), pa.array(void))
     column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
-    return Finished(column, partial, void)
+    return ConvertedColumn(column, partial, void)
 
 
-def _finish_decimal(wire: pa.Array, target: pa.DataType) -> Finished:
-    """Arrow's parser checks the digits behind the point, not those before it."""
+def _convert_decimal(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    """Check the digits before the point: Arrow's parser checks only those after it."""
     nines = (9,) * target.precision
     smallest, largest = (
         pa.scalar(Decimal((sign, nines, -target.scale)), target) for sign in (1, 0)
@@ -170,47 +171,47 @@ def _finish_decimal(wire: pa.Array, target: pa.DataType) -> Finished:
     fits = pc.and_(pc.less_equal(wire, largest), pc.greater_equal(wire, smallest))
     fits = pc.fill_null(fits, True)
     bad = ~np.array(fits.to_numpy(zero_copy_only=False))
-    return Finished(pc.if_else(fits, wire, None), bad, bad)
+    return ConvertedColumn(pc.if_else(fits, wire, None), bad, bad)
 
 
-def _finish_bytes(wire: pa.Array) -> Finished:
+def _convert_bytes(wire: pa.Array) -> ConvertedColumn:
     bad = np.zeros(len(wire), dtype=np.bool_)
     read: list[bytes | None] = []
     for row, text in enumerate(wire.to_pylist()):
         try:
-            read.append(None if text is None else as_bytes(text))
+            read.append(None if text is None else to_bytes(text))
         except ValueError:
             read.append(None)
             bad[row] = True
-    return Finished(pa.array(read, pa.binary()), bad, bad)
+    return ConvertedColumn(pa.array(read, pa.binary()), bad, bad)
 
 
-def finish_times(wire: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Texts as timestamps or dates, or whole seconds as timestamps; and where one is neither."""
+def convert_times(wire: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Convert texts to timestamps or dates, or seconds to timestamps; return also the failures."""
     if pa.types.is_date32(target):
-        # As in Spark, what follows the day is not looked at.
+        # As in Spark, anything after the day is ignored.
         trimmed = pc.utf8_trim_whitespace(wire)
         dated = pc.match_substring_regex(trimmed, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ]|$)")
         suffix = pc.if_else(dated, "T00:00:00Z", None)
         texts_of_day = pc.binary_join_element_wise(
             pc.utf8_slice_codeunits(trimmed, 0, 10), suffix, ""
         )
-        instants, readable = text_times(texts_of_day, None)
+        instants, readable = read_text_times(texts_of_day, None)
         column = pa.array(instants // 86_400_000_000, pa.int32(), mask=~readable).cast(target)
     else:
-        instants, readable = _timestamps(wire, zoned=target.tz is not None)
+        instants, readable = _read_timestamps(wire, zoned=target.tz is not None)
         column = pa.array(instants, pa.int64(), mask=~readable).cast(target)
     present = np.array(wire.is_valid().to_numpy(zero_copy_only=False))
     return column, present & ~readable
 
 
-def _timestamps(wire: pa.Array, *, zoned: bool) -> Times:
-    """As Spark's JSON reader: a number is seconds since 1970; a time without a zone stays so."""
+def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
+    """Read times as Spark does: without `zoned`, numbers and texts with a zone are unreadable."""
     if pa.types.is_integer(wire.type):
-        instants, readable = number_times(wire, "s")
+        instants, readable = read_number_times(wire, "s")
         return instants, readable & zoned
-    instants, readable = text_times(wire, None)
+    instants, readable = read_text_times(wire, None)
     if not zoned:
-        with_zone = pc.fill_null(pc.match_substring_regex(wire, _ZONE), False)
+        with_zone = pc.fill_null(pc.match_substring_regex(wire, _ZONED_TIME), False)
         readable &= ~np.array(with_zone.to_numpy(zero_copy_only=False))
     return instants, readable

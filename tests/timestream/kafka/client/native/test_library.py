@@ -1,4 +1,4 @@
-"""The native gather against a librdkafka of the test's own making: every record, and no leak."""
+"""The native gather against a test double of librdkafka: every record, and no leak."""
 
 import ctypes
 import importlib.util
@@ -18,16 +18,16 @@ import pyspark_timestream
 from pyspark_timestream.kafka.client.native.library import (
     Block,
     Gather,
-    block_of,
-    native_gather,
-    need_bits,
+    adopt_block,
+    encode_columns,
+    load_gather,
 )
 from pyspark_timestream.kafka.decode.columns import METADATA
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 
 BUILD = Path(pyspark_timestream.__file__).parent / "kafka" / "client" / "native" / "build.py"
 EOF_CODE, TRANSPORT = -191, -195
-EVERYTHING = Needs(True, True, True, True)
+EVERYTHING = ColumnSet(True, True, True, True)
 
 
 class Sent(NamedTuple):
@@ -57,7 +57,7 @@ class Librdkafka:
     """The functions that the gather calls, over messages that a test makes up."""
 
     def __init__(self, pieces: list[list[Sent]]) -> None:
-        self.pieces = pieces
+        self.split_at_raises = pieces
         self.alive: dict[int, tuple[Message, Sent, list[Any]]] = {}
         self.table = [
             CFUNCTYPE(c_int64, c_void_p, c_int, POINTER(c_void_p), c_size_t)(self.consume),
@@ -72,9 +72,9 @@ class Librdkafka:
         ]
 
     def consume(self, queue: int, wait_ms: int, to: Any, most: int) -> int:
-        piece = self.pieces[0] if self.pieces else []
+        piece = self.split_at_raises[0] if self.split_at_raises else []
         now, later = piece[:most], piece[most:]
-        self.pieces[:1] = [later] if later else []
+        self.split_at_raises[:1] = [later] if later else []
         for place, sent in enumerate(now):
             message, kept = Message(err=sent.code, partition=sent.partition, offset=sent.offset), []
             # Each value in a place of its own size: what reads beyond it reads another's memory.
@@ -121,7 +121,7 @@ class Reading:
         self.gather, self.kafka = gather, Librdkafka(list(pieces))
         table = (c_void_p * 7)(*(ctypes.cast(each, c_void_p) for each in self.kafka.table))
         self.handle = gather.open(table, None)
-        gather.aim(self.handle, b"t", 0)
+        gather.seek(self.handle, b"t", 0)
 
     def read(
         self,
@@ -133,8 +133,11 @@ class Reading:
     ):
         block = Block()
         limits = (position, end, most, most_bytes)
-        assert self.gather.read(self.handle, *limits, 1, need_bits(needs), ctypes.byref(block)) == 0
-        return block_of(self.gather, block, needs), block
+        assert (
+            self.gather.read(self.handle, *limits, 1, encode_columns(needs), ctypes.byref(block))
+            == 0
+        )
+        return adopt_block(self.gather, block, needs), block
 
     def __enter__(self) -> "Reading":
         return self
@@ -153,12 +156,12 @@ def build_script() -> Any:
 @pytest.fixture(scope="module")
 def gather(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gather]:
     library = tmp_path_factory.mktemp("native") / "gather.so"
-    trouble = build_script().compiled(library, ["-Werror"])
+    trouble = build_script().build_library(library, ["-Werror"])
     if trouble:
         pytest.skip(f"no native gather here: {trouble}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMESTREAM_NATIVE", "1")
-        made = native_gather(library)
+        made = load_gather(library)
     assert made is not None
     yield made
     # No block is alive any more, so no buffer of one may be.
@@ -247,9 +250,9 @@ def test_every_record_arrives_however_the_queue_and_the_blocks_are_cut(
 
 
 @pytest.mark.parametrize(
-    "needs", [Needs(), Needs(values=True), Needs(timestamps=True, headers=True)]
+    "needs", [ColumnSet(), ColumnSet(values=True), ColumnSet(timestamps=True, headers=True)]
 )
-def test_only_what_is_needed_is_read(gather: Gather, needs: Needs) -> None:
+def test_only_what_is_needed_is_read(gather: Gather, needs: ColumnSet) -> None:
     with Reading(gather, [Sent(0, b"k", b"v", (1, 5), ((b"h", b"x"),))]) as reading:
         block, _ = reading.read(1, needs=needs)
     wanted = [True, needs.timestamps, needs.timestamps, needs.keys, needs.values, needs.headers]
@@ -266,7 +269,7 @@ def test_a_block_ends_at_an_error_and_the_next_goes_on_behind_it(gather: Gather)
         assert (second.offsets.to_pylist(), raw.reached, raw.problem) == ([1], 2, 0)
 
 
-def test_the_end_of_this_partition_tells_how_far_it_was_read(gather: Gather) -> None:
+def test_read_at_partition_end_reports_its_position(gather: Gather) -> None:
     def ends(offset: int, **place: Any) -> Sent:
         return Sent(offset, code=EOF_CODE, **place)
 
@@ -288,15 +291,15 @@ def test_headers_without_names_and_values_end_a_block_as_well(gather: Gather) ->
         block, raw = reading.read(5, most_bytes=1_500)
         assert (len(block.offsets), raw.reached) == (2, 2)
         # Nobody pays for what is not read.
-        block, raw = reading.read(5, 2, most_bytes=1_500, needs=Needs())
+        block, raw = reading.read(5, 2, most_bytes=1_500, needs=ColumnSet())
         assert (len(block.offsets), raw.reached) == (3, 5)
 
 
-def test_what_was_taken_for_another_partition_is_dropped(gather: Gather) -> None:
+def test_seek_to_another_partition_drops_queued_records(gather: Gather) -> None:
     with Reading(gather, [Sent(0), Sent(1), Sent(2)]) as reading:
         reading.read(3, most=1)
         assert len(reading.kafka.alive) == 2
-        gather.aim(reading.handle, b"u", 0)
+        gather.seek(reading.handle, b"u", 0)
         assert not reading.kafka.alive
         assert reading.read(9)[0] is None
 
@@ -313,10 +316,10 @@ def test_a_missing_library_is_an_error_only_where_it_is_insisted_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert native_gather(tmp_path / "none.so") is None
+    assert load_gather(tmp_path / "none.so") is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
     with pytest.raises(RuntimeError, match="TIMESTREAM_NATIVE is 1, but the native gather cannot"):
-        native_gather(tmp_path / "nothing.so")
+        load_gather(tmp_path / "nothing.so")
 
 
 @pytest.mark.parametrize("part", ["columnar format", "gather_source_digest"])
@@ -332,12 +335,12 @@ def test_a_library_of_another_source_is_refused_aloud(
     older.write_text(now.replace(part, "as_it_was"))
     assert older.read_text() != now
     script.SOURCE = older
-    assert script.compiled(tmp_path / "gather.so") is None
+    assert script.build_library(tmp_path / "gather.so") is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", "1")
     with pytest.raises(RuntimeError, match=r"was built from another version of gather\.c; install"):
-        native_gather(tmp_path / "gather.so")
+        load_gather(tmp_path / "gather.so")
     monkeypatch.delenv("TIMESTREAM_NATIVE")
-    assert native_gather(tmp_path / "gather.so") is None
+    assert load_gather(tmp_path / "gather.so") is None
     assert "was built from another version" in caplog.text
 
 
@@ -347,7 +350,7 @@ def test_a_wish_that_is_none_is_an_error(
 ) -> None:
     monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
     with pytest.raises(RuntimeError, match=f"'TIMESTREAM_NATIVE': '{wish}' .* accepted: 0 .* 1 "):
-        native_gather(tmp_path / "any.so")
+        load_gather(tmp_path / "any.so")
 
 
 @pytest.mark.parametrize(("wish", "is_taken"), [("", True), ("0", False), ("1", True)])
@@ -356,27 +359,27 @@ def test_the_wish_decides(
 ) -> None:
     # A library is kept from call to call by its path.
     library = tmp_path / "gather.so"
-    assert build_script().compiled(library) is None
+    assert build_script().build_library(library) is None
     monkeypatch.setenv("TIMESTREAM_NATIVE", wish)
-    assert (native_gather(library) is not None) == is_taken
+    assert (load_gather(library) is not None) == is_taken
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
-def test_where_a_compiler_is_an_install_has_the_native_gather_and_takes_it_unasked(
+def test_install_with_a_compiler_uses_the_native_gather(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Else every test of it would be skipped, and all others would pass by the slower path.
     monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
-    assert native_gather.__wrapped__() is not None, "run make, which installs it anew"
+    assert load_gather.__wrapped__() is not None, "run make, which installs it anew"
 
 
 @pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false", "cc 'unbalanced"])
-def test_a_compiler_that_fails_leaves_a_reason_and_no_older_library(
+def test_failed_compiler_gives_a_reason_and_removes_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str
 ) -> None:
     monkeypatch.setenv("CC", compiler)
     older = tmp_path / "gather.so"
     older.write_bytes(b"older")
     # An install goes on without it where there is a reason, and packs the library where none is.
-    assert build_script().compiled(older)
+    assert build_script().build_library(older)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""JSON values in columns: what a value becomes never depends on its neighbours."""
+"""JSON values as columns: the result for a value never depends on its neighbours."""
 
 import decimal
 import json
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
-from pyspark_timestream.kafka.decode.json import by_block as json_values
+from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonFields, unsupported_type
+from pyspark_timestream.kafka.decode.json.types import JsonFields, find_unsupported_type
 
 PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
 SCHEMA = pa.schema(
@@ -73,15 +73,15 @@ def rows(values, fields=FIELDS):
 @pytest.fixture
 def few(monkeypatch):
     """Sets how many values are few enough for Python alone."""
-    return lambda count: monkeypatch.setattr(json_values, "_FEW", count)
+    return lambda count: monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", count)
 
 
 def with_few(count, values, fields=FIELDS):
-    was, json_values._FEW = json_values._FEW, count
+    was, by_block._MAX_SINGLE_VALUES = by_block._MAX_SINGLE_VALUES, count
     try:
         return rows(values, fields)
     finally:
-        json_values._FEW = was
+        by_block._MAX_SINGLE_VALUES = was
 
 
 NUMBERS = """0 -0 1 -1 127 128 1.0 1.5 1e2 1E-2 -0.0 1e40 1e400 1e-400 12345 999.99 1000 1.234
@@ -209,9 +209,9 @@ def test_a_long_block_of_good_values_is_not_disturbed_by_a_bad_one(bad, place):
 @pytest.mark.parametrize(("every", "most_calls"), [(1, 12), (7, 40), (100, 400), (1_000, 120)])
 @pytest.mark.parametrize("bad", [{"i": "x"}, {"d": [1]}])
 def test_many_bad_values_do_not_make_arrow_start_over_for_each(every, most_calls, bad, monkeypatch):
-    calls, parse_joined = [], json_values._parse_joined
+    calls, parse_joined = [], by_block._parse_joined
     monkeypatch.setattr(
-        json_values, "_parse_joined", lambda *given: calls.append(1) or parse_joined(*given)
+        by_block, "_parse_joined", lambda *given: calls.append(1) or parse_joined(*given)
     )
     fields = JsonFields(pa.schema([("i", pa.int64()), ("d", pa.float64())]))
     good = [{"i": i, "d": i / 8} for i in range(20_000)]
@@ -317,13 +317,24 @@ def test_json_that_is_broken_inside_a_nested_value_keeps_nothing(few, count, bro
 )
 def test_extreme_values_are_malformed_and_stop_nothing(few, inside):
     value = b'{"i":1,"extra":' + inside.encode() + b"}"
+    # The depth that Python's own parser reads grew from 1,000 in 3.11 to 10,000 in 3.13.
+    extreme = not is_read_by_python(value)
+    assert extreme or len(inside) < 30_000
     good = good_but({})
     for count in (1, 10**6):
         few(count)
-        assert [row[2] for row in rows([value])] == [True]
+        assert [row[2] for row in rows([value])] == [extreme]
         # The first value tells a block's types, so a good one goes first too.
-        assert [row[2] for row in rows([good, value, good, value])] == [False, True, False, True]
-        assert [row[2] for row in rows([value, good, value, good])] == [True, False, True, False]
+        assert [row[2] for row in rows([good, value] * 2)] == [False, extreme] * 2
+        assert [row[2] for row in rows([value, good] * 2)] == [extreme, False] * 2
+
+
+def is_read_by_python(value):
+    try:
+        json.loads(value)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def test_a_large_document_is_no_extreme_one(few):
@@ -375,4 +386,4 @@ def test_a_sliced_column_of_values_is_read_from_its_slice():
     ],
 )
 def test_a_type_that_json_cannot_fill_is_found_wherever_it_is(data_type, bad):
-    assert unsupported_type(data_type) == bad
+    assert find_unsupported_type(data_type) == bad

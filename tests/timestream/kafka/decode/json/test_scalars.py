@@ -1,11 +1,11 @@
-"""One JSON literal as one type: what Spark 4.3's `from_json` made of it, written down."""
+"""JSON literals by type, against recorded results of Spark 4.3's `from_json`."""
 
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
-from pyspark_timestream.kafka.decode.json import by_block as json_values
+from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.json.types import JsonFields
 
@@ -65,8 +65,8 @@ NINES = "9" * 38
         ('[1,"x"]', pa.list_(pa.int64()), BAD),
     ],
 )
-def test_a_literal_becomes_what_from_json_makes_of_it(monkeypatch, few, literal, kind, expected):
-    monkeypatch.setattr(json_values, "_FEW", few)
+def test_literal_is_converted_as_from_json_does(monkeypatch, few, literal, kind, expected):
+    monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", few)
     given = pa.array([f'{{"v":{literal}}}'.encode()] * 2, pa.binary())
     block = parse_json(JsonFields(pa.schema([("v", kind)])), given)
     (column,) = block.columns

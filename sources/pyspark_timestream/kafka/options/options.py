@@ -1,0 +1,277 @@
+"""The options of transport `kafka`: a frozen value, built by `read_kafka_options`."""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark_timestream.connector.event_time import TIME_UNITS
+from pyspark_timestream.connector.options import boolean, choice, fixed_settings, option, text
+from pyspark_timestream.cti.step import TimeRules
+from pyspark_timestream.cti.violations import POLICIES
+from pyspark_timestream.kafka.options.client_keys import select_record_settings
+from pyspark_timestream.kafka.options.cti_import import CTI_IMPORT, ImportSource
+from pyspark_timestream.kafka.options.parsers import (
+    CTI_DELAY,
+    CTI_FREQUENCY,
+    EDGE_FROM,
+    IDLE_TIMEOUT,
+    MAX_FUTURE,
+    NAME,
+    TIME_FROM,
+    WRITER_TIMEOUT,
+    WRITERS,
+    Frequency,
+    TimeFrom,
+)
+from pyspark_timestream.kafka.options.reading import ReadingOptions
+
+__all__ = ["PRESETS", "KafkaOptions"]
+
+PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
+_CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
+_ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions(ReadingOptions):
+    """All options of transport `kafka`; its own are about payloads, event times and CTIs."""
+
+    include_headers: bool = option(
+        "includeHeaders", boolean, False, description="adds the column `headers`"
+    )
+    value_format: str = option(
+        "valueFormat",
+        choice("binary", "json"),
+        "binary",
+        description="`json`: schema columns that are not metadata are fields of the JSON value",
+    )
+    parse_mode: str = option(
+        "parseMode",
+        choice("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
+        "PERMISSIVE",
+        description=(
+            "a malformed value gives nulls; `DROPMALFORMED`: no row; `FAILFAST`: the query fails"
+        ),
+    )
+    corrupt_column: str = option(
+        "columnNameOfCorruptRecord",
+        NAME,
+        "_corrupt_record",
+        description="a string column of this name in the schema gets a malformed value's text",
+    )
+    metadata_prefix: str = option(
+        "metadataPrefix",
+        text,
+        "",
+        description="goes before all metadata column names, for JSON fields of the same names",
+    )
+    shape: str = option(
+        "eventShape",
+        choice("point", "interval", "edge"),
+        "point",
+        description="`point`, `interval` or `edge`",
+        may_change=False,
+    )
+    start_time: TimeFrom = option(
+        "startTime",
+        TIME_FROM,
+        TimeFrom("timestamp"),
+        description=(
+            "where the event's time is: `timestamp` (the record's), `header:NAME`, or a JSON field"
+        ),
+        may_change=False,
+    )
+    end_time: TimeFrom | None = option(
+        "endTime",
+        TIME_FROM,
+        None,
+        description="the same for the end of an interval or edge",
+        may_change=False,
+    )
+    edge: TimeFrom | None = option(
+        "edge",
+        EDGE_FROM,
+        None,
+        description="the same for an edge's kind: `start` or `end`",
+        may_change=False,
+    )
+    time_unit: str = option(
+        "timeUnit",
+        choice(*TIME_UNITS),
+        "ms",
+        description="the unit of times that are numbers: `s`, `ms`, `us`, `ns`",
+        may_change=False,
+    )
+    frequency: Frequency | None = option(
+        "ctiFrequency",
+        CTI_FREQUENCY,
+        None,
+        description=(
+            "a CTI after this many events (`10`), or this much application time (`5 seconds`)"
+        ),
+        may_change=False,
+        excludes=("advanceTime",),
+    )
+    delay_us: int = option(
+        "ctiDelay",
+        CTI_DELAY,
+        0,
+        description=(
+            "a generated CTI lies this far behind the event that triggers it; may be negative (`-1 "
+            "tick`)"
+        ),
+        may_change=False,
+        needs=_CTI_SOURCES,
+    )
+    final_cti: bool = option(
+        "finalCti",
+        boolean,
+        False,
+        description=(
+            "a bounded run (AvailableNow, batch) ends with a CTI at +infinity, 9999-12-31T23:59:59Z"
+        ),
+    )
+    advance_time: str | None = option(
+        "advanceTime",
+        choice(*PRESETS),
+        None,
+        description=(
+            "a preset, each a CTI at every event: `IncreasingStartTime` (delay 0), "
+            "`StrictlyIncreasingStartTime` (`-1 tick`), `UnorderedStartTime` (`ctiDelay` "
+            "required); `finalCti` defaults to true. A checkpoint keeps the settings that it "
+            "stands for"
+        ),
+    )
+    cti_header: str | None = option(
+        "ctiHeader",
+        NAME,
+        None,
+        description=(
+            "the record header that carries an in-band CTI, read as `startTime` reads text; with "
+            "`NAME-writer` and `NAME-close`"
+        ),
+        may_change=False,
+    )
+    writers: tuple[str, ...] | None = option(
+        "writers",
+        WRITERS,
+        None,
+        description="writers, separated by commas, whose marks are waited for from the start",
+        may_change=False,
+        needs=("ctiHeader",),
+    )
+    writer_timeout_us: int | None = option(
+        "writerTimeout",
+        WRITER_TIMEOUT,
+        None,
+        description=(
+            "a writer that is silent for longer, in record timestamps, no longer holds the in-band "
+            "CTI back; none: it is waited for indefinitely"
+        ),
+        may_change=False,
+        needs=("ctiHeader", "ctiImport"),
+    )
+    time_window: bool = option(
+        "timeWindow",
+        boolean,
+        False,
+        description=(
+            "adds `time_lower`, `time_upper`: the least mark of the live writers and the greatest "
+            "noted"
+        ),
+        needs=("ctiHeader",),
+    )
+    max_future_us: int | None = option(
+        "maxFuture",
+        MAX_FUTURE,
+        None,
+        description=(
+            "for generated CTIs an event's time counts as at most its record's timestamp plus "
+            "this; the delay comes off after"
+        ),
+        may_change=False,
+        needs=(*_CTI_SOURCES, "ctiImport"),
+    )
+    policy: str = option(
+        "violationPolicy",
+        choice(*POLICIES),
+        "drop",
+        description=(
+            "what happens to events that break a CTI's promise: `drop`, `adjust`, `fail`, `flag`"
+        ),
+        may_change=False,
+        needs=_ANY_CTIS,
+    )
+    idle_timeout_us: int | None = option(
+        "idleTimeout",
+        IDLE_TIMEOUT,
+        None,
+        description=(
+            "a partition that has been at the end of its log (the last stable offset, no open "
+            "transaction) for this long by the wall clock no longer holds the stream's CTI back; "
+            "what arrives later and below that CTI meets the policy. Which partitions were idle is "
+            "recorded in the checkpoint and replays from it, but is not the same in a new run. "
+            "Bounded runs (AvailableNow) wait for no partition; for a job that comes back, the "
+            "time counts from the run that first saw the partition at rest"
+        ),
+        effect="stream",
+        needs=_ANY_CTIS,
+    )
+    cti_import: ImportSource | None = option(
+        "ctiImport",
+        CTI_IMPORT,
+        None,
+        description=(
+            "a topic whose CTIs are imported, in addition to the stream's own or instead: its name "
+            "(in-band CTIs under `ctiHeader`, else under header `cti`), or JSON with `topic` and "
+            "`header` or `frequency`, `delay` and `startTime` (generated ones). The driver reads "
+            "it from its earliest offset. Its CTI, the minimum over its partitions, takes effect "
+            "on a partition once that has been read up to the end it had when the CTI was read; a "
+            "final CTI is not imported. What open transactions have written by then counts as "
+            "before that end, so that no row of theirs is late. When it took effect is recorded in "
+            "the checkpoint and replays from it, but is not the same in a new run. `maxFuture`, "
+            "`timeUnit` and `writerTimeout` apply to it too, and `idleTimeout` to its quiet or "
+            "empty partitions"
+        ),
+        effect="stream",
+        may_change=False,
+    )
+
+    @property
+    def has_ctis(self) -> bool:
+        """True if the stream has a column `cti`."""
+        sources = (self.frequency, self.cti_header, self.cti_import)
+        return self.final_cti or any(source is not None for source in sources)
+
+    @property
+    def is_ordered(self) -> bool:
+        """True if the fate of a record depends on those before it in its partition."""
+        return replace(self, final_cti=False).has_ctis
+
+    @property
+    def is_cut(self) -> bool:
+        """True if several tasks may read one partition."""
+        return self.min_partitions is not None or self.max_records is not None
+
+    @property
+    def rules(self) -> TimeRules:
+        """The rules of a partition's state machine."""
+        frequency = self.frequency or Frequency()
+        return TimeRules(
+            shape=self.shape,
+            # A policy is about CTIs: where there are none, nothing is left out.
+            policy=self.policy if self.has_ctis else "flag",
+            every_events=frequency.events,
+            every_us=frequency.span_us,
+            delay_us=self.delay_us,
+            max_future_us=self.max_future_us,
+            writers=self.writers or (),
+            writer_timeout_us=self.writer_timeout_us,
+            time_window=self.time_window,
+        )
+
+    def settings(self) -> dict[str, str]:
+        """The options that define time and records, as text: a checkpoint keeps them."""
+        texts = fixed_settings(self)
+        if self.frequency is None:
+            del texts["ctiDelay"]
+        return {**texts, **select_record_settings(self.client)}
