@@ -20,13 +20,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from pyspark_tseries.maintain import compactor
-from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import set_retained_range
-from pyspark_tseries.store.log import table_of
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table
 from pyspark_tseries.write.batch import Batch
 
 PHASES = ("append", "merge", "replace", "checkpoint", "clean", "range")
@@ -81,10 +81,10 @@ class Doomed:
 def main() -> None:
     """Appends batch after batch while another thread merges, checkpoints and cleans."""
     location, acknowledged, phase, died = sys.argv[1:]
-    store = Store.open(place_of(location, json.loads(os.environ["STORAGE"])))
+    store = Store.open(parse_location(location, json.loads(os.environ["STORAGE"])))
     doomed = Doomed(phase, died)
     threading.Thread(target=upkeep, args=(store, doomed), daemon=True).start()
-    number = int(store.head()[1].of(SERIES[:1])["last_sequence"][0]) + 1
+    number = int(store.index()[1].lookup(SERIES[:1])["last_sequence"][0]) + 1
     # What was stored and not acknowledged when the last process was killed is stored for all that.
     with open(acknowledged, "ab", buffering=0) as file:
         file.write(b"." * (number - os.path.getsize(acknowledged)))
@@ -107,10 +107,10 @@ def upkeep(store: Store, doomed: Doomed) -> None:
         with doomed.passing("merge"):
             merge_runs(store, 2**60, everything=True)
         with doomed.passing("checkpoint"):
-            table_of(store.place).create_checkpoint()
+            load_table(store.location).create_checkpoint()
         with doomed.passing("clean"):
             # As if the hour of grace were 20 seconds, far longer than an append takes.
-            clean(store, time.time_ns() // 1000 + 3_580_000_000)
+            remove_obsolete_files(store, time.time_ns() // 1000 + 3_580_000_000)
         with doomed.passing("range"):
             set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000)
 

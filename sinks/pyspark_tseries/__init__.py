@@ -2,27 +2,9 @@
 
 A *store* is a directory of many *series*; a series is a sequence of immutable *events*, numbered
 from 0 without gaps. A batch is sorted, checked, numbered and committed as a whole, exactly once,
-however many writers share the store; a *retained range* says how much of each series queries see.
+even when several writers share the store; a *retained range* limits what queries see of a series.
 
-Reading order: `errors`, `model.columns`, `model.retention`, `model.query`, `storage.location`,
-`options.values` (vocabulary), `model.block_columns`, `model.head_checksums`, `model.series_index`,
-`write.numbering`, `write.edits`, `model.valid_text`, `write.rows`, `read.select`, `read.bounds`,
-`client.range_query`, `model.policy`, `model.slices`, `model.series_state`, `storage.row_filter`,
-`maintain.invariants`, `maintain.compaction`, `subscribe.position`, `model.properties`,
-`model.commit_time`, `store.log_entries`, `store.foreign_changes` (rules), `storage.parquet_layout`,
-`storage.parquet_checksums`, `storage.foreign_files`, `storage.data_files`, `storage.table_scan`,
-`storage.head_files`, `storage.staging`, `write.originals`, `write.batch`, `write.spill`,
-`write.event_writer`, `write.task_output`, `write.large_batch`, `storage.durability`,
-`store.log_writer`, `store.log_check`, `store.log`, `storage.locks`, `store.retry`, `store.store`,
-`store.ownership`, `maintain.head_recovery`, `store.admin_commits`, `maintain.log_statistics`,
-`maintain.file_check`, `maintain.verify`, `maintain.repair.lost_commits`, `maintain.repair.rewind`,
-`maintain.repair.revert`, `maintain.repair.time_correction`, `maintain.repair.future_commits`,
-`maintain.repair.repair`, `maintain.compactor`, `maintain.background`, `maintain.describe`,
-`storage.footer_cache`, `storage.row_groups`, `read.scan`, `read.as_of`, `read.late_binding`,
-`subscribe.delivery`, `subscribe.follower` (storage), `client.chart`, `client.results`,
-`client.receipts`, `client.arguments`, `client.time_series` (without Spark),
-`spark.checkpoint_store`, `spark.writer`, `spark.reader`, `spark.stream_reader`, `spark.source`
-(Spark).
+Each folder's docstring says what is in it; docs/explanation/architecture.md lists them.
 """
 
 import importlib
@@ -68,10 +50,14 @@ __all__ = [
     "UnusableStore",
     "UpdateFailed",
     "WrongClock",
+    "__version__",
     "describe",
 ]
 
-_PLACES = {
+__version__ = "0.2.0"
+"""Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
+
+_MODULES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
     **dict.fromkeys(["NoSuchStore", "OutOfOrder", "PermissionDenied", "StoreBusy"], "errors"),
     **dict.fromkeys(["StoreMismatch", "TseriesError", "UnusableStore"], "errors"),
@@ -87,6 +73,6 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): Spark finds the format here, and one import that fails here would disable
     # every Python data source of the session; the rules must import without Spark and Delta.
-    if name in _PLACES:
-        return getattr(importlib.import_module(f"pyspark_tseries.{_PLACES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"pyspark_tseries.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'pyspark_tseries' has no attribute '{name}'")

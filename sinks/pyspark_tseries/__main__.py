@@ -11,18 +11,23 @@ import sys
 from collections.abc import Callable
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.maintain.background import LOCK_VARIABLE, OPTIONS_VARIABLE, keep_up, maintain
+from pyspark_tseries.maintain.background import (
+    LOCK_VARIABLE,
+    OPTIONS_VARIABLE,
+    maintain,
+    maintain_while_busy,
+)
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.describe import describe
-from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
-from pyspark_tseries.storage.location import STORAGE_OPTIONS, Place, place_of
+from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 
 __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Carries out one command; returns the exit code, 1 where the store is unusable or broken."""
+    """Run one command; return the exit code, 1 if the store is unusable or damaged."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_tseries")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (does, _) in COMMANDS.items():
@@ -32,32 +37,32 @@ def main(arguments: list[str] | None = None) -> int:
             "--storage-option",
             metavar="KEY=VALUE",
             action="append",
-            help=f"how an object store is reached: {', '.join(STORAGE_OPTIONS)}",
+            help=f"how to reach an object store: {', '.join(STORAGE_OPTIONS)}",
         )
-        if name in OWNERS:
+        if name in OWNER_COMMANDS:
             command.add_argument(
-                "--principal", help="who asks, where the store has a policy; default: the OS user"
+                "--principal", help="who asks, if the store has a policy; default: the OS user"
             )
         if name == "repair":
             command.add_argument(
-                "--dry-run", action="store_true", help="only say what would be done first"
+                "--dry-run", action="store_true", help="print the first repairs without making them"
             )
             command.add_argument(
                 "--give-up",
                 action="store_true",
-                help="give up whole commits, too, that came after a file that cannot be put back",
+                help="also give up whole commits that follow a file that cannot be restored",
             )
     given = parser.parse_args(arguments)
     try:
-        place = place_of(given.path, _options(given.storage_option))
-        return COMMANDS[given.command][1](place, given)
+        location = parse_location(given.path, _parse_storage_options(given.storage_option))
+        return COMMANDS[given.command][1](location, given)
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _options(given: list[str] | None) -> dict[str, str]:
-    """The options of the command line, or else of the process that started this one.
+def _parse_storage_options(given: list[str] | None) -> dict[str, str]:
+    """Options from the command line, or else from the process that started this one.
 
     Raises:
         ValueError: an option without '='.
@@ -70,22 +75,22 @@ def _options(given: list[str] | None) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def _describe(path: Place, given: argparse.Namespace) -> int:
+def _describe(path: Location, given: argparse.Namespace) -> int:
     for name, value in describe(path).items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         print(f"{name:17} {shown}")
     return 0
 
 
-def _verify(path: Place, given: argparse.Namespace) -> int:
+def _verify(path: Location, given: argparse.Namespace) -> int:
     broken = verify(path)
     print("\n".join(broken) if broken else "sound")
     return 1 if broken else 0
 
 
-def _repair(path: Place, given: argparse.Namespace) -> int:
+def _repair(path: Location, given: argparse.Namespace) -> int:
     done = repair(path, dry_run=given.dry_run, give_up=given.give_up, principal=given.principal)
-    if done == Repaired():
+    if done == RepairResult():
         print("nothing to repair")
     for heading, sentences in dataclasses.asdict(done).items():
         for sentence in sentences:
@@ -93,38 +98,38 @@ def _repair(path: Place, given: argparse.Namespace) -> int:
     return 1 if done.left or (given.dry_run and done.mended) else 0
 
 
-def _rebuild(path: Place, given: argparse.Namespace) -> int:
+def _rebuild(path: Location, given: argparse.Namespace) -> int:
     print(f"{rebuild(path, principal=given.principal)} series")
     return 0
 
 
-def _compact(path: Place, given: argparse.Namespace) -> int:
+def _compact(path: Location, given: argparse.Namespace) -> int:
     for name, value in dataclasses.asdict(compact(path, principal=given.principal)).items():
         print(f"{name:17} {value}")
     return 0
 
 
-def _maintain(path: Place, given: argparse.Namespace) -> int:
+def _maintain(path: Location, given: argparse.Namespace) -> int:
     os.nice(10)
     if LOCK_VARIABLE in os.environ:
-        keep_up(path)
+        maintain_while_busy(path)
         return 0
     return 0 if maintain(path, principal=given.principal) else 2
 
 
-OWNERS = ("repair", "rebuild", "compact", "maintain")
-"""The commands that ask for the right `own` where a store has a policy."""
+OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain")
+"""Commands that need the right `own` if the store has a policy."""
 
-COMMANDS: dict[str, tuple[str, Callable[[Place, argparse.Namespace], int]]] = {
-    "describe": ("what a store holds", _describe),
-    "verify": ("checks every invariant; exits 1 with what is broken", _verify),
+COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
+    "describe": ("prints the facts of a store", _describe),
+    "verify": ("checks every invariant; exits 1 and lists the violations", _verify),
     "repair": (
-        "mends what damaged it, and says what is lost; exits 1 if something is left",
+        "repairs damage and lists what is lost; exits 1 if some damage is left",
         _repair,
     ),
-    "rebuild": ("makes the head state anew from the events", _rebuild),
-    "compact": ("rewrites files clustered by series, removes what is out of range", _compact),
-    "maintain": ("what writers with autoCompact start now and then", _maintain),
+    "rebuild": ("rebuilds the head from the events", _rebuild),
+    "compact": ("rewrites files clustered by series, removes events out of range", _compact),
+    "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }
 
 

@@ -1,8 +1,10 @@
-"""What can go wrong with a store, split by who is to act on it.
+"""Errors of a store, one class for each kind of next step.
 
 Every message names the column, series or store, what was found, what is accepted, and the next
 step. Wrong options are `OptionError`s.
 """
+
+from pyspark_timestream.errors import compose_message
 
 __all__ = [
     "IncompatibleValue",
@@ -21,16 +23,18 @@ __all__ = [
 
 
 class TseriesError(Exception):
-    """The base of this package's errors; only its leaves are raised."""
+    """Base class of this package's errors; only its subclasses are raised."""
 
     def __init_subclass__(cls) -> None:
-        """Call the error by the name that users import it by."""
+        """Show the class under the name that users import."""
         cls.__module__ = "pyspark_tseries"
 
-    def __init__(self, message: str) -> None:
+    def __init__(
+        self, problem: str, accepts: str | None = None, next_step: str | None = None
+    ) -> None:
         if type(self) is TseriesError:
-            raise TypeError("raise one of the leaves of TseriesError")
-        super().__init__(message)
+            raise TypeError("raise a subclass of TseriesError")
+        super().__init__(compose_message(problem, accepts, next_step))
 
 
 class UpdateFailed(TseriesError):
@@ -42,11 +46,11 @@ class OutOfOrder(UpdateFailed):
 
 
 class NoSuchEvent(TseriesError):
-    """An edit names no original of its series; nothing of its batch is stored."""
+    """An edit names an event that is not an original of its series; nothing is stored."""
 
 
 class IncompatibleValue(TseriesError):
-    """A column is not of the type, or not of the name, that the store was created with."""
+    """A column does not have the type or the name that the store was created with."""
 
 
 class InvalidQuery(TseriesError, ValueError):
@@ -54,7 +58,7 @@ class InvalidQuery(TseriesError, ValueError):
 
 
 class NoSuchStore(TseriesError):
-    """There is no store at this path."""
+    """No store exists at this path."""
 
 
 class PermissionDenied(TseriesError):
@@ -62,7 +66,7 @@ class PermissionDenied(TseriesError):
 
 
 class UnusableStore(TseriesError):
-    """What is at this path is no store, or one that this version cannot work with."""
+    """The path holds something other than a store, or a store that this version cannot open."""
 
 
 class StoreBusy(TseriesError):
@@ -70,8 +74,8 @@ class StoreBusy(TseriesError):
 
 
 class WrongClock(TseriesError):
-    """A clock is far ahead, of this machine or of one that wrote before; nothing is stored."""
+    """The clock of this machine, or of an earlier writer, is far ahead; nothing is stored."""
 
 
 class StoreMismatch(TseriesError):
-    """A query goes on with another store than its checkpoint has written to; nothing is stored."""
+    """A query's checkpoint belongs to a different store; nothing is stored."""

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.read.as_of import head_as_of, snapshot_as_of
+from pyspark_tseries.read.as_of import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 
@@ -32,7 +32,7 @@ def staged(*rows, authors=None, edits=()):
 
 def batch(*rows, policy="fail", token=None, authors=None, edits=(), missing="fail", clock="wall"):
     rows = staged(*rows, authors=authors, edits=edits)
-    return Batch(rows, policy, "me", token, missing=missing, clock=clock)
+    return Batch(rows, policy, "me", token, missing_original=missing, clock=clock)
 
 
 def new_store(path, retained=None, values=(VALUE,)):
@@ -41,8 +41,8 @@ def new_store(path, retained=None, values=(VALUE,)):
 
 def sight_as_of(store, us):
     """Snapshot and head of `store` as it was at the commit time `us`."""
-    past, (_, now) = snapshot_as_of(store, us), store.head()
-    return past, now if past.as_of is None else head_as_of(past, now)
+    past, (_, now) = find_snapshot_as_of(store, us), store.index()
+    return past, now if past.as_of is None else find_head_as_of(past, now)
 
 
 def stored(path, *columns):

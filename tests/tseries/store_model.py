@@ -1,6 +1,6 @@
-"""What a store does, as README and nothing else says it: a dictionary of lists of events.
+"""What a store does, as semantics 15 to 28 say it: a dictionary of lists of events.
 
-Nothing here is taken from the code of the package. Where the manual leaves a choice open, the model
+Nothing here is taken from the code of the package. Where the law leaves a choice open, the model
 says so by `Unclear`, and whoever compares lets that question be.
 """
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pyspark_timestream.connector.options import OptionError, specs
+from pyspark_timestream.connector.options import OptionError, option_specs
 from pyspark_tseries.model.query import Point, Query, Range
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.options.values import (
+from pyspark_tseries.options import (
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
@@ -20,7 +20,7 @@ PARSERS = {
     ReadOptions: parse_read,
     SubscribeOptions: parse_subscribe,
 }
-SPECS = [(cls, spec) for cls in PARSERS for spec in specs(cls).values()]
+SPECS = [(cls, spec) for cls in PARSERS for spec in option_specs(cls).values()]
 IDS = [f"{cls.__name__}.{spec.name}" for cls, spec in SPECS]
 LEGAL = {"path": "/s", "txnVersion": "1", "retainedRange": "limit 1", "outOfOrder": "drop"}
 
@@ -37,12 +37,12 @@ def refuse(cls, raw):
 @pytest.mark.parametrize(("cls", "spec"), SPECS, ids=IDS)
 @pytest.mark.parametrize("wrong", ["wrong_type", "out_of_range"])
 def test_a_wrong_value_names_option_value_and_what_is_accepted(cls, spec, wrong):
-    value = getattr(spec.reader, wrong)
+    value = getattr(spec.parser, wrong)
     if value is None:
         return
     company = {need: LEGAL.get(need, "x") for need in spec.needs}
     message = refuse(cls, {**company, spec.name: value})
-    for part in (f"'{spec.name}'", value, spec.reader.accepts, spec.next_step()):
+    for part in (f"'{spec.name}'", value, spec.parser.accepts, spec.next_step()):
         assert part in message
 
 
@@ -79,9 +79,9 @@ def test_a_query_is_what_the_options_say():
     read = parse_read({"path": "/s", "query": "latestedits", **raw})
     view = Range(Point("sequence", 3), Point("next_us", 60_000_000))
     edits = Range(Point("last_count", 2), Point("last_count", 0))
-    assert read.asked() == Query("latestEdits", view, edits, 4)
-    assert parse_read({"path": "/s"}).asked() == Query()
-    timed = parse_read({"path": "/s", "to": "1970-01-01T00:00:01Z"}).asked().view
+    assert read.to_query() == Query("latestEdits", view, edits, 4)
+    assert parse_read({"path": "/s"}).to_query() == Query()
+    timed = parse_read({"path": "/s", "to": "1970-01-01T00:00:01Z"}).to_query().view
     assert timed == Range(Point("start"), Point("time", 1_000_000))
 
 

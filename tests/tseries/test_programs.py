@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, sight_as_of
 from tseries.read.test_select import QUERIES, oracle
-from tseries.subscribe.test_position import Client
+from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
@@ -20,12 +20,11 @@ from pyspark_tseries.maintain import compaction
 from pyspark_tseries.maintain.compactor import compact, merge_runs
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Point, Query, Range
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.read.scan import answer
+from pyspark_tseries.model.retention import NO_EVENTS, RetainedRange
+from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe.position import NO_EVENTS
 
 MS = 1000
 NAMES = st.sampled_from("ab")
@@ -141,10 +140,10 @@ def carry_out(path, model, step, now):
         return bool(compact(path, now).removed_events)
     elif step == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compaction, "FEW_RUNS", 2)
+            few.setattr(compaction, "MIN_RUNS_TO_MERGE", 2)
             return bool(merge_runs(store, now, everything=False).removed_events)
     elif step == "reopen":
-        storage._OPEN.clear()
+        storage._open_stores.clear()
     elif step == "rebuild":
         rebuild(path)
         return True
@@ -174,9 +173,9 @@ def check(sight, query, seen):
             expected = oracle(events, query) if events else ([], 0)
         except InvalidQuery:
             with pytest.raises(InvalidQuery):
-                answer(*sight, query, [name])
+                run_query(*sight, query, [name])
             continue
-        found = answer(*sight, query, [name])
+        found = run_query(*sight, query, [name])
         assert (found.table["sequence"].to_pylist(), found.selected) == expected
 
 
@@ -205,12 +204,12 @@ def test_any_program_equals_the_model(tmp_path_factory, retained, steps, asked):
         model.remember(now)
     assert verify(path) == []
     for query, moment in asked:
-        check(Store.open(path).sight(), scaled(query), model.past[-1][1])
+        check(Store.open(path).snapshot_with_index(), scaled(query), model.past[-1][1])
         us, seen = model.past[min(moment, len(steps))]
         try:
             sight = sight_as_of(Store.open(path), us)
         except InvalidQuery:
-            assert us < (Store.open(path).head()[1].note.commit_us if waits else oldest)
+            assert us < (Store.open(path).index()[1].metadata.commit_us if waits else oldest)
         else:
             check(sight, scaled(query), seen)
     if client is not None:

@@ -1,53 +1,58 @@
-"""What the Python client is given, checked: each says what it is not, and what is accepted."""
+"""Checks of the arguments of the Python client; each error names what is accepted."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeGuard
 
 import pyarrow as pa
 
+from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.model.query import instant_us
-from pyspark_tseries.model.valid_text import is_text
-from pyspark_tseries.options.values import DURABILITIES, os_user
+from pyspark_tseries.model.query import datetime_to_us
+from pyspark_tseries.model.valid_text import is_valid_text
+from pyspark_tseries.options import DURABILITIES, os_user
 from pyspark_tseries.write.rows import RowPlan
 
 __all__ = [
-    "author_of",
+    "is_integer",
+    "parse_author",
+    "parse_durability",
+    "parse_rows",
+    "parse_schema",
+    "parse_sequence",
+    "parse_series",
+    "parse_timestamp",
+    "parse_values",
     "refuse_metadata",
-    "rows_of",
-    "schema_of",
-    "sequence_of",
-    "series_of",
-    "stamp_of",
-    "synced_of",
-    "values_of",
 ]
 
 
-def author_of(given: str | None) -> str:
-    """Who writes; None: the OS user. Raises ValueError where it is no text."""
-    if given is not None and not is_text(given):
-        raise ValueError(f"author {given!r} is no text")
+def parse_author(given: str | None) -> str:
+    """The author; None: the OS user. Raises ValueError if it is not a valid text."""
+    if given is not None and not is_valid_text(given):
+        raise ValueError(f"author {given!r} is not a valid text")
     return os_user() if given is None else given
 
 
-def synced_of(durability: str) -> bool:
-    """Whether commits outlive a power loss once they are acknowledged.
+def parse_durability(durability: str) -> bool:
+    """Return whether acknowledged commits survive a power loss.
 
     Raises:
-        ValueError: no such durability.
+        ValueError: an unknown durability.
     """
     if durability not in DURABILITIES:
         raise ValueError(
-            f"durability {durability!r} is none; accepted: {', '.join(map(repr, DURABILITIES))}; "
-            "next step: leave it out for 'fsync'"
+            compose_message(
+                f"durability {durability!r} is unknown",
+                ", ".join(map(repr, DURABILITIES)),
+                "leave it out for 'fsync'",
+            )
         )
     return durability == "fsync"
 
 
-def schema_of(given: Any) -> pa.Schema:
+def parse_schema(given: Any) -> pa.Schema:
     """The value columns of a new store.
 
     Raises:
@@ -55,80 +60,85 @@ def schema_of(given: Any) -> pa.Schema:
     """
     if given is None:
         raise IncompatibleValue(
-            "None names no value columns; accepted: a pyarrow.Schema, or a mapping of names to "
-            "types, {} for events without a value; next step: name the columns"
+            "None does not name value columns",
+            "a pyarrow.Schema, or a mapping of names to types, {} for events without a value",
+            "name the columns",
         )
     return pa.schema(given)
 
 
 def refuse_metadata(plan: RowPlan) -> None:
-    """Raises IncompatibleValue where a value column is named like what an event has anyway."""
+    """Raise IncompatibleValue if a value column has the name of a metadata column."""
     for name in (plan.timestamp, plan.author, plan.edit_of):
         if name is not None:
             raise IncompatibleValue(
-                f"value column '{name}' is named like what an event has anyway; accepted: any "
-                "other name; next step: rename it, or leave it out"
+                f"value column '{name}' is named like what an event has anyway",
+                "any other name",
+                "rename it, or leave it out",
             )
 
 
-def series_of(given: Any) -> str:
+def parse_series(given: Any) -> str:
     """The name of a series; raises InvalidQuery."""
-    if not is_text(given):
+    if not is_valid_text(given):
         raise InvalidQuery(
-            f"{given!r} names no series; accepted: a text; next step: ask for one series at a time"
+            f"{given!r} is not the name of a series", "a text", "ask for one series at a time"
         )
     return str(given)
 
 
-def stamp_of(given: Any) -> int | None:
+def parse_timestamp(given: Any) -> int | None:
     """A timestamp in microseconds, None for none.
 
     Raises:
-        IncompatibleValue: it is none.
-        InvalidQuery: it has no time zone.
+        IncompatibleValue: it is not a datetime.
+        InvalidQuery: it is without a time zone.
     """
     if given is None:
         return None
     if not isinstance(given, datetime):
-        raise IncompatibleValue(
-            f"{given!r} is no timestamp; accepted: an aware datetime; next step: convert it"
-        )
-    return instant_us(given)
+        raise IncompatibleValue(f"{given!r} is not a timestamp", "an aware datetime", "convert it")
+    return datetime_to_us(given)
 
 
-def sequence_of(given: Any) -> int:
+def parse_sequence(given: Any) -> int:
     """The sequence of an original; raises IncompatibleValue."""
-    if isinstance(given, bool) or not isinstance(given, Integral):
+    if not is_integer(given):
         raise IncompatibleValue(
-            f"{given!r} is no sequence; accepted: the int that append returned; next step: "
-            "correct it"
+            f"{given!r} is not a sequence", "the int that append returned", "correct it"
         )
     return int(given)
 
 
-def rows_of(given: Any) -> pa.Table:
-    """A table, of a record batch too; raises IncompatibleValue."""
+def is_integer(value: object) -> TypeGuard[int]:
+    """Return whether `value` is an integer of Python or NumPy, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def parse_rows(given: Any) -> pa.Table:
+    """A table, or a record batch as one; raises IncompatibleValue."""
     if isinstance(given, pa.RecordBatch):
         return pa.Table.from_batches([given])
     if not isinstance(given, pa.Table):
         raise IncompatibleValue(
-            f"{type(given).__name__} is no table of rows; accepted: a pyarrow.Table; next step: "
+            f"{type(given).__name__} is not a table of rows",
+            "a pyarrow.Table",
             "convert it, with pa.Table.from_pandas(frame, preserve_index=False) or "
-            "pa.table(columns)"
+            "pa.table(columns)",
         )
     return given
 
 
-def values_of(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
+def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
     """The value of each column.
 
     Args:
         names: the store's value columns.
-        only: the one whose value may be given without its name.
-        given: the value, or a mapping of names to values; what is not named is null.
+        only: the column whose value may be given without its name.
+        given: the value, or a mapping of names to values; columns not named are null.
 
     Raises:
-        IncompatibleValue: it names no columns, or others.
+        IncompatibleValue: the mapping has other names, or there is none.
     """
     named = isinstance(given, Mapping) and set(given) <= set(names)
     if only is not None and not (named and given):
@@ -136,7 +146,8 @@ def values_of(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
     elif not named:
         shown = ", ".join(f"'{name}'" for name in names)
         raise IncompatibleValue(
-            f"{given!r} does not fit the store's value columns; accepted: a mapping with keys "
-            f"among {shown}; next step: name the columns"
+            f"{given!r} does not fit the store's value columns",
+            f"a mapping with keys among {shown}",
+            "name the columns",
         )
     return [given.get(name) for name in names]

@@ -1,26 +1,46 @@
-"""What the client gives back: metadata, events, results of queries."""
+"""Results of the client: metadata, events, results of queries, receipts."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.client.chart import page
+from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_instant
+from pyspark_tseries.client.chart import render_html
+from pyspark_tseries.client.data_frames import to_pandas, to_polars
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.model.columns import EVENT, ORIGINAL
-from pyspark_tseries.model.series_state import longs
+from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.columns import EVENT_FIELDS, INSTANT, ORIGINAL_FIELDS
+from pyspark_tseries.write.numbering import NumberedRows
 
-__all__ = ["Event", "EventMetadata", "QueryResult"]
+if TYPE_CHECKING:
+    import pandas
+    import polars
+
+__all__ = [
+    "RECEIPT_SCHEMA",
+    "Event",
+    "EventMetadata",
+    "QueryResult",
+    "build_receipt",
+    "format_events",
+    "format_span",
+]
+
+RECEIPT_SCHEMA: Final = pa.schema([field.with_nullable(True) for field in EVENT_FIELDS])
+"""The columns that a writer of many rows gets back."""
+
+_METADATA = [field.name for field in (*EVENT_FIELDS[1:], *ORIGINAL_FIELDS)]
 
 
 @dataclass(frozen=True, slots=True)
 class EventMetadata:
-    """What an event is besides its value; `timestamp` is in UTC."""
+    """The metadata of an event; `timestamp` is in UTC."""
 
     sequence: int
     timestamp: datetime
@@ -36,7 +56,7 @@ class Event:
         timestamp: in UTC.
         author: who wrote it.
         value: of the one value column; name -> value where the store has several.
-        original: what it overrides; None where it is no edit.
+        original: the event that it overrides; None for an original.
     """
 
     sequence: int
@@ -47,7 +67,7 @@ class Event:
 
     @property
     def is_edit(self) -> bool:
-        """Whether it overrides another event."""
+        """True if it overrides another event."""
         return self.original is not None
 
     @property
@@ -61,7 +81,7 @@ class QueryResult:
     """The result of a range query on one series.
 
     Attributes:
-        table: the events, with the columns of a read through Spark.
+        table: the events, with the columns of a read through Spark, or those asked for.
         selected_count: the number of events that the query found, before its limit.
     """
 
@@ -70,7 +90,7 @@ class QueryResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the limit left nothing out."""
+        """True if the limit left nothing out."""
         return self.selected_count == len(self)
 
     @functools.cached_property
@@ -78,18 +98,37 @@ class QueryResult:
         """The events, in the order of the query.
 
         Raises:
-            IncompatibleValue: a column holds a time that Python has no datetime or date for.
+            IncompatibleValue: a column has a time that no Python datetime or date can hold.
+            InvalidQuery: the query left out some of their metadata.
         """
-        fixed = {field.name for field in (*EVENT, *ORIGINAL)}
+        self._need(_METADATA, "events")
+        fixed = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS)}
         names = self.table.column_names
         values = [name for name in names if name not in fixed]
-        cells = [_cells(self.table, name) for name in names]
+        cells = [_read_values(self.table, name) for name in names]
         rows = zip(*cells, strict=True)
-        return tuple(_event(dict(zip(names, row, strict=True)), values) for row in rows)
+        return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
 
     def to_arrow(self) -> pa.Table:
         """The events as a table: metadata, values, original's metadata."""
         return self.table
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The events as a pandas frame that keeps every value.
+
+        Times are `datetime64[us, UTC]`. Integers are pandas' nullable ones and Booleans
+        `boolean`, with or without nulls, so that a null makes no integer a float; lists, maps and
+        structs are Arrow's. A null float is NaN.
+        """
+        return to_pandas(self.table)
+
+    def to_polars(self) -> "polars.DataFrame":
+        """The events as a Polars frame; times are `Datetime('us', 'UTC')`, nulls stay null.
+
+        Raises:
+            ModuleNotFoundError: Polars is not installed; says how to install it.
+        """
+        return to_polars(self.table)
 
     def merge(self, other: "QueryResult") -> "QueryResult":
         """This result brought up to date by `other`, a later one of the same series.
@@ -98,21 +137,24 @@ class QueryResult:
         highest sequence stays, in the original's place. The result is complete.
 
         Raises:
-            InvalidQuery: the results are of different series.
+            InvalidQuery: the results are of different series, or lack the columns that say so.
         """
+        for result in (self, other):
+            result._need(["series", "sequence", "original_sequence"], "merge")
         names = {
             name for result in (self, other) for name in result.table["series"].unique().to_pylist()
         }
         if len(names) > 1:
             shown = ", ".join(sorted(f"'{name}'" for name in names))
             raise InvalidQuery(
-                f"the results are of different series, {shown}; accepted: results of one series; "
-                "next step: merge those of each series by themselves"
+                f"the results are of different series, {shown}",
+                "results of one series",
+                "merge those of each series by themselves",
             )
         both = pa.concat_tables([other.table, self.table], promote_options="default")
-        sequence = longs(both["sequence"])
+        sequence = to_int64(both["sequence"])
         _, first = np.unique(sequence, return_index=True)
-        original = longs(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
+        original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
         _, from_end = np.unique(original[::-1], return_index=True)
         rows = first[len(first) - 1 - from_end]
         return QueryResult(both.take(pa.array(rows)), len(rows))
@@ -120,12 +162,44 @@ class QueryResult:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
+    def __repr__(self) -> str:
+        names = self.table.column_names
+        parts = []
+        if "series" in names and len(self):
+            parts.append(f"'{self.table['series'][0].as_py()}'")
+        more = self.selected_count - len(self)
+        parts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
+        if "timestamp" in names and len(self):
+            us = to_int64(self.table["timestamp"])
+            parts.append(format_span(int(us.min()), int(us.max())))
+        return f"QueryResult({', '.join(parts)})"
+
     def _repr_html_(self) -> str:
-        return page(self.table, self.selected_count)
+        return render_html(self.table, self.selected_count)
+
+    def _need(self, columns: Sequence[str], what: str) -> None:
+        lacking = [name for name in columns if name not in self.table.column_names]
+        if lacking:
+            raise InvalidQuery(
+                f"{what} needs the columns {', '.join(lacking)}, which the query left out",
+                "a result with them",
+                "name them in columns(), or use to_arrow(), to_pandas() or to_polars()",
+            )
 
 
-def _cells(table: pa.Table, name: str) -> list[Any]:
-    """A column's values as Python has them.
+def format_events(count: int) -> str:
+    """A number of events, for people."""
+    return f"{count:,} event" + ("" if count == 1 else "s")
+
+
+def format_span(first_us: int, last_us: int) -> str:
+    """The time from `first_us` to `last_us`, both inclusive, for people."""
+    ends = (format_instant(min(max(us, MIN_US), FINAL_US)) for us in (first_us, last_us))
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _read_values(table: pa.Table, name: str) -> list[Any]:
+    """The values of a column as Python objects.
 
     Raises:
         IncompatibleValue: a time is outside the years 1 to 9999.
@@ -134,16 +208,41 @@ def _cells(table: pa.Table, name: str) -> list[Any]:
         values: list[Any] = table[name].to_pylist()
     except OverflowError:
         raise IncompatibleValue(
-            f"column '{name}' ({table[name].type}) holds a time that Python has no value for; "
-            "accepted: the years 1 to 9999; next step: take the result with to_arrow(), or cast "
-            "the column before it is appended"
+            f"column '{name}' ({table[name].type}) holds a time that Python cannot represent",
+            "the years 1 to 9999",
+            "take the result with to_arrow(), or cast the column before it is appended",
         ) from None
     return values
 
 
-def _event(row: Mapping[str, Any], values: list[str]) -> Event:
+def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
     original = None
     if row["original_sequence"] is not None:
-        original = EventMetadata(*(row[field.name] for field in ORIGINAL))
+        original = EventMetadata(*(row[field.name] for field in ORIGINAL_FIELDS))
     value = row[values[0]] if len(values) == 1 else {name: row[name] for name in values}
     return Event(row["sequence"], row["timestamp"], row["author"], value, original)
+
+
+def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:
+    """The metadata of each row of a batch, in the order of the batch; nulls for a dropped row.
+
+    Args:
+        rows: columns of `RowPlan.staged`.
+        numbered: the numbered appends, and the numbered edits if there are any.
+        author: of the rows without one.
+    """
+    edit = rows["original_sequence"].is_valid().to_numpy()
+    sequence = np.zeros(len(rows), np.int64)
+    stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)
+    # A part's events are in terms of its own rows: the appends, or the edits.
+    kinds = [np.flatnonzero(~edit), np.flatnonzero(edit)] if edit.any() else [np.arange(len(rows))]
+    for mine, events in zip(kinds, numbered, strict=True):
+        at = mine[events.order]
+        sequence[at], stamp[at], there[at] = events.sequence, events.timestamp_us, True
+    columns = [
+        rows["series"],
+        pa.array(sequence, mask=~there),
+        pa.array(stamp, mask=~there).cast(INSTANT),
+        rows["author"].fill_null(author),
+    ]
+    return pa.Table.from_arrays(columns, schema=RECEIPT_SCHEMA)

@@ -1,9 +1,9 @@
-"""The store looks after itself: merging, and removing what nobody can need any more.
+"""Automatic maintenance: merge small files and remove files that nothing refers to any more.
 
-It happens in a process of its own, started by a writer after its commit, so a commit neither waits
-for it nor fails with it. A lock of the operating system, which a killed process gives back, keeps
-it single on a host: the writer takes it before it starts the process, which inherits it. While
-commits go on it goes on too. On several hosts the log settles who was first.
+It runs in a process of its own that a writer starts after a commit, so a commit neither waits for
+it nor fails with it. A lock of the operating system, released when its holder is killed, allows one
+such process per host: the writer takes it before it starts the process, which inherits it. The
+process continues while commits go on. Between hosts the log decides who was first.
 
 The rules are semantics 24.4.
 """
@@ -22,90 +22,92 @@ from typing import Final
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.storage.head_files import head_chain
-from pyspark_tseries.storage.location import Place, lies_inside, place_of
-from pyspark_tseries.storage.locks import alone
-from pyspark_tseries.store.log import table_of
+from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
+from pyspark_tseries.storage.locks import exclusive
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
-from pyspark_tseries.store.ownership import need_owner
+from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table
 
 __all__ = [
-    "COMMITS_PER_UPKEEP",
+    "COMMITS_PER_MAINTENANCE",
     "LOCK_VARIABLE",
     "OPTIONS_VARIABLE",
-    "after_commit",
-    "clean",
-    "keep_up",
     "maintain",
+    "maintain_after_commit",
+    "maintain_while_busy",
+    "remove_obsolete_files",
 ]
 
-COMMITS_PER_UPKEEP: Final = 32
-GRACE_HOURS: Final = 1
-"""Files that left the store stay so long: queries that were planned before still read them."""
+COMMITS_PER_MAINTENANCE: Final = 32
+REMOVED_FILE_RETENTION_HOURS: Final = 1
+"""Files removed from the store are kept this long, for queries that were planned before."""
 
-ORPHAN_HOURS: Final = 24
-"""Files that no commit names stay so long: their writers may be about to commit them."""
+ORPHAN_RETENTION_HOURS: Final = 24
+"""Files that no commit names are kept this long: their writers may be about to commit them."""
 
-LOG_VERSIONS: Final = 1000
-"""So many of the newest log entries stay; every commit lists the log, so its length is its time."""
+MIN_LOG_VERSIONS_KEPT: Final = 1000
+"""The newest log entries that are kept; every commit lists the log, so a long one is slow."""
 
-LOG_US: Final = 20_000_000
-"""And every entry stays so long: who has just listed the log still reads it."""
+LOCAL_LOG_RETENTION_US: Final = 20_000_000
+"""Every log entry is kept this long: a process that has just listed the log still reads it."""
 
-LOG_US_AFAR: Final = 600_000_000
-"""So long in an object store, whose clock is another one and where reading takes longer."""
+REMOTE_LOG_RETENTION_US: Final = 600_000_000
+"""The same in an object store, which has its own clock and is slower to read."""
 
-PAUSE_S: Final = 1.0
-"""Between two upkeeps of one process, so that it leaves the machine to the writers."""
+PAUSE_BETWEEN_ROUNDS_S: Final = 1.0
+"""Between two rounds of one process, so that it leaves the machine to the writers."""
 
-UPKEEP_LOCK: Final = "upkeep.lock"
+LOCK_FILE: Final = "upkeep.lock"
 LOCK_VARIABLE: Final = "TSERIES_UPKEEP_LOCK"
-"""The environment variable that tells the process apart that it has inherited the lock."""
+"""The environment variable by which the process knows that it has inherited the lock."""
 
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
-"""The environment variable that tells the process apart how to reach the store, as JSON."""
+"""The environment variable with the storage options for the process, as JSON."""
 
-_EVENTS: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
+_EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
 _HOUR_US: Final = 3_600_000_000
-_ENTRY: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
+_LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
 
 
-def after_commit(store: Store) -> None:
-    """Starts the upkeep of `store` in the background where its last commit makes it due."""
-    if (store.last_commit() + 1) % COMMITS_PER_UPKEEP == 0:
+def maintain_after_commit(store: Store) -> None:
+    """Start maintenance of `store` in the background if its last commit makes it due."""
+    if (store.last_commit() + 1) % COMMITS_PER_MAINTENANCE == 0:
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
-            threading.Thread(target=_run_apart, args=(store.place,), daemon=True).start()
+            threading.Thread(
+                target=_run_once_per_process, args=(store.location,), daemon=True
+            ).start()
 
 
-_started: Final[dict[tuple[int, Place], object]] = {}
-"""Where an upkeep that this process started is at work: a file system may have no locks.
+_running: Final[dict[tuple[int, Location], object]] = {}
+"""Stores that this process is maintaining, for file systems without locks.
 
-By process, because a fork has what its parent had, but none of its threads.
+Keyed by process id, because a fork inherits this but not the threads of its parent.
 """
 
 
-def _run_apart(place: Place) -> None:
-    mine, key = object(), (os.getpid(), place)
-    if _started.setdefault(key, mine) is not mine:
+def _run_once_per_process(location: Location) -> None:
+    mine, key = object(), (os.getpid(), location)
+    if _running.setdefault(key, mine) is not mine:
         return
     try:
-        _run(place)
+        _run_in_subprocess(location)
     finally:
-        del _started[key]
+        del _running[key]
 
 
-def _run(place: Place) -> None:
+def _run_in_subprocess(location: Location) -> None:
     # Spark's workers have the package from wherever the driver has it.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     # A command line can be read by everybody on the machine, an environment cannot.
-    environment[OPTIONS_VARIABLE] = json.dumps(place.storage_options or {})
+    environment[OPTIONS_VARIABLE] = json.dumps(location.storage_options or {})
     with contextlib.suppress(OSError):
-        with alone(place, UPKEEP_LOCK) as lock:
+        with exclusive(location, LOCK_FILE) as lock:
             if lock is None:
                 return
             environment[LOCK_VARIABLE] = str(lock)
             process = subprocess.Popen(
-                [sys.executable, "-m", "pyspark_tseries", "maintain", place.location],
+                [sys.executable, "-m", "pyspark_tseries", "maintain", location.root],
                 env=environment,
                 pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
@@ -117,13 +119,13 @@ def _run(place: Place) -> None:
 
 
 def maintain(
-    path: str | Place,
+    path: str | Location,
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
 ) -> bool:
-    """Merges what is due and cleans the store at `path`; False where somebody else is at it.
+    """Merge due files and remove obsolete ones; False if another process is already doing so.
 
-    What went wrong is noted for `describe`; the next upkeep tries again.
+    An error is recorded for `describe`; the next round tries again.
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
@@ -131,97 +133,107 @@ def maintain(
         principal: who does it; None: the OS user.
 
     Raises:
-        PermissionDenied: the store has a policy, and the principal is no owner.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    store = Store.open(place_of(path, storage_options))
-    need_owner(store, principal, "maintain the store")
-    with alone(store.place, UPKEEP_LOCK) as lock:
+    store = Store.open(parse_location(path, storage_options))
+    require_owner(store, principal, "maintain the store")
+    with exclusive(store.location, LOCK_FILE) as lock:
         if lock is None:
             return False
-        _upkeep(store)
+        _run_round(store)
     return True
 
 
-def keep_up(place: Place, pause: Callable[[float], None] = time.sleep) -> None:
-    """The upkeep by a process that holds the lock already: again while many commits are made.
+def maintain_while_busy(location: Location, pause: Callable[[float], None] = time.sleep) -> None:
+    """Maintain a store in a process that holds the lock, in rounds while many commits are made.
 
     Args:
-        place: where the store lies.
-        pause: waits so many seconds between two rounds.
+        location: of the store.
+        pause: waits the given seconds between two rounds.
 
     Raises:
         TseriesError: there is no such store, or it cannot be opened.
         OSError: a file could not be read or removed.
     """
-    store = Store.open(place)
+    store = Store.open(location)
     again = True
     while again:
         begun = store.version()
-        _upkeep(store)
-        pause(PAUSE_S)
-        again = store.refresh() and store.version() - begun >= COMMITS_PER_UPKEEP
+        _run_round(store)
+        pause(PAUSE_BETWEEN_ROUNDS_S)
+        again = store.refresh() and store.version() - begun >= COMMITS_PER_MAINTENANCE
 
 
-def _upkeep(store: Store) -> None:
-    note = store.place.file("_tseries", "upkeep.error")
+def _run_round(store: Store) -> None:
+    metadata = store.location.file("_tseries", "upkeep.error")
     try:
-        merge_runs(store, store.wall_us(), everything=False)
-        clean(store, store.wall_us())
+        merge_runs(store, store.read_clock(), everything=False)
+        remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
-        with store.place.write(note) as file:
-            file.write(store.place.hides(f"{type(error).__name__}: {error}").encode())
+        with store.location.write(metadata) as file:
+            file.write(store.location.redact(f"{type(error).__name__}: {error}").encode())
         raise
-    store.place.remove([note])
+    store.location.remove([metadata])
 
 
-def clean(store: Store, now_us: int) -> None:
-    """Removes the log before its last checkpoint, and files that nothing can refer to any more.
+def remove_obsolete_files(store: Store, now_us: int) -> None:
+    """Remove log entries before the last checkpoint, and files that nothing can refer to any more.
 
     Args:
         store: the store.
         now_us: the wall clock.
     """
-    table = table_of(store.place)
-    place = store.place
-    sync_checkpoint(place)  # Another tool may have written it.
+    table = load_table(store.location)
+    location = store.location
+    sync_checkpoint(location)  # Another tool may have written it.
     table.cleanup_metadata()
-    place.remove(_old_log(place, now_us))
-    gone = table.vacuum(GRACE_HOURS, dry_run=True, enforce_retention_duration=False)
-    gone += table.vacuum(ORPHAN_HOURS, dry_run=True, enforce_retention_duration=False, full=True)
+    location.remove(_list_obsolete_log(location, now_us))
+    gone = table.vacuum(
+        REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
+    )
+    gone += table.vacuum(
+        ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
+    )
     live = {file.path for file in store.snapshot().files}
-    events = (path for path in gone if _is_events(path) and path not in live)
-    place.remove(place.file(path) for path in events)
-    since_us = now_us - GRACE_HOURS * _HOUR_US
-    old = _older(place, place.file("_tseries", "head"), since_us)
+    events = (path for path in gone if _is_event_file(path) and path not in live)
+    location.remove(location.file(path) for path in events)
+    since_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
+    old = _list_files_before(location, location.file("_tseries", "head"), since_us)
     if old:  # Following the chain reads a file for each commit.
-        needed = set(head_chain(place, store.head_id(), since_us))
-        place.remove(path for path in old if path not in needed)
-    staging = place.file("_tseries", "staging")
-    place.remove(_older(place, staging, now_us - ORPHAN_HOURS * _HOUR_US))
-    remove_shadows(place, now_us - ORPHAN_HOURS * _HOUR_US)
+        needed = set(head_chain(location, store.head_id(), since_us))
+        location.remove(path for path in old if path not in needed)
+    staging = location.file("_tseries", "staging")
+    location.remove(
+        _list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
+    )
+    remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
 
 
-def _is_events(path: str) -> bool:
-    """Whether a path that the log names is that of a file of events of the store."""
-    return _EVENTS.fullmatch(path) is not None and lies_inside(path)
+def _is_event_file(path: str) -> bool:
+    """Return whether a path in the log is that of a file of events inside the store."""
+    return _EVENT_FILE.fullmatch(path) is not None and is_inside_store(path)
 
 
-def _old_log(place: Place, now_us: int) -> list[str]:
-    """Log entries far before the last checkpoint, which nobody needs to open the store."""
-    log = place.file("_delta_log")
+def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
+    """List log entries far before the last checkpoint, which nothing needs to open the store."""
+    log = location.file("_delta_log")
     try:
-        with place.read(place.file("_delta_log", "_last_checkpoint")) as file:
-            first = json.loads(file.read())["version"] - LOG_VERSIONS
+        with location.read(location.file("_delta_log", "_last_checkpoint")) as file:
+            first = json.loads(file.read())["version"] - MIN_LOG_VERSIONS_KEPT
     except FileNotFoundError:
         return []
-    old = _older(place, log, now_us - (LOG_US if place.local else LOG_US_AFAR))
-    entries = ((path, _ENTRY.fullmatch(os.path.basename(path))) for path in old)
-    # Oldest first, so that whoever finds the entry it knows finds those after it.
+    old = _list_files_before(
+        location,
+        log,
+        now_us - (LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US),
+    )
+    entries = ((path, _LOG_FILE.fullmatch(os.path.basename(path))) for path in old)
+    # Oldest first, so that a reader that still finds an entry finds all later ones, too.
     return sorted(path for path, entry in entries if entry and int(entry[1]) < first)
 
 
-def _older(place: Place, directory: str, than_us: int) -> list[str]:
-    """The files of `directory` that were last changed before `than_us`."""
-    return [path for path, ns in place.listed(directory) if ns < than_us * 1000]
+def _list_files_before(location: Location, directory: str, before_us: int) -> list[str]:
+    """List the files of `directory` that were last changed before `before_us`."""
+    return [path for path, ns in location.list_files(directory) if ns < before_us * 1000]

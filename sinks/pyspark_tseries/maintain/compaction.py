@@ -1,8 +1,10 @@
-"""What compaction does, as rules: which files it merges, and which events it leaves out.
+"""Rules of compaction: which files it merges, and which events it removes.
 
 Files that were written together are a *run*. Runs are merged from the newest backwards, as long
-as the next is not larger than twice what was gathered, so an event is rewritten a number of times
-that grows with the logarithm of the store. Events are left out only where all runs are merged.
+as the next run is at most twice as large as those gathered before it. An event is therefore
+rewritten a number of times that grows with the logarithm of the size of the store. Events are
+removed only when all runs are merged, and only those that no query can see at the *horizon*, the
+last commit that is older than the minimum retention age, nor after it.
 
 The rules are semantics 24.
 """
@@ -11,82 +13,75 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import NEVER_US, Head, Longs
-from pyspark_tseries.model.series_state import longs
-from pyspark_tseries.model.slices import by_name
+from pyspark_tseries.model.arrays import BoolArray, Int64Array, encode_runs, to_int64
+from pyspark_tseries.model.retention import RetainedRange, min_retained
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile
 
-__all__ = ["FEW_RUNS", "horizon_of", "kept_events", "to_merge"]
+__all__ = ["MIN_RUNS_TO_MERGE", "choose_files", "find_horizon", "select_kept_events"]
 
-FEW_RUNS: Final = 64
-"""So many files of single commits are left alone by the store's own upkeep."""
+MIN_RUNS_TO_MERGE: Final = 64
+"""Automatic maintenance starts merging at this many runs of single commits."""
 
 
-def to_merge(data: Sequence[DataFile], *, everything: bool) -> list[DataFile]:
-    """The files to merge into one run; empty where there is nothing to gain.
+def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile]:
+    """Choose the files to merge into one run; none if merging gains nothing.
 
     Args:
         data: the store's files, at least one kind each.
-        everything: all of them, also where there is one run only: events may be left out.
+        everything: all of them, even a single run, since events may be removed.
     """
-    runs = _runs(data)
+    runs = _group_runs(data)
     if everything or not runs:
         return [file for run in runs for file in run]
-    if sum(not run[0].merged for run in runs) < FEW_RUNS:
+    if sum(not run[0].is_compacted for run in runs) < MIN_RUNS_TO_MERGE:
         return []
     gathered: list[DataFile] = []
     for run in reversed(runs):
         held, size = (sum(file.size for file in files) for files in (gathered, run))
-        if run[0].merged and size > 2 * held:
+        if run[0].is_compacted and size > 2 * held:
             break
         gathered = run + gathered
     return gathered
 
 
-def _runs(data: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Files by run, in the order of commits; the files of one commit are a run."""
+def _group_runs(data: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Group files by run, in the order of commits; the files of one commit are a run."""
     ordered = sorted(data, key=lambda file: (file.first_commit, file.run, file.path))
     return [list(files) for _, files in groupby(ordered, key=lambda file: file.run)]
 
 
-def horizon_of(commit: Longs, commit_us: Longs, latest_us: int) -> int:
-    """The last commit not later than `latest_us`; -1 where there is none."""
+def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> int:
+    """The last commit not later than `latest_us`; -1 if there is none."""
     return int(commit[commit_us <= latest_us].max(initial=-1))
 
 
-def kept_events(
-    events: pa.Table, stood: pa.Table, head: Head, retained: RetainedRange, horizon: int
-) -> npt.NDArray[np.bool_]:
-    """Which of `events` compaction keeps: all that may be seen at the horizon or after it.
+def select_kept_events(
+    events: pa.Table, states: pa.Table, head: SeriesIndex, retained: RetainedRange, horizon: int
+) -> BoolArray:
+    """Flags of the `events` that compaction keeps: all that are visible at the horizon or later.
 
-    Kept as well: each series' newest event, original and edit, of which the head can be rebuilt.
+    The newest event, original and edit of each series are always kept: the head is rebuilt from
+    them.
 
     Args:
-        events: the columns `standing.KEYS`.
-        stood: where every series of `events` stands by all events of the store, at `horizon`.
+        events: the columns `STATE_COLUMNS`.
+        states: the state of every series of `events` at `horizon`, from all events of the store.
         head: has the floors.
         retained: the retained range.
-        horizon: the last commit of which events may go.
+        horizon: the last commit whose events may be removed.
     """
-    names, codes = by_name(events["series"])
-    rows = stood.take(pc.index_in(names, stood["series"].combine_chunks()))
-    at = {name: longs(rows[name]) for name in rows.column_names if name != "series"}
-    floors = head.floors(names.to_pylist())
-    low, low_us = floors["floor_sequence"], floors["floor_us"]
-    if retained.limit is not None:
-        low = np.maximum(low, at["horizon_sequence"] - retained.limit + 1)
-    if retained.last_us is not None:
-        oldest_us = np.maximum(at["horizon_us"], NEVER_US + retained.last_us) - retained.last_us
-        low_us = np.maximum(low_us, oldest_us)
-    sequence, us = longs(events["sequence"]), longs(events["timestamp"])
+    names, codes = encode_runs(events["series"])
+    rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
+    at = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
+    floors = head.min_retained(names.to_pylist())
+    low, low_us = min_retained(retained, at["horizon_sequence"], at["horizon_us"], floors)
+    sequence, us = to_int64(events["sequence"]), to_int64(events["timestamp"])
     inside = (sequence >= low[codes]) & (us >= low_us[codes])
     for name in ("last_sequence", "original_sequence", "edit_sequence"):
         inside |= sequence == at[name][codes]
-    kept: npt.NDArray[np.bool_] = inside | (longs(events["commit"]) > horizon)
+    kept: BoolArray = inside | (to_int64(events["commit"]) > horizon)
     return kept

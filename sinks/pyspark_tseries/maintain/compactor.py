@@ -1,6 +1,6 @@
-"""Compaction carried out: many files in, few files clustered by series out, in one commit.
+"""Compaction: rewrite many files as few files clustered by series, in one commit.
 
-Appends go on meanwhile: the commit leaves the head alone, so neither makes the other fail for good.
+Appends continue meanwhile: the commit does not change the head, so neither can starve the other.
 """
 
 import secrets
@@ -13,33 +13,34 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
-from pyspark_tseries.maintain.compaction import horizon_of, kept_events, to_merge
-from pyspark_tseries.model.columns import layout
+from pyspark_tseries.maintain.compaction import choose_files, find_horizon, select_kept_events
+from pyspark_tseries.model.arrays import encode_runs, sort_keys, to_int64
+from pyspark_tseries.model.columns import table_schema
 from pyspark_tseries.model.properties import min_retention_us
-from pyspark_tseries.model.series_state import KEYS, longs, standing, together
-from pyspark_tseries.model.slices import Sample, Slice, by_name, cut, key_order
+from pyspark_tseries.model.series_state import STATE_COLUMNS, combine_states, compute_state
+from pyspark_tseries.model.slices import Sample, Slice, split_slices
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
-from pyspark_tseries.storage.footer_cache import footers
-from pyspark_tseries.storage.location import Place, place_of
-from pyspark_tseries.storage.table_scan import sample, scan, slice_rows
+from pyspark_tseries.storage.footer_cache import FOOTER_CACHE
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.table_scan import read_slice, sample_sizes, scan_file
 from pyspark_tseries.store.admin_commits import replace_files
-from pyspark_tseries.store.ownership import need_owner
+from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
-__all__ = ["SLICE_BYTES", "Compacted", "compact", "merge_runs"]
+__all__ = ["MAX_SLICE_BYTES", "CompactionResult", "compact", "merge_runs"]
 
-SLICE_BYTES: Final = 128 * 1024 * 1024
-"""Uncompressed: how much is in memory at once, and becomes one file."""
+MAX_SLICE_BYTES: Final = 128 * 1024 * 1024
+"""Uncompressed size of what is in memory at once, and becomes one file."""
 
-ROWS_PER_GROUP: Final = 20_000
-ATTEMPTS: Final = 5
+MAX_ROWS_PER_ROW_GROUP: Final = 20_000
+MAX_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a compaction did: files before and after, and the events that it left out."""
+class CompactionResult:
+    """Counts of a compaction: files before and after, and events removed."""
 
     files_before: int = 0
     files_after: int = 0
@@ -47,83 +48,84 @@ class Compacted:
 
 
 def compact(
-    path: str | Place,
+    path: str | Location,
     now_us: int | None = None,
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
-) -> Compacted:
-    """Merges all files of the store at `path` and removes what is out of the retained range.
+) -> CompactionResult:
+    """Merge all files of the store at `path` and remove events out of the retained range.
 
     Nothing younger than the store's `minRetentionAge` is removed. Writers and readers go on.
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
-        now_us: the wall clock, where it is not the machine's.
+        now_us: the wall clock; None: that of this machine.
         storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
         principal: who does it; None: the OS user.
 
     Raises:
         NoSuchStore: there is none.
-        PermissionDenied: the store has a policy, and the principal is no owner.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
         StoreBusy: other compactions were faster each time.
         WrongClock: this machine's clock is far ahead, or was when the last commit was made.
-        UnusableStore: the log does not fit the files; nothing is changed.
+        UnusableStore: the log and the files disagree; nothing is changed.
     """
-    store = Store.open(place_of(path, storage_options))
-    need_owner(store, principal, "compact the store")
-    now_us = store.wall_us() if now_us is None else now_us
+    store = Store.open(parse_location(path, storage_options))
+    require_owner(store, principal, "compact the store")
+    now_us = store.read_clock() if now_us is None else now_us
     return merge_runs(store, now_us, everything=True)
 
 
-def merge_runs(store: Store, now_us: int, *, everything: bool) -> Compacted:
-    """One compaction of `store`, of all files or of those that are due."""
+def merge_runs(store: Store, now_us: int, *, everything: bool) -> CompactionResult:
+    """Compact all files of `store`, or those that are due."""
     lost: DeltaError | OSError | None = None
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         snapshot = store.snapshot()
-        chosen = to_merge(snapshot.files, everything=everything)
+        chosen = choose_files(snapshot.files, everything=everything)
         if not chosen:
-            return Compacted()
+            return CompactionResult()
         merge = _Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
-        if not merge.due():
-            return Compacted(len(chosen), len(chosen), 0)
-        written = _written(store, merge)
-        if not merge.whole():
+        if not merge.is_due():
+            return CompactionResult(len(chosen), len(chosen), 0)
+        written = _write_files(store, merge)
+        if not merge.is_complete():
             _discard(store, written)
-            raise _short(store)
+            raise _lost_events_error(store)
         horizon = merge.horizon if merge.removed else None
         certain = True
         try:
             done = replace_files(store, chosen, written, horizon, now_us)
         except (DeltaError, OSError) as error:
             lost = error
-            # The commit may have been made, and only what follows it, a checkpoint, have failed.
-            done = bool({file.path for file in written} & _live(store))
-            # Of an object store it may still be carried out: then cleaning finds the files.
-            certain = store.place.local
+            # The commit may have succeeded, and only the checkpoint after it failed.
+            done = bool({file.path for file in written} & _list_live_paths(store))
+            # In an object store it may still happen: if not, maintenance removes the files later.
+            certain = store.location.is_local
         if done:
-            return Compacted(len(chosen), len(written), merge.removed)
+            return CompactionResult(len(chosen), len(written), merge.removed)
         if certain:
             _discard(store, written)
         if isinstance(lost, OSError):
             raise lost
     raise StoreBusy(
-        f"store '{store.root}': other compactions were first in all of {ATTEMPTS} attempts; "
-        "nothing was changed; next step: leave it to them, or try again later"
+        f"store '{store.root}': other compactions were first in all of {MAX_ATTEMPTS} attempts; "
+        "nothing was changed",
+        next_step="leave it to them, or try again later",
     ) from lost
 
 
-def _short(store: Store) -> UnusableStore:
+def _lost_events_error(store: Store) -> UnusableStore:
     return UnusableStore(
         f"store '{store.root}': a compaction would lose events, because what the log says of its "
-        "files does not fit their rows; nothing was changed; next step: see what is wrong with: "
-        f"python -m pyspark_tseries verify {store.root}"
+        "files does not fit their rows; nothing was changed",
+        next_step=f"see what is wrong with: python -m pyspark_tseries verify {store.root}",
     )
 
 
-def _written(store: Store, merge: "_Merge") -> list[WrittenFile]:
+def _write_files(store: Store, merge: "_Merge") -> list[WrittenFile]:
     written: list[WrittenFile] = []
     try:
-        for file in merge.write():
+        for file in merge.write_files():
             written.append(file)  # noqa: PERF402 what was written is known when one fails
     except BaseException:
         _discard(store, written)
@@ -131,104 +133,106 @@ def _written(store: Store, merge: "_Merge") -> list[WrittenFile]:
     return written
 
 
-def _live(store: Store) -> set[str]:
+def _list_live_paths(store: Store) -> set[str]:
     return {file.path for file in store.snapshot().files}
 
 
 def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
-    store.place.remove(store.place.file(file.path) for file in written)
+    store.location.remove(store.location.file(file.path) for file in written)
 
 
 class _Merge:
-    """One attempt: the chosen files, what is known of their events, and what is written."""
+    """One attempt at a compaction: its input files, the state of their series, its output."""
 
     def __init__(
         self, store: Store, snapshot: Snapshot, chosen: Sequence[DataFile], latest_us: int
     ) -> None:
-        self._place, self._chosen, self._snapshot = store.place, chosen, snapshot
-        self._schema = pa.schema(list(layout(snapshot.values))[:-1])
-        self._head = store.head()[1]
+        self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
+        self._schema = pa.schema(list(table_schema(snapshot.values))[:-1])
+        self._head = store.index()[1]
         self._whole = len(chosen) == len(snapshot.files)
-        self.horizon = self._horizon(latest_us) if self._whole else -1
+        self.horizon = self._find_horizon(latest_us) if self._whole else -1
         self.removed = 0
         self._found = self._kept_rows = 0
         self._samples: list[Sample] = []
-        self._stood = together([self._look(file) for file in chosen])
+        self._states = combine_states([self._read_series_state(file) for file in chosen])
 
-    def _horizon(self, latest_us: int) -> int:
+    def _find_horizon(self, latest_us: int) -> int:
         newest = -1
         for file in self._chosen:
-            for rows in scan(self._place, file, self._schema, ("commit", "commit_time")):
-                commit, us = (longs(rows[name]) for name in ("commit", "commit_time"))
-                newest = max(newest, horizon_of(commit, us, latest_us))
+            for rows in scan_file(self._location, file, self._schema, ("commit", "commit_time")):
+                commit, us = (to_int64(rows[name]) for name in ("commit", "commit_time"))
+                newest = max(newest, find_horizon(commit, us, latest_us))
         return newest
 
-    def _look(self, file: DataFile) -> pa.Table:
-        """Where the series of a file stand by it; takes samples of it on the way."""
-        size = _row_bytes(self._place, file, self._schema)
+    def _read_series_state(self, file: DataFile) -> pa.Table:
+        """The state of the series of a file; also takes samples of its keys."""
+        size = _estimate_row_bytes(self._location, file, self._schema)
         parts = []
-        for table in scan(self._place, file, self._schema, KEYS):
+        for table in scan_file(self._location, file, self._schema, STATE_COLUMNS):
             self._found += table.num_rows
-            self._samples += sample(table, size)
-            parts.append(standing(table, self.horizon))
-        return together(parts)
+            self._samples += sample_sizes(table, size)
+            parts.append(compute_state(table, self.horizon))
+        return combine_states(parts)
 
-    def due(self) -> bool:
-        """Whether there is anything to merge or to leave out."""
+    def is_due(self) -> bool:
+        """Return whether there is anything to merge or to remove."""
         file = self._chosen[0]
-        if len({file.run for file in self._chosen}) > 1 or not file.merged or file.is_foreign:
+        if len({file.run for file in self._chosen}) > 1 or not file.is_compacted or file.is_foreign:
             return True
         if self.horizon < 0:
             return False
         return any(
-            not self._kept(rows).all()
+            not self._select_kept(rows).all()
             for file in self._chosen
-            for rows in scan(self._place, file, self._schema, KEYS)
+            for rows in scan_file(self._location, file, self._schema, STATE_COLUMNS)
         )
 
-    def _kept(self, events: pa.Table) -> np.ndarray:
+    def _select_kept(self, events: pa.Table) -> np.ndarray:
         retained = self._snapshot.retained
         if self.horizon < 0:
             return np.ones(events.num_rows, bool)
-        return kept_events(events, self._stood, self._head, retained, self.horizon)
+        return select_kept_events(events, self._states, self._head, retained, self.horizon)
 
-    def write(self) -> Iterator[WrittenFile]:
-        """The new files, one slice in memory at a time."""
+    def write_files(self) -> Iterator[WrittenFile]:
+        """Write the new files, with one slice in memory at a time."""
         run = secrets.randbits(62)
         commits = (
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),
         )
-        for number, part in enumerate(cut(self._samples, SLICE_BYTES, whole_series=False)):
+        for number, part in enumerate(
+            split_slices(self._samples, MAX_SLICE_BYTES, whole_series=False)
+        ):
             for kind in ("event", "edit"):
                 data = [file for file in self._chosen if file.kind == kind]
-                table = self._merged(data, part)
+                table = self._merge_slice(data, part)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
-                    path = files.run_path(kind, commits, run, number)
-                    yield files.write_events(self._place, path, table, ROWS_PER_GROUP)
+                    path = files.compacted_path(kind, commits, run, number)
+                    yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
-    def whole(self) -> bool:
-        """Whether every event was either written or left out on purpose."""
+    def is_complete(self) -> bool:
+        """Return whether every event was either written or deliberately removed."""
         return self._found == self._kept_rows + self.removed
 
-    def _merged(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
-        table = slice_rows(self._place, data, part, self._schema, self._schema.names)
+    def _merge_slice(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
+        table = read_slice(self._location, data, part, self._schema, self._schema.names)
         if not table.num_rows:
             return table
-        inside = self._kept(table)
+        inside = self._select_kept(table)
         self.removed += int((~inside).sum())
         table = table.filter(pa.array(inside)).combine_chunks()
-        names, codes = by_name(table["series"])
-        order = key_order(codes, longs(table["sequence"]))
+        names, codes = encode_runs(table["series"])
+        order = sort_keys(codes, to_int64(table["sequence"]))
         table = table.take(pa.array(order)).combine_chunks()
         return table.set_column(0, "series", series_column(names, codes[order]))
 
 
-def _row_bytes(place: Place, file: DataFile, schema: pa.Schema) -> int:
-    """About how many bytes a row takes in memory."""
-    with files.reading(place, file):
-        about = footers.of(place, file).metadata
+def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:
+    """Estimate the bytes of a row in memory."""
+    with files.explain_read_errors(location, file):
+        about = FOOTER_CACHE.get(location, file).metadata
     stored = sum(about.row_group(i).total_byte_size for i in range(about.num_row_groups))
     size: int = stored // max(about.num_rows, 1)
     return max(size, 16 * len(schema)) + 1

@@ -1,57 +1,59 @@
-"""What a store holds, as facts for people and programs."""
+"""Facts of a store, for people and programs."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_tseries.model.columns import type_name
-from pyspark_tseries.model.retention import DEFAULT, format_range
-from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.model.retention import DEFAULT_RANGE, format_range
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.store import Store
 
 __all__ = ["describe"]
 
 
-def describe(path: str | Place, storage_options: Mapping[str, str] | None = None) -> dict[str, Any]:
+def describe(
+    path: str | Location, storage_options: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
 
-    `events` counts what was ever appended, `stored_events` what compaction has left of it;
-    `retained_range` says what queries see. `dropped`
-    and `adjusted` count late rows since the store's creation, with the latest example of each.
+    `events` counts all events ever appended, `stored_events` those that compaction has kept;
+    queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
+    store was created, with the latest example of each.
 
     Raises:
         NoSuchStore: there is none.
         UnusableStore: it is of a newer version, or no store.
         ValueError: `path` is empty or a URI of another kind.
     """
-    store = Store.open(place_of(path, storage_options))
-    snapshot, (_, head) = store.snapshot(), store.head()
-    note, last = head.note, head.columns["last_sequence"]
+    store = Store.open(parse_location(path, storage_options))
+    snapshot, (_, head) = store.snapshot(), store.index()
+    metadata, last = head.metadata, head.columns["last_sequence"]
     return {
         "path": snapshot.root,
         "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
         "series": int((last >= 0).sum()),
         "events": int((last + 1).sum()),
         "retained_range": format_range(snapshot.retained),
-        "retained_default": snapshot.retained == DEFAULT,
+        "retained_default": snapshot.retained == DEFAULT_RANGE,
         "stored_events": sum(file.rows for file in snapshot.files),
         "files": len(snapshot.files),
         "bytes": sum(file.size for file in snapshot.files),
         "policy": snapshot.policy,
-        "last_commit": None if note.commit < 0 else note.commit,
-        "last_commit_time": None if note.commit < 0 else format_instant(note.commit_us),
-        "dropped": note.dropped,
-        "last_dropped": note.last_dropped,
-        "adjusted": note.adjusted,
-        "last_adjusted": note.last_adjusted,
-        "upkeep_error": _upkeep_error(snapshot.place),
+        "last_commit": None if metadata.commit < 0 else metadata.commit,
+        "last_commit_time": None if metadata.commit < 0 else format_instant(metadata.commit_us),
+        "dropped": metadata.dropped,
+        "last_dropped": metadata.last_dropped,
+        "adjusted": metadata.adjusted,
+        "last_adjusted": metadata.last_adjusted,
+        "upkeep_error": _read_maintenance_error(snapshot.location),
     }
 
 
-def _upkeep_error(place: Place) -> str | None:
-    """What went wrong when the store last looked after itself; None where nothing did."""
+def _read_maintenance_error(location: Location) -> str | None:
+    """The error of the last maintenance; None if it succeeded."""
     try:
-        with place.read(place.file("_tseries", "upkeep.error")) as file:
+        with location.read(location.file("_tseries", "upkeep.error")) as file:
             return str(file.read().decode())
     except FileNotFoundError:
         return None

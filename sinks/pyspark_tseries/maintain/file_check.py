@@ -1,7 +1,6 @@
-"""Looking at one data file from its first to its last byte: is it as it was written.
+"""Check of one data file, byte by byte: every page of every column, one row group at a time.
 
-Every page of every column is read, in one row group at a time, and held against the checksums, and
-against what the footer and the log say of it.
+The content is compared with its checksums, with the bounds in the footer and with the log.
 """
 
 from collections.abc import Iterable
@@ -11,78 +10,82 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.series_state import longs
+from pyspark_tseries.model.arrays import to_int64
 from pyspark_tseries.model.slices import Sample
-from pyspark_tseries.storage.data_files import DataFile, Extent, contents, extent_of
+from pyspark_tseries.storage.data_files import DataFile, FileStats, compute_stats, describe_contents
 from pyspark_tseries.storage.footer_cache import Footer
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.parquet_checksums import read_footer
 from pyspark_tseries.storage.row_groups import OpenFile
-from pyspark_tseries.storage.table_scan import SCANNED, sample
+from pyspark_tseries.storage.table_scan import BASE_SCHEMA, sample_sizes
 
-__all__ = ["Examined", "examine"]
+__all__ = ["FileCheck", "check_file"]
 
-_FIXED_BYTES = sum(f.type.bit_width // 8 for f in SCANNED if not pa.types.is_string(f.type))
-_TEXT_BYTES = 64
-"""About so much the texts of a row take that are checked."""
+_FIXED_BYTES_PER_ROW = sum(
+    f.type.bit_width // 8 for f in BASE_SCHEMA if not pa.types.is_string(f.type)
+)
+_TEXT_BYTES_PER_ROW = 64
+"""A typical size of the text columns that are checked."""
 
 
 @dataclass
-class Examined:
-    """What a look at a file has found.
+class FileCheck:
+    """The result of checking a file.
 
     Attributes:
-        problem: what is wrong, as a sentence; None where it is sound.
-        extent: what its rows are between; None where it has none, or is not sound.
+        problem: a sentence; None if the file is intact.
+        extent: the bounds of its rows; None if it has no rows, or a problem.
         samples: of its keys.
     """
 
     problem: str | None = None
-    extent: Extent | None = None
+    extent: FileStats | None = None
     samples: list[Sample] = field(default_factory=list)
 
 
-class _Unsound(Exception):
-    """A file that can be read, and is not what it should be."""
+class _DamagedFile(Exception):
+    """A file that can be read but has the wrong content."""
 
 
-def examine(place: Place, file: DataFile, values: Iterable[pa.Field]) -> Examined:
-    """Reads all of `file`, which is of a store with the value columns `values`.
+def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -> FileCheck:
+    """Read and check all of `file`, of a store with the value columns `values`.
 
     Raises:
         OSError: the object store cannot be reached.
     """
-    found = Examined()
-    path = place.file(file.path)
+    found = FileCheck()
+    path = location.file(file.path)
     try:
-        size = place.size(path)
+        size = location.size(path)
         if size != file.size:
-            raise _Unsound(f"has {size} bytes, the log says {file.size}")
-        with place.read(path) as source:
-            footer = Footer(*read_footer(source, size))  # As it is now, not as it was once read.
-            _examine(OpenFile(place, source, footer), file, values, found)
+            raise _DamagedFile(f"has {size} bytes instead of the {file.size} in the log")
+        with location.read(path) as source:
+            footer = Footer(*read_footer(source, size))  # Read again, not from the cache.
+            _check_content(OpenFile(location, source, footer), file, values, found)
     except FileNotFoundError:
         problem = "is missing"
-    except _Unsound as error:
+    except _DamagedFile as error:
         problem = str(error)
     except (OSError, pa.ArrowException, ValueError) as error:
-        if not place.local and "AWS Error" in str(error):
+        if not location.is_local and "AWS Error" in str(error):
             raise
-        problem = f"cannot be read: {place.hides(str(error)).splitlines()[0]}"
+        problem = f"cannot be read: {location.redact(str(error)).splitlines()[0]}"
     else:
         return found
-    return Examined(f"file '{file.path}' {problem}; by the log it has {contents(file)}")
+    return FileCheck(f"file '{file.path}' {problem}; by the log it has {describe_contents(file)}")
 
 
-def _examine(source: OpenFile, file: DataFile, values: Iterable[pa.Field], found: Examined) -> None:
+def _check_content(
+    source: OpenFile, file: DataFile, values: Iterable[pa.Field], found: FileCheck
+) -> None:
     footer = source.footer
-    wanted = pa.schema([*SCANNED, *values])
+    wanted = pa.schema([*BASE_SCHEMA, *values])
     kinds = footer.metadata.schema.to_arrow_schema()
-    for name in (name for name in SCANNED.names if name not in footer.names):
-        raise _Unsound(f"has no column '{name}'")
+    for name in (name for name in BASE_SCHEMA.names if name not in footer.names):
+        raise _DamagedFile(f"has no column '{name}'")
     for name in (name for name in wanted.names if name in footer.names):
-        if not _fits(kinds.field(name).type, wanted.field(name).type, file):
-            raise _Unsound(
+        if not _has_type(kinds.field(name).type, wanted.field(name).type, file):
+            raise _DamagedFile(
                 f"has a column '{name}' of type {kinds.field(name).type}, the store's is of type "
                 f"{wanted.field(name).type}"
             )
@@ -91,49 +94,51 @@ def _examine(source: OpenFile, file: DataFile, values: Iterable[pa.Field], found
         table = pa.table(source.columns([group], kinds.names, alone=True))
         table.validate(full=True)
         if table.num_rows != footer.rows(group):
-            raise _Unsound(f"has {table.num_rows} rows in row group {group}, its footer says more")
+            raise _DamagedFile(
+                f"has {table.num_rows} rows in row group {group}, not as many as its footer says"
+            )
         _check_footer(table, footer, group)
         rows += table.num_rows
         if table.num_rows:
             last = _check_order(table, file, last)
-            extent = extent_of(table)
-            found.extent = found.extent.followed(extent) if found.extent else extent
-            found.samples += sample(table, _FIXED_BYTES + _TEXT_BYTES)
+            extent = compute_stats(table)
+            found.extent = found.extent.extended_with(extent) if found.extent else extent
+            found.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
     if rows != file.rows:
-        raise _Unsound(f"has {rows} rows, the log says {file.rows}")
+        raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
 
 
-def _fits(kind: pa.DataType, wanted: pa.DataType, file: DataFile) -> bool:
-    # Names of nested fields that carry no meaning differ among writers.
+def _has_type(kind: pa.DataType, wanted: pa.DataType, file: DataFile) -> bool:
+    # Writers name some nested fields, such as the elements of lists, differently.
     return file.is_foreign or pa.types.is_nested(wanted) or kind == wanted
 
 
 def _check_footer(table: pa.Table, footer: Footer, group: int) -> None:
-    """Raises _Unsound where a reader who goes by the footer's bounds would go astray."""
+    """Raise _DamagedFile if the bounds in the footer would make a reader skip rows."""
     for name in ("series", "sequence", "timestamp", "commit"):
-        bounds = footer.ends(name)[group]
+        bounds = footer.bounds(name)[group]
         if bounds is not None and table.num_rows:
-            column = table[name] if name == "series" else pa.chunked_array([longs(table[name])])
+            column = table[name] if name == "series" else pa.chunked_array([to_int64(table[name])])
             ends = pc.min_max(column)
             if ends["min"].as_py() < bounds[0] or ends["max"].as_py() > bounds[1]:
-                raise _Unsound(f"has a footer that says of column '{name}' what is not so")
+                raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
     for name in table.column_names:
         one = footer.constant([group], name)
         if one is not None and table[name].unique().to_pylist() not in ([one[0]], []):
-            raise _Unsound(f"has a footer that says of column '{name}' what is not so")
+            raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
 
 
 def _check_order(
     table: pa.Table, file: DataFile, last: tuple[str, int] | None
 ) -> tuple[str, int] | None:
-    """The table's last key; raises _Unsound where one is not after the one before it."""
+    """The last key of the table; raises _DamagedFile if the keys do not increase."""
     if file.is_foreign:
         return None
-    series, sequence = table["series"].combine_chunks(), longs(table["sequence"])
+    series, sequence = table["series"].combine_chunks(), to_int64(table["sequence"])
     first = series[0].as_py(), int(sequence[0])
     above = pc.greater(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
     same = pc.equal(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
     rising = above | (same & (np.diff(sequence) > 0))
     if not rising.all() or (last is not None and first <= last):
-        raise _Unsound("is not sorted by (series, sequence)")
+        raise _DamagedFile("is not sorted by (series, sequence)")
     return series[-1].as_py(), int(sequence[-1])

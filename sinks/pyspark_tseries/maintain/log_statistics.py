@@ -1,8 +1,8 @@
-"""What the log says of the bounds of its files, held against their rows, and mended where wrong.
+"""Check and correction of the bounds that the log records for each file.
 
-Readers pass over files by these bounds. Logs of before 2026-11-22 hold names as escaped JSON, of
+Readers skip files by these bounds. Logs written before 2026-11-22 hold names as escaped JSON, in
 which deltalake 1.6 reads a character of an even plane, such as U+20BB7, as another one. This
-package knows that such a bound may be wrong; deltalake and what is built on it lose rows.
+package allows for such wrong bounds; deltalake and tools that build on it lose rows.
 """
 
 import os
@@ -16,60 +16,65 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.storage.data_files import (
     DataFile,
-    Extent,
+    FileStats,
     WrittenFile,
-    extent_of,
-    logged_series,
+    compute_stats,
+    logged_series_bounds,
 )
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.table_scan import SCANNED, scan
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.table_scan import BASE_SCHEMA, scan_file
 from pyspark_tseries.store.admin_commits import replace_files
-from pyspark_tseries.store.retry import wait_out
+from pyspark_tseries.store.retry import backoff
 from pyspark_tseries.store.store import Store
 
-__all__ = ["contradiction", "logged_bounds", "misstated", "restate"]
+__all__ = [
+    "correct_statistics",
+    "describe_contradiction",
+    "find_wrong_statistics",
+    "read_logged_bounds",
+]
 
-ATTEMPTS: Final = 5
+MAX_ATTEMPTS: Final = 5
 
 
-def misstated(store: Store) -> Iterator[tuple[DataFile, Extent, str]]:
-    """The readable files with rows outside of their logged bounds: their true bounds, and why.
+def find_wrong_statistics(store: Store) -> Iterator[tuple[DataFile, FileStats, str]]:
+    """The readable files with rows outside their logged bounds, their true bounds, and why.
 
-    Files of other tools, which write their own statistics, are not looked at.
+    Files of other tools, which write their own statistics, are skipped.
     """
-    logged = logged_bounds(store)
+    logged = read_logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
         try:
-            rows = _extent(store.place, file)
+            rows = _read_extent(store.location, file)
         except (OSError, UnusableStore):
             continue
-        why = rows and contradiction(file, logged[file.path], rows)
+        why = rows and describe_contradiction(file, logged[file.path], rows)
         if rows and why:
             yield file, rows, why
 
 
-def logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
-    """The first and the last series of each file by its path, as the log is read."""
-    return logged_series(pa.table(store.log.table.get_add_actions(flatten=True)))
+def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
+    """The first and the last series of each file by its path, as deltalake reads the log."""
+    return logged_series_bounds(pa.table(store.log.table.get_add_actions(flatten=True)))
 
 
-def _extent(place: Place, file: DataFile) -> Extent | None:
-    whole: Extent | None = None
-    for rows in scan(place, file, SCANNED, ("series", "sequence", "timestamp")):
-        part = extent_of(rows)
-        whole = part if whole is None else whole.followed(part)
+def _read_extent(location: Location, file: DataFile) -> FileStats | None:
+    whole: FileStats | None = None
+    for rows in scan_file(location, file, BASE_SCHEMA, ("series", "sequence", "timestamp")):
+        part = compute_stats(rows)
+        whole = part if whole is None else whole.extended_with(part)
     return whole
 
 
-def contradiction(file: DataFile, logged: tuple[str, str], rows: Extent) -> str | None:
-    """What the log says wrongly of `file`, whose rows are between `rows`; None: nothing.
+def describe_contradiction(file: DataFile, logged: tuple[str, str], rows: FileStats) -> str | None:
+    """Describe the logged bounds of `file` that exclude some of its `rows`; None if none do.
 
-    `logged` are the first and the last series as the log is read.
+    `logged` are the first and the last series as deltalake reads the log.
     """
     pairs = {
         "series": (logged, rows.series),
-        "sequences": ((file.least_sequence, file.most_sequence), rows.sequence),
-        "microseconds": ((file.least_us, file.most_us), rows.us),
+        "sequences": ((file.min_sequence, file.max_sequence), rows.sequence),
+        "microseconds": ((file.min_us, file.max_us), rows.us),
     }
     for what, ((low, high), (first, last)) in pairs.items():
         if low > first or high < last:  # type: ignore[operator]
@@ -80,23 +85,23 @@ def contradiction(file: DataFile, logged: tuple[str, str], rows: Extent) -> str 
     return None
 
 
-def restate(store: Store, wrong: Mapping[DataFile, Extent], now_us: int) -> None:
-    """Names the files `wrong` anew, with the bounds of their rows; their content stays.
+def correct_statistics(store: Store, wrong: Mapping[DataFile, FileStats], now_us: int) -> None:
+    """Log the files `wrong` again, with the bounds of their rows; their content stays the same.
 
-    Each gets another name, so that a compaction meanwhile makes this fail, or the other way round.
+    Each gets a new name, so that this and a concurrent compaction cannot both succeed.
 
     Raises:
-        StoreBusy: the files were compacted meanwhile; then they are named anew already.
+        StoreBusy: a compaction has just replaced the files, which corrects their bounds, too.
         OSError, DeltaError: the storage failed.
     """
-    place, lost = store.place, None
+    location, lost = store.location, None
     ids: dict[str, str] = {}
     written = []
     for file, rows in wrong.items():
-        path = _renamed(file, ids.setdefault(file.run, f"{secrets.randbits(62):016x}"))
-        place.copy(place.file(file.path), place.file(path))
-        written.append(WrittenFile(path, file.size, rows.statistics()))
-    for turn in range(ATTEMPTS):
+        path = _new_path(file, ids.setdefault(file.run, f"{secrets.randbits(62):016x}"))
+        location.copy(location.file(file.path), location.file(path))
+        written.append(WrittenFile(path, file.size, rows.to_json()))
+    for attempt in range(MAX_ATTEMPTS):
         try:
             if not replace_files(store, list(wrong), written, None, now_us):
                 break
@@ -104,14 +109,14 @@ def restate(store: Store, wrong: Mapping[DataFile, Extent], now_us: int) -> None
             lost = error
         if {file.path for file in written} <= {file.path for file in store.snapshot().files}:
             return
-        wait_out(turn)
-    place.remove(place.file(file.path) for file in written)
+        backoff(attempt)
+    location.remove(location.file(file.path) for file in written)
     raise StoreBusy(
-        f"store '{store.root}': a compaction was first; nothing was changed; next step: try again"
+        f"store '{store.root}': a compaction was first; nothing was changed", next_step="try again"
     ) from lost
 
 
-def _renamed(file: DataFile, new_id: str) -> str:
+def _new_path(file: DataFile, new_id: str) -> str:
     """The path of `file` with another id, which follows the last dash of its name."""
     directory, name = os.path.split(file.path)
     stem, dot, rest = name.partition(".")

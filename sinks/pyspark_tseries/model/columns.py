@@ -8,41 +8,43 @@ import pyarrow as pa
 from pyspark_tseries.errors import IncompatibleValue
 
 __all__ = [
-    "COMMIT",
-    "EVENT",
+    "COMMIT_FIELDS",
+    "EVENT_FIELDS",
     "INSTANT",
-    "ORIGINAL",
-    "RESERVED",
-    "layout",
-    "new_value",
-    "one_value",
+    "ORIGINAL_FIELDS",
+    "RESERVED_NAMES",
+    "new_value_field",
     "query_schema",
-    "stored_values",
+    "single_value_array",
+    "table_schema",
     "type_name",
-    "unstorable",
+    "unstorable_type_error",
+    "value_fields",
     "value_type",
 ]
 
 INSTANT: Final = pa.timestamp("us", "UTC")
 
-EVENT: Final = (
+EVENT_FIELDS: Final = (
     pa.field("series", pa.string(), nullable=False),
     pa.field("sequence", pa.int64(), nullable=False),
     pa.field("timestamp", INSTANT, nullable=False),
     pa.field("author", pa.string(), nullable=False),
 )
-ORIGINAL: Final = (
+ORIGINAL_FIELDS: Final = (
     pa.field("original_sequence", pa.int64()),
     pa.field("original_timestamp", INSTANT),
     pa.field("original_author", pa.string()),
 )
-COMMIT: Final = (
+COMMIT_FIELDS: Final = (
     pa.field("commit", pa.int64(), nullable=False),
     pa.field("commit_time", INSTANT, nullable=False),
 )
-_KIND: Final = pa.field("kind", pa.string(), nullable=False)
-RESERVED: Final = tuple(field.name for field in (*EVENT, *ORIGINAL, *COMMIT, _KIND))
-"""The names that no value column may have, in any case."""
+_KIND_FIELD: Final = pa.field("kind", pa.string(), nullable=False)
+RESERVED_NAMES: Final = tuple(
+    field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD)
+)
+"""Names that no value column may have; case does not matter."""
 
 _SPARK_NAMES: Final = {
     pa.int8(): "tinyint",
@@ -55,67 +57,70 @@ _SPARK_NAMES: Final = {
     pa.timestamp("us"): "timestamp_ntz",
 }
 
-_TAGS: Final = {b"variant", b"geometry", b"geography"}
-"""Spark's marks on a struct's field, which say that the struct is something else."""
+_EXTENSION_TAGS: Final = {b"variant", b"geometry", b"geography"}
+"""Metadata keys that Spark sets on the fields of a struct that represents another type."""
 
-_NOT_IN_NAMES: Final = set(" ,;{}()\n\t=")
-"""Delta's, of tables without column mapping."""
+_FORBIDDEN_NAME_CHARACTERS: Final = set(" ,;{}()\n\t=")
+"""Delta forbids these in tables without column mapping."""
 
 
-def layout(values: Iterable[pa.Field]) -> pa.Schema:
-    """The schema of the Delta table: metadata, values, what is overridden, the commit, the kind.
+def table_schema(values: Iterable[pa.Field]) -> pa.Schema:
+    """The schema of the Delta table: metadata, values, the overridden original, commit, kind.
 
     `kind` (`event` or `edit`) is the partition column: edits stay in few small files.
     """
-    return pa.schema([*EVENT, *values, *ORIGINAL, *COMMIT, _KIND])
+    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD])
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:
     """The columns of a query, in order."""
-    return pa.schema([*EVENT, *values, *ORIGINAL])
+    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS])
 
 
-def stored_values(table: pa.Schema) -> list[pa.Field]:
+def value_fields(table: pa.Schema) -> list[pa.Field]:
     """The value columns of a store whose Delta schema is `table`."""
     return [
-        field.with_type(value_type(field)) for field in table if field.name not in set(RESERVED)
+        field.with_type(value_type(field))
+        for field in table
+        if field.name not in set(RESERVED_NAMES)
     ]
 
 
 def type_name(kind: pa.DataType) -> str:
-    """The type as Spark names it, where Spark has another name than Arrow."""
+    """Spark's name of the type, or Arrow's if they agree."""
     return _SPARK_NAMES.get(kind, str(kind))
 
 
 def value_type(field: pa.Field) -> pa.DataType:
-    """The type that `field` is stored as: Delta's, nullable all the way down.
+    """The Delta type that `field` is stored as, nullable at every level.
 
     Raises:
-        IncompatibleValue: Delta has no such type.
+        IncompatibleValue: Delta cannot store the type.
     """
     if (field.metadata or {}).get(b"variant") == b"true":
-        raise unstorable(field.name, "variant")
+        raise unstorable_type_error(field.name, "variant")
     return _value_type(field, field.type)
 
 
-def new_value(field: pa.Field) -> pa.Field:
-    """`field` as the value column that a store gets.
+def new_value_field(field: pa.Field) -> pa.Field:
+    """The value column of a store for an incoming `field`.
 
     Raises:
-        IncompatibleValue: no store can have it, for its type or its name.
+        IncompatibleValue: its type or its name cannot be stored.
     """
     _check_name(field, field.name)
     return pa.field(field.name, value_type(field))
 
 
-def unstorable(
+def unstorable_type_error(
     column: str, kind: str, reason: str = "which a store cannot hold"
 ) -> IncompatibleValue:
-    """The error of a value column of a type that there is no place for."""
+    """The error of a value column whose type cannot be stored."""
     return IncompatibleValue(
-        f"column '{column}' is of type {kind}, {reason}; accepted: "
+        f"column '{column}' is of type {kind}, {reason}",
         "numbers, decimals, strings, binaries, booleans, dates, timestamps, and arrays, maps and "
-        "structs of them; next step: cast the column, for example to bigint or string"
+        "structs of them",
+        "cast the column, for example to bigint or string",
     )
 
 
@@ -130,39 +135,40 @@ def _value_type(column: pa.Field, kind: pa.DataType, in_map: bool = False) -> pa
         _check_struct(column, kind)
         return pa.struct([pa.field(f.name, _value_type(column, f.type, in_map)) for f in kind])
     if in_map and kind == pa.timestamp("us"):
-        # deltalake does not look into maps for what makes a table need its feature, and then
-        # no reader opens the table.
+        # deltalake overlooks maps when it decides on the table feature that this type needs,
+        # and then no reader opens the table.
         reason = "which a Delta table cannot hold inside a map"
-        raise unstorable(column.name, "timestamp_ntz", reason)
-    return _flat_type(column, kind)
+        raise unstorable_type_error(column.name, "timestamp_ntz", reason)
+    return _primitive_type(column, kind)
 
 
 def _check_struct(column: pa.Field, kind: pa.DataType) -> None:
     for field in kind:
-        for tag in _TAGS & (field.metadata or {}).keys():
-            raise unstorable(column.name, tag.decode())
+        for tag in _EXTENSION_TAGS & (field.metadata or {}).keys():
+            raise unstorable_type_error(column.name, tag.decode())
         _check_name(column, field.name)
     names = [field.name.lower() for field in kind]
     if not names:
-        raise unstorable(column.name, "struct<>", "which Parquet cannot hold")
+        raise unstorable_type_error(column.name, "struct<>", "which Parquet cannot hold")
     for name in names:
         if names.count(name) > 1:
             raise IncompatibleValue(
-                f"column '{column.name}' has two fields '{name}'; accepted: names that differ in "
-                "more than case; next step: rename one of them"
+                f"column '{column.name}' has two fields '{name}'",
+                "names that differ in more than case",
+                "rename one of them",
             )
 
 
 def _check_name(column: pa.Field, name: str) -> None:
-    if not name or set(name) & _NOT_IN_NAMES:
+    if not name or set(name) & _FORBIDDEN_NAME_CHARACTERS:
         raise IncompatibleValue(
-            f"column '{column.name}' has the name {name!r}, which a Delta table cannot have; "
-            "accepted: names that are not empty and have no space, tab, line break or any of "
-            "',;{}()='; next step: rename it"
+            f"column '{column.name}' has the name {name!r}, which a Delta table cannot have",
+            "names that are not empty and have no space, tab, line break or any of ',;{}()='",
+            "rename it",
         )
 
 
-def _flat_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
+def _primitive_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_string(kind) or types.is_large_string(kind):
         return pa.string()
@@ -174,17 +180,18 @@ def _flat_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
         return kind
     if types.is_decimal128(kind) and kind.scale >= 0:
         return kind
-    raise unstorable(column.name, str(kind))
+    raise unstorable_type_error(column.name, str(kind))
 
 
-def one_value(field: pa.Field, value: Any) -> pa.Array:
-    """A column of the one `value`; raises IncompatibleValue where `field` cannot hold it."""
+def single_value_array(field: pa.Field, value: Any) -> pa.Array:
+    """An array of the one `value`; raises IncompatibleValue if `field` cannot hold it."""
     try:
         if field.type == INSTANT and isinstance(value, int):
             return pa.array([value]).cast(INSTANT)
         return pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise IncompatibleValue(
-            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}; "
-            f"accepted: {field.type}; next step: convert it"
+            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}",
+            str(field.type),
+            "convert it",
         ) from error

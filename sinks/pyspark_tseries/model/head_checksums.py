@@ -1,64 +1,64 @@
-"""The checksums of a head file: of the whole file, and of its note alone, which is read more often.
+"""Checksums of a head file: one of the whole file, one of the commit metadata, read more often.
 
-Arrow checks nothing of what it reads. So a head file's metadata has a key of ours whose value is
-written once all else is there: a mark, eight hexadecimal digits for the file with zeros in their
-place, and eight for the note. Arrow writes the metadata at both ends of a file. Files of earlier
-versions have no such key, and are not checked.
+Arrow does not verify what it reads. So the schema metadata of a head file has a key of ours, filled
+in last: a mark, eight hexadecimal digits for the file (computed with zeros in their place), and
+eight for the commit metadata. Arrow writes the schema at both ends of a file. Files of earlier
+versions lack the key and are not checked.
 """
 
 import zlib
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["check_file", "check_note", "room_for_sums", "seal_file"]
+__all__ = ["checksum_placeholder", "fill_in_checksum", "verify_file", "verify_metadata"]
 
 _KEY: Final = b"tseries.crc32"
 _MARK: Final = b"\x1etseries.crc32\x1e"
-"""JSON escapes its first byte, so that no note holds it."""
+"""JSON escapes its first byte, so commit metadata cannot contain it."""
 
-_DIGITS: Final = 8
-_ROOM: Final = b"0" * _DIGITS
-
-
-def room_for_sums(note: bytes) -> dict[bytes, bytes]:
-    """The key for a file whose note is `note`, with zeros instead of the file's checksum."""
-    return {_KEY: _MARK + _ROOM + _hexadecimal(zlib.crc32(note))}
+_CHECKSUM_DIGITS: Final = 8
+_ZEROS: Final = b"0" * _CHECKSUM_DIGITS
 
 
-def seal_file(content: bytearray) -> None:
-    """Writes its checksum into a file with the key of room_for_sums."""
-    digits = _hexadecimal(zlib.crc32(content))
-    for at in _places(content):
-        content[at : at + _DIGITS] = digits
+def checksum_placeholder(metadata: bytes) -> dict[bytes, bytes]:
+    """The key for a file with this commit metadata, with zeros as the file's checksum."""
+    return {_KEY: _MARK + _ZEROS + _format_crc(zlib.crc32(metadata))}
 
 
-def check_file(content: bytes) -> bool:
-    """Whether a file has a checksum; raises ValueError where it is not as it was written."""
-    places = _places(content)
-    if not places:
+def fill_in_checksum(content: bytearray) -> None:
+    """Write its checksum into a file with the key of `checksum_placeholder`."""
+    digits = _format_crc(zlib.crc32(content))
+    for at in _checksum_offsets(content):
+        content[at : at + _CHECKSUM_DIGITS] = digits
+
+
+def verify_file(content: bytes) -> bool:
+    """True if a file has a checksum; raises ValueError if it has changed since it was written."""
+    offsets = _checksum_offsets(content)
+    if not offsets:
         return False
     crc, whole, done = 0, memoryview(content), 0
-    for at in places:
-        crc = zlib.crc32(_ROOM, zlib.crc32(whole[done:at], crc))
-        done = at + _DIGITS
+    for at in offsets:
+        crc = zlib.crc32(_ZEROS, zlib.crc32(whole[done:at], crc))
+        done = at + _CHECKSUM_DIGITS
     crc = zlib.crc32(whole[done:], crc)
-    if any(content[at : at + _DIGITS] != _hexadecimal(crc) for at in places):
+    if any(content[at : at + _CHECKSUM_DIGITS] != _format_crc(crc) for at in offsets):
         raise ValueError("its checksum is another one")
     return True
 
 
-def check_note(metadata: Mapping[bytes, bytes], note: bytes) -> None:
-    """Raises ValueError where a file's `note` is not as it was written."""
-    sums = metadata.get(_KEY)
-    if sums is not None and sums[-_DIGITS:] != _hexadecimal(zlib.crc32(note)):
-        raise ValueError("its note has another checksum")
+def verify_metadata(schema_metadata: Mapping[bytes, bytes], metadata: bytes) -> None:
+    """Raise ValueError if commit metadata has changed since it was written."""
+    sums = schema_metadata.get(_KEY)
+    if sums is not None and sums[-_CHECKSUM_DIGITS:] != _format_crc(zlib.crc32(metadata)):
+        raise ValueError("the checksum of its commit metadata is wrong")
 
 
-def _hexadecimal(crc: int) -> bytes:
+def _format_crc(crc: int) -> bytes:
     return b"%08x" % crc
 
 
-def _places(content: bytes | bytearray) -> list[int]:
-    """Where the file's checksum stands: before the rows, and after them."""
+def _checksum_offsets(content: bytes | bytearray) -> list[int]:
+    """The offsets of the file's checksum: before the rows, and after them."""
     first, last = content.find(_MARK), content.rfind(_MARK)
     return [at + len(_MARK) for at in sorted({first, last} - {-1})]

@@ -1,7 +1,7 @@
-"""Who may do what in a store that carries a policy (semantics 28).
+"""Permissions of principals in a store that has a policy (semantics 28).
 
-The policy guards honest clients: whoever can write to the store's directory can do anything, so the
-storage's own access control is the real guard.
+The policy guards against mistakes of honest clients. Anyone who can write to the store's directory
+can do anything, so the access control of the storage is the real protection.
 """
 
 import json
@@ -9,23 +9,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import PermissionDenied
-from pyspark_tseries.model.query import EVERYTHING, Query
-from pyspark_tseries.model.valid_text import is_text
+from pyspark_tseries.model.query import FULL_RANGE, Query
+from pyspark_tseries.model.valid_text import is_valid_text
 
-__all__ = ["PERMISSIONS", "Guard", "Policy", "format_policy", "parse_policy", "with_owner"]
+__all__ = ["PERMISSIONS", "AccessCheck", "Policy", "ensure_owner", "format_policy", "parse_policy"]
 
 PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 
 Policy = dict[str, tuple[str, ...]]
-"""Principal -> what it may; who is not in it may nothing."""
+"""Principal -> permissions; a principal that is not listed has none."""
 
 
 def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
-    """`given`, each principal's permissions in the order of `PERMISSIONS`.
+    """The policy, with each principal's permissions in the order of `PERMISSIONS`.
 
     Raises:
-        ValueError: no mapping of names to permissions.
+        ValueError: not a mapping of names to permissions.
 
     >>> parse_policy({"ann": {"update", "read"}})
     {'ann': ('read', 'update')}
@@ -35,23 +36,27 @@ def parse_policy(given: Mapping[str, Iterable[str]] | Any) -> Policy:
     policy: Policy = {}
     for principal, permissions in given.items():
         listed = isinstance(permissions, Iterable) and not isinstance(permissions, str)
-        if not is_text(principal) or not listed:
-            raise ValueError(f"{principal!r}: {permissions!r} is no name with a set of permissions")
+        if not is_valid_text(principal) or not listed:
+            raise ValueError(
+                f"{principal!r}: {permissions!r} is not a name with a set of permissions"
+            )
         mine = set(permissions)
         unknown = sorted(set(map(str, mine)) - set(PERMISSIONS))
         if unknown:
             raise ValueError(
-                f"'{unknown[0]}' of principal '{principal}' is no permission; accepted: "
-                f"{', '.join(PERMISSIONS)}"
+                compose_message(
+                    f"'{unknown[0]}' of principal '{principal}' is not a permission",
+                    ", ".join(PERMISSIONS),
+                )
             )
         policy[principal] = tuple(name for name in PERMISSIONS if name in mine)
     return policy
 
 
-def with_owner(policy: Policy, principal: str) -> Policy:
-    """`policy`, in which `principal`, who sets it, is an owner where it names none.
+def ensure_owner(policy: Policy, principal: str) -> Policy:
+    """`policy`, with `principal`, who sets it, as an owner if it names none.
 
-    >>> with_owner({"ann": ("read",)}, "boss")
+    >>> ensure_owner({"ann": ("read",)}, "boss")
     {'ann': ('read',), 'boss': ('own',)}
     """
     if any("own" in permissions for permissions in policy.values()):
@@ -59,11 +64,11 @@ def with_owner(policy: Policy, principal: str) -> Policy:
     return {**policy, principal: (*policy.get(principal, ()), "own")}
 
 
-def _owns(policy: Policy, principal: str) -> bool:
-    """Whether `principal` may do what asks for `own`.
+def _is_owner(policy: Policy, principal: str) -> bool:
+    """True if `principal` has the rights of an owner.
 
-    A policy of before that right was known names no owner: then whoever may update is one, where
-    nobody may do that either, whoever is named, and of a policy that names nobody, everybody.
+    A policy older than the permission `own` names no owner. Then the principals that may update are
+    owners; if there are none, all that are named; if none is named, everyone.
     """
     for right in ("own", "update"):
         owners = {name for name, permissions in policy.items() if right in permissions}
@@ -78,56 +83,59 @@ def format_policy(policy: Policy) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
-    """What `principal` may do under `policy`; everything where there is none."""
+class AccessCheck:
+    """The permissions of `principal` under `policy`; None allows everything."""
 
     policy: Policy | None
     principal: str
 
     def may(self, permission: str) -> bool:
-        """Whether the principal has `permission`."""
+        """True if the principal has `permission`."""
         if self.policy is None:
             return True
         if permission == "own":
-            return _owns(self.policy, self.principal)
+            return _is_owner(self.policy, self.principal)
         return permission in self.policy.get(self.principal, ())
 
-    def need(self, permission: str, to_do: str) -> None:
-        """Raises PermissionDenied where the principal lacks `permission`."""
+    def require(self, permission: str, to_do: str) -> None:
+        """Raise PermissionDenied if the principal lacks `permission`."""
         if not self.may(permission):
             raise PermissionDenied(
                 f"principal '{self.principal}' may not {to_do}: the store's policy does not give "
-                f"it '{permission}'; accepted: a principal that has it; next step: name another "
-                "principal, or have the policy changed with TimeSeries.set_policy"
+                f"it '{permission}'",
+                "a principal that has it",
+                "name another principal, or have the policy changed with TimeSeries.set_policy",
             )
 
-    def need_query(self, query: Query) -> None:
-        """Raises PermissionDenied where the principal may not ask `query`."""
-        self.need("read", "read the store")
+    def require_query(self, query: Query) -> None:
+        """Raise PermissionDenied if the principal may not run `query`."""
+        self.require("read", "read the store")
         if query.kind != "values":
-            self.need("query_obsolete", f"ask for {query.kind}, which shows overridden values")
-        elif query.edits != EVERYTHING:
-            self.need("query_obsolete", "set an edit range, which shows overridden values")
+            self.require("query_obsolete", f"ask for {query.kind}, which shows overridden values")
+        elif query.edits != FULL_RANGE:
+            self.require("query_obsolete", "set an edit range, which shows overridden values")
 
-    def need_authors(self, authors: Iterable[str]) -> None:
-        """Raises PermissionDenied where, under a policy, an author is not the principal."""
+    def require_authors(self, authors: Iterable[str]) -> None:
+        """Raise PermissionDenied if, under a policy, an author is not the principal."""
         others = sorted(set(authors) - {self.principal})
         if self.policy is not None and others:
             raise PermissionDenied(
-                f"principal '{self.principal}' may not write in the name of '{others[0]}': under a "
-                f"policy the author is the principal; accepted: '{self.principal}'; next step: "
-                "leave the author out, or name another principal"
+                f"principal '{self.principal}' may not write in the name of '{others[0]}': under "
+                "a policy the author is the principal",
+                f"'{self.principal}'",
+                "leave the author out, or name another principal",
             )
 
-    def need_edits(self, original_authors: Iterable[str]) -> None:
-        """Raises PermissionDenied where the principal may not edit events of these authors."""
+    def require_edits(self, original_authors: Iterable[str]) -> None:
+        """Raise PermissionDenied if the principal may not edit events of these authors."""
         if self.may("edit"):
             return
-        self.need("edit_own", "edit events")
+        self.require("edit_own", "edit events")
         others = sorted(set(original_authors) - {self.principal})
         if others:
             raise PermissionDenied(
                 f"principal '{self.principal}' may not edit an event of '{others[0]}': it has "
-                "'edit_own' only; accepted: originals of its own authorship, or a principal that "
-                "has 'edit'; next step: name another principal, or have the policy changed"
+                "'edit_own' only",
+                "originals of its own authorship, or a principal that has 'edit'",
+                "name another principal, or have the policy changed",
             )

@@ -1,4 +1,4 @@
-"""What a store's creation fixes, as properties of its Delta table."""
+"""Settings fixed when a store is created, kept as properties of its Delta table."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -8,19 +8,26 @@ from pyspark_timestream.connector.instants import format_duration, parse_duratio
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.policy import Policy, format_policy, parse_policy
-from pyspark_tseries.model.retention import DEFAULT, RetainedRange, format_range, parse_range
-from pyspark_tseries.model.series_index import Note
-from pyspark_tseries.subscribe.position import INITIAL_DEFAULT, format_initial, parse_initial
+from pyspark_tseries.model.retention import (
+    DEFAULT_INITIAL,
+    DEFAULT_RANGE,
+    RetainedRange,
+    format_initial,
+    format_range,
+    parse_initial,
+    parse_range,
+)
+from pyspark_tseries.model.series_index import CommitMetadata
 
 __all__ = [
-    "check_same",
+    "check_unchanged",
     "check_version",
+    "current_policy",
     "min_retention_us",
     "new_properties",
-    "own",
-    "policy_of",
-    "retained_of",
-    "subscription_of",
+    "retained_range",
+    "subscription_range",
+    "tseries_properties",
 ]
 
 Properties = Mapping[str, str]
@@ -40,13 +47,13 @@ def new_properties(
     subscription: RetainedRange | None = None,
     policy: Policy | None = None,
 ) -> dict[str, str]:
-    """The properties of a new store; what is None is left to its default."""
+    """The properties of a new store; None stands for the default."""
     properties = {
         "delta.checkpointInterval": "10",
         "delta.logRetentionDuration": "interval 1 hours",
         "delta.deletedFileRetentionDuration": "interval 1 days",
         _VERSION: str(FORMAT_VERSION),
-        _RANGE: format_range(retained or DEFAULT),
+        _RANGE: format_range(retained or DEFAULT_RANGE),
     }
     if min_retention_us is not None:
         properties[_MIN_RETENTION] = format_duration(min_retention_us)
@@ -57,62 +64,64 @@ def new_properties(
     return properties
 
 
-def own(properties: Properties) -> dict[str, str]:
-    """Those that say what store it is; the others say how Delta keeps it."""
+def tseries_properties(properties: Properties) -> dict[str, str]:
+    """The properties of this package, without those of Delta."""
     return {name: said for name, said in properties.items() if name.startswith("tseries.")}
 
 
 def check_version(properties: Properties, location: str) -> None:
-    """Raises UnusableStore where the table at `location` is of a newer version, or no store."""
+    """Raise UnusableStore if the table at `location` is not a store, or of a newer version."""
     version = properties.get(_VERSION)
     if version is None:
         raise UnusableStore(
-            f"'{location}' is a Delta table but no tseries store; accepted: a path that a "
-            "tseries write has created; next step: choose another path"
+            f"'{location}' is a Delta table but not a tseries store",
+            "a path that a tseries write has created",
+            "choose another path",
         )
     if not (version.isascii() and version.isdecimal()) or int(version) > FORMAT_VERSION:
         raise UnusableStore(
-            f"store '{location}' has {_VERSION} {version}; accepted: {FORMAT_VERSION} or "
-            "older; next step: install a newer version of this package"
+            f"store '{location}' has {_VERSION} {version}",
+            f"{FORMAT_VERSION} or older",
+            "install a newer version of this package",
         )
 
 
-def retained_of(properties: Properties, note: Note) -> RetainedRange:
-    """The retained range with the head of `note`, which may have changed it."""
-    return parse_range(note.retained or properties[_RANGE])
+def retained_range(properties: Properties, metadata: CommitMetadata) -> RetainedRange:
+    """The retained range after the commit of `metadata`, which may have changed it."""
+    return parse_range(metadata.retained or properties[_RANGE])
 
 
-def policy_of(properties: Properties, note: Note) -> Policy | None:
-    """The policy that is in force with the head of `note`; None where there is none."""
-    text = note.policy or properties.get(_POLICY)
+def current_policy(properties: Properties, metadata: CommitMetadata) -> Policy | None:
+    """The policy after the commit of `metadata`; None if there is none."""
+    text = metadata.policy or properties.get(_POLICY)
     return None if text is None else parse_policy(json.loads(text))
 
 
 def min_retention_us(properties: Properties) -> int:
-    """Compaction removes no event that was committed less than this ago."""
+    """The minimal age of events, since their commit, that compaction removes."""
     given = properties.get(_MIN_RETENTION)
     return _DEFAULT_MIN_RETENTION_US if given is None else parse_duration(given)
 
 
-def subscription_of(properties: Properties) -> RetainedRange:
-    """The initial events of subscribers that do not ask for others."""
+def subscription_range(properties: Properties) -> RetainedRange:
+    """The default range of initial events of a subscription."""
     given = properties.get(_SUBSCRIPTION)
-    return INITIAL_DEFAULT if given is None else parse_initial(given)
+    return DEFAULT_INITIAL if given is None else parse_initial(given)
 
 
-_FIXED: Final[dict[str, tuple[Callable[[RetainedRange], str], str]]] = {
+_FIXED_AT_CREATION: Final[dict[str, tuple[Callable[[RetainedRange], str], str]]] = {
     "retainedRange": (format_range, "leave it out, or write to a new store"),
     "subscriptionRange": (format_initial, "leave it out, and set it on the subscription instead"),
 }
 
 
-def check_same(
+def check_unchanged(
     option: str, wanted: RetainedRange | None, stored: RetainedRange, location: str
 ) -> None:
-    """Raises OptionError where a write wants `option` otherwise than the store's creation did."""
+    """Raise OptionError if a write's `option` differs from the one the store was created with."""
     if wanted is None or wanted == stored:
         return
-    shown, next_step = _FIXED[option]
+    shown, next_step = _FIXED_AT_CREATION[option]
     raise OptionError(
         option,
         f"'{shown(wanted)}' is not the range '{shown(stored)}' that the store '{location}' was "

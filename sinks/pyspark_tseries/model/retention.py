@@ -1,17 +1,39 @@
-"""The retained range: which of a series' most recent events a query sees (semantics 20).
+"""The retained range: the most recent events of a series, which queries see (semantics 20).
 
-It needs no clock: `last` counts from the series' newest original, so nothing expires while
-nothing is added.
+A range has two clauses. `limit` bounds the number of events, of any kind; `last` bounds their age
+before the series' newest original. An event is inside if both hold. No clock is needed: nothing
+expires while nothing is added.
+
+A range can be narrowed and widened later. What was outside at any time stays outside: a change
+raises the *floors* of each series to the lower bounds of the range before.
 """
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-__all__ = ["DEFAULT", "UNLIMITED", "RetainedRange", "format_range", "kept", "parse_range"]
+from pyspark_tseries.model.arrays import BoolArray, Int64Array
+
+__all__ = [
+    "DEFAULT_INITIAL",
+    "DEFAULT_RANGE",
+    "NO_EVENTS",
+    "UNLIMITED",
+    "RetainedRange",
+    "format_initial",
+    "format_range",
+    "lower_bounds",
+    "min_retained",
+    "parse_initial",
+    "parse_range",
+    "parse_start_sequences",
+    "retained_mask",
+]
+
 
 _UNITS_US: Final = {
     "D": 86_400_000_000,
@@ -24,13 +46,13 @@ _CLAUSE: Final = re.compile(
     r"(limit)\s+([0-9]+)(?:\s+|$)|(last)\s+([0-9]+)\s*(ms|[smhd])(?:\s+|$)",
     re.IGNORECASE | re.ASCII,
 )
-_MOST: Final = 2**62
+_MAX_CLAUSE: Final = 2**62
 """No clause reaches this far (exclusive), so that subtracting one never leaves 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedRange:
-    """The smaller of two ranges; a clause that is None does not bound.
+    """A range of recent events; a clause that is None does not bound.
 
     Attributes:
         limit: the number of most recent events, of any kind; at least 1.
@@ -42,12 +64,14 @@ class RetainedRange:
 
 
 UNLIMITED: Final = RetainedRange()
-DEFAULT: Final = RetainedRange(limit=10)
+DEFAULT_RANGE: Final = RetainedRange(limit=10)
 """Diffusion's default."""
+DEFAULT_INITIAL: Final = RetainedRange(limit=1)
+NO_EVENTS: Final = RetainedRange(limit=0)
 
 
 def parse_range(text: str) -> RetainedRange:
-    """The range that `text` says: `limit N`, `last DURATION`, both in any order, or `unlimited`.
+    """The range described by `text`: `limit N`, `last DURATION`, both in any order, or `unlimited`.
 
     A clause given twice counts once, with the smaller value. Any case.
 
@@ -58,7 +82,7 @@ def parse_range(text: str) -> RetainedRange:
     RetainedRange(limit=5, last_us=10000000)
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no text such as 'limit 10' or 'last 7D'")
+        raise ValueError(f"{text!r} is not a text such as 'limit 10' or 'last 7D'")
     rest = text.strip()
     if rest.lower() == "unlimited":
         return UNLIMITED
@@ -66,17 +90,19 @@ def parse_range(text: str) -> RetainedRange:
     spans_us: list[int] = []
     while clause := _CLAUSE.match(rest):
         if clause[1]:
-            limits.append(_bounded(int(clause[2]), at_least=1))
+            limits.append(_check_bounds(int(clause[2]), at_least=1))
         else:
-            spans_us.append(_bounded(int(clause[4]) * _UNITS_US[clause[5].upper()], at_least=0))
+            spans_us.append(
+                _check_bounds(int(clause[4]) * _UNITS_US[clause[5].upper()], at_least=0)
+            )
         rest = rest[clause.end() :]
     if rest or not (limits or spans_us):
-        raise ValueError(f"'{rest or text}' is no clause of a retained range")
+        raise ValueError(f"'{rest or text}' is not a clause of a retained range")
     return RetainedRange(min(limits, default=None), min(spans_us, default=None))
 
 
-def _bounded(number: int, *, at_least: int) -> int:
-    if not at_least <= number < _MOST:
+def _check_bounds(number: int, *, at_least: int) -> int:
+    if not at_least <= number < _MAX_CLAUSE:
         raise ValueError(f"{number} is not in [{at_least}, 2^62)")
     return number
 
@@ -85,7 +111,7 @@ def format_range(retained: RetainedRange) -> str:
     """The shortest text of `retained`; reads back with parse_range.
 
     Raises:
-        ValueError: `last_us` is no whole number of milliseconds.
+        ValueError: `last_us` is not a whole number of milliseconds.
 
     >>> format_range(RetainedRange(limit=5, last_us=90_000_000))
     'limit 5 last 90S'
@@ -101,37 +127,108 @@ def _format_span(us: int) -> str:
         if us % size_us == 0 and us:
             return f"{us // size_us}{unit}"
     if us:
-        raise ValueError(f"{us} us is no whole number of milliseconds")
+        raise ValueError(f"{us} us is not a whole number of milliseconds")
     return "0MS"
 
 
-def kept(
-    retained: RetainedRange,
-    sequence: npt.NDArray[np.int64],
-    timestamp_us: npt.NDArray[np.int64],
-    last_sequence: npt.NDArray[np.int64],
-    newest_us: npt.NDArray[np.int64],
-    floor_sequence: npt.NDArray[np.int64] | None = None,
-    floor_us: npt.NDArray[np.int64] | None = None,
-) -> npt.NDArray[np.bool_]:
-    """Which events are inside `retained`; all arrays have one element an event.
+def lower_bounds(
+    retained: RetainedRange, last_sequence: Int64Array, newest_us: Int64Array
+) -> tuple[Int64Array | None, Int64Array | None]:
+    """The lowest sequence and the earliest timestamp inside `retained`; None does not bound.
 
     Args:
         retained: the range.
-        sequence: the event's.
-        timestamp_us: the event's.
+        last_sequence: of each series, or of each event's series.
+        newest_us: the timestamp of the newest original, likewise.
+    """
+    # Neither overflows: a clause is below 2**62, and so is what it is subtracted from.
+    sequence = None if retained.limit is None else last_sequence - (retained.limit - 1)
+    return sequence, None if retained.last_us is None else newest_us - retained.last_us
+
+
+def min_retained(
+    retained: RetainedRange,
+    last_sequence: Int64Array,
+    newest_us: Int64Array,
+    floors: Mapping[str, Int64Array],
+) -> tuple[Int64Array, Int64Array]:
+    """As `lower_bounds`, raised to the floors that an earlier change of the range has left.
+
+    Args:
+        retained: the range.
+        last_sequence: of each series.
+        newest_us: the timestamp of each series' newest original.
+        floors: `floor_sequence` and `floor_us` of each series.
+    """
+    sequence, us = lower_bounds(retained, last_sequence, newest_us)
+    floor_sequence, floor_us = floors["floor_sequence"], floors["floor_us"]
+    return (
+        floor_sequence if sequence is None else np.maximum(sequence, floor_sequence),
+        floor_us if us is None else np.maximum(us, floor_us),
+    )
+
+
+def retained_mask(
+    retained: RetainedRange,
+    sequence: Int64Array,
+    timestamp_us: Int64Array,
+    last_sequence: Int64Array,
+    newest_us: Int64Array,
+    floor_sequence: Int64Array | None = None,
+    floor_us: Int64Array | None = None,
+) -> BoolArray:
+    """A flag for each event inside `retained`; all arrays have one element per event.
+
+    Args:
+        retained: the range.
+        sequence: of the event.
+        timestamp_us: of the event.
         last_sequence: the highest sequence of the event's series.
         newest_us: the timestamp of the newest original of the event's series.
-        floor_sequence: what was below it is out for good, since a change of the range.
-        floor_us: the same of timestamps.
+        floor_sequence: events below it left the range before the range changed.
+        floor_us: the same for timestamps.
     """
+    min_sequence, min_us = lower_bounds(retained, last_sequence, newest_us)
     inside = np.ones(len(sequence), bool)
-    if floor_sequence is not None:
-        inside &= sequence >= floor_sequence
-    if floor_us is not None:
-        inside &= timestamp_us >= floor_us
-    if retained.limit is not None:
-        inside &= sequence > last_sequence - retained.limit
-    if retained.last_us is not None:
-        inside &= timestamp_us >= newest_us - retained.last_us
+    for values, bound in (
+        (sequence, floor_sequence),
+        (sequence, min_sequence),
+        (timestamp_us, floor_us),
+        (timestamp_us, min_us),
+    ):
+        if bound is not None:
+            inside &= values >= bound
     return inside
+
+
+def parse_initial(text: str) -> RetainedRange:
+    """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    return NO_EVENTS if str(text).strip().lower() == "none" else parse_range(text)
+
+
+def format_initial(initial: RetainedRange) -> str:
+    """The text of a subscription range; reads back with parse_initial."""
+    return "none" if initial == NO_EVENTS else format_range(initial)
+
+
+def parse_start_sequences(text: str) -> dict[str, int]:
+    """Sequences by series, of a JSON object.
+
+    Raises:
+        ValueError: it is not a JSON object of whole numbers from 0 to below 2**62.
+
+    >>> parse_start_sequences('{"a": 7}')
+    {'a': 7}
+    """
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    for name, sequence in found.items():
+        whole = isinstance(sequence, int) and not isinstance(sequence, bool)
+        if not whole or not 0 <= sequence < _MAX_CLAUSE:
+            raise ValueError(f"'{name}' has {sequence!r}, which is not a sequence")
+    return found

@@ -1,8 +1,12 @@
-"""The head of a store: where each series stands, and the counts that must not be lost.
+"""The series index: the last sequence and newest timestamps of each series, and commit metadata.
 
-The head is a fold over commits. A commit writes a *delta*, the series it touched, as a file whose
-metadata names its parent; now and then a *snapshot* of all series ends the chain. Which head is
-the current one is part of the Delta commit itself, so a head and its rows appear together.
+The index is a fold over commits. Each commit writes a *head file*: its *delta*, which has the
+series that the commit touched. The file's metadata names its parent, the head file of the commit
+before. Now and then a commit writes a *full table* of all series, where the chain ends. The Delta
+commit names the current head file, so an index and the events it counts become visible together.
+
+Some numbers cannot be recomputed from the events: the counts of dropped and adjusted rows, a
+changed retained range, a changed policy. They are in `CommitMetadata`, which every head file has.
 """
 
 import dataclasses
@@ -13,67 +17,59 @@ from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.block_columns import BlockColumns
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.head_checksums import check_note, room_for_sums
+from pyspark_tseries.model.head_checksums import checksum_placeholder, verify_metadata
 
 __all__ = [
-    "ABSENT",
-    "EMPTY_NOTE",
-    "FLOORS",
-    "NEVER_US",
-    "Head",
-    "Note",
+    "MIN_RETAINED_DEFAULTS",
+    "NO_COMMIT",
+    "CommitMetadata",
     "SeriesIds",
-    "advance",
-    "delta_of",
-    "floors_of",
-    "merge",
-    "next_note",
-    "of_series",
-    "read_note",
-    "snapshot_due",
-    "snapshot_of",
-    "with_note",
+    "SeriesIndex",
+    "advance_index",
+    "apply_delta",
+    "attach_metadata",
+    "filter_series",
+    "make_delta",
+    "make_full_table",
+    "min_retained_table",
+    "needs_full_table",
+    "next_metadata",
+    "read_metadata",
 ]
 
-Longs = npt.NDArray[np.int64]
-
-ABSENT: Final = -1
-"""The last sequence of a series without events."""
-
-NEVER_US: Final = -(2**62)
-"""A timestamp before every legal one: that of a series without events."""
 
 MAX_DELTAS: Final = 64
-MIN_SNAPSHOT_ROWS: Final = 10_000
-"""Below so many rows since the last snapshot only the number of deltas asks for a new one."""
+"""A longer chain of deltas is ended by a full table."""
 
-_NOTE_KEY: Final = b"tseries"
-_COLUMNS: Final = {
-    "last_sequence": (pa.int64(), ABSENT),
+MIN_FULL_TABLE_ROWS: Final = 10_000
+"""With fewer rows in its deltas, only the length of a chain requires a full table."""
+
+_METADATA_KEY: Final = b"tseries"
+_INDEX_COLUMNS: Final = {
+    "last_sequence": (pa.int64(), NO_SEQUENCE),
     "newest_us": (INSTANT, NEVER_US),
-    "original_sequence": (pa.int64(), ABSENT),
+    "original_sequence": (pa.int64(), NO_SEQUENCE),
     "original_us": (INSTANT, NEVER_US),
 }
-FLOORS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
-"""Optional columns: below them a series' events are out of range for good, since a change of the
-retained range. A head without them has no floors."""
+MIN_RETAINED_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
+"""Optional columns, the *floors*: events below either left the range before the range changed."""
 
 _SCHEMA: Final = pa.schema(
-    [("series", pa.string()), *((name, kind) for name, (kind, _) in _COLUMNS.items())]
+    [("series", pa.string()), *((name, kind) for name, (kind, _) in _INDEX_COLUMNS.items())]
 )
 
 
 class SeriesIds:
-    """A number for every series' name, in the order of appearance.
+    """A number for the name of each series, in the order of appearance.
 
-    It only grows, so heads of one store share it: an id that an older head does not reach is a
-    series without events there.
+    It only grows, so all indexes of a store share it. An id beyond the columns of an older index is
+    a series that had no events then.
     """
 
     def __init__(self) -> None:
@@ -86,7 +82,7 @@ class SeriesIds:
         """All names; a name's position is its id."""
         return list(self._ids)
 
-    def add(self, names: Sequence[str]) -> Longs:
+    def add(self, names: Sequence[str]) -> Int64Array:
         """The ids of `names`, which are distinct; unknown names get the next ones."""
         found = self.find(names)
         new = np.flatnonzero(found < 0)
@@ -94,28 +90,28 @@ class SeriesIds:
         self._ids.update((names[row], int(found[row])) for row in new.tolist())
         return found
 
-    def find(self, names: Sequence[str]) -> Longs:
+    def find(self, names: Sequence[str]) -> Int64Array:
         """The ids of `names`, -1 for unknown ones."""
         return np.fromiter(map(self._ids.get, names, repeat(-1)), np.int64, len(names))
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What a head file says besides its rows.
+class CommitMetadata:
+    """The metadata of a head file.
 
     Attributes:
-        parent: the id of the head it follows; None at the first commit.
+        parent: the id of the head before; None for the first commit.
         commit: the number of the commit, 0, 1, 2, ... per store.
-        commit_us: when it was committed; never decreasing.
-        depth: deltas since the last snapshot; 0 in a snapshot.
+        commit_us: the time of the commit; never decreases.
+        depth: deltas since the last full table; 0 for a full table.
         rows: rows in these deltas.
         dropped: rows that `outOfOrder=drop` left out, since the store's creation.
         adjusted: rows that `outOfOrder=adjust` raised, since the store's creation.
-        last_dropped: the latest example: series, timestamps, commit; None where there is none.
-        last_adjusted: the same of adjusted rows.
-        retained: the retained range since it was changed; None where it is that of the creation.
+        last_dropped: the latest example: series, timestamps, commit; None if there is none.
+        last_adjusted: the same for adjusted rows.
+        retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
-        policy: who may do what, as JSON, since it was set; None where it is that of the creation.
+        policy: the policy as JSON, if it was set after the creation.
     """
 
     parent: int | None
@@ -132,140 +128,145 @@ class Note:
     policy: str | None = None
 
 
-EMPTY_NOTE: Final = Note(parent=None, commit=-1, commit_us=NEVER_US)
-"""The note of a store without commits."""
+NO_COMMIT: Final = CommitMetadata(parent=None, commit=-1, commit_us=NEVER_US)
+"""The metadata of a store without commits."""
 
 
-def _no_columns() -> BlockColumns:
-    return BlockColumns({name: np.empty(0, np.int64) for name in _COLUMNS})
+def _empty_columns() -> BlockColumns:
+    return BlockColumns({name: np.empty(0, np.int64) for name in _INDEX_COLUMNS})
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Where each series stands after one commit.
+class SeriesIndex:
+    """The last sequence and newest timestamps of each series after a commit.
 
     Attributes:
-        ids: a position in the columns for each series' name.
+        ids: the position of each series in the columns.
         columns: `last_sequence`; `newest_us`, the newest timestamp of any event;
-            `original_sequence` and `original_us`, those of the newest original; where the
-            retained range was changed `floor_sequence` and `floor_us`, see `floors`.
-        note: the commit.
+            `original_sequence` and `original_us`, those of the newest original; and if the
+            retained range was changed `floor_sequence` and `floor_us`, see `min_retained`.
+        metadata: the commit.
     """
 
     ids: SeriesIds = field(default_factory=SeriesIds)
-    columns: BlockColumns = field(default_factory=_no_columns)
-    note: Note = EMPTY_NOTE
+    columns: BlockColumns = field(default_factory=_empty_columns)
+    metadata: CommitMetadata = NO_COMMIT
 
-    def of(self, names: Sequence[str]) -> dict[str, Longs]:
-        """The columns of the series `names`; of unknown ones ABSENT and NEVER_US."""
-        absent = {name: number for name, (_, number) in _COLUMNS.items()}
+    def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
+        """The columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
+        absent = {name: number for name, (_, number) in _INDEX_COLUMNS.items()}
         return self.columns.take(self.ids.find(names), absent)
 
-    def floors(self, names: Sequence[str]) -> dict[str, Longs]:
-        """`floor_sequence`, `floor_us` of the series `names`: an event below either is gone."""
-        return self.columns.take(self.ids.find(names), FLOORS)
+    def min_retained(self, names: Sequence[str]) -> dict[str, Int64Array]:
+        """`floor_sequence`, `floor_us` of the series `names`: events below one are out of range."""
+        return self.columns.take(self.ids.find(names), MIN_RETAINED_DEFAULTS)
 
 
-def merge(head: Head, delta: pa.Table) -> Head:
-    """`head` after the commit of `delta`; `head` itself stays as it is."""
-    rows = head.ids.add(delta["series"].to_pylist())
-    absent = _absent(head.columns, delta.column_names)
-    changes = {name: _longs(delta[name]) for name in absent if name in delta.column_names}
-    return Head(head.ids, head.columns.put(rows, changes, absent), read_note(delta.schema))
+def apply_delta(index: SeriesIndex, delta: pa.Table) -> SeriesIndex:
+    """`index` after the commit of `delta`; `index` itself does not change."""
+    rows = index.ids.add(delta["series"].to_pylist())
+    absent = _default_values(index.columns, delta.column_names)
+    changes = {name: to_int64(delta[name]) for name in absent if name in delta.column_names}
+    return SeriesIndex(
+        index.ids, index.columns.put(rows, changes, absent), read_metadata(delta.schema)
+    )
 
 
-def of_series(delta: pa.Table, names: Sequence[str]) -> pa.Table:
-    """The rows of the series `names`: merged, such deltas say of these what whole ones say."""
-    # Half a surrogate pair names no series, but may be asked for.
+def filter_series(delta: pa.Table, names: Sequence[str]) -> pa.Table:
+    """The rows of the series `names`; for these an index made of such deltas is complete."""
+    # A name with an unpaired surrogate cannot exist, but may be looked up.
     texts = pa.array([name.encode(errors="replace") for name in names], pa.string())
     return delta.filter(pc.is_in(delta["series"], texts))
 
 
-def _absent(*named: Collection[str]) -> dict[str, int]:
-    """The columns of a head and what an unknown series has in each; floors only where named."""
-    floors = {key: low for key, low in FLOORS.items() if any(key in names for names in named)}
-    return {name: absent for name, (_, absent) in _COLUMNS.items()} | floors
+def _default_values(*named: Collection[str]) -> dict[str, int]:
+    """The value of an unknown series in each column, floors included if `named` has them."""
+    floors = {
+        key: low
+        for key, low in MIN_RETAINED_DEFAULTS.items()
+        if any(key in names for names in named)
+    }
+    return {name: absent for name, (_, absent) in _INDEX_COLUMNS.items()} | floors
 
 
-def _longs(column: pa.ChunkedArray) -> Longs:
-    values: Longs = column.cast(pa.int64()).to_numpy()
-    return values
-
-
-def delta_of(names: pa.Array, columns: Mapping[str, Longs]) -> pa.Table:
-    """A delta: the series of `names` with where they stand now; floors where `columns` has them."""
-    arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _COLUMNS.items()]
+def make_delta(names: pa.Array, columns: Mapping[str, Int64Array]) -> pa.Table:
+    """A delta with the series `names` and their values in `columns`, floors if there are any."""
+    arrays = [pa.array(columns[name]).cast(kind) for name, (kind, _) in _INDEX_COLUMNS.items()]
     table = pa.Table.from_arrays([names.cast(pa.string()), *arrays], schema=_SCHEMA)
-    for name in FLOORS:
+    for name in MIN_RETAINED_DEFAULTS:
         if name in columns:
             table = table.append_column(name, pa.array(columns[name]))
     return table
 
 
-def snapshot_of(head: Head) -> pa.Table:
-    """All series that have events, as one table with the head's note at depth 0."""
-    size = head.columns.rows
-    table = delta_of(pa.array(head.ids.names()[:size], pa.string()), head.columns)
-    there = table.filter(pa.array(head.columns["last_sequence"] != ABSENT))
-    return with_note(there, dataclasses.replace(head.note, depth=0, rows=0))
+def make_full_table(index: SeriesIndex) -> pa.Table:
+    """A table of all series that have events, with the metadata of `index` at depth 0."""
+    size = index.columns.rows
+    table = make_delta(pa.array(index.ids.names()[:size], pa.string()), index.columns)
+    there = table.filter(pa.array(index.columns["last_sequence"] != NO_SEQUENCE))
+    return attach_metadata(there, dataclasses.replace(index.metadata, depth=0, rows=0))
 
 
-def floors_of(head: Head) -> pa.Table | None:
-    """The floors of all series as a delta that changes nothing else; None where there are none."""
-    if "floor_sequence" not in head.columns:
+def min_retained_table(index: SeriesIndex) -> pa.Table | None:
+    """The floors of all series as a delta that changes nothing else; None if there are none."""
+    if "floor_sequence" not in index.columns:
         return None
-    size = head.columns.rows
-    columns = {name: pa.array(head.columns[name]) for name in FLOORS}
-    return pa.table({"series": pa.array(head.ids.names()[:size], pa.string()), **columns})
+    size = index.columns.rows
+    columns = {name: pa.array(index.columns[name]) for name in MIN_RETAINED_DEFAULTS}
+    return pa.table({"series": pa.array(index.ids.names()[:size], pa.string()), **columns})
 
 
-def snapshot_due(note: Note, series: int) -> bool:
-    """Whether the chain that ends in `note` is long, or larger than all of its `series`."""
-    return note.depth > MAX_DELTAS or note.rows > max(series, MIN_SNAPSHOT_ROWS)
+def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
+    """True if the chain of deltas is long, or has more rows than the store has `series`."""
+    return metadata.depth > MAX_DELTAS or metadata.rows > max(series, MIN_FULL_TABLE_ROWS)
 
 
-def next_note(head: Head, head_id: int | None, *, now_us: int, rows: int) -> Note:
-    """The note of a delta of `rows` series on top of `head`, which is stored as `head_id`."""
-    note = head.note
+def next_metadata(
+    index: SeriesIndex, head_id: int | None, *, now_us: int, rows: int
+) -> CommitMetadata:
+    """The metadata of the commit after that of `index`, whose head is `head_id`."""
+    metadata = index.metadata
     return dataclasses.replace(
-        note,
+        metadata,
         parent=head_id,
-        commit=note.commit + 1,
-        commit_us=max(note.commit_us, now_us),
-        depth=note.depth + 1,
-        rows=note.rows + rows,
+        commit=metadata.commit + 1,
+        commit_us=max(metadata.commit_us, now_us),
+        depth=metadata.depth + 1,
+        rows=metadata.rows + rows,
     )
 
 
-def advance(head: Head, delta: pa.Table, note: Note) -> tuple[Head, pa.Table]:
+def advance_index(
+    index: SeriesIndex, delta: pa.Table, metadata: CommitMetadata
+) -> tuple[SeriesIndex, pa.Table]:
     """The head after a commit, and the table of its file: `delta`, or all series where it is due.
 
     Args:
-        head: before the commit.
-        delta: the series it touches, as `delta_of` makes it.
-        note: the commit, as `next_note` makes it.
+        index: before the commit.
+        delta: the series it touches, as `make_delta` makes it.
+        metadata: the commit, as `next_metadata` makes it.
     """
-    delta = with_note(delta, note)
-    after = merge(head, delta)
-    if not snapshot_due(note, len(head.ids)):
+    delta = attach_metadata(delta, metadata)
+    after = apply_delta(index, delta)
+    if not needs_full_table(metadata, len(index.ids)):
         return after, delta
-    table = snapshot_of(after)
-    return dataclasses.replace(after, note=read_note(table.schema)), table
+    table = make_full_table(after)
+    return dataclasses.replace(after, metadata=read_metadata(table.schema)), table
 
 
-def with_note(delta: pa.Table, note: Note) -> pa.Table:
-    """`delta` with `note` in its schema's metadata."""
-    text = json.dumps(dataclasses.asdict(note)).encode()
-    return delta.replace_schema_metadata({_NOTE_KEY: text, **room_for_sums(text)})
+def attach_metadata(delta: pa.Table, metadata: CommitMetadata) -> pa.Table:
+    """`delta` with `metadata` in its schema's metadata."""
+    text = json.dumps(dataclasses.asdict(metadata)).encode()
+    return delta.replace_schema_metadata({_METADATA_KEY: text, **checksum_placeholder(text)})
 
 
-def read_note(schema: pa.Schema) -> Note:
-    """The note that with_note left in a schema; raises ValueError where it left none."""
-    metadata = schema.metadata or {}
-    if _NOTE_KEY not in metadata:
-        raise ValueError("it has no note")
-    check_note(metadata, metadata[_NOTE_KEY])
+def read_metadata(schema: pa.Schema) -> CommitMetadata:
+    """The commit metadata in a head file's schema; raises ValueError if absent or damaged."""
+    entries = schema.metadata or {}
+    if _METADATA_KEY not in entries:
+        raise ValueError("it has no commit metadata")
+    verify_metadata(entries, entries[_METADATA_KEY])
     try:
-        return Note(**json.loads(metadata[_NOTE_KEY]))
+        return CommitMetadata(**json.loads(entries[_METADATA_KEY]))
     except TypeError as error:
-        raise ValueError("its note is of another form") from error
+        raise ValueError("its commit metadata has an unknown form") from error

@@ -1,7 +1,7 @@
-"""Where every series stands, found from the events themselves.
+"""The state of every series, computed from its events: it rebuilds a lost series index.
 
-The head can be lost and rebuilt, because compaction always leaves a series' newest event, its
-newest original and its newest edit: `standing` of what is left is `standing` of what there was.
+That is possible because compaction always keeps a series' newest event, its
+newest original and its newest edit, so `compute_state` of the remaining events gives the same.
 """
 
 from collections.abc import Iterable
@@ -10,33 +10,34 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.series_index import ABSENT, NEVER_US, Longs, delta_of
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, to_int64
+from pyspark_tseries.model.series_index import make_delta
 
-__all__ = ["KEYS", "longs", "standing", "standing_columns", "together"]
+__all__ = ["STATE_COLUMNS", "combine_states", "compute_state", "state_to_delta"]
 
-KEYS: Final = ("series", "sequence", "timestamp", "original_sequence", "commit")
-"""The columns of an event that say where its series stands, and since when."""
+STATE_COLUMNS: Final = ("series", "sequence", "timestamp", "original_sequence", "commit")
+"""The columns of events that the state of a series is computed from."""
 
 _EMPTY: Final = {
-    "last_sequence": ABSENT,
+    "last_sequence": NO_SEQUENCE,
     "newest_us": NEVER_US,
-    "original_sequence": ABSENT,
+    "original_sequence": NO_SEQUENCE,
     "original_us": NEVER_US,
-    "edit_sequence": ABSENT,
-    "horizon_sequence": ABSENT,
+    "edit_sequence": NO_SEQUENCE,
+    "horizon_sequence": NO_SEQUENCE,
     "horizon_us": NEVER_US,
 }
 
 
-def standing(events: pa.Table, horizon: int) -> pa.Table:
-    """One row a series, with the columns below; a column is absent-valued where nothing counts.
+def compute_state(events: pa.Table, horizon: int) -> pa.Table:
+    """The state of each series, one row each; NO_SEQUENCE or NEVER_US if no event counts.
 
     `last_sequence`, `newest_us`: of any event; `original_sequence`, `original_us`: of originals;
     `edit_sequence`: of edits; `horizon_sequence`, `horizon_us`: the last sequence and the newest
     original's timestamp among the commits up to `horizon`, inclusive.
 
     Args:
-        events: the columns `KEYS`.
+        events: the columns `STATE_COLUMNS`.
         horizon: a commit's number.
     """
     sequence = events["sequence"]
@@ -53,19 +54,19 @@ def standing(events: pa.Table, horizon: int) -> pa.Table:
         "horizon_sequence": pc.if_else(early, sequence, none),
         "horizon_us": pc.if_else(pc.and_(early, original), us, none),
     }
-    return _most(pa.table({"series": events["series"].cast(pa.string()), **columns}))
+    return _max_per_series(pa.table({"series": events["series"].cast(pa.string()), **columns}))
 
 
-def together(parts: Iterable[pa.Table]) -> pa.Table:
-    """The standing of all events, of the standings of their parts."""
+def combine_states(parts: Iterable[pa.Table]) -> pa.Table:
+    """The state of all events from the states of their parts."""
     held = list(parts)
     if not held:
         columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
         return pa.table({"series": pa.array([], pa.string()), **columns})
-    return _most(pa.concat_tables(held))
+    return _max_per_series(pa.concat_tables(held))
 
 
-def _most(table: pa.Table) -> pa.Table:
+def _max_per_series(table: pa.Table) -> pa.Table:
     grouped = table.group_by("series").aggregate([(name, "max") for name in _EMPTY])
     columns = {
         name: grouped[f"{name}_max"].fill_null(absent).combine_chunks()
@@ -74,13 +75,7 @@ def _most(table: pa.Table) -> pa.Table:
     return pa.table({"series": grouped["series"], **columns})
 
 
-def standing_columns(table: pa.Table) -> pa.Table:
-    """A standing as the rows of a head, without a note."""
+def state_to_delta(table: pa.Table) -> pa.Table:
+    """States as the rows of a delta, without commit metadata."""
     names = table["series"].combine_chunks()
-    return delta_of(names, {name: longs(table[name]) for name in _EMPTY})
-
-
-def longs(column: pa.ChunkedArray | pa.Array) -> Longs:
-    """A column of numbers or timestamps without nulls, as numbers."""
-    values: Longs = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return values
+    return make_delta(names, {name: to_int64(table[name]) for name in _EMPTY})

@@ -1,23 +1,29 @@
-"""Slices of a store: events from one key to another, so that no more than a slice is in memory.
+"""Slices of a store: events from one key to another, processed one slice at a time.
 
-A key is (series, sequence). Names compare by their UTF-8 bytes, which is how Python and Arrow
-compare texts alike.
+A key is (series, sequence). Names compare by their UTF-8 bytes, in Python as in Arrow.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["EVERYTHING", "Key", "Sample", "Slice", "by_name", "cut", "key_order"]
+from pyspark_tseries.model.arrays import BoolArray, Int64Array
+
+__all__ = [
+    "FULL_SLICE",
+    "Key",
+    "Sample",
+    "Slice",
+    "split_slices",
+]
 
 Key = tuple[str, int]
 Sample = tuple[str, int, int]
-"""A series, a sequence, and the bytes that this event stands for."""
+"""A series, a sequence, and the number of bytes that this event represents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +47,8 @@ class Slice:
             return None
         return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
 
-    def holds(
-        self, series: pa.Array | pa.ChunkedArray, sequence: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.bool_]:
-        """Which events are in it."""
+    def contains(self, series: pa.Array | pa.ChunkedArray, sequence: Int64Array) -> BoolArray:
+        """A flag for each event inside the slice."""
         inside = np.ones(len(sequence), bool)
         if self.first is not None:
             name, number = self.first
@@ -58,27 +62,27 @@ class Slice:
             )
         return inside
 
-    def touches(self, first: str, last: str) -> bool:
-        """Whether it may hold events of the series from `first` to `last`, both inclusive."""
+    def overlaps(self, first: str, last: str) -> bool:
+        """True if it may contain events of the series from `first` to `last`, both inclusive."""
         above = self.first is None or last >= self.first[0]
         return above and (self.end is None or first <= self.end[0])
 
 
-EVERYTHING: Final = Slice()
+FULL_SLICE: Final = Slice()
 
 
-def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> npt.NDArray[np.bool_]:
-    flags: npt.NDArray[np.bool_] = np.asarray(compare(series, pa.scalar(name, pa.string())), bool)
+def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolArray:
+    flags: BoolArray = np.asarray(compare(series, pa.scalar(name, pa.string())), bool)
     return flags
 
 
-def cut(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[Slice]:
-    """Slices that together are everything, each of about `budget` bytes.
+def split_slices(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[Slice]:
+    """Slices that cover everything, of about `budget` bytes each.
 
     Args:
-        samples: events spread evenly over the rows, with the bytes each stands for.
+        samples: events spread evenly over the rows, with the bytes each represents.
         budget: a slice ends where the next sample would exceed it.
-        whole_series: no series is divided, however large it is.
+        whole_series: True keeps each series in one slice, however large it is.
     """
     first: Key | None = None
     held = 0
@@ -89,41 +93,3 @@ def cut(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterat
             first, held = end, 0
         held += size
     yield Slice(first, None)
-
-
-def by_name(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """The distinct names in order, and each row's position among them.
-
-    Rows that are in order already, or that repeat a name one after the other, take less.
-    """
-    whole = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
-    whole = whole.cast(pa.string())
-    starts = np.flatnonzero(_new(whole))
-    names = whole.take(pa.array(starts))
-    run = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(whole)))
-    if len(names) < 2 or pc.all(pc.less(names[:-1], names[1:])).as_py():
-        return names, run
-    encoded = names.dictionary_encode()
-    order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return encoded.dictionary.take(pa.array(order)), rank[encoded.indices.to_numpy()][run]
-
-
-def _new(series: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which rows have another name than the row before."""
-    new = np.ones(len(series), bool)
-    if len(series) > 1:
-        new[1:] = np.asarray(pc.not_equal(series[1:], series[:-1]), bool)
-    return new
-
-
-def key_order(
-    codes: npt.NDArray[np.int64], sequence: Sequence[int] | npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The rows in the order of their keys."""
-    numbers = np.asarray(sequence)
-    step, ahead = np.diff(codes), np.diff(numbers)
-    if np.all((step > 0) | ((step == 0) & (ahead > 0))):
-        return np.arange(len(codes))
-    return np.lexsort((numbers, codes))

@@ -1,6 +1,6 @@
-"""Texts that are no UTF-8, as Spark's `cast(binary as string)` makes them.
+"""Check that texts are UTF-8; Spark's `cast(binary as string)` makes texts that are not.
 
-Arrow carries them as they are, and DuckDB, Polars and Python cannot read a file that holds one. So
+Arrow passes them on unchecked, and DuckDB, Polars and Python cannot read a file that holds one. So
 they are refused before anything is written.
 """
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from pyspark_tseries.errors import IncompatibleValue
 
-__all__ = ["is_text", "refuse_broken_text"]
+__all__ = ["check_text", "is_valid_text"]
 
-_SHOWN_BYTES = 24
+MAX_SHOWN_BYTES = 24
 
 
-def is_text(given: object) -> bool:
-    """Whether `given` is a text that UTF-8 can hold: one without half a surrogate pair."""
+def is_valid_text(given: object) -> bool:
+    """True for a str that UTF-8 can encode: one without an unpaired surrogate."""
     if not isinstance(given, str):
         return False
     try:
@@ -27,44 +27,45 @@ def is_text(given: object) -> bool:
     return True
 
 
-def refuse_broken_text(
+def check_text(
     batch: pa.RecordBatch, columns: Sequence[str], series: str | None, series_name: str | None
 ) -> None:
-    """Checks every text in some columns of a batch, nested ones too.
+    """Check every text in some columns of a batch, nested texts included.
 
     Args:
         batch: the rows.
         columns: the names of the columns.
-        series: the one with the series' names; None where `series_name` is that of all rows.
-        series_name: see there.
+        series: the column with the series' names; None if all rows belong to `series_name`.
+        series_name: the one series of all rows.
 
     Raises:
-        IncompatibleValue: a text is no UTF-8; names series and column.
+        IncompatibleValue: a text is not UTF-8; names series and column.
     """
     for name in columns:
         column = batch[name]
-        if _has_text(column.type) and not _is_sound(column):
-            row = _first_broken(column)
-            named = series_name if series is None else _shown(batch[series], row)
+        if _contains_text(column.type) and not _is_valid_utf8(column):
+            row = _first_invalid_row(column)
+            named = series_name if series is None else _describe_cell(batch[series], row)
             raise IncompatibleValue(
-                f"series {named!r}: column '{name}' holds {_shown(column, row)!r}, which is no "
-                "UTF-8; accepted: text in UTF-8, or bytes in a binary column; next step: leave out "
-                "the cast from binary to string, or mend it with Spark's make_valid_utf8. Nothing "
-                "of the batch is stored"
+                f"series {named!r}: column '{name}' holds {_describe_cell(column, row)!r}, which "
+                "is not UTF-8",
+                "text in UTF-8, or bytes in a binary column",
+                "leave out the cast from binary to string, or mend it with Spark's "
+                "make_valid_utf8. Nothing of the batch is stored",
             )
 
 
-def _has_text(kind: pa.DataType) -> bool:
+def _contains_text(kind: pa.DataType) -> bool:
     if pa.types.is_map(kind):
-        return _has_text(kind.key_type) or _has_text(kind.item_type)
+        return _contains_text(kind.key_type) or _contains_text(kind.item_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _has_text(kind.value_type)
+        return _contains_text(kind.value_type)
     if pa.types.is_struct(kind):
-        return any(_has_text(field.type) for field in kind)
+        return any(_contains_text(field.type) for field in kind)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)  # type: ignore[no-any-return]
 
 
-def _is_sound(column: pa.Array) -> bool:
+def _is_valid_utf8(column: pa.Array) -> bool:
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -72,20 +73,20 @@ def _is_sound(column: pa.Array) -> bool:
     return True
 
 
-def _first_broken(column: pa.Array) -> int:
+def _first_invalid_row(column: pa.Array) -> int:
     first, end = 0, len(column)
     while end - first > 1:
         middle = (first + end) // 2
-        # A slice would be checked with all that lies in its buffers; rows that are taken are alone.
-        if _is_sound(column.take(pa.array(np.arange(first, middle)))):
+        # validate() checks the whole buffers of a slice; take() copies only these rows.
+        if _is_valid_utf8(column.take(pa.array(np.arange(first, middle)))):
             first = middle
         else:
             end = middle
     return first
 
 
-def _shown(column: pa.Array, row: int) -> object:
-    """The cell as text, as the beginning of its bytes where it is none; or what kind it is."""
+def _describe_cell(column: pa.Array, row: int) -> object:
+    """The text of a cell, or some bytes around the first invalid one; for other types the type."""
     kind = column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return str(kind)
@@ -93,5 +94,5 @@ def _shown(column: pa.Array, row: int) -> object:
     try:
         return None if cell is None else cell.decode()
     except UnicodeDecodeError as error:
-        start = max(0, error.start - _SHOWN_BYTES // 2)
-        return cell[start : start + _SHOWN_BYTES]
+        start = max(0, error.start - MAX_SHOWN_BYTES // 2)
+        return cell[start : start + MAX_SHOWN_BYTES]

@@ -1,55 +1,56 @@
-"""Which originals a query can need: bounds that leave its result as it is.
+"""Bounds of the originals that a query can need; what lies outside them cannot change its result.
 
-A file, a row group or a row of originals outside the bounds need not be read. Edits are never
-left out: they are few, and counts may count them.
+A query asks for ranges, and a store has a retained range and minimums from earlier, narrower ones.
+Each of these bounds the originals by sequence, by timestamp, or not at all, depending on how its
+ends are given (semantics 20 and 21.3). The bounds are the intersection of all of them, per series,
+and they may be too wide but never too narrow: a range by count, for example, counts edits as well,
+so its bound by sequence is widened by the number of edits.
+
+Files, row groups and rows of originals outside the bounds are not read. Edits are always read:
+they are few, and counts may include them.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from pyspark_tseries.model.query import EVERYTHING, Point, Query, Range
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import NEVER_US, Longs
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, NEVER_US, Int64Array
+from pyspark_tseries.model.query import FULL_RANGE, Point, Query, Range
+from pyspark_tseries.model.retention import RetainedRange, min_retained
 
-__all__ = ["HIGHEST", "LOWEST", "Bounds", "bounds_of"]
-
-LOWEST: Final = -(2**62)
-HIGHEST: Final = 2**62
-"""No sequence or timestamp lies beyond these."""
+__all__ = ["Bounds", "compute_bounds"]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Per series, or once for all, the originals that may be needed; all inclusive.
+    """The originals that may be needed, one row per series or one for all; all ends inclusive.
 
     Attributes:
-        least: their lowest sequence.
-        most: their highest.
-        least_us: their earliest timestamp.
-        most_us: their latest.
+        min_sequence: their lowest sequence.
+        max_sequence: their highest.
+        min_us: their earliest timestamp.
+        max_us: their latest.
     """
 
-    least: Longs
-    most: Longs
-    least_us: Longs
-    most_us: Longs
+    min_sequence: Int64Array
+    max_sequence: Int64Array
+    min_us: Int64Array
+    max_us: Int64Array
 
     def over(self, first: int, end: int) -> tuple[int, int, int, int] | None:
-        """The bounds of the series from `first` to `end` (exclusive) together; None: of none."""
+        """The bounds of the series from `first` to `end` (exclusive) together; None for none."""
         if first >= end:
             return None
         cut = slice(first, end)
-        least, least_us = int(self.least[cut].min()), int(self.least_us[cut].min())
-        return least, int(self.most[cut].max()), least_us, int(self.most_us[cut].max())
+        min_sequence, min_us = int(self.min_sequence[cut].min()), int(self.min_us[cut].min())
+        return min_sequence, int(self.max_sequence[cut].max()), min_us, int(self.max_us[cut].max())
 
 
-def bounds_of(
+def compute_bounds(
     query: Query,
     retained: RetainedRange,
-    standing: dict[str, Longs],
-    floors: dict[str, Longs],
+    states: dict[str, Int64Array],
+    floors: dict[str, Int64Array],
     edits: int,
 ) -> Bounds:
     """The bounds of the originals that `query` may need.
@@ -57,59 +58,59 @@ def bounds_of(
     Args:
         query: the query.
         retained: the store's range.
-        standing: of each series, as `Head.of` gives it.
-        floors: of each series, as `Head.floors` gives them.
+        states: of each series, from `SeriesIndex.lookup`.
+        floors: of each series, from `SeriesIndex.min_retained`.
         edits: no series has more edits than this.
     """
-    size = len(standing["last_sequence"])
-    least, most = _sequences(query, standing, edits, _first(retained, standing, floors))
-    least_us, most_us = _times(query, standing)
-    if retained.limit is not None:
-        least = _higher(least, standing["last_sequence"] - retained.limit + 1)
-    if retained.last_us is not None:
-        newest_us = np.maximum(standing["original_us"], NEVER_US + retained.last_us)
-        least_us = _higher(least_us, newest_us - retained.last_us)
+    size = len(states["last_sequence"])
+    min_sequence, max_sequence = _sequence_bounds(
+        query, states, edits, _first_visible(retained, states, floors)
+    )
+    min_us, max_us = _time_bounds(query, states)
+    newest = states["last_sequence"], states["original_us"]
+    oldest, oldest_us = min_retained(retained, *newest, floors)
     return Bounds(
-        np.broadcast_to(_higher(least, floors["floor_sequence"]), size),
-        np.broadcast_to(np.int64(HIGHEST) if most is None else most, size),
-        np.broadcast_to(_higher(least_us, floors["floor_us"]), size),
-        np.broadcast_to(np.int64(HIGHEST) if most_us is None else most_us, size),
+        np.broadcast_to(_raise_bound(min_sequence, oldest), size),
+        np.broadcast_to(np.int64(MAX_NUMBER) if max_sequence is None else max_sequence, size),
+        np.broadcast_to(_raise_bound(min_us, oldest_us), size),
+        np.broadcast_to(np.int64(MAX_NUMBER) if max_us is None else max_us, size),
     )
 
 
-def _higher(bound: Longs | None, other: Longs) -> Longs:
+def _raise_bound(bound: Int64Array | None, other: Int64Array) -> Int64Array:
     return other if bound is None else np.maximum(bound, other)
 
 
-Ends = tuple[Longs | None, Longs | None]
+LowHigh = tuple[Int64Array | None, Int64Array | None]
 
 
-def _plain(edits: Range) -> bool:
-    """Whether which events an edit range holds depends on nothing but each event."""
+def _is_absolute(edits: Range) -> bool:
+    """Return whether membership in an edit range depends on each event alone."""
     ends = edits.anchor.kind, edits.span.kind
-    return edits == EVERYTHING or ends in (("sequence", "sequence"), ("time", "time"))
+    return edits == FULL_RANGE or ends in (("sequence", "sequence"), ("time", "time"))
 
 
-def _first(
-    retained: RetainedRange, standing: dict[str, Longs], floors: dict[str, Longs]
-) -> Longs | None:
-    """The lowest sequence that a query may see; None where times decide that too."""
+def _first_visible(
+    retained: RetainedRange, states: dict[str, Int64Array], floors: dict[str, Int64Array]
+) -> Int64Array | None:
+    """The lowest sequence that a query may see; None if that depends on times, too."""
     if retained.last_us is not None or (floors["floor_us"] > NEVER_US).any():
         return None
-    if retained.limit is None:
-        return floors["floor_sequence"]
-    return np.maximum(floors["floor_sequence"], standing["last_sequence"] - retained.limit + 1)
+    newest = states["last_sequence"], states["original_us"]
+    return min_retained(retained, *newest, floors)[0]
 
 
-def _sequences(query: Query, standing: dict[str, Longs], edits: int, first: Longs | None) -> Ends:
-    """The bounds by sequence, None where there is none."""
-    if not _plain(query.edits):
+def _sequence_bounds(
+    query: Query, states: dict[str, Int64Array], edits: int, first: Int64Array | None
+) -> LowHigh:
+    """The bounds by sequence; None for an open end."""
+    if not _is_absolute(query.edits):
         return None, None
-    last = standing["last_sequence"]
-    anchor = _by_sequence(query.view.anchor, last, edits)
+    last = states["last_sequence"]
+    anchor = _point_sequences(query.view.anchor, last, edits)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _hull(anchor, _by_sequence(query.view.span, last, edits))
+        return _join(anchor, _point_sequences(query.view.span, last, edits))
     if unit == "us" or query.view.anchor.kind not in ("sequence", "last_count"):
         return None, None
     reach = query.view.span.value + edits
@@ -122,27 +123,27 @@ def _sequences(query: Query, standing: dict[str, Longs], edits: int, first: Long
     return None if low is None else np.minimum(low, last) - reach, high
 
 
-def _by_sequence(point: Point, last: Longs, edits: int) -> Ends:
+def _point_sequences(point: Point, last: Int64Array, edits: int) -> LowHigh:
     if point.kind == "sequence":
         return np.full_like(last, point.value), np.full_like(last, point.value)
     if point.kind == "last_count":
         return last - point.value - edits, None
     if point.kind == "start":
-        return None, np.full_like(last, LOWEST)
+        return None, np.full_like(last, MIN_NUMBER)
     return None, None
 
 
-def _times(query: Query, standing: dict[str, Longs]) -> Ends:
-    """The bounds by time, None where there is none."""
-    if not _plain(query.edits):
+def _time_bounds(query: Query, states: dict[str, Int64Array]) -> LowHigh:
+    """The bounds by time; None for an open end."""
+    if not _is_absolute(query.edits):
         return None, None
     # The last event is the newest original or an edit, and no edit is older than the originals
     # before it.
-    newest_us = standing["original_us"]
-    anchor = _by_time(query.view.anchor, newest_us)
+    newest_us = states["original_us"]
+    anchor = _point_times(query.view.anchor, newest_us)
     word, _, unit = query.view.span.kind.partition("_")
     if word not in ("next", "previous"):
-        return _hull(anchor, _by_time(query.view.span, newest_us))
+        return _join(anchor, _point_times(query.view.span, newest_us))
     if query.view.anchor.kind not in ("time", "last_us"):
         return None, None
     low, high = anchor
@@ -154,19 +155,19 @@ def _times(query: Query, standing: dict[str, Longs]) -> Ends:
     return None if low is None else low - query.view.span.value, high
 
 
-def _by_time(point: Point, newest_us: Longs) -> Ends:
+def _point_times(point: Point, newest_us: Int64Array) -> LowHigh:
     if point.kind == "time":
         return np.full_like(newest_us, point.value), np.full_like(newest_us, point.value)
     if point.kind == "last_us":
-        return np.maximum(newest_us, LOWEST + point.value) - point.value, None
+        return np.maximum(newest_us, MIN_NUMBER + point.value) - point.value, None
     if point == Point("last_count", 0):
         return newest_us, None
     if point.kind == "start":
-        return None, np.full_like(newest_us, LOWEST)
+        return None, np.full_like(newest_us, MIN_NUMBER)
     return None, None
 
 
-def _hull(one: Ends, other: Ends) -> Ends:
+def _join(one: LowHigh, other: LowHigh) -> LowHigh:
     low = None if one[0] is None or other[0] is None else np.minimum(one[0], other[0])
     high = None if one[1] is None or other[1] is None else np.maximum(one[1], other[1])
     return low, high

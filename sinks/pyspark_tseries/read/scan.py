@@ -1,6 +1,8 @@
-"""Answering a range query from a store's files: prune, read, hide, select.
+"""Run a range query on the files of a snapshot: prune, read, hide, select (semantics 21).
 
-Needs no Delta: a task answers for a slice of the series from the snapshot that was planned.
+Files and row groups outside the query's bounds are skipped (`bounds`), the rest is read, events
+outside the retained range are hidden, and `select` picks the result. A task needs no Delta: it
+runs the query for a slice of the series, on the snapshot that was planned.
 """
 
 import dataclasses
@@ -9,42 +11,66 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tseries.errors import InvalidQuery
+from pyspark_tseries.model.arrays import (
+    MAX_NUMBER,
+    MIN_NUMBER,
+    NO_SEQUENCE,
+    BoolArray,
+    encode_runs,
+    sort_keys,
+    to_int64,
+)
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.query import Query
-from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, kept
-from pyspark_tseries.model.series_index import ABSENT, FLOORS, Head
-from pyspark_tseries.model.series_state import longs
-from pyspark_tseries.model.slices import EVERYTHING, Slice, by_name, key_order
-from pyspark_tseries.read.bounds import HIGHEST, LOWEST, Bounds, bounds_of
+from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, retained_mask
+from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
+from pyspark_tseries.model.slices import FULL_SLICE, Slice
+from pyspark_tseries.read.bounds import Bounds, compute_bounds
 from pyspark_tseries.read.select import Events, select
 from pyspark_tseries.storage.data_files import DataFile, Snapshot
-from pyspark_tseries.storage.row_filter import ANY, Sieve
-from pyspark_tseries.storage.row_groups import read, stream
+from pyspark_tseries.storage.row_filter import ANY_VALUE, RowFilter
+from pyspark_tseries.storage.row_groups import read_files, stream_file
 
-__all__ = ["KEYS", "Answer", "Scan", "answer", "visible"]
+__all__ = ["EVALUATED_COLUMNS", "Answer", "Scan", "pick_columns", "run_query", "select_visible"]
 
-KEYS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
-"""The columns that a query is evaluated by."""
+EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
+"""The columns that evaluate a query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result's rows, per series in the query's order, and their number before the limit."""
+    """The rows of a result, per series in the query's order, and their number before the limit."""
 
     table: pa.Table
     selected: int
 
 
-def answer(
+def pick_columns(schema: pa.Schema, names: Sequence[str] | None) -> pa.Schema:
+    """The columns `names` of a query's `schema`, in their order; None for all.
+
+    Raises:
+        InvalidQuery: `schema` lacks one of them.
+    """
+    if names is None:
+        return schema
+    for name in names:
+        if name not in schema.names:
+            raise InvalidQuery(
+                f"column '{name}' is not in the store", ", ".join(schema.names), "correct the name"
+            )
+    return pa.schema([schema.field(name) for name in names])
+
+
+def run_query(
     snapshot: Snapshot,
-    head: Head,
+    head: SeriesIndex,
     query: Query,
     series: Sequence[str] | None = None,
-    part: Slice = EVERYTHING,
+    part: Slice = FULL_SLICE,
     columns: Sequence[str] | None = None,
 ) -> Answer:
     """The result of `query`.
@@ -52,47 +78,47 @@ def answer(
     Args:
         snapshot: the store.
         head: the snapshot's.
-        query: what is asked of each series.
+        query: applies to each series.
         series: the wanted ones; None for all. Unknown ones are empty.
-        part: only the series in it; it divides no series.
+        part: only series in it; a series is never split.
         columns: names of the result's columns; None for all of `query_schema`.
 
     Raises:
-        InvalidQuery: a relative time, and the anchor has no timestamp in some series.
+        InvalidQuery: the store lacks one of `columns`; or a relative time is asked for, and the
+            anchor has no timestamp in some series.
     """
-    schema = query_schema(snapshot.values)
-    names = schema.names if columns is None else list(columns)
+    names = pick_columns(query_schema(snapshot.values), columns).names
     scan = Scan(snapshot, head, query, series, part)
-    rows = scan.read(list(dict.fromkeys([*names, *KEYS])))
-    if _hides(snapshot.retained, head):
-        rows = rows.filter(pa.array(visible(rows, head, snapshot.retained)))
-    distinct, codes = by_name(rows["series"])
-    order = key_order(codes, longs(rows["sequence"]))
+    rows = scan.read(list(dict.fromkeys([*names, *EVALUATED_COLUMNS])))
+    if _may_hide(snapshot.retained, head):
+        rows = rows.filter(pa.array(select_visible(rows, head, snapshot.retained)))
+    distinct, codes = encode_runs(rows["series"])
+    order = sort_keys(codes, to_int64(rows["sequence"]))
     events = Events(
         names=distinct,
         codes=codes[order],
-        sequence=longs(rows["sequence"])[order],
-        us=longs(rows["timestamp"])[order],
-        original=longs(rows["original_sequence"].fill_null(ABSENT))[order],
+        sequence=to_int64(rows["sequence"])[order],
+        us=to_int64(rows["timestamp"])[order],
+        original=to_int64(rows["original_sequence"].fill_null(NO_SEQUENCE))[order],
     )
     found = select(events, query)
     return Answer(rows.select(names).take(pa.array(order[found.rows])), found.selected)
 
 
-def _hides(retained: RetainedRange, head: Head) -> bool:
-    """Whether there may be an event that no query sees."""
-    return retained != UNLIMITED or any(name in head.columns for name in FLOORS)
+def _may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:
+    """Return whether some events may be hidden from every query."""
+    return retained != UNLIMITED or any(name in head.columns for name in MIN_RETAINED_DEFAULTS)
 
 
-def visible(rows: pa.Table, head: Head, retained: RetainedRange) -> npt.NDArray[np.bool_]:
-    """Which rows a query sees: originals inside the retained range, and the edits of such."""
-    names, codes = by_name(rows["series"])
+def select_visible(rows: pa.Table, head: SeriesIndex, retained: RetainedRange) -> BoolArray:
+    """Flags of the rows that a query sees: originals inside the retained range, and their edits."""
+    names, codes = encode_runs(rows["series"])
     distinct = names.to_pylist()
-    at, floors = head.of(distinct), head.floors(distinct)
-    return kept(
+    at, floors = head.lookup(distinct), head.min_retained(distinct)
+    return retained_mask(
         retained,
-        longs(pc.coalesce(rows["original_sequence"], rows["sequence"])),
-        longs(pc.coalesce(rows["original_timestamp"], rows["timestamp"])),
+        to_int64(pc.coalesce(rows["original_sequence"], rows["sequence"])),
+        to_int64(pc.coalesce(rows["original_timestamp"], rows["timestamp"])),
         at["last_sequence"][codes],
         at["original_us"][codes],
         floors["floor_sequence"][codes],
@@ -106,100 +132,106 @@ class Scan:
     def __init__(
         self,
         snapshot: Snapshot,
-        head: Head,
+        head: SeriesIndex,
         query: Query,
         series: Sequence[str] | None,
-        part: Slice = EVERYTHING,
+        part: Slice = FULL_SLICE,
     ) -> None:
-        self._place = snapshot.place
+        self._location = snapshot.location
         self._part = part
         self._schema = query_schema(snapshot.values)
         self._as_of = snapshot.as_of
-        self._names = None if series is None else _known(series, head)
-        touched = [file for file in snapshot.files if self._touches(file)]
+        self._names = None if series is None else _find_known(series, head)
+        touched = [file for file in snapshot.files if self._has_series_in(file)]
         self.edits = [file for file in touched if file.kind == "edit"]
-        self._bounds = self._bounds_of(query, snapshot, head)
+        self._bounds = self._compute_bounds(query, snapshot, head)
         self.originals = [
             file for file in touched if file.kind != "edit" and self._may_be_needed(file)
         ]
 
-    def _touches(self, file: DataFile) -> bool:
-        if not self._part.touches(file.first, file.last):
+    def _has_series_in(self, file: DataFile) -> bool:
+        if not self._part.overlaps(file.first, file.last):
             return False
-        return self._names is None or self._between(file.first, file.last) > 0
+        return self._names is None or self._count_series(file.first, file.last) > 0
 
-    def _span(self, first: str, last: str) -> tuple[int, int]:
+    def _range_of_series(self, first: str, last: str) -> tuple[int, int]:
         assert self._names is not None
         return bisect_left(self._names, first), bisect_right(self._names, last)
 
-    def _between(self, first: str, last: str) -> int:
-        start, end = self._span(first, last)
+    def _count_series(self, first: str, last: str) -> int:
+        start, end = self._range_of_series(first, last)
         return end - start
 
-    def _bounds_of(self, query: Query, snapshot: Snapshot, head: Head) -> Bounds:
+    def _compute_bounds(self, query: Query, snapshot: Snapshot, head: SeriesIndex) -> Bounds:
         if self._names is not None or not head.columns.rows:
             names = self._names or []
-            standing, floors = head.of(names), head.floors(names)
+            states, floors = head.lookup(names), head.min_retained(names)
         else:
-            # Every bound grows with where a series stands, so these two have the widest ones.
-            standing = {name: head.columns.ends(name) for name in head.columns}
-            floors = {name: standing.get(name, np.full(2, low)) for name, low in FLOORS.items()}
+            # Bounds grow with the state of a series: the lowest and the highest state span all.
+            states = {name: head.columns.bounds(name) for name in head.columns}
+            floors = {
+                name: states.get(name, np.full(2, low))
+                for name, low in MIN_RETAINED_DEFAULTS.items()
+            }
         edits = sum(file.rows for file in self.edits)
-        return bounds_of(query, snapshot.retained, standing, floors, edits)
+        return compute_bounds(query, snapshot.retained, states, floors, edits)
 
     def _may_be_needed(self, file: DataFile) -> bool:
-        span = (0, len(self._bounds.least))
+        span = (0, len(self._bounds.min_sequence))
         if self._names is not None:
-            span = self._span(file.first, file.last)
+            span = self._range_of_series(file.first, file.last)
         bounds = self._bounds.over(*span)
         if bounds is None:
             return False
-        least, most, least_us, most_us = bounds
+        min_sequence, max_sequence, min_us, max_us = bounds
         return (
-            file.most_sequence >= least
-            and file.least_sequence <= most
-            and file.most_us >= least_us
-            and file.least_us <= most_us
+            file.max_sequence >= min_sequence
+            and file.min_sequence <= max_sequence
+            and file.max_us >= min_us
+            and file.min_us <= max_us
         )
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """The rows that may be needed, in the order of files."""
-        schema = self._columns(columns)
+        schema = self._pick_fields(columns)
         tables = [
-            read(self._place, self.originals, schema, self._sieve()),
-            read(self._place, self.edits, schema, self._of_series()),
+            read_files(self._location, self.originals, schema, self._original_filter()),
+            read_files(self._location, self.edits, schema, self._series_filter()),
         ]
         return pa.concat_tables(tables)
 
     def stream(self, path: str, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows that may be needed of one file of originals, a few row groups at a time."""
-        schema = self._columns(columns)
+        schema = self._pick_fields(columns)
         for file in self.originals:
             if file.path == path:
-                yield from stream(self._place, file, schema, self._sieve())
+                yield from stream_file(self._location, file, schema, self._original_filter())
 
-    def _columns(self, names: Sequence[str]) -> pa.Schema:
+    def _pick_fields(self, names: Sequence[str]) -> pa.Schema:
         return pa.schema([self._schema.field(name) for name in names])
 
-    def _of_series(self) -> Sieve:
-        commits = ANY if self._as_of is None else (LOWEST, self._as_of)
-        return Sieve(self._names, self._part, commits=commits)
+    def _series_filter(self) -> RowFilter:
+        commits = ANY_VALUE if self._as_of is None else (MIN_NUMBER, self._as_of)
+        return RowFilter(self._names, self._part, commits=commits)
 
-    def _sieve(self) -> Sieve:
-        """Which originals may be needed."""
-        bounds = self._bounds.over(0, len(self._bounds.least))
+    def _original_filter(self) -> RowFilter:
+        """The filter of originals that may be needed."""
+        bounds = self._bounds.over(0, len(self._bounds.min_sequence))
         if bounds is None:
-            return self._of_series()
-        least, most, least_us, most_us = bounds
+            return self._series_filter()
+        min_sequence, max_sequence, min_us, max_us = bounds
         return dataclasses.replace(
-            self._of_series(),
-            sequences=(least if least > 0 else LOWEST, min(most, HIGHEST)),
-            times=(max(least_us, LOWEST), min(most_us, HIGHEST)),
+            self._series_filter(),
+            sequences=(
+                min_sequence if min_sequence > 0 else MIN_NUMBER,
+                min(max_sequence, MAX_NUMBER),
+            ),
+            times=(max(min_us, MIN_NUMBER), min(max_us, MAX_NUMBER)),
         )
 
 
-def _known(series: Sequence[str], head: Head) -> list[str]:
+def _find_known(series: Sequence[str], head: SeriesIndex) -> list[str]:
     """The wanted series that have events, sorted."""
     names = sorted(set(series))
-    there = head.of(names)["last_sequence"] != ABSENT
+    there = head.lookup(names)["last_sequence"] != NO_SEQUENCE
     return [name for name, known in zip(names, there.tolist(), strict=True) if known]

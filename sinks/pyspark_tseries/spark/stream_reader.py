@@ -15,13 +15,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.connector.offsets import is_sentinel
-from pyspark_timestream.connector.spark_errors import brief_errors
-from pyspark_tseries.options.values import SubscribeOptions
-from pyspark_tseries.subscribe.delivery import Delivery, deliver
-from pyspark_tseries.subscribe.position import POSITION_VERSION, Initial, Position
+from pyspark_timestream.connector.offsets import is_initial_offset
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
+from pyspark_tseries.options import SubscribeOptions
+from pyspark_tseries.subscribe.delivery import Delivery, read_delivery
+from pyspark_tseries.subscribe.position import POSITION_VERSION, InitialEvents, Position
 
-__all__ = ["Subscriber"]
+__all__ = ["SubscriptionReader"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,16 @@ class DeliveryTask(InputPartition):
     delivery: Delivery
 
 
-@brief_errors
-class Subscriber(DataSourceStreamReader, SupportsTriggerAvailableNow):
+@hide_tracebacks
+class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The initial events, then every event that is appended, exactly once per checkpoint.
 
-    The offset is a position in the order of commits; see `subscription`.
+    The offset is a position in the order of commits; see `position`.
     """
 
-    def __init__(self, options: SubscribeOptions, initial: Initial, schema: StructType) -> None:
+    def __init__(
+        self, options: SubscribeOptions, initial: InitialEvents, schema: StructType
+    ) -> None:
         self._options = options
         self._initial = initial
         self._target = to_arrow_schema(schema, timezone="UTC")
@@ -48,25 +50,25 @@ class Subscriber(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Any = None
 
     def initialOffset(self) -> dict[str, Any]:
-        """A constant: Spark asks again on a restart, so nothing may be decided here."""
+        """A constant: Spark calls this again on a restart, so nothing may be decided here."""
         return {"version": POSITION_VERSION}
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxEventsPerTrigger`, or everything."""
-        most = self._options.max_events
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        max_events = self._options.max_events
+        return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the commit that this run reads up to."""
-        self._upto = self._driver().commit_now()
+        self._upto = self._open_follower().last_commit()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` itself where there is nothing to do."""
-        follower = self._driver()
-        position = self._begin() if is_sentinel(start) else Position.from_json(start)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        """The end of the next batch; `start` itself if there is nothing to do."""
+        follower = self._open_follower()
+        position = self._first_position() if is_initial_offset(start) else Position.from_json(start)
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         upto = None if self._upto is None else max(self._upto, position.commit)
-        end = follower.end(position, most, upto)
+        end = follower.find_end(position, max_events, upto)
         self._latest = end
         if end == position:
             return start
@@ -76,38 +78,38 @@ class Subscriber(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[DeliveryTask]:
         """The tasks of a batch, by series."""
         last = Position.from_json(end)
-        first = last.beginning() if is_sentinel(start) else Position.from_json(start)
-        return [DeliveryTask(task) for task in self._driver().tasks(first, last)]
+        first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
+        return [DeliveryTask(task) for task in self._open_follower().plan_tasks(first, last)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """A task's events, by series and sequence."""
         assert isinstance(partition, DeliveryTask)
-        for batch in deliver(partition.delivery):
+        for batch in read_delivery(partition.delivery):
             columns = [batch[field.name] for field in self._target]
             yield pa.RecordBatch.from_arrays(columns, schema=self._target)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """What a query's progress says of the subscription at the end of the batch just planned."""
+        """The subscription's entry in the query's progress, at the end of the planned batch."""
         if self._latest is None:
             return None
         commit = self._latest.commit
         return {"commit": commit, "initial": self._latest.initial, "missed": self._latest.missed}
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: the store keeps nothing for a subscriber."""
+        """Do nothing: the store keeps no state of a subscriber."""
 
-    def _begin(self) -> Position:
-        # Kept, because what is added while there is nothing to deliver yet is no initial event.
+    def _first_position(self) -> Position:
+        # Kept, so that events added before the first batch do not become initial events.
         if self._begun is None:
-            self._begun = self._driver().begin()
+            self._begun = self._open_follower().find_start()
         return self._begun
 
-    def _driver(self) -> Any:
+    def _open_follower(self) -> Any:
         # Only the driver's side needs Delta; the tasks get this object pickled, without it.
         if self._follower is None:
             from pyspark_tseries.subscribe.follower import Follower
 
-            self._follower = Follower(self._options.place, self._initial)
+            self._follower = Follower(self._options.location, self._initial)
         return self._follower
 
     def __getstate__(self) -> dict[str, Any]:

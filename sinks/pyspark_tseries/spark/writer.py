@@ -1,6 +1,6 @@
-"""The write adapters: tasks stage their rows, the driver commits them as one batch.
+"""Writes: tasks stage their rows, the driver commits them as one batch.
 
-A task with many rows writes them as events right away; see `shares` and `large_batches`.
+A task with many rows writes them as event files right away; see `task_output` and `large_batch`.
 """
 
 import contextlib
@@ -17,54 +17,59 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from pyspark_timestream.connector.spark_errors import brief_errors
-from pyspark_timestream.connector.worker_memory import settle
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
+from pyspark_timestream.connector.worker_memory import freeze_objects
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
-from pyspark_tseries.options.values import WriteOptions
+from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.storage import staging
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.write.batch import Appended, Batch
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.write.batch import Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.write.numbering import REORDER
+from pyspark_tseries.write.numbering import REORDER_ADVICE
 from pyspark_tseries.write.rows import RowPlan, stage_rows
-from pyspark_tseries.write.task_output import LIMITS, Forecast, Share, take_share
+from pyspark_tseries.write.task_output import (
+    DEFAULT_LIMITS,
+    ExpectedCommit,
+    TaskOutput,
+    write_task_output,
+)
 
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
 
-__all__ = ["BatchWriter", "StreamWriter", "Target"]
+__all__ = ["BatchWriter", "StreamWriter", "WriteTarget"]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how rows are written; checked against the store, and made for pickling."""
+class WriteTarget:
+    """The destination and the options of a write, checked against the store; can be pickled."""
 
-    place: Place
+    location: Location
     plan: RowPlan
     options: WriteOptions
     author: str
     principal: str
-    forecast: Forecast
+    expected: ExpectedCommit
     checkpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StagedTask(WriterCommitMessage):
-    """A task's rows, with its place in the input and the query it worked for.
+    """A task's rows, its partition of the input, and its query.
 
-    `schema` is that of the rows; the store may have got columns since.
+    `schema` is that of the rows; columns may have been added to the store since.
     """
 
     partition: int
     query_id: str | None
-    share: Share
+    output: TaskOutput
     schema: pa.Schema
 
 
-_QUERY: Final = "tseries:q:"
-"""The beginning of a streaming query's token, before its id."""
+_QUERY_TOKEN_PREFIX: Final = "tseries:q:"
+"""The prefix of a streaming query's token, before its id."""
 
-_NEW_QUERY: Final = (
+_NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
     "checkpoint, and writes all of its input again: bring its checkpoint back if it had one; else "
     "write to a new path, or let the source start behind what is stored (startingOffsets, "
@@ -73,169 +78,172 @@ _NEW_QUERY: Final = (
 )
 
 
-def _stage(target: Target, batches: Iterator[pa.RecordBatch]) -> StagedTask:
+def _stage(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
     rows = (stage_rows(batch, target.plan) for batch in batches)
-    share = take_share(
-        target.place,
+    output = write_task_output(
+        target.location,
         rows,
         target.plan.staged,
-        target.forecast,
+        target.expected,
         target.author,
         uuid.uuid4().hex,
-        LIMITS,
+        DEFAULT_LIMITS,
     )
-    settle()
+    freeze_objects()
     return StagedTask(
         task.partitionId(),
         task.getLocalProperty("sql.streaming.queryId"),
-        share,
+        output,
         target.plan.staged,
     )
 
 
-def _commit(target: Target, tasks: list[StagedTask], token: tuple[str, int] | None) -> None:
-    """Appends what the tasks staged, in the order of the input; an empty batch leaves no trace."""
+def _commit(target: WriteTarget, tasks: list[StagedTask], token: tuple[str, int] | None) -> None:
+    """Append the staged rows in the order of the input; an empty batch is not committed."""
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
-    from pyspark_tseries.maintain.background import after_commit
+    from pyspark_tseries.maintain.background import maintain_after_commit
     from pyspark_tseries.store.store import Store
 
-    shares = [task.share for task in sorted(tasks, key=lambda task: task.partition)]
-    if sum(share.rows for share in shares):
-        store = Store.open(target.place)
-        batch = _batch(target, shares, tasks[0].schema, token)
+    outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
+    if sum(output.rows for output in outputs):
+        store = Store.open(target.location)
+        batch = _build_batch(target, outputs, tasks[0].schema, token)
         try:
             store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
             if _has_written(store, token):
                 raise
-            raise OutOfOrder(str(error).replace(REORDER, _NEW_QUERY)) from None
+            raise OutOfOrder(str(error).replace(REORDER_ADVICE, _NEW_QUERY_ADVICE)) from None
         if target.options.auto_compact:
-            after_commit(store)
-    _discard(target, tasks)
-    settle()
+            maintain_after_commit(store)
+    _remove_staged(target, tasks)
+    freeze_objects()
 
 
 def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
-    """Whether a write is none of a streaming query, or of one that has a batch in the store."""
-    if token is None or not token[0].startswith(_QUERY):
+    """Return whether a write is not streaming, or its query has a batch in the store."""
+    if token is None or not token[0].startswith(_QUERY_TOKEN_PREFIX):
         return True
-    return store.log.mark(token[0]) is not None
+    return store.log.transaction(token[0]) is not None
 
 
-def _batch(
-    target: Target, shares: list[Share], schema: pa.Schema, token: tuple[str, int] | None
-) -> Appended:
-    """What the tasks staged, rows of `schema` in the order of the input, as one batch."""
+def _build_batch(
+    target: WriteTarget, outputs: list[TaskOutput], schema: pa.Schema, token: tuple[str, int] | None
+) -> Appendable:
+    """The staged rows, of `schema` and in the order of the input, as one batch."""
     options = target.options
-    few = [share.few for share in shares if share.few is not None]
-    if len(few) == len(shares) and sum(share.size for share in shares) <= LIMITS.memory:
+    few = [output.inline for output in outputs if output.inline is not None]
+    if len(few) == len(outputs) and sum(output.size for output in outputs) <= DEFAULT_LIMITS.memory:
         return Batch(
-            staging.read_staged(target.place, few),
+            staging.read_staged(target.location, few),
             options.out_of_order,
             target.author,
             token,
             principal=target.principal,
-            missing=options.missing_original,
+            missing_original=options.missing_original,
             clock=options.clock,
         )
     return LargeBatch(
-        tuple(shares),
+        tuple(outputs),
         schema,
         options.out_of_order,
         target.author,
         uuid.uuid4().hex,
         token,
         principal=target.principal,
-        missing=options.missing_original,
+        missing_original=options.missing_original,
         clock=options.clock,
-        limits=LIMITS,
+        limits=DEFAULT_LIMITS,
     )
 
 
-def _discard(target: Target, tasks: Iterable[StagedTask]) -> None:
-    # The batch is stored, or given up, all the same; the upkeep removes what stays after a day.
+def _remove_staged(target: WriteTarget, tasks: Iterable[StagedTask]) -> None:
+    # The batch is stored or given up already; maintenance removes leftovers after a day.
     with contextlib.suppress(OSError):
-        target.place.remove(path for task in tasks for path in task.share.paths(target.place))
+        target.location.remove(
+            path for task in tasks for path in task.output.paths(target.location)
+        )
 
 
-def _present(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
+def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
 def _query_id(tasks: list[StagedTask]) -> str:
     query_id = tasks[0].query_id
     if not query_id:
-        # Without it, batches of different queries would pass for each other.
+        # Without it, batches of different queries could be mistaken for each other.
         raise UpdateFailed(
-            "Spark did not tell the tasks which query they work for (sql.streaming.queryId); "
-            "accepted: a streaming query; next step: write with df.write in foreachBatch, with "
-            "txnAppId and txnVersion. Nothing of the batch is stored"
+            "Spark did not tell the tasks which query they work for (sql.streaming.queryId)",
+            "a streaming query",
+            "write with df.write in foreachBatch, with txnAppId and txnVersion. Nothing of the "
+            "batch is stored",
         )
     return query_id
 
 
-@brief_errors
+@hide_tracebacks
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
-        """Stages a task's rows."""
+        """Stage a task's rows."""
         return _stage(self._target, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Appends the rows of all tasks."""
+        """Append the rows of all tasks."""
         options = self._target.options
         token = None
         if options.txn_app_id is not None and options.txn_version is not None:
             token = f"tseries:app:{options.txn_app_id}", options.txn_version
-        _commit(self._target, _present(messages), token)
+        _commit(self._target, _staged_tasks(messages), token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Removes what the tasks staged."""
-        _discard(self._target, _present(messages))
+        """Remove the staged rows."""
+        _remove_staged(self._target, _staged_tasks(messages))
 
 
-@brief_errors
+@hide_tracebacks
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes every batch of a query as one commit, exactly once.
 
-    The query's id comes with the tasks' messages and stays the same when the query is restarted
-    from its checkpoint; with the batch's id it is the token that the store remembers.
+    The query's id comes with the tasks' messages and survives restarts from the checkpoint.
+    Together with the batch id it is the token that the store remembers.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
-        """Stages a task's rows."""
+        """Stage a task's rows."""
         return _stage(self._target, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Appends the rows of all tasks, unless the store has this batch already."""
-        tasks = _present(messages)
+        """Append the rows of all tasks, unless the store has this batch already."""
+        tasks = _staged_tasks(messages)
         if not tasks:
             return
-        token = f"{_QUERY}{_query_id(tasks)}", batchId
-        is_empty = not any(task.share.rows for task in tasks)
+        token = f"{_QUERY_TOKEN_PREFIX}{_query_id(tasks)}", batchId
+        is_empty = not any(task.output.rows for task in tasks)
         if batchId > 0 and is_empty:
             return _commit(self._target, tasks, token)
         # Imported here because tasks, which unpickle this module's classes, need no Delta.
         from pyspark_tseries.spark.checkpoint_store import check_in_commit, remember_store
         from pyspark_tseries.store.store import Store
 
-        target, store = self._target, Store.open(self._target.place)
+        target, store = self._target, Store.open(self._target.location)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
         _commit(target, tasks, token)
         if not is_empty:
-            # Not before: a query whose first batch fails may be given another store.
+            # Only now: after a failed first batch the query may be given another store.
             remember_store(target.checkpoint, store)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Removes what the tasks staged."""
-        _discard(self._target, _present(messages))
+        """Remove what the tasks staged."""
+        _remove_staged(self._target, _staged_tasks(messages))

@@ -1,7 +1,7 @@
-"""The files of events: what Delta's log says of them, and how they are written.
+"""Event files: their entries in Delta's log, and how they are written.
 
-Everything is written under a new name and is part of the store only when a commit names it, so a
-crash leaves at most files that nobody reads.
+Every file has a new name and is part of the store only once a commit names it, so a crash leaves
+unused files at worst.
 """
 
 import contextlib
@@ -19,37 +19,36 @@ from pyspark_timestream.connector.instants import clamp_instant, format_instant,
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import Note
-from pyspark_tseries.storage.foreign_files import FileBounds, bounds_of_file
-from pyspark_tseries.storage.location import Place, lies_inside
-from pyspark_tseries.storage.parquet_checksums import room_for, seal
+from pyspark_tseries.model.series_index import CommitMetadata
+from pyspark_tseries.storage.foreign_files import FileBounds, read_bounds
+from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
+from pyspark_tseries.storage.parquet_checksums import checksum_placeholder, fill_in_checksums
 from pyspark_tseries.storage.parquet_layout import (
     ROWS_PER_GROUP,
-    by_groups,
-    compression,
-    parquet_options,
+    choose_compression,
+    split_dictionaries,
+    writer_options,
 )
-from pyspark_tseries.store.log_entries import OWN_FILE
 
 __all__ = [
     "DataFile",
-    "Extent",
+    "FileStats",
     "Snapshot",
     "WrittenFile",
-    "as_stored",
-    "contents",
+    "compacted_path",
+    "compute_stats",
     "data_files",
-    "extent_of",
-    "finished",
-    "logged_series",
-    "outside",
-    "reading",
-    "run_path",
+    "describe_contents",
+    "explain_read_errors",
+    "logged_series_bounds",
+    "outside_file_error",
+    "seal_file",
+    "to_data_file",
     "write_events",
 ]
 
-FEW_ROWS: Final = 64
-"""Fewer are larger when compressed, and take half a millisecond longer."""
+SMALL_FILE_ROWS: Final = 64
+"""Smaller files grow when compressed, and take half a millisecond longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,10 @@ class DataFile:
         last: the last series in it, or a name after that.
         kind: `event` or `edit`.
         rows: how many.
-        least_sequence: the lowest sequence in it, of any series.
-        most_sequence: the highest one.
-        least_us: the earliest timestamp in it.
-        most_us: the latest one.
+        min_sequence: the lowest sequence in it, of any series.
+        max_sequence: the highest one.
+        min_us: the earliest timestamp in it.
+        max_us: the latest one.
         first_commit: its rows are of this commit or a later one.
         last_commit: its rows are of this commit or an earlier one.
     """
@@ -77,67 +76,73 @@ class DataFile:
     last: str
     kind: str
     rows: int
-    least_sequence: int
-    most_sequence: int
-    least_us: int
-    most_us: int
+    min_sequence: int
+    max_sequence: int
+    min_us: int
+    max_us: int
     first_commit: int
     last_commit: int
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another tool wrote it: then its rows are in any order."""
-        return OWN_FILE.fullmatch(self.path) is None
+        """True if another tool wrote it; then its rows may be in any order."""
+        return EVENT_FILE_PATH.fullmatch(self.path) is None
 
     @property
     def run(self) -> str:
-        """The files that were written together have this in common."""
+        """The part of the name that files written together have in common."""
         return os.path.basename(self.path).split(".")[0].partition("_")[0]
 
     @property
-    def merged(self) -> bool:
-        """Whether compaction wrote it, or another tool."""
+    def is_compacted(self) -> bool:
+        """True if compaction or another tool wrote it."""
         return "_" in os.path.basename(self.path) or self.is_foreign
 
 
 @contextlib.contextmanager
-def reading(place: Place, file: DataFile) -> Iterator[None]:
-    """While `file` is read: says where it is missing or broken what is in it and what to do.
+def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
+    """Turn errors of reading `file` into one that names its contents and the next step.
 
     Raises:
-        UnusableStore: it is so.
+        UnusableStore: the file is missing or damaged.
         OSError: the object store cannot be reached.
     """
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        said = place.hides(str(error))
-        if not place.local and "AWS Error" in said and not isinstance(error, FileNotFoundError):
+        said = location.redact(str(error))
+        if (
+            not location.is_local
+            and "AWS Error" in said
+            and not isinstance(error, FileNotFoundError)
+        ):
             raise
         raise UnusableStore(
-            f"file '{file.path}' of the store '{place.location}' cannot be read: {said}; by the "
-            f"log it has {contents(file)}; accepted: files that are there and as they were "
-            "written, and a query that was planned within the hour; next step: start the query "
-            f"again, or see what is broken with: python -m pyspark_tseries verify {place.location}"
+            f"file '{file.path}' of the store '{location.root}' cannot be read: {said}; by the "
+            f"log it has {describe_contents(file)}",
+            "files that are there and as they were written, and a query that was planned within "
+            "the hour",
+            "start the query again, or see what is broken with: python -m pyspark_tseries verify "
+            f"{location.root}",
         ) from error
 
 
-def contents(file: DataFile) -> str:
-    """What is in `file` by the log, for people."""
+def describe_contents(file: DataFile) -> str:
+    """The contents of `file` according to the log, for people."""
     if not file.rows:
         return "rows that only the file knows"
-    least, most = (format_instant(clamp_instant(us)) for us in (file.least_us, file.most_us))
+    least, most = (format_instant(clamp_instant(us)) for us in (file.min_us, file.max_us))
     return (
         f"{file.rows} rows of series '{file.first}' to '{file.last}', sequences "
-        f"{file.least_sequence} to {file.most_sequence}, times {least} to {most}, commits "
+        f"{file.min_sequence} to {file.max_sequence}, times {least} to {most}, commits "
         f"{file.first_commit} to {file.last_commit}"
     )
 
 
-def run_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
+def compacted_path(kind: str, commits: tuple[int, int], run: int, number: int) -> str:
     """The path of a file that compaction writes; its name sorts by the first commit.
 
-    >>> run_path("event", (3, 70), 10, 0)
+    >>> compacted_path("event", (3, 70), 10, 0)
     'kind=event/0000000003-0000000070-000000000000000a_0000.parquet'
     """
     return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{run:016x}_{number:04d}.parquet"
@@ -147,8 +152,8 @@ _ODD_PLANES: Final = "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFF)}" for n i
 _AMBIGUOUS: Final = re.compile(f"[{_ODD_PLANES}]")
 
 
-def _last_possible(name: str) -> str:
-    """A name not before the one that deltalake may have read as `name`.
+def _last_possible_name(name: str) -> str:
+    """An upper bound of the names that deltalake may have read as `name`.
 
     Statistics were once written as escaped JSON, and deltalake 1.6 reads an escaped character of
     an even plane as the same one of the plane before.
@@ -156,24 +161,24 @@ def _last_possible(name: str) -> str:
     return name if name.isascii() else _AMBIGUOUS.sub(lambda c: chr(ord(c[0]) + 0x10000), name)
 
 
-def data_files(place: Place, actions: pa.Table) -> list[DataFile]:
+def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
     """The files that Delta's flat add actions name, in the order of their commits.
 
     Raises:
-        UnusableStore: one of them does not lie in the store's directories.
+        UnusableStore: one of them is outside of the store's directory.
     """
     plain = ("path", "size_bytes", "partition.kind", "num_records")
     ends = [
-        zip(*(_logged(actions, f"{end}.{name}") for end in ("min", "max")), strict=True)
+        zip(*(_log_column(actions, f"{end}.{name}") for end in ("min", "max")), strict=True)
         for name in ("series", "sequence", "timestamp")
     ]
-    rows = zip(*(_logged(actions, name) for name in plain), *ends, strict=True)
-    found = (_data_file(place, *row) for row in rows)
+    rows = zip(*(_log_column(actions, name) for name in plain), *ends, strict=True)
+    found = (_data_file(location, *row) for row in rows)
     return sorted(found, key=lambda file: (file.first_commit, file.path.split("/")[-1], file.path))
 
 
-def _logged(actions: pa.Table, name: str) -> list[Any]:
-    """A column of what the log says of each file; instants in microseconds, nulls if it is not."""
+def _log_column(actions: pa.Table, name: str) -> list[Any]:
+    """A column of the add actions, instants in microseconds; all null if it is missing."""
     if name not in actions.column_names:
         return [None] * actions.num_rows
     column = actions[name]
@@ -181,7 +186,7 @@ def _logged(actions: pa.Table, name: str) -> list[Any]:
 
 
 def _data_file(
-    place: Place,
+    location: Location,
     path: str,
     size: int,
     kind: str,
@@ -190,14 +195,14 @@ def _data_file(
     sequence: tuple[int | None, int | None],
     us: tuple[int | None, int | None],
 ) -> DataFile:
-    own = OWN_FILE.fullmatch(path)
-    if own is None and not lies_inside(path):
-        raise outside(place, path)
+    own = EVENT_FILE_PATH.fullmatch(path)
+    if own is None and not is_inside_store(path):
+        raise outside_file_error(location, path)
     if own is None or rows is None or None in (*series, *sequence, *us):
-        bounds = bounds_of_file(place, path, size)
+        bounds = read_bounds(location, path, size)
     else:
         commits = int(own["first"]), int(own["last"] or own["first"])
-        names = series[0], _last_possible(str(series[1]))
+        names = series[0], _last_possible_name(str(series[1]))
         bounds = FileBounds(rows, names, sequence, us, commits)  # type: ignore[arg-type]
     return DataFile(
         path,
@@ -211,16 +216,16 @@ def _data_file(
     )
 
 
-def outside(place: Place, path: str) -> UnusableStore:
-    """The error of a log that names a file which is none of the store's."""
+def outside_file_error(location: Location, path: str) -> UnusableStore:
+    """The error of a log that names a file outside of the store."""
     return UnusableStore(
-        f"the log of the store '{place.location}' names the file '{path}'; accepted: relative "
+        f"the log of the store '{location.root}' names the file '{path}'; accepted: relative "
         "paths below the store, without '..' and escapes; it was not read. Next step: find out "
-        f"who wrote that, and undo it with: python -m pyspark_tseries repair {place.location}"
+        f"who wrote that, and undo it with: python -m pyspark_tseries repair {location.root}"
     )
 
 
-def logged_series(actions: pa.Table) -> dict[str, tuple[str, str]]:
+def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str, str]]:
     """The first and the last series of each file by its path, as deltalake reads the log."""
     columns = (actions[name].to_pylist() for name in ("path", "min.series", "max.series"))
     return {path: (first, last) for path, first, last in zip(*columns, strict=True)}
@@ -228,23 +233,23 @@ def logged_series(actions: pa.Table) -> dict[str, tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A store as it is after one commit.
+    """The state of a store after a commit.
 
     Attributes:
-        place: where the store lies.
+        location: of the store.
         files: the files of its events, in the order of their commits.
-        head_id: names the head file; None before the first commit.
-        note: the last commit, and the counts.
+        head_id: the current head file; None before the first commit.
+        metadata: the last commit, and the counts.
         retained: the retained range.
         values: the value columns.
-        as_of: the last commit that counts, where files have later ones too; None: all count.
-        policy: who may do what; None where everything is allowed.
+        as_of: the last commit that counts, if the files have later ones; None if all count.
+        policy: the permissions; None allows everything.
     """
 
-    place: Place
+    location: Location
     files: list[DataFile]
     head_id: int | None
-    note: Note
+    metadata: CommitMetadata
     retained: RetainedRange
     values: list[pa.Field]
     as_of: int | None = None
@@ -253,7 +258,7 @@ class Snapshot:
     @property
     def root(self) -> str:
         """The store's location, for people."""
-        return self.place.location
+        return self.location.root
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,65 +271,67 @@ class WrittenFile:
 
     @property
     def kind(self) -> str:
-        """`event` or `edit`, as its directory says."""
+        """`event` or `edit`, from its directory."""
         return self.path.split("/")[0].removeprefix("kind=")
 
 
 def write_events(
-    place: Place, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
+    location: Location, path: str, table: pa.Table, group_rows: int = ROWS_PER_GROUP
 ) -> WrittenFile:
-    """Writes events to `path`, relative to the store, in row groups of `group_rows`.
+    """Write events to `path`, relative to the store, in row groups of `group_rows`.
 
     `table` is sorted by (series, sequence) and not empty.
     """
-    full = place.file(path)
-    options = parquet_options(table)
-    options["compression"] = "none" if table.num_rows < FEW_ROWS else compression(table)
-    rows = by_groups(table, group_rows)
+    full = location.file(path)
+    options = writer_options(table)
+    options["compression"] = (
+        "none" if table.num_rows < SMALL_FILE_ROWS else choose_compression(table)
+    )
+    rows = split_dictionaries(table, group_rows)
     made: list[Any] = []
     try:
         with (
-            place.write(full) as sink,
+            location.write(full) as sink,
             pq.ParquetWriter(sink, rows.schema, metadata_collector=made, **options) as writer,
         ):
             writer.write_table(rows, row_group_size=group_rows)
-            if place.local:
+            if location.is_local:
                 groups = -(-rows.num_rows // group_rows)
-                writer.add_key_value_metadata(room_for(rows.schema, groups))
-        size = finished(place, full, made[0])
+                writer.add_key_value_metadata(checksum_placeholder(rows.schema, groups))
+        size = seal_file(location, full, made[0])
     except BaseException:
-        place.remove([full])
+        location.remove([full])
         raise
-    return WrittenFile(path, size, extent_of(table).statistics())
+    return WrittenFile(path, size, compute_stats(table).to_json())
 
 
-def finished(place: Place, full: str, metadata: Any) -> int:
-    """The size of a file of events that was just written to `full`, once it has its checksums.
+def seal_file(location: Location, full: str, metadata: Any) -> int:
+    """Complete a new event file at `full` with its checksums; return its size.
 
-    On a local path its writer has left room for them; `metadata` is what Arrow says of it.
+    On a local path its writer has left a placeholder; `metadata` is Arrow's, of the file.
     """
-    if place.local:
-        seal(full, metadata)
-    return place.size(full)
+    if location.is_local:
+        fill_in_checksums(full, metadata)
+    return location.size(full)
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
-    """What sorted events are between; pairs of least and most, both inclusive."""
+class FileStats:
+    """The bounds of sorted events; pairs of lowest and highest, both inclusive."""
 
     rows: int
     series: tuple[str, str]
     sequence: tuple[int, int]
     us: tuple[int, int]
 
-    def followed(self, by: "Extent") -> "Extent":
-        """With the events `by`, which come after these."""
+    def extended_with(self, by: "FileStats") -> "FileStats":
+        """The bounds of these events and those of `by`, which come after them."""
         spans = ((self.sequence, by.sequence), (self.us, by.us))
         sequence, us = ((min(a[0], b[0]), max(a[1], b[1])) for a, b in spans)
-        return Extent(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
+        return FileStats(self.rows + by.rows, (self.series[0], by.series[1]), sequence, us)
 
-    def statistics(self) -> str:
-        """As Delta has them."""
+    def to_json(self) -> str:
+        """Delta's statistics."""
         least, most = (
             {
                 "series": self.series[end],
@@ -335,15 +342,15 @@ class Extent:
         )
         nulls = dict.fromkeys(least, 0)
         said = {"numRecords": self.rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-        # Not escaped: deltalake 1.6 reads escaped characters of even planes as others.
+        # Not escaped: deltalake 1.6 misreads escaped characters of even planes.
         return json.dumps(said, ensure_ascii=False)
 
 
-def extent_of(table: pa.Table) -> Extent:
-    """The extent of events sorted by (series, sequence), of which there are some."""
+def compute_stats(table: pa.Table) -> FileStats:
+    """The bounds of at least one event, sorted by (series, sequence)."""
     ends = table["series"][0].as_py(), table["series"][table.num_rows - 1].as_py()
     sequence, us = (_bounds(table[name]) for name in ("sequence", "timestamp"))
-    return Extent(table.num_rows, ends, sequence, us)
+    return FileStats(table.num_rows, ends, sequence, us)
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
@@ -351,8 +358,8 @@ def _bounds(column: pa.ChunkedArray) -> tuple[int, int]:
     return int(values.min()), int(values.max())
 
 
-def as_stored(file: WrittenFile, commit: int) -> DataFile:
-    """`file` as the log will name it, once `commit` is made."""
+def to_data_file(file: WrittenFile, commit: int) -> DataFile:
+    """The entry of `file` in the log after `commit`."""
     said = json.loads(file.statistics)
     least, most = said["minValues"], said["maxValues"]
     return DataFile(
@@ -362,10 +369,10 @@ def as_stored(file: WrittenFile, commit: int) -> DataFile:
         last=most["series"],
         kind=file.kind,
         rows=said["numRecords"],
-        least_sequence=least["sequence"],
-        most_sequence=most["sequence"],
-        least_us=parse_instant(least["timestamp"]),
-        most_us=parse_instant(most["timestamp"]),
+        min_sequence=least["sequence"],
+        max_sequence=most["sequence"],
+        min_us=parse_instant(least["timestamp"]),
+        max_us=parse_instant(most["timestamp"]),
         first_commit=commit,
         last_commit=commit,
     )

@@ -1,7 +1,7 @@
-"""What a power loss must not take: files and directories brought to the disk before they count.
+"""Files and directories synced to the disk, so that they survive a power loss.
 
-A file outlives a power loss once it is synced, and its name once its directory is. Several are
-synced at once, which costs hardly more than one: the file system writes them together.
+A file survives a power loss once it is synced, and its name once its directory is. Syncing several
+at once costs hardly more than one, because the file system writes them together.
 
 The rules are semantics 25.
 """
@@ -13,22 +13,22 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["directories_of", "make_directories", "sync"]
+__all__ = ["list_directories", "make_directories", "sync"]
 
-AT_ONCE: Final = 16
-_NOT_FOR_DIRECTORIES: Final = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+MAX_SYNC_THREADS: Final = 16
+_DIRECTORY_SYNC_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 def sync(paths: Iterable[str]) -> None:
-    """Returns once these files, and the names in these directories, outlive a power loss.
+    """Return once these files, and the names in these directories, survive a power loss.
 
     Raises:
-        OSError: one is not there, or could not be written to the disk.
+        OSError: one is missing, or could not be written to the disk.
     """
     wanted = list(dict.fromkeys(paths))
     if len(wanted) > 1:
         try:
-            with ThreadPoolExecutor(min(AT_ONCE, len(wanted))) as pool:
+            with ThreadPoolExecutor(min(MAX_SYNC_THREADS, len(wanted))) as pool:
                 list(pool.map(_sync, wanted))
             return
         except RuntimeError:
@@ -42,14 +42,14 @@ def _sync(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems of other machines know no such thing, and need none.
-        if error.errno not in _NOT_FOR_DIRECTORIES or not os.path.isdir(path):
+        # Some network file systems cannot sync directories, and need not.
+        if error.errno not in _DIRECTORY_SYNC_UNSUPPORTED or not os.path.isdir(path):
             raise
     finally:
         os.close(descriptor)
 
 
-def directories_of(root: str, files: Sequence[str]) -> list[str]:
+def list_directories(root: str, files: Sequence[str]) -> list[str]:
     """The directories from each of `files`, which lie in `root`, up to `root` itself."""
     found: dict[str, None] = {}
     for file in files:
@@ -61,11 +61,11 @@ def directories_of(root: str, files: Sequence[str]) -> list[str]:
 
 
 def make_directories(path: str) -> None:
-    """Makes a directory and its parents, in a way that outlives a power loss."""
+    """Make a directory and its parents so that they survive a power loss."""
     missing = [path]
     while not os.path.isdir(parent := os.path.dirname(missing[-1])):
         missing.append(parent)
     os.makedirs(path, exist_ok=True)
     sync(missing)
-    with contextlib.suppress(PermissionError):  # One may be allowed to write what one cannot list.
+    with contextlib.suppress(PermissionError):  # A directory may be writable but not readable.
         sync([parent])

@@ -1,7 +1,7 @@
-"""The footers of a store's data files, parsed once for as long as there is room.
+"""A cache of the parsed footers of data files.
 
-A data file never changes and its name is like no other's, so what was read of it stays true,
-whatever other processes commit, compact or remove meanwhile.
+A data file never changes and its name is unique, so a cached footer stays valid whatever other
+processes commit, compact or remove.
 """
 
 import threading
@@ -10,32 +10,37 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.parquet_checksums import Sums, chunk_span, leaves, read_footer
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.parquet_checksums import (
+    Checksums,
+    chunk_span,
+    count_leaves,
+    read_footer,
+)
 from pyspark_tseries.storage.parquet_layout import has_raw_bounds
 
-__all__ = ["MOST_BYTES", "Footer", "Footers", "footers"]
+__all__ = ["FOOTER_CACHE", "MAX_CACHED_BYTES", "Footer", "FooterCache"]
 
-MOST_BYTES: Final = 4 * 1024 * 1024
-"""How much is kept: bytes of footers as they are stored; parsed they take some ten times that."""
+MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
+"""The stored size of the footers kept; parsed they take some ten times as much memory."""
 
-_SIMPLE: Final = frozenset(["author", "commit"])
-"""Columns whose bounds are a value of theirs, not cut and not between two ones."""
+_EXACT_BOUNDS: Final = frozenset(["author", "commit"])
+"""Columns whose bounds are exact values, never truncated."""
 
-_RAW: Final = frozenset(["sequence", "timestamp", "commit"])
-"""Columns whose bounds are wanted as whole numbers."""
+_INTEGER_COLUMNS: Final = frozenset(["sequence", "timestamp", "commit"])
+"""Columns whose bounds are read as integers."""
 
 
 class Footer:
-    """What a data file says of itself.
+    """The footer of a data file.
 
     Attributes:
-        metadata: as Arrow reads it; spares a reader of the file to read it again.
-        sums: the checksums of its column chunks; None where it has none.
+        metadata: Arrow's; saves a reader of the file from reading it again.
+        sums: the checksums of its column chunks; None if it has none.
         names: of the file's columns.
     """
 
-    def __init__(self, metadata: Any, sums: Sums | None = None) -> None:
+    def __init__(self, metadata: Any, sums: Checksums | None = None) -> None:
         self.metadata = metadata
         self.sums = sums
         schema = metadata.schema
@@ -44,7 +49,7 @@ class Footer:
         self._leaves: dict[str, range] = {}
         first = 0
         for field in columns:
-            self._leaves[field.name] = range(first, first := first + leaves(field.type))
+            self._leaves[field.name] = range(first, first := first + count_leaves(field.type))
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
         self._constants: dict[str, list[tuple[Any] | None]] = {}
         self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
@@ -61,7 +66,7 @@ class Footer:
     def chunks(
         self, groups: Iterable[int], columns: Iterable[str]
     ) -> Iterator[tuple[int, int, int]]:
-        """Offset, size and checksum of the chunks of some columns; none where there are no sums."""
+        """Offset, size and checksum of the chunks of some columns; empty without checksums."""
         if self.sums is None:
             return
         which = [leaf for name in columns for leaf in self._leaves[name]]
@@ -72,18 +77,18 @@ class Footer:
                 at, size = chunk_span(row_group.column(leaf))
                 yield at, size, int(self.sums[group * width + leaf])
 
-    def ends(self, column: str) -> list[tuple[Any, Any] | None]:
-        """The lowest and the highest value of `column` in each row group; None: not known."""
+    def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
+        """The lowest and the highest value of `column` in each row group; None if unknown."""
         if column not in self._ends:
             self._ends[column] = [self._bounds(group, column) for group in range(self.groups)]
         return self._ends[column]
 
     def constant(self, groups: Sequence[int], column: str) -> tuple[Any] | None:
-        """The one value of `column` in all rows of some `groups`; None: not known.
+        """The one value of `column` in all rows of some `groups`; None if unknown.
 
-        Only of texts and whole numbers, and of what is null throughout.
+        Known for texts and integers only, and for columns of nulls.
         """
-        if column not in self._at or "." in column:  # It may be a field of another column.
+        if column not in self._at or "." in column:  # A dotted name may be a nested field.
             return None
         if column not in self._constants:
             every = range(self.groups)
@@ -99,7 +104,7 @@ class Footer:
             return None
         if known.null_count:
             return (None,) if known.null_count == chunk.num_values else None
-        if column not in _SIMPLE or not known.has_min_max or known.min_raw != known.max_raw:
+        if column not in _EXACT_BOUNDS or not known.has_min_max or known.min_raw != known.max_raw:
             return None
         return (known.min,)
 
@@ -109,22 +114,22 @@ class Footer:
         known = self.metadata.row_group(group).column(at).statistics
         if known is None or not known.has_min_max:
             return None
-        if column in _RAW:
+        if column in _INTEGER_COLUMNS:
             whole = has_raw_bounds(self.metadata.schema.column(at))
             return (known.min_raw, known.max_raw) if whole else None
         return known.min, known.max
 
 
-class Footers:
+class FooterCache:
     """The footers used last; safe for threads.
 
     Args:
-        most_bytes: how much is kept, see MOST_BYTES; the footer used last is kept in any case.
+        max_bytes: how much is kept; the footer used last is kept in any case.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._kept: OrderedDict[tuple[Place, str, int], Footer] = OrderedDict()
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._most_bytes = max_bytes
+        self._kept: OrderedDict[tuple[Location, str, int], Footer] = OrderedDict()
         self._bytes = 0
         self._lock = threading.Lock()
 
@@ -133,39 +138,39 @@ class Footers:
         """The bytes of all footers that are kept, as they are stored."""
         return self._bytes
 
-    def __contains__(self, key: tuple[Place, DataFile]) -> bool:
-        place, file = key
-        return (place, file.path, file.size) in self._kept
+    def __contains__(self, key: tuple[Location, DataFile]) -> bool:
+        location, file = key
+        return (location, file.path, file.size) in self._kept
 
-    def of(self, place: Place, file: DataFile) -> Footer:
+    def get(self, location: Location, file: DataFile) -> Footer:
         """The footer of `file`.
 
         Raises:
             OSError, pa.ArrowException: it must be read and cannot, or is broken.
         """
-        key = place, file.path, file.size
+        key = location, file.path, file.size
         with self._lock:
             footer = self._kept.get(key)
             if footer is not None:
                 self._kept.move_to_end(key)
                 return footer
-        with place.read(place.file(file.path)) as source:
+        with location.read(location.file(file.path)) as source:
             return self._keep(key, Footer(*read_footer(source, file.size)))
 
-    def _keep(self, key: tuple[Place, str, int], footer: Footer) -> Footer:
+    def _keep(self, key: tuple[Location, str, int], footer: Footer) -> Footer:
         with self._lock:
             if key in self._kept:
-                return self._kept[key]  # Another thread was first.
+                return self._kept[key]  # Another thread read it first.
             self._kept[key] = footer
-            self._bytes += _size(footer)
+            self._bytes += _footer_bytes(footer)
             while self._bytes > self._most_bytes and len(self._kept) > 1:
-                self._bytes -= _size(self._kept.popitem(last=False)[1])
+                self._bytes -= _footer_bytes(self._kept.popitem(last=False)[1])
             return footer
 
 
-def _size(footer: Footer) -> int:
+def _footer_bytes(footer: Footer) -> int:
     return int(footer.metadata.serialized_size)
 
 
-footers: Final = Footers()
-"""Those of this process."""
+FOOTER_CACHE: Final = FooterCache()
+"""The cache of this process."""

@@ -1,7 +1,7 @@
-"""Files of events that another tool has written, as OPTIMIZE does: rows in any order.
+"""Event files that another tool has written, such as OPTIMIZE, with rows in any order.
 
-Their names say nothing, and what the log says of them may be missing; but every row knows its
-commit, and the footer says between which values the columns lie.
+Their names are arbitrary and their statistics may be missing. But every row has its commit, and
+the footer has bounds of the columns.
 """
 
 import functools
@@ -13,22 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries.model.columns import COMMIT, EVENT
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.model.columns import COMMIT_FIELDS, EVENT_FIELDS
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.parquet_layout import has_raw_bounds
 
-__all__ = ["FileBounds", "bounds_of_file"]
+__all__ = ["FileBounds", "read_bounds"]
 
-_MOST_KNOWN: Final = 4096
-_AFTER_ALL: Final = chr(0x10FFFF) * 64
-"""A name after every one that is likely."""
+MAX_CACHED_FILES: Final = 4096
+_LAST_NAME: Final = chr(0x10FFFF) * 64
+"""A name after all likely ones."""
 
-_READ: Final = tuple(field.name for field in (*EVENT[:3], COMMIT[0]))
+_BOUNDED_COLUMNS: Final = tuple(field.name for field in (*EVENT_FIELDS[:3], COMMIT_FIELDS[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class FileBounds:
-    """Between which values the rows of a file lie; pairs are inclusive and may be too wide."""
+    """The bounds of a file's rows; pairs are inclusive and may be too wide."""
 
     rows: int
     series: tuple[str, str]
@@ -37,31 +37,31 @@ class FileBounds:
     commit: tuple[int, int]
 
 
-_UNKNOWN: Final = FileBounds(0, ("", _AFTER_ALL), (0, 2**62), (-(2**62), 2**62), (0, 2**62))
+_UNKNOWN: Final = FileBounds(0, ("", _LAST_NAME), (0, 2**62), (-(2**62), 2**62), (0, 2**62))
 
 
-@functools.lru_cache(maxsize=_MOST_KNOWN)
-def bounds_of_file(place: Place, path: str, size: int) -> FileBounds:
-    """The bounds of the file at `path`, as far as its footer or its rows say them.
+@functools.lru_cache(maxsize=MAX_CACHED_FILES)
+def read_bounds(location: Location, path: str, size: int) -> FileBounds:
+    """The bounds of the file at `path`, from its footer or its rows.
 
-    A file that cannot be read may hold everything, so that whoever needs it finds out.
+    A file that cannot be read gets the widest bounds, so that a query that needs it fails.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         path: relative to the store.
         size: in bytes; a file never changes.
     """
     try:
-        metadata = pq.read_metadata(place.file(path), filesystem=place.filesystem)
-        known = {name: _footer_bounds(metadata, name) for name in _READ}
+        metadata = pq.read_metadata(location.file(path), filesystem=location.filesystem)
+        known = {name: _footer_bounds(metadata, name) for name in _BOUNDED_COLUMNS}
         missing = [name for name, bounds in known.items() if bounds is None]
         if missing and metadata.num_rows:
-            known.update(_row_bounds(place, path, missing))
+            known.update(_row_bounds(location, path, missing))
     except (OSError, pa.ArrowException, KeyError):
         return _UNKNOWN
     if not metadata.num_rows:
         return FileBounds(0, ("", ""), (0, 0), (0, 0), (0, 0))
-    series, sequence, us, commit = (known[name] for name in _READ)
+    series, sequence, us, commit = (known[name] for name in _BOUNDED_COLUMNS)
     assert series
     assert sequence
     assert us
@@ -70,7 +70,7 @@ def bounds_of_file(place: Place, path: str, size: int) -> FileBounds:
 
 
 def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
-    """Between which values a column lies; None: the footer does not say."""
+    """The bounds of a column from the footer; None if it lacks them."""
     at = metadata.schema.names.index(column)
     groups = [metadata.row_group(group).column(at) for group in range(metadata.num_row_groups)]
     known = [group.statistics for group in groups]
@@ -83,8 +83,10 @@ def _footer_bounds(metadata: Any, column: str) -> tuple[Any, Any] | None:
     return min(group.min_raw for group in known), max(group.max_raw for group in known)
 
 
-def _row_bounds(place: Place, path: str, columns: Sequence[str]) -> dict[str, tuple[Any, Any]]:
-    full, filesystem = place.file(path), place.filesystem
+def _row_bounds(
+    location: Location, path: str, columns: Sequence[str]
+) -> dict[str, tuple[Any, Any]]:
+    full, filesystem = location.file(path), location.filesystem
     table = pq.read_table(
         full,
         columns=list(columns),

@@ -1,6 +1,6 @@
-"""The files of heads: written under new names, and a chain of them read back as one head.
+"""Head files: written under new names, and a chain of them read back as one series index.
 
-A head counts once a commit names it, so a crash leaves at most files that nobody reads.
+A head file is in use once a commit names it, so a crash leaves unused files at worst.
 """
 
 import contextlib
@@ -12,179 +12,247 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.head_checksums import check_file, seal_file
-from pyspark_tseries.model.series_index import Head, Note, merge, of_series, read_note
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.model.head_checksums import fill_in_checksum, verify_file
+from pyspark_tseries.model.series_index import (
+    CommitMetadata,
+    SeriesIndex,
+    apply_delta,
+    filter_series,
+    read_metadata,
+)
+from pyspark_tseries.storage.location import Location
 
 __all__ = [
-    "GLANCES",
+    "MAX_PARTIAL_LOADS",
+    "LastIndex",
     "head_chain",
     "head_path",
-    "load_head",
-    "load_series",
-    "read_head_note",
-    "readable_notes",
-    "unreadable_head",
+    "last_index",
+    "load_index",
+    "load_partial_index",
+    "read_head_metadata",
+    "readable_metadata",
+    "unreadable_head_error",
     "write_head",
 ]
 
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
-FEW_ROWS: Final = 64
-"""Fewer are not worth compressing."""
+SMALL_FILE_ROWS: Final = 64
+"""Smaller tables are not worth compressing."""
 
-FEW_SERIES: Final = 10_000
-"""So many rows, or fewer, are merged in some milliseconds."""
+SMALL_INDEX_ROWS: Final = 10_000
+"""Up to this number of rows, an index is built in a few milliseconds."""
 
-LARGE_BYTES: Final = 1024 * 1024
+MAX_WHOLE_READ_BYTES: Final = 1024 * 1024
 
-_BROKEN: Final = (FileNotFoundError, pa.ArrowException, ValueError)
-"""What the file itself is to blame for; other OSErrors may pass."""
+_DAMAGE_ERRORS: Final = (FileNotFoundError, pa.ArrowException, ValueError)
+"""Errors of a missing or damaged file; other OSErrors may be temporary."""
 
-GLANCES: Final = 4
-"""So many queries of a process read where their series stand; the next keeps it of all series."""
-
-
-def head_path(place: Place, head_id: int) -> str:
-    """Where the head `head_id` lies."""
-    return place.file("_tseries", "head", f"{head_id:016x}.arrow")
+MAX_PARTIAL_LOADS: Final = 4
+"""After this many partial loads a process loads and keeps the index of all series."""
 
 
-def write_head(place: Place, head_id: int, table: pa.Table) -> str:
-    """Writes a head file; returns its path."""
-    path = head_path(place, head_id)
-    options = _LZ4 if table.num_rows >= FEW_ROWS else None
+def head_path(location: Location, head_id: int) -> str:
+    """The path of the head file `head_id`."""
+    return location.file("_tseries", "head", f"{head_id:016x}.arrow")
+
+
+def write_head(location: Location, head_id: int, table: pa.Table) -> str:
+    """Write a head file; return its path."""
+    path = head_path(location, head_id)
+    options = _LZ4 if table.num_rows >= SMALL_FILE_ROWS else None
     content = io.BytesIO()
     with pa.ipc.new_file(content, table.schema, options=options) as writer:
         writer.write_table(table)
     sealed = bytearray(content.getbuffer())
-    seal_file(sealed)
-    with place.write(path) as file:
+    fill_in_checksum(sealed)
+    with location.write(path) as file:
         file.write(sealed)
     return path
 
 
-def read_head_note(place: Place, head_id: int) -> Note:
-    """What the head file says besides its rows, without reading these.
+def read_head_metadata(location: Location, head_id: int) -> CommitMetadata:
+    """The commit metadata of a head file, without its rows.
 
     Raises:
         UnusableStore: it is missing or broken.
-        OSError: it cannot be read now, though it may be there.
+        OSError: it cannot be read now.
     """
-    path = head_path(place, head_id)
+    path = head_path(location, head_id)
     try:
-        return _note_at(place, path)
-    except _BROKEN as error:
-        raise unreadable_head(place, path, str(error)) from error
+        return _metadata_at(location, path)
+    except _DAMAGE_ERRORS as error:
+        raise unreadable_head_error(location, path, str(error)) from error
 
 
-def head_chain(place: Place, head_id: int | None, since_us: int) -> Iterator[str]:
+def head_chain(location: Location, head_id: int | None, since_us: int) -> Iterator[str]:
     """The paths of the head files of `head_id` and of all that were current since `since_us`.
 
     Raises:
         UnusableStore: one is broken.
-        OSError: one cannot be read now, though it may be there.
+        OSError: one cannot be read now.
     """
     while head_id is not None:
-        path = head_path(place, head_id)
+        path = head_path(location, head_id)
         try:
-            note = _note_at(place, path)
+            metadata = _metadata_at(location, path)
         except FileNotFoundError:
-            return  # Removed before: nothing older is there either.
-        except _BROKEN as error:
-            raise unreadable_head(place, path, str(error)) from error
+            return  # It was cleaned up, and so were all older ones.
+        except _DAMAGE_ERRORS as error:
+            raise unreadable_head_error(location, path, str(error)) from error
         yield path
-        head_id = note.parent if note.depth or note.commit_us >= since_us else None
+        head_id = metadata.parent if metadata.depth or metadata.commit_us >= since_us else None
 
 
-def readable_notes(place: Place) -> dict[int, Note]:
-    """The notes of all head files that can be read, by the ids of the heads."""
-    notes = {}
-    heads = (path for path, _ in place.listed(place.file("_tseries", "head")))
+def readable_metadata(location: Location) -> dict[int, CommitMetadata]:
+    """The commit metadata of all head files that can be read, by head id."""
+    found = {}
+    heads = (path for path, _ in location.list_files(location.file("_tseries", "head")))
     for path in heads:
-        with contextlib.suppress(OSError, *_BROKEN):
+        with contextlib.suppress(OSError, *_DAMAGE_ERRORS):
             head_id = int(os.path.basename(path).split(".")[0], 16)
-            notes[head_id] = _note_at(place, path)
-    return notes
+            found[head_id] = _metadata_at(location, path)
+    return found
 
 
-def _note_at(place: Place, path: str) -> Note:
-    """The note of a file, of which a large one is not read whole."""
-    with place.read(path) as file:
-        if file.size() > LARGE_BYTES:
-            return read_note(pa.ipc.open_file(file).schema)
+def _metadata_at(location: Location, path: str) -> CommitMetadata:
+    """The commit metadata of a file; a large file is not read whole."""
+    with location.read(path) as file:
+        if file.size() > MAX_WHOLE_READ_BYTES:
+            return read_metadata(pa.ipc.open_file(file).schema)
         content = file.read()
-    return read_note(_parsed(content).schema)
+    return read_metadata(_parse(content).schema)
 
 
-def _read_head(place: Place, path: str) -> pa.Table:
+def _read_head(location: Location, path: str) -> pa.Table:
     try:
-        with place.read(path) as file:
+        with location.read(path) as file:
             content = file.read()
-        table = _parsed(content)
-        read_note(table.schema)
-    except (OSError, *_BROKEN) as error:
-        raise unreadable_head(place, path, str(error)) from error
+        table = _parse(content)
+        read_metadata(table.schema)
+    except (OSError, *_DAMAGE_ERRORS) as error:
+        raise unreadable_head_error(location, path, str(error)) from error
     return table
 
 
-def _parsed(content: bytes) -> pa.Table:
+def _parse(content: bytes) -> pa.Table:
     """The content of a whole file; raises one of _BROKEN."""
-    sealed = check_file(content)
+    sealed = verify_file(content)
     try:
         table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
-    except OSError as error:  # Of a file in memory: it says something else than it was.
+    except OSError as error:  # The content is in memory, so this means damage.
         raise ValueError(str(error)) from error
     if not sealed:
         table.validate(full=True)
     return table
 
 
-def unreadable_head(place: Place, path: str, reason: str) -> UnusableStore:
-    """The error of a head file that is missing or broken, as `reason` says."""
+def unreadable_head_error(location: Location, path: str, reason: str) -> UnusableStore:
+    """The error of a missing or damaged head file."""
     return UnusableStore(
-        f"the store's head file '{path}' cannot be read: {place.hides(reason)}; accepted: a "
-        "store copied whole, '_tseries' included; next step: copy it again, restore that file, or "
-        f"mend the store with: python -m pyspark_tseries repair {place.location}"
+        f"the store's head file '{path}' cannot be read: {location.redact(reason)}",
+        "a store copied whole, '_tseries' included",
+        "copy it again, restore that file, or mend the store with: python -m pyspark_tseries "
+        f"repair {location.root}",
     )
 
 
-def load_head(place: Place, head_id: int | None, known_id: int | None, known: Head) -> Head:
-    """The head `head_id`, from files, or on top of `known` where that is in its chain.
+def load_index(
+    location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
+) -> SeriesIndex:
+    """The index of the head `head_id`, on top of `known` if that is in its chain.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         head_id: None before the first commit.
-        known_id: the id of `known`; None where `known` is the empty head.
-        known: a head read before.
+        known_id: the head of `known`; None for an empty index.
+        known: an index loaded before.
     """
-    head, deltas = _chain(place, head_id, known_id, known)
+    index, deltas = _collect_deltas(location, head_id, known_id, known)
     for delta in deltas:
-        head = merge(head, delta)
-    return head
+        index = apply_delta(index, delta)
+    return index
 
 
-def load_series(place: Place, head_id: int | None, names: Sequence[str]) -> tuple[Head, bool]:
-    """The head `head_id` as far as `names` are concerned, and whether it is the whole head.
+def load_partial_index(
+    location: Location, head_id: int | None, names: Sequence[str]
+) -> tuple[SeriesIndex, bool]:
+    """The index of the head `head_id` for at least the series `names`; True if it is complete.
 
-    It is where there are few series. Else every row is read, but only those of `names` get a
-    place among what can be looked up, which takes most of the time and memory of a whole head.
+    It is complete if the store has few series. Otherwise all rows are read, but only those of
+    `names` are indexed, which saves most of the time and memory of a complete index.
     """
-    head, deltas = _chain(place, head_id, None, Head())
-    whole = sum(delta.num_rows for delta in deltas) <= FEW_SERIES
+    index, deltas = _collect_deltas(location, head_id, None, SeriesIndex())
+    whole = sum(delta.num_rows for delta in deltas) <= SMALL_INDEX_ROWS
     for delta in deltas:
-        head = merge(head, delta if whole else of_series(delta, names))
-    return head, whole
+        index = apply_delta(index, delta if whole else filter_series(delta, names))
+    return index, whole
 
 
-def _chain(
-    place: Place, head_id: int | None, known_id: int | None, known: Head
-) -> tuple[Head, list[pa.Table]]:
-    """A head that is in memory, and the deltas that make the head `head_id` of it, in order."""
+def _collect_deltas(
+    location: Location, head_id: int | None, known_id: int | None, known: SeriesIndex
+) -> tuple[SeriesIndex, list[pa.Table]]:
+    """An index in memory, and the deltas to apply to it, in order, for the head `head_id`."""
     deltas: list[pa.Table] = []
     while head_id is not None and head_id != known_id:
-        deltas.append(_read_head(place, head_path(place, head_id)))
-        note = read_note(deltas[-1].schema)
-        head_id = note.parent if note.depth else None
-        known_id = known_id if note.depth else None
-        known = known if note.depth else Head()
-    return known if head_id == known_id else Head(), deltas[::-1]
+        deltas.append(_read_head(location, head_path(location, head_id)))
+        metadata = read_metadata(deltas[-1].schema)
+        head_id = metadata.parent if metadata.depth else None
+        known_id = known_id if metadata.depth else None
+        known = known if metadata.depth else SeriesIndex()
+    return known if head_id == known_id else SeriesIndex(), deltas[::-1]
+
+
+class LastIndex:
+    """The series index of a store that was loaded last: the next is that one and some deltas.
+
+    A process that looks up few series, and not often, need not load the index of all: the first
+    `MAX_PARTIAL_LOADS` look-ups read the head files each time.
+
+    Args:
+        location: of the store.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._last: tuple[int | None, SeriesIndex] = (None, SeriesIndex())
+        self._partial_loads = 0
+
+    @property
+    def head_id(self) -> int | None:
+        """The head that the index was loaded from; None before the first."""
+        return self._last[0]
+
+    @property
+    def index(self) -> SeriesIndex:
+        """The index that was loaded last; an empty one before the first."""
+        return self._last[1]
+
+    def remember(self, head_id: int | None, index: SeriesIndex) -> None:
+        """Take `index` as that of the head `head_id`."""
+        self._last = head_id, index
+
+    def load(self, head_id: int | None) -> SeriesIndex:
+        """The index of the head `head_id`; raises what `load_index` raises."""
+        if head_id != self.head_id:
+            self.remember(head_id, load_index(self._location, head_id, *self._last))
+        return self.index
+
+    def load_series(self, head_id: int | None, names: Sequence[str]) -> SeriesIndex:
+        """As `load`; the result may lack all series but `names`."""
+        if self.head_id is not None or self._partial_loads >= MAX_PARTIAL_LOADS:
+            return self.load(head_id)
+        index, whole = load_partial_index(self._location, head_id, names)
+        if whole:
+            self.remember(head_id, index)
+        else:
+            self._partial_loads += 1
+        return index
+
+
+_last_indexes: dict[Location, LastIndex] = {}
+
+
+def last_index(location: Location) -> LastIndex:
+    """The index of the store that a task of this process loaded last, for its next tasks."""
+    return _last_indexes.setdefault(location, LastIndex(location))

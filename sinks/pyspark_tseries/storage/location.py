@@ -1,8 +1,8 @@
-"""Where a store lies: a directory of this machine, or a prefix in an object store.
+"""The location of a store: a directory of this machine, or a prefix in an object store.
 
-Local files are written and read as ever, through the operating system; those of an object store
-through Arrow, with the same options that Delta's log is reached with. Object stores have no locks
-and no renaming: what needs these says so with `local`.
+Local files go through the operating system; those of an object store through Arrow, with the
+options that Delta's log is opened with. Object stores lack locks and renaming: code that needs
+these checks `is_local`.
 """
 
 import contextlib
@@ -21,29 +21,44 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import compose_message
 
-__all__ = ["STORAGE_OPTIONS", "Place", "lies_inside", "local_path", "location_of", "place_of"]
+__all__ = [
+    "EVENT_FILE_PATH",
+    "STORAGE_OPTIONS",
+    "Location",
+    "is_inside_store",
+    "local_path",
+    "normalize_location",
+    "parse_location",
+]
 
-Pairs = tuple[tuple[str, str], ...]
+EVENT_FILE_PATH: Final = re.compile(
+    r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?[0-9a-f]{16,}([._]\d{4,})?[.]parquet"
+)
+"""The paths of event files that this package writes: their commits, and a number."""
+
+
+OptionPairs = tuple[tuple[str, str], ...]
 
 _URI: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/")
-_OBJECTS: Final = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)/(?P<prefix>.*)")
-_PREFIX: Final = re.compile(r"[A-Za-z0-9_./=@:+,' -]+")
+_S3_URI: Final = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)/(?P<prefix>.*)")
+_S3_PREFIX: Final = re.compile(r"[A-Za-z0-9_./=@:+,' -]+")
 
-_OUTSIDE: Final = re.compile(r"[%:\\\x00-\x1f]")
-"""What makes a path a URI, an escape, or unclear."""
+_UNSAFE_IN_PATH: Final = re.compile(r"[%:\\\x00-\x1f]")
+"""Characters that make a path a URI, an escape, or ambiguous."""
 
-_ALIASES: Final = {
+_OPTION_ALIASES: Final = {
     "AWS_DEFAULT_REGION": "AWS_REGION",
     "AWS_ENDPOINT": "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3": "AWS_ENDPOINT_URL",
 }
-_SECRET: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-_ENVIRONMENT: Final = ("AWS_REGION", "AWS_ENDPOINT_URL")
-STORAGE_OPTIONS: Final = (*_SECRET, "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
-"""What there is to say about an object store; what is not said comes from the environment."""
+_SECRET_OPTIONS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_ENVIRONMENT_OPTIONS: Final = ("AWS_REGION", "AWS_ENDPOINT_URL")
+STORAGE_OPTIONS: Final = (*_SECRET_OPTIONS, "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP")
+"""Options of an object store; missing ones come from the environment."""
 
-MOST_COPIED: Final = 2 * 1024**3
+MAX_SERVER_COPY_BYTES: Final = 2 * 1024**3
 """So many bytes an object store copies by itself in one request: Amazon's limit is 5 GB, ours is
 what it copies in a minute."""
 
@@ -58,9 +73,9 @@ def local_path(location: str) -> str:
     >>> local_path("file:///tmp/a%20store"), local_path("/tmp/a store")
     ('/tmp/a store', '/tmp/a store')
     """
-    path = _decoded(location)
+    path = _decode_uri(location)
     if not path.strip():
-        raise ValueError("an empty text names no directory")
+        raise ValueError("an empty text does not name a directory")
     if "%" in path:
         # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
         raise ValueError("a directory with a '%' in its name cannot be a Delta table")
@@ -69,7 +84,7 @@ def local_path(location: str) -> str:
     return path
 
 
-def _decoded(location: str) -> str:
+def _decode_uri(location: str) -> str:
     uri = _URI.match(location)
     if uri is None:
         return location
@@ -81,33 +96,35 @@ def _decoded(location: str) -> str:
     return unquote(parts.path)
 
 
-def lies_inside(path: str) -> bool:
-    """Whether `path`, as a log names a file, can only be one of the store's own directories.
+def is_inside_store(path: str) -> bool:
+    """True if `path`, as a log names a file, cannot leave the store's directory.
 
-    >>> lies_inside("kind=event/part-0.parquet"), lies_inside("kind=event/%2e%2e/part-0.parquet")
-    (True, False)
+    >>> is_inside_store("kind=event/part-0.parquet")
+    True
+    >>> is_inside_store("kind=event/%2e%2e/part-0.parquet")
+    False
     """
     parts = path.split("/")
-    return not (_OUTSIDE.search(path) or {"", ".", ".."} & set(parts))
+    return not (_UNSAFE_IN_PATH.search(path) or {"", ".", ".."} & set(parts))
 
 
-def location_of(text: str) -> str:
+def normalize_location(text: str) -> str:
     """The local path, or the `s3:` URI without a slash at its end, that `text` names.
 
     Raises:
         ValueError: it names neither.
 
-    >>> location_of("s3a://bucket/trips/"), location_of("file:///tmp/trips")
+    >>> normalize_location("s3a://bucket/trips/"), normalize_location("file:///tmp/trips")
     ('s3://bucket/trips', '/tmp/trips')
     """
     uri = _URI.match(text)
     if uri is None or uri["scheme"].lower() not in ("s3", "s3a"):
         return local_path(text)
-    named = _OBJECTS.fullmatch(uri["scheme"].lower() + text[uri.end("scheme") :])
+    named = _S3_URI.fullmatch(uri["scheme"].lower() + text[uri.end("scheme") :])
     prefix = named["prefix"].rstrip("/") if named else ""
     if named is None or not prefix:
         raise ValueError("an s3: URI names a bucket and a prefix in it: s3://bucket/prefix")
-    if not _PREFIX.fullmatch(prefix) or {"", ".", ".."} & set(prefix.split("/")):
+    if not _S3_PREFIX.fullmatch(prefix) or {"", ".", ".."} & set(prefix.split("/")):
         # Delta, Arrow and Amazon escape other characters in ways of their own.
         raise ValueError(
             "a prefix is of letters A-Z, digits, spaces and _.=@:+,'- in parts between single '/'"
@@ -115,10 +132,10 @@ def location_of(text: str) -> str:
     return f"s3://{named['bucket']}/{prefix}"
 
 
-def place_of(
-    location: "str | os.PathLike[str] | Place", options: Mapping[str, str] | None = None
-) -> "Place":
-    """The place that `location` names, to be reached with `options`; a place is that itself.
+def parse_location(
+    location: "str | os.PathLike[str] | Location", options: Mapping[str, str] | None = None
+) -> "Location":
+    """The location named by a path or URI, opened with `options`; a Location is returned as it is.
 
     Args:
         location: a local path, a `file:` URI or an `s3:` URI; a relative path becomes absolute.
@@ -128,13 +145,13 @@ def place_of(
         ValueError: no such location.
         OptionError: options that do not fit it; shows no value of theirs.
     """
-    if isinstance(location, Place):
+    if isinstance(location, Location):
         return location
     if not isinstance(location, str | os.PathLike):
-        raise ValueError(f"{location!r} is no path; accepted: a text or a pathlib.Path")
-    there = location_of(os.fspath(location))
+        raise ValueError(compose_message(f"{location!r} is not a path", "a text or a pathlib.Path"))
+    there = normalize_location(os.fspath(location))
     try:
-        given = _normal(options or {})
+        given = _normalize_options(options or {})
         if given and not there.startswith("s3://"):
             raise ValueError(f"a local path needs no {given[0][0]}")
     except ValueError as error:
@@ -144,10 +161,10 @@ def place_of(
             ", ".join(STORAGE_OPTIONS),
             "correct it, or leave it out for what the environment says",
         ) from None
-    return Place(there, given) if there.startswith("s3://") else Place(os.path.abspath(there))
+    return Location(there, given) if there.startswith("s3://") else Location(os.path.abspath(there))
 
 
-def _normal(options: Mapping[str, str]) -> Pairs:
+def _normalize_options(options: Mapping[str, str]) -> OptionPairs:
     """Options by their names in capitals, in order.
 
     Raises:
@@ -155,7 +172,7 @@ def _normal(options: Mapping[str, str]) -> Pairs:
     """
     found: dict[str, str] = {}
     for key, value in options.items():
-        name = _ALIASES.get(key.upper(), key.upper())
+        name = _OPTION_ALIASES.get(key.upper(), key.upper())
         if name not in STORAGE_OPTIONS:
             raise ValueError(f"there is no storage option '{key}'")
         if found.setdefault(name, value) != value:
@@ -166,7 +183,7 @@ def _normal(options: Mapping[str, str]) -> Pairs:
         raise ValueError("AWS_ALLOW_HTTP is neither 'true' nor 'false'")
     endpoint = found.get("AWS_ENDPOINT_URL", "https://")
     if not endpoint.startswith(("http://", "https://")):
-        raise ValueError("AWS_ENDPOINT_URL is no http: or https: URL")
+        raise ValueError("AWS_ENDPOINT_URL is not an http: or https: URL")
     if endpoint.startswith("http:") and found.get("AWS_ALLOW_HTTP", "").lower() != "true":
         raise ValueError("an AWS_ENDPOINT_URL without encryption needs AWS_ALLOW_HTTP=true")
     if "AWS_ENDPOINT_URL" in found:
@@ -175,27 +192,27 @@ def _normal(options: Mapping[str, str]) -> Pairs:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a store lies, made by `place_of`; may be pickled, and shows no secrets.
+class Location:
+    """The location of a store, made by `parse_location`; pickles, and its repr hides secrets.
 
     Attributes:
         location: an absolute local path, or `s3://bucket/prefix`.
         options: how an object store is reached, as Delta takes it.
     """
 
-    location: str
-    options: Pairs = field(default=(), repr=False)
+    root: str
+    options: OptionPairs = field(default=(), repr=False)
 
     @property
-    def local(self) -> bool:
-        """Whether it is a directory: with locks, renaming, and times to the nanosecond."""
-        return not self.location.startswith("s3://")
+    def is_local(self) -> bool:
+        """True for a directory, which has locks, renaming, and nanosecond times."""
+        return not self.root.startswith("s3://")
 
     @property
     def uri(self) -> str:
         """As Delta takes it."""
         # A bare path could look like a URI of another kind.
-        return pathlib.Path(self.location).as_uri() if self.local else self.location
+        return pathlib.Path(self.root).as_uri() if self.is_local else self.root
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -205,18 +222,18 @@ class Place:
     @property
     def filesystem(self) -> Any:
         """As Arrow takes it: None stands for the local one."""
-        return None if self.local else _s3(self.options)
+        return None if self.is_local else _s3_filesystem(self.options)
 
-    def hides(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """`text`, which may quote the options, without the secrets among them."""
         for name, value in self.options:
-            if name in _SECRET and value:
+            if name in _SECRET_OPTIONS and value:
                 text = text.replace(value, "[hidden]")
         return text
 
     def file(self, *names: str) -> str:
         """The path of a file of the store, as the methods below and Arrow take it."""
-        return os.path.join(self.location if self.local else self.location[5:], *names)
+        return os.path.join(self.root if self.is_local else self.root[5:], *names)
 
     def read(self, path: str) -> pa.NativeFile:
         """A file to read from.
@@ -224,31 +241,31 @@ class Place:
         Raises:
             OSError: it cannot be read; FileNotFoundError: it is not there.
         """
-        return pa.OSFile(path) if self.local else self.filesystem.open_input_file(path)
+        return pa.OSFile(path) if self.is_local else self.filesystem.open_input_file(path)
 
     def write(self, path: str) -> pa.NativeFile:
         """A file to write to, in a directory that is made for it; it is there once it is closed."""
-        if not self.local:
+        if not self.is_local:
             return self.filesystem.open_output_stream(path)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         return pa.OSFile(path, "wb")
 
     def copy(self, path: str, to: str) -> None:
-        """Makes a file known by a second path too; it must not be written to any more."""
-        if not self.local:
-            if self.size(path) <= MOST_COPIED:
+        """Give a file, which never changes again, a second path."""
+        if not self.is_local:
+            if self.size(path) <= MAX_SERVER_COPY_BYTES:
                 return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]
             with self.read(path) as source, self.write(to) as sink:
                 return shutil.copyfileobj(source, sink, 16 * 1024 * 1024)
         os.makedirs(os.path.dirname(to), exist_ok=True)
         try:
             os.link(path, to)
-        except OSError:  # A file system without links; a file that is gone is so again.
+        except OSError:  # A file system without hard links; a missing file fails again.
             shutil.copyfile(path, to)
 
     def size(self, path: str) -> int:
         """The bytes of a file; raises FileNotFoundError."""
-        if self.local:
+        if self.is_local:
             return os.path.getsize(path)
         found = self.filesystem.get_file_info(path)
         if found.size is None:
@@ -256,8 +273,8 @@ class Place:
         return int(found.size)
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Tells a file from another one of that name, written later; None where there is none."""
-        if self.local:
+        """Distinguishes a file from a later one of the same name; None if it is missing."""
+        if self.is_local:
             try:
                 entry = os.stat(path)
             except FileNotFoundError:
@@ -267,13 +284,13 @@ class Place:
         return None if found.size is None else (int(found.size), int(found.mtime_ns))
 
     def clock_us(self) -> int | None:
-        """What the storage's own clock says, in microseconds; None where it does not say.
+        """The time of the storage's own clock, in microseconds; None if unknown.
 
-        Of a disk of this machine that is the kernel's, which no process can set for itself.
+        For a local disk that is the kernel's clock, which a process cannot fake.
         """
-        path = self.lock_path("clock") if self.local else self.file("_tseries", "clock")
+        path = self.lock_path("clock") if self.is_local else self.file("_tseries", "clock")
         try:
-            if self.local:
+            if self.is_local:
                 with open(path, "ab"):
                     os.utime(path)
             else:
@@ -285,16 +302,16 @@ class Place:
         return None if found is None else found[1] // 1000
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Removes files; missing ones are fine."""
-        remove = os.remove if self.local else self.filesystem.delete_file
+        """Remove files; missing ones are ignored."""
+        remove = os.remove if self.is_local else self.filesystem.delete_file
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 remove(path)
 
-    def listed(self, directory: str) -> Iterator[tuple[str, int]]:
+    def list_files(self, directory: str) -> Iterator[tuple[str, int]]:
         """Each file in `directory`, which need not be there, and its time in nanoseconds."""
-        if not self.local:
-            wanted = _selector(directory)
+        if not self.is_local:
+            wanted = _file_selector(directory)
             for found in self.filesystem.get_file_info(wanted):
                 if found.is_file:
                     yield found.path, int(found.mtime_ns)
@@ -306,8 +323,8 @@ class Place:
 
     def lock_path(self, name: str) -> str:
         """A local file, not made yet, whose lock keeps the processes of this host apart."""
-        if not self.local:
-            which = hashlib.sha256(self.location.encode()).hexdigest()[:32]
+        if not self.is_local:
+            which = hashlib.sha256(self.root.encode()).hexdigest()[:32]
             return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{which}-{name}")
         # Not with its parents: a store that was removed must not be there again as a directory.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
@@ -315,20 +332,27 @@ class Place:
         return self.file("_tseries", name)
 
 
-def _selector(directory: str) -> Any:
+def _file_selector(directory: str) -> Any:
     from pyarrow.fs import FileSelector
 
     return FileSelector(directory, allow_not_found=True)
 
 
 @functools.lru_cache(maxsize=16)
-def _s3(options: Pairs) -> Any:
-    # Not before it is needed: it starts Amazon's library, with threads of its own.
+def _s3_filesystem(options: OptionPairs) -> Any:
+    # Imported late: it starts the AWS library, with threads of its own.
     from pyarrow.fs import S3FileSystem
 
     # The environment's variables are those that Delta reads; Arrow would know only some of them.
-    given = {name: os.environ[name] for name in (*_ALIASES, *_ENVIRONMENT) if name in os.environ}
-    given = {**{_ALIASES.get(name, name): value for name, value in given.items()}, **dict(options)}
+    given = {
+        name: os.environ[name]
+        for name in (*_OPTION_ALIASES, *_ENVIRONMENT_OPTIONS)
+        if name in os.environ
+    }
+    given = {
+        **{_OPTION_ALIASES.get(name, name): value for name, value in given.items()},
+        **dict(options),
+    }
     endpoint = given.get("AWS_ENDPOINT_URL")
     return S3FileSystem(
         access_key=given.get("AWS_ACCESS_KEY_ID"),

@@ -1,6 +1,9 @@
-"""Locks between the processes of one host; a killed process gives its lock back.
+"""Locks between the processes of one host; the kernel releases the lock of a killed process.
 
-They only save work. What keeps a store correct on any number of hosts is the log's own check.
+They only save work: correctness on any number of hosts comes from the check in the log. A lock is
+a `flock` on a file. Whoever waits for the commit lock gives up once the holder has been silent for
+`MAX_SILENCE_S`, and then commits without the lock; a holder with a large batch to write stays in
+possession by touching the file, its heartbeat.
 """
 
 import contextlib
@@ -12,85 +15,85 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.storage.location import Location
 
-__all__ = ["alone", "at_work", "in_turn", "try_lock"]
+__all__ = ["commit_lock", "exclusive", "heartbeat", "try_lock"]
 
-_COMMIT_LOCK: Final = "commit.lock"
+_COMMIT_LOCK_FILE: Final = "commit.lock"
 
-QUEUE_SECONDS: Final = 10.0
-"""How long a writer waits for one of its host that shows no sign of life before it races it."""
+MAX_SILENCE_S: Final = 10.0
+"""A writer waits this long for a holder without a heartbeat, then commits without the lock."""
 
-MOST_SIGNS: Final = 360
-"""So many signs of life, four in `QUEUE_SECONDS`, a writer gives: a large batch takes minutes."""
+MAX_HEARTBEATS: Final = 360
+"""The heartbeat ends after 15 minutes, four beats in `MAX_SILENCE_S`: a writer may hang."""
 
 
 @contextlib.contextmanager
-def in_turn(place: Place) -> Iterator[None]:
-    """Lets the writers of one host commit in turn."""
-    if not place.local:
-        yield  # Its writers are seldom of one host: they race.
+def commit_lock(location: Location) -> Iterator[None]:
+    """Let the writers of one host commit in turn."""
+    if not location.is_local:
+        yield  # Its writers are seldom on one host, so the log decides.
         return
     try:
-        file = open(place.lock_path(_COMMIT_LOCK), "ab")  # noqa: SIM115 closed below
+        file = open(location.lock_path(_COMMIT_LOCK_FILE), "ab")  # noqa: SIM115 closed below
     except FileNotFoundError:
-        yield  # The store is gone, which whoever queues finds out next.
+        yield  # The store was removed, which the caller notices next.
         return
     with file:
         seen, patience = None, 0.0
         while not try_lock(file.fileno()):
-            # Who raced a large batch, which is written anew then, would win each of its attempts.
+            # Small batches that do not wait would win every race against a large one.
             if seen != (seen := os.fstat(file.fileno()).st_mtime_ns):
-                patience = time.monotonic() + QUEUE_SECONDS
+                patience = time.monotonic() + MAX_SILENCE_S
             if time.monotonic() >= patience:
                 break
             time.sleep(random.uniform(0.001, 0.005))
         try:
             yield
         finally:
-            # Closing would not do where a fork of this process has the file open as well.
+            # Closing does not release the lock while a fork of this process has the file open.
             with contextlib.suppress(OSError):
                 fcntl.flock(file.fileno(), fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
-def at_work(place: Place) -> Iterator[None]:
-    """Shows life, within a turn, to the writers that wait for theirs."""
+def heartbeat(location: Location) -> Iterator[None]:
+    """Tell waiting writers, while the commit lock is held, that its holder is working."""
     over = threading.Event()
-    if place.local:
-        path = place.lock_path(_COMMIT_LOCK)
+    if location.is_local:
+        path = location.lock_path(_COMMIT_LOCK_FILE)
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
-            threading.Thread(target=_show_life, args=(path, over), daemon=True).start()
+            threading.Thread(target=_beat, args=(path, over), daemon=True).start()
     try:
         yield
     finally:
         over.set()
 
 
-def _show_life(path: str, over: threading.Event) -> None:
+def _beat(path: str, over: threading.Event) -> None:
     with contextlib.suppress(OSError):
-        for _ in range(MOST_SIGNS):
-            if over.wait(QUEUE_SECONDS / 4):
+        for _ in range(MAX_HEARTBEATS):
+            if over.wait(MAX_SILENCE_S / 4):
                 return
             os.utime(path)
 
 
 @contextlib.contextmanager
-def alone(place: Place, name: str) -> Iterator[int | None]:
-    """Holds the lock `name`; None where another process of this host holds it.
+def exclusive(location: Location, name: str) -> Iterator[int | None]:
+    """Hold the lock `name`; yield its descriptor, or None if another process holds it.
 
-    The lock is the descriptor's, and a process that inherits it holds the lock too, to its end.
+    A process that inherits the descriptor holds the lock, too, until it ends.
     """
-    with open(place.lock_path(name), "ab") as file:
+    with open(location.lock_path(name), "ab") as file:
         yield file.fileno() if try_lock(file.fileno()) else None
 
 
 def try_lock(descriptor: int) -> bool:
-    """Whether the lock is ours now; it is given back when the file is closed."""
+    """True if the lock is now held; closing the file releases it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        return True  # A file system without locks: the writers race.
+        return True  # A file system without locks: the log decides.
     return True

@@ -7,34 +7,34 @@ import pyarrow.compute as pc
 
 __all__ = [
     "ROWS_PER_GROUP",
-    "by_groups",
-    "compression",
+    "choose_compression",
     "has_raw_bounds",
-    "parquet_options",
-    "rows_per",
+    "rows_for_bytes",
+    "split_dictionaries",
+    "writer_options",
 ]
 
 ROWS_PER_GROUP: Final = 10_000
 """Small row groups let a reader of one series skip most of a file that holds them all."""
 
-_ENCODED_BYTES: Final = 4 * 1024 * 1024
-"""About so much is encoded at once: only then Arrow asks whether a dictionary is too large."""
+ENCODING_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The bytes encoded at once, about; after each, Arrow checks the size of the dictionary."""
 
-_SAME: Final = (
+_OFTEN_CONSTANT: Final = (
     *("author", "original_sequence", "original_timestamp", "original_author"),
     *("commit", "commit_time"),
 )
-"""Columns that as a rule have one value throughout a commit's file."""
+"""Columns that are usually constant in the file of a commit."""
 
 
-def compression(events: pa.Table) -> str | dict[str, str]:
-    """Of each column: one value needs none, and what prepares it takes longer than writing it.
+def choose_compression(events: pa.Table) -> str | dict[str, str]:
+    """The compression of each column: none for constant ones, where it costs more than it saves.
 
-    Nested columns would go by the names of their leaves; with these all are compressed.
+    Nested columns would need the names of their leaves, so with these all are compressed.
     """
     if any(pa.types.is_nested(field.type) for field in events.schema):
         return "zstd"
-    alike = {name for name in _SAME if _has_one_value(events[name])}
+    alike = {name for name in _OFTEN_CONSTANT if _has_one_value(events[name])}
     return {name: "none" if name in alike else "zstd" for name in events.column_names}
 
 
@@ -47,11 +47,11 @@ def _has_one_value(column: pa.ChunkedArray) -> bool:
     return bool(ends["min"] == ends["max"])
 
 
-def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
+def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
     """`events`, sorted by series, with the names of each row group in a dictionary of its own.
 
-    Parquet writes a dictionary whole into every group, so one for all would be there many times.
-    A table whose `series` is no dictionary stays as it is.
+    Parquet writes the whole dictionary into every group, so a shared one would be repeated.
+    A table whose `series` is not a dictionary stays as it is.
     """
     if not pa.types.is_dictionary(events.schema.field("series").type):
         return events
@@ -66,10 +66,10 @@ def by_groups(events: pa.Table, group_rows: int) -> pa.Table:
 
 
 def has_raw_bounds(column: Any) -> bool:
-    """Whether the bounds of a column of whole numbers or times are numbers, times as microseconds.
+    """True if the bounds of a column of integers or times are integers, times in microseconds.
 
-    Spark's Delta writes times as INT96 as a rule, which have no bounds that count, and others may
-    count milliseconds.
+    Spark's Delta usually writes times as INT96, whose bounds are meaningless; other tools may use
+    milliseconds.
 
     Args:
         column: of a Parquet file's schema.
@@ -81,13 +81,13 @@ def has_raw_bounds(column: Any) -> bool:
     )
 
 
-def rows_per(rows: pa.Table, size: int, most: int) -> int:
-    """How many rows like these are about `size` bytes; at least 1, not more than `most`."""
+def rows_for_bytes(rows: pa.Table, size: int, most: int) -> int:
+    """The number of rows like these in about `size` bytes, from 1 to `most`."""
     return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
-def parquet_options(events: pa.Table) -> dict[str, Any]:
-    """How events like these are written; `series` as `series_column` has made it."""
+def writer_options(events: pa.Table) -> dict[str, Any]:
+    """The options to write events like these; `series` is encoded by `series_column`."""
     schema = events.schema
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -96,7 +96,7 @@ def parquet_options(events: pa.Table) -> dict[str, Any]:
         encoding["series"] = "PLAIN"
     return {
         "compression": "zstd",
-        "write_batch_size": rows_per(events, _ENCODED_BYTES, ROWS_PER_GROUP),
+        "write_batch_size": rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP),
         "use_dictionary": [name for name in schema.names if name not in encoding],
         "column_encoding": encoding,
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.

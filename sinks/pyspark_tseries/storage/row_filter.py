@@ -1,7 +1,6 @@
-"""Which rows a query may need, told from the bounds of row groups, and then from rows.
+"""Filters of the rows that a query may need: by the bounds of row groups, then row by row.
 
-A sieve may let through too much, never too little: what it lets through is judged again by whole
-series.
+A filter may pass too many rows, never too few: the query decides again on whole series.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,71 +9,68 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.series_state import longs
-from pyspark_tseries.model.slices import EVERYTHING, Slice
-from pyspark_tseries.read.bounds import HIGHEST, LOWEST
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, BoolArray, to_int64
+from pyspark_tseries.model.slices import FULL_SLICE, Slice
 
-__all__ = ["ANY", "EVERY_ROW", "Ends", "Sieve"]
+__all__ = ["ALL_ROWS", "ANY_VALUE", "GroupBounds", "RowFilter"]
 
-Flags = npt.NDArray[np.bool_]
 
-Ends = Callable[[str], list[tuple[Any, Any] | None]]
-"""The lowest and the highest value of a column in each row group of a file; None: not known."""
+GroupBounds = Callable[[str], list[tuple[Any, Any] | None]]
+"""The lowest and highest value of a column in each row group of a file; None if unknown."""
 
-ANY: Final = (LOWEST, HIGHEST)
+ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
 
 
 @dataclass(frozen=True, slots=True)
-class Sieve:
-    """What a row must be to be needed; all conditions count, and bounds are inclusive.
+class RowFilter:
+    """Conditions on the rows that are needed; all must hold, and bounds are inclusive.
 
     Attributes:
-        names: its series is one of these, sorted and distinct; None: of any.
-        part: it is in this slice.
-        sequences: its sequence is between these.
-        times: its timestamp is, in us.
-        commits: its commit is between these.
+        names: series, sorted and distinct; None allows all.
+        part: the slice that the row is in.
+        sequences: bounds of the sequence.
+        times: bounds of the timestamp, in microseconds.
+        commits: bounds of the commit number.
     """
 
     names: Sequence[str] | None = None
-    part: Slice = EVERYTHING
-    sequences: tuple[int, int] = ANY
-    times: tuple[int, int] = ANY
-    commits: tuple[int, int] = ANY
+    part: Slice = FULL_SLICE
+    sequences: tuple[int, int] = ANY_VALUE
+    times: tuple[int, int] = ANY_VALUE
+    commits: tuple[int, int] = ANY_VALUE
 
     @property
     def columns(self) -> list[str]:
-        """The columns that rows are judged by."""
+        """The columns that conditions are on."""
         wanted = {
-            "series": self.names is not None or self.part != EVERYTHING,
-            "sequence": self.part != EVERYTHING or self.sequences != ANY,
-            "timestamp": self.times != ANY,
-            "commit": self.commits != ANY,
+            "series": self.names is not None or self.part != FULL_SLICE,
+            "sequence": self.part != FULL_SLICE or self.sequences != ANY_VALUE,
+            "timestamp": self.times != ANY_VALUE,
+            "commit": self.commits != ANY_VALUE,
         }
         return [name for name, needed in wanted.items() if needed]
 
-    def groups(self, count: int, ends: Ends) -> list[int]:
-        """Which of a file's `count` row groups may hold a row that is needed."""
+    def match_groups(self, count: int, ends: GroupBounds) -> list[int]:
+        """The numbers of a file's `count` row groups that may contain a needed row."""
         tests: dict[str, Callable[[Any, Any], bool]] = {
-            "series": self._series_may_do,
-            "sequence": lambda low, high: _overlap(self.sequences, low, high),
-            "timestamp": lambda low, high: _overlap(self.times, low, high),
-            "commit": lambda low, high: _overlap(self.commits, low, high),
+            "series": self._may_match_series,
+            "sequence": lambda low, high: _overlaps(self.sequences, low, high),
+            "timestamp": lambda low, high: _overlaps(self.times, low, high),
+            "commit": lambda low, high: _overlaps(self.commits, low, high),
         }
         groups = list(range(count))
         for name in self.columns:
             if not groups:
                 break
-            known, may_do = ends(name), tests[name]
-            groups = [i for i in groups if (bounds := known[i]) is None or may_do(*bounds)]
+            known, may_match = ends(name), tests[name]
+            groups = [i for i in groups if (bounds := known[i]) is None or may_match(*bounds)]
         return groups
 
-    def _series_may_do(self, first: str, last: str) -> bool:
-        if not self.part.touches(first, last):
+    def _may_match_series(self, first: str, last: str) -> bool:
+        if not self.part.overlaps(first, last):
             return False
         if self.names is None:
             return True
@@ -82,52 +78,52 @@ class Sieve:
             return False
         return bisect_left(self.names, first) < bisect_right(self.names, last)
 
-    def rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, Flags]:
-        """The rows of `table` that are needed: the first one looked at, and a flag for each.
+    def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
+        """The needed rows of `table`: the offset of the first flag, and a flag for each row.
 
         Args:
             table: has `columns`.
-            is_sorted: whether it is sorted by series.
+            is_sorted: True if it is sorted by series.
         """
-        start, end = self._span(table) if is_sorted else (0, table.num_rows)
+        start, end = self._names_span(table) if is_sorted else (0, table.num_rows)
         within = table.slice(start, end - start)
         needed = np.ones(end - start, bool)
         if self.names is not None and (len(self.names) > 1 or not is_sorted):
-            needed &= _flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
-        if self.part != EVERYTHING:
-            needed &= self.part.holds(within["series"], longs(within["sequence"]))
+            needed &= _to_flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
+        if self.part != FULL_SLICE:
+            needed &= self.part.contains(within["series"], to_int64(within["sequence"]))
         for name, (low, high) in (
             ("sequence", self.sequences),
             ("timestamp", self.times),
             ("commit", self.commits),
         ):
-            if (low, high) != ANY:
-                values = longs(within[name])
+            if (low, high) != ANY_VALUE:
+                values = to_int64(within[name])
                 needed &= (values >= low) & (values <= high)
         return start, needed
 
-    def _span(self, table: pa.Table) -> tuple[int, int]:
-        """The rows from the first to the last name, whatever lies between."""
+    def _names_span(self, table: pa.Table) -> tuple[int, int]:
+        """The range of rows from the first to the last of `names`."""
         if self.names is None:
             return 0, table.num_rows
         if not self.names:
             return 0, 0
         series = table["series"]
-        start = bisect_left(series, self.names[0], key=_text)
-        return start, bisect_right(series, self.names[-1], start, key=_text)
+        start = bisect_left(series, self.names[0], key=_to_text)
+        return start, bisect_right(series, self.names[-1], start, key=_to_text)
 
 
-EVERY_ROW: Final = Sieve()
+ALL_ROWS: Final = RowFilter()
 
 
-def _text(scalar: pa.Scalar) -> str:
+def _to_text(scalar: pa.Scalar) -> str:
     return str(scalar.as_py())
 
 
-def _flags(found: pa.ChunkedArray) -> Flags:
-    flags: Flags = found.to_numpy()
+def _to_flags(found: pa.ChunkedArray) -> BoolArray:
+    flags: BoolArray = found.to_numpy()
     return flags
 
 
-def _overlap(wanted: tuple[int, int], low: int, high: int) -> bool:
+def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
     return high >= wanted[0] and low <= wanted[1]

@@ -1,6 +1,6 @@
-"""Reading the row groups of data files that a query may need, and of these only its rows.
+"""Reads the needed rows of data files, from the row groups that may contain them.
 
-The columns that tell whether a row is needed are read first; where none is, the others never are.
+The columns with conditions are read first. The others are read only if a row is needed.
 """
 
 import os
@@ -15,26 +15,26 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.storage.data_files import DataFile, reading
-from pyspark_tseries.storage.footer_cache import Footer, footers
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.row_filter import Sieve
+from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
+from pyspark_tseries.storage.footer_cache import FOOTER_CACHE, Footer
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_filter import RowFilter
 
-__all__ = ["OpenFile", "Piece", "pieces_of", "read", "stream"]
+__all__ = ["FilePiece", "OpenFile", "plan_pieces", "read_files", "stream_file"]
 
 ROWS_PER_PIECE: Final = 100_000
-"""About how many rows are read at once, before what is not needed of them goes."""
+"""The rows that are read at once, about, before unneeded ones are dropped."""
 
-CORES: Final = os.cpu_count() or 1
-WAITING: Final = 16
-"""How many files of an object store are read at once."""
+CPU_COUNT: Final = os.cpu_count() or 1
+MAX_REMOTE_READS: Final = 16
+"""Files of an object store that are read at once."""
 
 _From = TypeVar("_From")
 _To = TypeVar("_To")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Row groups of one file."""
 
     file: DataFile
@@ -42,102 +42,115 @@ class Piece:
     groups: list[int]
 
 
-def read(place: Place, files: Sequence[DataFile], schema: pa.Schema, sieve: Sieve) -> pa.Table:
-    """The rows of `files` that pass `sieve`, in the order of files.
+def read_files(
+    location: Location, files: Sequence[DataFile], schema: pa.Schema, row_filter: RowFilter
+) -> pa.Table:
+    """The rows of `files` that pass `row_filter`, in the order of files.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         files: which of its files.
         schema: the columns wanted; one that a file does not have is null.
-        sieve: tells what is needed.
+        row_filter: the conditions on rows.
 
     Raises:
-        UnusableStore: a file is gone, or is not as it was written; says which, and what is in it.
+        UnusableStore: a file is missing or damaged; names it and its contents.
         OSError: an object store cannot be reached.
     """
-    width = CORES if place.local else WAITING
-    cold = any((place, file) not in footers for file in files)
-    known = _each(lambda file: _footer(place, file), files, width if cold else 1)
+    width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
+    cold = any((location, file) not in FOOTER_CACHE for file in files)
+    known = _map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
     pieces = [
         piece
         for file, footer in zip(files, known, strict=True)
-        for piece in pieces_of(file, footer, sieve)
+        for piece in plan_pieces(file, footer, row_filter)
     ]
     alone = len(pieces) == 1
-    found = _each(lambda piece: _read(place, piece, schema, sieve, alone), pieces, width)
+    found = _map_parallel(
+        lambda piece: _read_piece(location, piece, schema, row_filter, alone), pieces, width
+    )
     alike = groupby(filter(None, found), key=lambda part: part.fixed)
-    tables = [_whole(fixed, list(parts), schema) for fixed, parts in alike]
+    tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
-def stream(place: Place, file: DataFile, schema: pa.Schema, sieve: Sieve) -> Iterator[pa.Table]:
-    """The same of one file, one piece after the other."""
-    for piece in pieces_of(file, _footer(place, file), sieve):
-        found = _read(place, piece, schema, sieve, alone=True)
+def stream_file(
+    location: Location, file: DataFile, schema: pa.Schema, row_filter: RowFilter
+) -> Iterator[pa.Table]:
+    """As `read_files`, for one file, piece by piece."""
+    for piece in plan_pieces(file, _footer(location, file), row_filter):
+        found = _read_piece(location, piece, schema, row_filter, alone=True)
         if found:
-            yield _whole(found.fixed, [found], schema)
+            yield _assemble(found.fixed, [found], schema)
 
 
-def _footer(place: Place, file: DataFile) -> Footer:
-    with reading(place, file):
-        return footers.of(place, file)
+def _footer(location: Location, file: DataFile) -> Footer:
+    with explain_read_errors(location, file):
+        return FOOTER_CACHE.get(location, file)
 
 
-def pieces_of(file: DataFile, footer: Footer, sieve: Sieve) -> list[Piece]:
-    """What is to be read of `file`, cut so that a piece is not large."""
-    pieces: list[Piece] = []
+def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[FilePiece]:
+    """The row groups of `file` to read, in pieces of limited size."""
+    pieces: list[FilePiece] = []
     room = 0
-    for group in sieve.groups(footer.groups, footer.ends):
+    for group in row_filter.match_groups(footer.groups, footer.bounds):
         rows = footer.rows(group)
         if rows > room:
-            pieces.append(Piece(file, footer, []))
+            pieces.append(FilePiece(file, footer, []))
             room = ROWS_PER_PIECE
         pieces[-1].groups.append(group)
         room -= rows
     return pieces
 
 
-def _each(function: Callable[[_From], _To], items: Sequence[_From], width: int) -> list[_To]:
-    """`function` of each of `items`, several at once."""
+def _map_parallel(
+    function: Callable[[_From], _To], items: Sequence[_From], width: int
+) -> list[_To]:
+    """Apply `function` to each of `items`, several at once."""
     width = min(width, len(items))
     if width < 2:
         return [function(item) for item in items]
-    # A pool of its own: one that is kept would be without its threads after a fork.
+    # Not a shared pool: after a fork it would have no threads.
     with ThreadPoolExecutor(width) as pool:
         return list(pool.map(function, items))
 
 
-class _Found(NamedTuple):
-    """What is needed of a piece: some columns, and the others, which have one value throughout."""
+class _PieceRows(NamedTuple):
+    """The needed rows of a piece: constant columns by value, and the others."""
 
     fixed: dict[str, Any]
     columns: pa.Table
     rows: int
 
 
-def _read(
-    place: Place, piece: Piece, schema: pa.Schema, sieve: Sieve, alone: bool
-) -> _Found | None:
+def _read_piece(
+    location: Location, piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
+) -> _PieceRows | None:
     groups = piece.groups
-    with reading(place, piece.file), place.read(place.file(piece.file.path)) as file:
-        source = OpenFile(place, file, piece.footer)
-        judged = source.columns(groups, sieve.columns, alone)
+    with (
+        explain_read_errors(location, piece.file),
+        location.read(location.file(piece.file.path)) as file,
+    ):
+        source = OpenFile(location, file, piece.footer)
+        judged = source.columns(groups, row_filter.columns, alone)
         rows = sum(map(piece.footer.rows, groups))
         start, needed = 0, np.ones(rows, bool)
         if judged:
-            start, needed = sieve.rows(pa.table(judged), is_sorted=not piece.file.is_foreign)
+            start, needed = row_filter.match_rows(
+                pa.table(judged), is_sorted=not piece.file.is_foreign
+            )
         if not needed.any():
             return None
-        fixed = _fixed(piece, schema.names)
+        fixed = _constant_columns(piece, schema.names)
         rest = [name for name in schema.names if name not in judged and name not in fixed]
         found = pa.table(judged | source.columns(groups, rest, alone))
     if found.num_columns and (len(needed) < rows or not needed.all()):
         found = found.slice(start, len(needed)).filter(pa.array(needed))
-    return _Found(fixed, _cast(found, schema), int(needed.sum()))
+    return _PieceRows(fixed, _cast_columns(found, schema), int(needed.sum()))
 
 
-def _fixed(piece: Piece, names: Iterable[str]) -> dict[str, Any]:
-    """The columns that have one value throughout the piece."""
+def _constant_columns(piece: FilePiece, names: Iterable[str]) -> dict[str, Any]:
+    """The columns that are constant in the piece."""
     fixed: dict[str, Any] = {}
     for name in names:
         if name not in piece.footer.names:
@@ -151,17 +164,17 @@ class OpenFile:
     """A file that is open: columns of its row groups, as they were written.
 
     Args:
-        place: where the store lies.
-        file: as the place opens it.
+        location: of the store.
+        file: the open file.
         footer: the file's.
     """
 
-    def __init__(self, place: Place, file: Any, footer: Footer) -> None:
+    def __init__(self, location: Location, file: Any, footer: Footer) -> None:
         self._file, self.footer = file, footer
         self._parquet = pq.ParquetFile(
             file,
             metadata=footer.metadata,
-            pre_buffer=not place.local,
+            pre_buffer=not location.is_local,
             page_checksum_verification=footer.sums is None,
             coerce_int96_timestamp_unit="us",  # As nanoseconds they would end in the year 2262.
         )
@@ -192,7 +205,7 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _cast(found: pa.Table, schema: pa.Schema) -> pa.Table:
+def _cast_columns(found: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns that are in `schema`, as it has them; a file has them so as a rule."""
     names = [name for name in found.column_names if name in schema.names]
     kinds = [schema.field(name).type for name in names]
@@ -203,7 +216,7 @@ def _cast(found: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, names)
 
 
-def _whole(fixed: Mapping[str, Any], parts: Sequence[_Found], schema: pa.Schema) -> pa.Table:
+def _assemble(fixed: Mapping[str, Any], parts: Sequence[_PieceRows], schema: pa.Schema) -> pa.Table:
     found = pa.concat_tables([part.columns for part in parts])
     rows = sum(part.rows for part in parts)
     columns = [

@@ -1,7 +1,7 @@
-"""Rows on their way from a task to the commit: inline where they are few, else in a file.
+"""Rows on their way from a task to the commit: inline if they are few, otherwise in a file.
 
-Staged files lie under new names and are no part of the store; the commit removes them, and a crash
-leaves at most files that nobody reads.
+Staged files have new names and are not part of the store. The commit removes them; a crash leaves
+unused files at worst.
 """
 
 import io
@@ -12,9 +12,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.storage.location import Location
 
-__all__ = ["Staged", "read_staged", "read_stream", "stage"]
+__all__ = ["StagedRows", "read_staged", "read_staged_task", "stage"]
 
 INLINE_BYTES: Final = 64 * 1024
 """Spark carries messages of up to this size faster than a file is written and read."""
@@ -23,7 +23,7 @@ _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedRows:
     """A task's rows on their way to the commit: a file, or inline as an Arrow stream."""
 
     rows: int
@@ -31,21 +31,23 @@ class Staged:
     path: str | None = None
 
 
-def stage(place: Place, batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> Staged:
-    """Writes a task's rows inline where they are few, else to `path`, holding few in memory."""
+def stage(
+    location: Location, batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str
+) -> StagedRows:
+    """Stage a task's rows inline if they are few, otherwise in the file `path`, batch by batch."""
     rest = iter(batches)
     held: list[pa.RecordBatch] = []
     while sum(batch.nbytes for batch in held) <= INLINE_BYTES:
         batch = next(rest, None)
         if batch is None:
             buffer = io.BytesIO()
-            return Staged(_write_stream(buffer, schema, held), buffer.getvalue())
+            return StagedRows(_write_stream(buffer, schema, held), buffer.getvalue())
         held.append(batch)
     try:
-        with place.write(path) as file:
-            return Staged(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
+        with location.write(path) as file:
+            return StagedRows(_write_stream(file, schema, itertools.chain(held, rest)), path=path)
     except BaseException:
-        place.remove([path])
+        location.remove([path])
         raise
 
 
@@ -58,14 +60,14 @@ def _write_stream(sink: io.IOBase, schema: pa.Schema, batches: Iterable[pa.Recor
     return rows
 
 
-def read_staged(place: Place, staged: Iterable[Staged]) -> pa.Table:
+def read_staged(location: Location, staged: Iterable[StagedRows]) -> pa.Table:
     """The rows of all tasks, in the order given, as one chunk a column."""
-    return pa.concat_tables([read_stream(place, one) for one in staged]).combine_chunks()
+    return pa.concat_tables([read_staged_task(location, one) for one in staged]).combine_chunks()
 
 
-def read_stream(place: Place, staged: Staged) -> pa.Table:
+def read_staged_task(location: Location, staged: StagedRows) -> pa.Table:
     """The rows of one task."""
     if staged.path is None:
         return pa.ipc.open_stream(staged.inline).read_all()
-    with place.read(staged.path) as file:
+    with location.read(staged.path) as file:
         return pa.ipc.open_stream(file).read_all()

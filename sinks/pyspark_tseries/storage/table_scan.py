@@ -1,4 +1,4 @@
-"""Scans of data files by columns and conditions: a slice, a file, where series stand.
+"""Scans of data files by columns and conditions: a slice, a file, the state of series.
 
 Needs no Delta: the files are those of a snapshot.
 """
@@ -10,24 +10,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.columns import EVENT, ORIGINAL, layout
-from pyspark_tseries.model.series_state import KEYS, longs, standing, together
+from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.columns import EVENT_FIELDS, ORIGINAL_FIELDS, table_schema
+from pyspark_tseries.model.series_state import STATE_COLUMNS, combine_states, compute_state
 from pyspark_tseries.model.slices import Sample, Slice
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.row_filter import EVERY_ROW, Sieve
-from pyspark_tseries.storage.row_groups import read, stream
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_filter import ALL_ROWS, RowFilter
+from pyspark_tseries.storage.row_groups import read_files, stream_file
 
-__all__ = ["SCANNED", "rows_of", "sample", "scan", "scan_standing", "slice_rows"]
+__all__ = ["BASE_SCHEMA", "read_rows", "read_slice", "sample_sizes", "scan_file", "scan_state"]
 
 ROWS_PER_SAMPLE: Final = 1000
 
-SCANNED: Final = pa.schema([*EVENT, *ORIGINAL, *list(layout([]))[-3:-1]])
+BASE_SCHEMA: Final = pa.schema([*EVENT_FIELDS, *ORIGINAL_FIELDS, *list(table_schema([]))[-3:-1]])
 """The columns that every store has."""
 
 
-def sample(keys: pa.Table, row_bytes: int) -> list[Sample]:
-    """Every so many rows one, with the bytes that it stands for."""
+def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
+    """One of every ROWS_PER_SAMPLE rows, with the bytes that it represents."""
     some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
     sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
     if some.num_rows:
@@ -36,71 +37,77 @@ def sample(keys: pa.Table, row_bytes: int) -> list[Sample]:
     return list(zip(*columns, strict=True))
 
 
-def slice_rows(
-    place: Place, data: Iterable[DataFile], part: Slice, schema: pa.Schema, columns: Sequence[str]
+def read_slice(
+    location: Location,
+    data: Iterable[DataFile],
+    part: Slice,
+    schema: pa.Schema,
+    columns: Sequence[str],
 ) -> pa.Table:
     """The rows of a slice, in the order of files; columns that a file lacks are null."""
-    return rows_of(place, data, schema, columns, Sieve(part=part))
+    return read_rows(location, data, schema, columns, RowFilter(part=part))
 
 
-def rows_of(
-    place: Place,
+def read_rows(
+    location: Location,
     data: Iterable[DataFile],
     schema: pa.Schema,
     columns: Sequence[str],
-    sieve: Sieve,
+    row_filter: RowFilter,
     wanted: pc.Expression | None = None,
 ) -> pa.Table:
-    """Some columns of the rows that pass, in the order of files; what a file lacks is null.
+    """Some columns of the rows that pass, in the order of files; missing columns are null.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         data: files of it.
-        schema: has `columns`, those of `sieve`, and those of `wanted`.
+        schema: has `columns`, those of `row_filter`, and those of `wanted`.
         columns: the names of the result's columns.
-        sieve: tells what is needed, and what need not be read.
-        wanted: another condition, on columns of the result.
+        row_filter: the conditions on rows.
+        wanted: a further condition, on columns of the result.
 
     Raises:
         UnusableStore: a file is missing or broken.
     """
-    touched = [file for file in data if sieve.part.touches(file.first, file.last)]
-    found = read(place, touched, _part_of(schema, columns), sieve)
+    touched = [file for file in data if row_filter.part.overlaps(file.first, file.last)]
+    found = read_files(location, touched, _select_fields(schema, columns), row_filter)
     return found if wanted is None else found.filter(wanted)
 
 
-def scan(
-    place: Place,
+def scan_file(
+    location: Location,
     file: DataFile,
     schema: pa.Schema,
     columns: Sequence[str],
-    sieve: Sieve = EVERY_ROW,
+    row_filter: RowFilter = ALL_ROWS,
     wanted: pc.Expression | None = None,
 ) -> Iterator[pa.Table]:
-    """As `rows_of`, of one file, a part at a time; none is empty."""
-    for rows in stream(place, file, _part_of(schema, columns), sieve):
+    """As `read_rows`, of one file, a part at a time; none is empty."""
+    for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
         left = rows if wanted is None else rows.filter(wanted)
         if left.num_rows:
             yield left
 
 
-def _part_of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+def _select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in columns])
 
 
-def scan_standing(
-    place: Place,
+def scan_state(
+    location: Location,
     data: Iterable[DataFile],
     horizon: int,
-    sieve: Sieve = EVERY_ROW,
+    row_filter: RowFilter = ALL_ROWS,
     wanted: pc.Expression | None = None,
 ) -> tuple[pa.Table, int]:
-    """Where series stand by their events that pass, and the newest commit's time, file by file."""
+    """The state of series from the events that pass, and the time of the newest commit."""
     whole, newest_us = [], 0
     for file in data:
         parts = []
-        for table in scan(place, file, SCANNED, (*KEYS, "commit_time"), sieve, wanted):
-            parts.append(standing(table, horizon))
-            newest_us = max(newest_us, int(longs(table["commit_time"]).max(initial=0)))
-        whole.append(together(parts))
-    return together(whole), newest_us
+        for table in scan_file(
+            location, file, BASE_SCHEMA, (*STATE_COLUMNS, "commit_time"), row_filter, wanted
+        ):
+            parts.append(compute_state(table, horizon))
+            newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
+        whole.append(combine_states(parts))
+    return combine_states(whole), newest_us

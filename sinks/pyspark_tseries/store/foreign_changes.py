@@ -1,8 +1,8 @@
-"""Changes of a store by other tools: which of them leave its events as they are (semantics 27).
+"""Finds changes of rows by other tools (semantics 27).
 
-A state of the table is the set of its files. It is *sound* where a commit of this package left it,
-where a commit that changes no rows (OPTIMIZE, z-order, VACUUM) made it of a sound one, and where a
-RESTORE came back to one. Commits of this package keep a sound state sound, and an unsound unsound.
+A state of the table is the set of its files. A state is *sound* if a commit of this package made it
+from a sound one, if a commit that changes no rows (OPTIMIZE, z-order, VACUUM) did, or if a RESTORE
+returned to a sound one. A commit of this package on an unsound state leaves it unsound.
 """
 
 from collections.abc import Iterable
@@ -12,22 +12,22 @@ from pyspark_tseries.store.log_entries import Entry
 
 __all__ = ["ForeignChange", "find_foreign_change"]
 
-Files = frozenset[str]
-State = tuple[Files, Files]
-"""The files that were added and removed since the first entry that is looked at."""
+FileSet = frozenset[str]
+TableState = tuple[FileSet, FileSet]
+"""The files added and removed since the first entry considered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignChange:
-    """A change of rows that another tool has made, and nobody has undone.
+    """A change of rows that another tool has made, and that was not undone.
 
     Attributes:
         first: the first entry of it.
         last: the last entry that another tool made.
         sound: the version of the last sound state.
-        followed: whether commits of this package came after `first`.
-        missing: paths of files that a sound state has, and the table has not.
-        extra: paths of files that the table has, and no sound state.
+        followed: True if commits of this package came after `first`.
+        missing: paths of files of the sound state that the table lacks.
+        extra: paths of files of the table that the sound state lacks.
     """
 
     first: Entry
@@ -39,20 +39,20 @@ class ForeignChange:
 
 
 def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
-    """The change of rows that other tools have made in `entries`; None where there is none.
+    """The change of rows that other tools have made in `entries`; None if there is none.
 
     Args:
         entries: rising by version; the state before the first one is sound.
     """
-    state: State = (frozenset(), frozenset())
-    sound: dict[State, int] = {}
+    state: TableState = (frozenset(), frozenset())
+    sound: dict[TableState, int] = {}
     first = last = None
     followed = False
     for entry in entries:
         sound = sound or {state: entry.version - 1}
-        after = _applied(state, entry)
+        after = _apply(state, entry)
         if entry.own is not None:
-            sound = {_applied(known, entry): version for known, version in sound.items()}
+            sound = {_apply(known, entry): version for known, version in sound.items()}
             followed = followed or first is not None
         else:
             last = entry
@@ -74,7 +74,7 @@ def find_foreign_change(entries: Iterable[Entry]) -> ForeignChange | None:
     )
 
 
-def _applied(state: State, entry: Entry) -> State:
+def _apply(state: TableState, entry: Entry) -> TableState:
     added, removed = map(set, state)
     for path in entry.removed:
         if path in added:

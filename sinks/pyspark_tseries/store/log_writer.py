@@ -1,8 +1,9 @@
-"""Log entries and checkpoints of a store on a local path, written so that no power loss tears them.
+"""Writes log entries and checkpoints of a store on a local path, safe against a power loss.
 
-An entry is written under another name, synced together with the files that it names, and only then
-linked to its own name, which fails where another writer was first. What Delta writes by itself is
-written to a copy of the log's end, a *shadow*, and brought over in the same way.
+An entry is written under a temporary name and synced together with the files that it names. Only
+then it is linked to its own name, which fails if another writer was first. Entries and
+checkpoints that Delta writes go to a copy of the log's end, a *shadow*, first, and are moved over
+in the same way.
 """
 
 import contextlib
@@ -16,26 +17,26 @@ from typing import Final
 
 from deltalake import DeltaTable
 
-from pyspark_tseries.storage.durability import directories_of, sync
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.storage.durability import list_directories, sync
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log_entries import entry_path
 
 __all__ = [
-    "entry_written_by",
+    "capture_entry",
     "publish",
     "remove_shadows",
-    "shadow",
+    "shadow_log",
     "sync_checkpoint",
     "write_checkpoint",
 ]
 
 _LOG: Final = "_delta_log"
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
-_LAST: Final = "_last_checkpoint"
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 def publish(
-    place: Place,
+    location: Location,
     version: int,
     entry: bytes,
     files: Sequence[str],
@@ -43,36 +44,36 @@ def publish(
     synced: bool,
     known: set[str],
 ) -> None:
-    """Makes `entry` the log's entry `version`.
+    """Make `entry` the log's entry `version`.
 
     Args:
-        place: where the store lies, a local path.
+        location: of the store, a local path.
         version: of the entry.
         entry: its lines.
         files: the full paths of all files that the entry depends on.
-        synced: whether it and `files` outlive a power loss when this returns. If not, the operating
-            system brings them to the disk in its own time.
-        known: directories whose own names are known to outlive a power loss; it is added to.
+        synced: True if it and `files` must survive a power loss once this returns. Otherwise the
+            operating system writes them later.
+        known: directories whose names are known to survive a power loss; it is extended.
 
     Raises:
         FileExistsError: there is an entry of this version; nothing was changed.
-        OSError: a file could not be written, or is gone.
+        OSError: a file could not be written, or is missing.
     """
-    log, staging = place.file(_LOG), place.file("_tseries", "staging")
+    log, staging = location.file(_LOG), location.file("_tseries", "staging")
     os.makedirs(staging, exist_ok=True)
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
         with open(draft, "xb") as file:
             file.write(entry)
         if synced:
-            directories = {*directories_of(place.location, [*files, os.path.join(log, "")])}
+            directories = {*list_directories(location.root, [*files, os.path.join(log, "")])}
             new = directories - known
-            above = (os.path.dirname(path) for path in new if path != place.location)
+            above = (os.path.dirname(path) for path in new if path != location.root)
             names = [*map(os.path.dirname, files), *new, *above]
             sync([draft, *files, *names])
             known |= directories
-        os.link(draft, entry_path(place, version))
-        os.remove(draft)  # Only then its time is final, which says since when the entry is seen.
+        os.link(draft, entry_path(location, version))
+        os.remove(draft)  # This fixes its time, from which the entry's visibility is dated.
         if synced:
             sync([log])
     finally:
@@ -80,54 +81,53 @@ def publish(
             os.remove(draft)
 
 
-def entry_written_by(place: Place, version: int, change: Callable[[DeltaTable], object]) -> bytes:
-    """The entry that `change` adds to the log that ends with `version`; nothing is added to it.
+def capture_entry(
+    location: Location, version: int, change: Callable[[DeltaTable], object]
+) -> bytes:
+    """The entry that `change` would add to the log at `version`; the log is not changed.
 
     Raises:
-        DeltaError: whatever Delta raises.
+        DeltaError: Delta refuses the change.
     """
-    with shadow(place, version) as copy:
+    with shadow_log(location, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
         with open(os.path.join(copy, _LOG, f"{version + 1:020d}.json"), "rb") as file:
             return file.read()
 
 
-def write_checkpoint(place: Place, version: int) -> None:
-    """Makes a checkpoint of `version`, which outlives a power loss before anybody sees it.
+def write_checkpoint(location: Location, version: int) -> None:
+    """Make a checkpoint of `version`, synced before it becomes visible.
 
     Raises:
-        DeltaError, OSError: it could not be made; the log is as good as before.
+        DeltaError, OSError: it could not be made; the log is unchanged.
     """
-    log = place.file(_LOG)
-    with shadow(place, version) as copy:
+    log = location.file(_LOG)
+    with shadow_log(location, version) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
         made = os.path.join(copy, _LOG)
         names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
-        sync(os.path.join(made, name) for name in [*parts, _LAST])
-        for names in (parts, [_LAST]):
+        sync(os.path.join(made, name) for name in [*parts, _LAST_CHECKPOINT])
+        for names in (parts, [_LAST_CHECKPOINT]):
             for name in names:
                 os.replace(os.path.join(made, name), os.path.join(log, name))
             sync([log])
 
 
-def sync_checkpoint(place: Place) -> None:
-    """Makes sure that the last checkpoint of a local store outlives a power loss.
-
-    Whoever removes entries before it relies on that.
-    """
-    if place.local:
-        log = place.file(_LOG)
+def sync_checkpoint(location: Location) -> None:
+    """Sync the last checkpoint of a local store, before entries that precede it are removed."""
+    if location.is_local:
+        log = location.file(_LOG)
         numbered = [name for name in os.listdir(log) if _NUMBERED.fullmatch(name)]
         written = sorted(name for name in numbered if not name.endswith(".json"))
         last = [name for name in written if name[:20] == written[-1][:20]]
         sync([*(os.path.join(log, name) for name in last), log])
 
 
-def remove_shadows(place: Place, before_us: int) -> None:
-    """Removes what writers that were killed have left; `before_us` is when they began at last."""
-    staging = place.file("_tseries", "staging")
-    if place.local and os.path.isdir(staging):
+def remove_shadows(location: Location, before_us: int) -> None:
+    """Remove shadows that killed writers left before `before_us`."""
+    staging = location.file("_tseries", "staging")
+    if location.is_local and os.path.isdir(staging):
         for entry in os.scandir(staging):
             with contextlib.suppress(FileNotFoundError):
                 if entry.is_dir() and entry.stat().st_mtime_ns < before_us * 1000:
@@ -135,29 +135,29 @@ def remove_shadows(place: Place, before_us: int) -> None:
 
 
 @contextlib.contextmanager
-def shadow(place: Place, version: int, without: Collection[str] = ()) -> Iterator[str]:
+def shadow_log(location: Location, version: int, without: Collection[str] = ()) -> Iterator[str]:
     """A directory whose log is the end of the store's, from its last checkpoint to `version`.
 
     Args:
-        place: where the store lies, a local path.
-        version: the last that is wanted.
-        without: names of files of the log that are left out.
+        location: of the store, a local path.
+        version: the last one.
+        without: names of log files to leave out.
     """
-    copy = place.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
+    copy = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
     log = os.path.join(copy, _LOG)
     os.makedirs(log)
     try:
-        names = set(os.listdir(place.file(_LOG))).difference(without)
-        for name in _end_of_log(names, version):
-            # A link changes the entry's time, which says since when it is seen.
+        names = set(os.listdir(location.file(_LOG))).difference(without)
+        for name in _log_tail(names, version):
+            # A link would change the entry's time, from which its visibility is dated.
             take = shutil.copyfile if name.endswith(".json") else os.link
-            take(place.file(_LOG, name), os.path.join(log, name))
+            take(location.file(_LOG, name), os.path.join(log, name))
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _end_of_log(names: Iterable[str], version: int) -> list[str]:
+def _log_tail(names: Iterable[str], version: int) -> list[str]:
     """The last checkpoint that is not after `version`, and the entries from it up to `version`."""
     numbered = [
         (int(found[1]), found[2], found[0])

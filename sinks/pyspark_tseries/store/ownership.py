@@ -1,51 +1,51 @@
-"""Who may make an owner's calls: compact, rebuild, repair, maintain; also of a damaged store."""
+"""Checks of the calls reserved to owners: compact, rebuild, repair, maintain."""
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.policy import Guard, Policy
-from pyspark_tseries.model.properties import policy_of
-from pyspark_tseries.model.series_index import EMPTY_NOTE, Note
-from pyspark_tseries.options.values import os_user
-from pyspark_tseries.storage.head_files import readable_notes
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.model.policy import AccessCheck, Policy
+from pyspark_tseries.model.properties import current_policy
+from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata
+from pyspark_tseries.options import os_user
+from pyspark_tseries.storage.head_files import readable_metadata
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.store import Store
 
-__all__ = ["need_owner", "need_owner_of_damaged"]
+__all__ = ["require_owner", "require_owner_of_damaged"]
 
 
-def need_owner(store: Store, principal: str | None, to_do: str) -> None:
-    """Refuses who is no owner of a store with a policy.
+def require_owner(store: Store, principal: str | None, to_do: str) -> None:
+    """Refuse a principal that is not an owner of a store with a policy.
 
-    Of a head that cannot be read the newest one that can counts, as it does when it is rebuilt.
+    If the head cannot be read, the newest readable one counts, as when it is rebuilt.
 
     Args:
         store: the store, up to date.
-        principal: who asks; None: the OS user.
-        to_do: what is asked for.
+        principal: the one who calls; None: the OS user.
+        to_do: the call, for the message.
 
     Raises:
-        PermissionDenied: the principal is no owner.
+        PermissionDenied: the principal is not an owner.
     """
     try:
         policy = store.policy
     except UnusableStore:
-        policy = policy_of(store.log.properties(), _newest_note(store.place))
-    _need(policy, principal, to_do)
+        policy = current_policy(store.log.properties(), _newest_metadata(store.location))
+    _require_ownership(policy, principal, to_do)
 
 
-def need_owner_of_damaged(place: Place, principal: str | None, to_do: str) -> None:
-    """As `need_owner`; where even the log cannot be read, by what the newest head says alone."""
+def require_owner_of_damaged(location: Location, principal: str | None, to_do: str) -> None:
+    """As `require_owner`; if even the log cannot be read, the newest readable head decides."""
     try:
-        store = Store.open_damaged(place)
+        store = Store.open_damaged(location)
     except UnusableStore:
-        _need(policy_of({}, _newest_note(place)), principal, to_do)
+        _require_ownership(current_policy({}, _newest_metadata(location)), principal, to_do)
     else:
-        need_owner(store, principal, to_do)
+        require_owner(store, principal, to_do)
 
 
-def _need(policy: Policy | None, principal: str | None, to_do: str) -> None:
-    Guard(policy, os_user() if principal is None else principal).need("own", to_do)
+def _require_ownership(policy: Policy | None, principal: str | None, to_do: str) -> None:
+    AccessCheck(policy, os_user() if principal is None else principal).require("own", to_do)
 
 
-def _newest_note(place: Place) -> Note:
-    notes = readable_notes(place).values()
-    return max(notes, key=lambda note: note.commit, default=EMPTY_NOTE)
+def _newest_metadata(location: Location) -> CommitMetadata:
+    found = readable_metadata(location).values()
+    return max(found, key=lambda metadata: metadata.commit, default=NO_COMMIT)

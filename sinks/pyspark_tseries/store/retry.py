@@ -1,4 +1,4 @@
-"""What a writer does whose commit another writer's came before: wait a moment, at last give up.
+"""Back off and retry after losing a commit race; give up after many attempts.
 
 The rules are semantics 19.2.
 """
@@ -8,16 +8,17 @@ import time
 
 from pyspark_tseries.errors import StoreBusy
 
-__all__ = ["busy", "wait_out"]
+__all__ = ["backoff", "contention_error"]
 
 
-def wait_out(turn: int) -> None:
-    """Waits after the attempt `turn`, the longer the more there were, unlike its rivals."""
-    time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(turn, 8))))
+def backoff(attempt: int) -> None:
+    """Sleep after the attempt `attempt` for a random time, on average longer after each."""
+    time.sleep(random.uniform(0.005, min(0.2, 0.01 * 2 ** min(attempt, 8))))
 
 
-def busy(root: str, attempts: int, consequence: str) -> StoreBusy:
-    """The error of who lost all `attempts`; `consequence` says what that means, and what to do."""
+def contention_error(root: str, attempts: int, consequence: str, next_step: str) -> StoreBusy:
+    """The error after losing all `attempts`; `consequence` ends the description of the problem."""
     return StoreBusy(
-        f"store '{root}': other writers won all of {attempts} attempts to commit; {consequence}"
+        f"store '{root}': other writers won all of {attempts} attempts to commit; {consequence}",
+        next_step=next_step,
     )

@@ -1,7 +1,12 @@
-"""A store: its log and its head together, and the one way to add to it.
+"""A store: opened, created, and the one way to append to it.
 
-A commit is one Delta commit that names the events' file, the new head (`tseries:head`) and the
-writer's token. Delta refuses it where another writer has set a head meanwhile: compare and swap.
+A commit is one Delta commit that names the event files, the new head (transaction `tseries:head`)
+and the writer's token. Delta rejects it if another writer has set a head in the meantime: compare
+and swap. The loser discards its files and tries again on top of the winner's index.
+
+A commit may also fail without a competing one: the storage failed, or only its answer was lost.
+So before each new attempt the log is read to see whether an earlier attempt is in it. A token
+makes the batch idempotent beyond that, across processes.
 """
 
 import contextlib
@@ -9,52 +14,43 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.model import properties
-from pyspark_tseries.model.columns import layout, stored_values
-from pyspark_tseries.model.commit_time import check_commit_time, is_suspicious
+from pyspark_tseries.model.columns import table_schema
+from pyspark_tseries.model.commit_time import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.policy import Policy
-from pyspark_tseries.model.retention import DEFAULT, RetainedRange, format_range
-from pyspark_tseries.model.series_index import EMPTY_NOTE, Head, Note
+from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.data_files import DataFile, Snapshot, data_files
-from pyspark_tseries.storage.head_files import (
-    GLANCES,
-    head_path,
-    load_head,
-    load_series,
-    read_head_note,
-)
-from pyspark_tseries.storage.location import Place, place_of
-from pyspark_tseries.store.log import Log, added, create_table, open_table, table_at, unreachable
-from pyspark_tseries.store.log_check import HEAD
-from pyspark_tseries.store.retry import busy, wait_out
-from pyspark_tseries.write.batch import Appended, Attempt, Sight
+from pyspark_tseries.storage.head_files import head_path, read_head_metadata
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.store.log import Log, add_actions
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION
+from pyspark_tseries.store.retry import backoff, contention_error
+from pyspark_tseries.store.state import StoreState
+from pyspark_tseries.store.table import create_table, open_table, unreachable_error
+from pyspark_tseries.write.batch import Appendable, CommitContext, EditContext, PreparedCommit
 
-__all__ = ["HORIZON", "Store", "now_us"]
+__all__ = ["Store", "now_us"]
 
 _LOG: Final = logging.getLogger(__name__)
 
-HORIZON: Final = "tseries:horizon"
-"""The mark that says one more than the last commit compaction has removed events of."""
+MAX_ATTEMPTS: Final = 200
+"""With backoff about half a minute, far longer than a race of a few writers lasts."""
 
-ATTEMPTS: Final = 200
-"""With backoff about half a minute: far more than a race among a few writers lasts."""
-
-FAILURES_ALONE: Final = 5
-"""So many failed commits in a row without a rival are no race but a fault of the storage."""
+MAX_STORAGE_FAILURES: Final = 5
+"""Consecutive failures without a competing commit before the storage is considered faulty."""
 
 
-_BUSY: Final = (
-    "nothing of the batch is stored; next step: start the write again, or use fewer writers or "
-    "larger batches"
+_CONTENTION_TEXTS: Final = (
+    "nothing of the batch is stored",
+    "start the write again, or use fewer writers or larger batches",
 )
 
 
@@ -63,71 +59,56 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-class Store:
-    """An open store; one object a place and process, safe for threads.
+class Store(StoreState):
+    """An open store; one object per location and process, safe for threads.
 
     It keeps the log and the head between batches; both are brought up to date before use.
     """
 
-    def __init__(self, place: str | Place, table: DeltaTable, *, trusting: bool = False) -> None:
-        self.place = place_of(place)
-        self.log = Log(self.place, table, trusting=trusting)
-        self._lock = threading.RLock()
-        self._head_id: int | None = None
-        self._head = Head()
-        self._seen: tuple[DeltaTable, int, Snapshot] | None = None
-        self._whole: tuple[Snapshot, Head] | None = None
-        self._glances = 0
-
-    @property
-    def root(self) -> str:
-        """The store's location, for people."""
-        return self.place.location
-
     @staticmethod
-    def find(path: str | Place) -> "Store | None":
+    def find(path: str | Location) -> "Store | None":
         """The store at `path`, up to date; None where there is none.
 
         Raises:
             UnusableStore: it is of a newer version, or something else; or it is damaged, which
                 `repair` mends.
         """
-        place = place_of(path)
-        with _OPENING:
-            store = _OPEN.get(place)
+        location = parse_location(path)
+        with _opening_lock:
+            store = _open_stores.get(location)
             if store is not None and store.refresh():
                 return store
-            _OPEN.pop(place, None)
-            table = open_table(place)
+            _open_stores.pop(location, None)
+            table = open_table(location)
             if table is None:
                 return None
-            properties.check_version(table.metadata().configuration, place.location)
-            return _OPEN.setdefault(place, Store(place, table))
+            properties.check_version(table.metadata().configuration, location.root)
+            return _open_stores.setdefault(location, Store(location, table))
 
     @staticmethod
-    def open(path: str | Place) -> "Store":
+    def open(path: str | Location) -> "Store":
         """The store at `path`, up to date; raises NoSuchStore, and what `find` raises."""
         store = Store.find(path)
         if store is None:
-            raise _no_store(path)
+            raise _no_store_error(path)
         return store
 
     @staticmethod
-    def open_damaged(path: str | Place) -> "Store":
+    def open_damaged(path: str | Location) -> "Store":
         """As `open`, also where files are torn or another tool has changed rows.
 
-        The object is nobody else's, and knows nothing that was read before.
+        The object is not shared, and starts without caches.
         """
-        place = place_of(path)
-        table = open_table(place)
+        location = parse_location(path)
+        table = open_table(location)
         if table is None:
-            raise _no_store(path)
-        properties.check_version(table.metadata().configuration, place.location)
-        return Store(place, table, trusting=True)
+            raise _no_store_error(path)
+        properties.check_version(table.metadata().configuration, location.root)
+        return Store(location, table, skip_checks=True)
 
     @staticmethod
     def create(
-        path: str | Place,
+        path: str | Location,
         values: Iterable[pa.Field],
         retained: RetainedRange | None,
         min_retention_us: int | None = None,
@@ -137,7 +118,7 @@ class Store:
     ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
         fixed = properties.new_properties(retained, min_retention_us, subscription, policy)
-        create_table(place_of(path), layout(values), fixed)
+        create_table(parse_location(path), table_schema(values), fixed)
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
@@ -145,156 +126,18 @@ class Store:
                 "show the ten newest events of each series; next step: give 'retainedRange' "
                 "(retained_range=) when a store is created, such as 'last 30D' or 'unlimited'",
                 store.root,
-                format_range(DEFAULT),
+                format_range(DEFAULT_RANGE),
             )
         return store
 
-    @property
-    def values(self) -> list[pa.Field]:
-        """The value columns."""
-        return stored_values(pa.schema(self.log.table.schema()))
-
-    @property
-    def retained(self) -> RetainedRange:
-        """The retained range."""
-        with self._lock:
-            return properties.retained_of(self.log.properties(), self.note())
-
-    @property
-    def id(self) -> str:
-        """The table's id, which no other store has."""
-        return str(self.log.table.metadata().id)
-
-    def version(self) -> int:
-        """The version of the log as it was last refreshed."""
-        return int(self.log.table.version())
-
-    @property
-    def policy(self) -> Policy | None:
-        """The policy of the log as it was last refreshed; None where there is none."""
-        with self._lock:
-            return properties.policy_of(self.log.properties(), self.note())
-
-    def note(self) -> Note:
-        """What the head says besides its rows, which need not be read."""
-        head_id = self.head_id()
-        if head_id is None:
-            return EMPTY_NOTE
-        return self._head.note if head_id == self._head_id else read_head_note(self.place, head_id)
-
-    @property
-    def subscription(self) -> RetainedRange:
-        """The initial events of subscribers that do not ask for others."""
-        return properties.subscription_of(self.log.properties())
-
-    def horizon(self) -> int:
-        """The last commit whose events compaction may have removed; -1 where it removed none."""
-        with self._lock:
-            beyond = self.log.mark(HORIZON)
-            return -1 if beyond is None else beyond - 1
-
-    def refresh(self) -> bool:
-        """Brings the log up to date; False where the table is no longer the one opened."""
-        with self._lock:
-            return self.log.refresh()
-
-    def head_id(self) -> int | None:
-        """The id of the head of the log as it was last refreshed; None before the first commit."""
-        with self._lock:
-            return self.log.mark(HEAD)
-
-    def last_commit(self) -> int:
-        """The number of the last commit that this object has seen; -1 before the first."""
-        return self._head.note.commit
-
-    def head(self) -> tuple[int | None, Head]:
-        """The id and the state of the head of the log as it was last refreshed."""
-        with self._lock:
-            head_id = self.log.mark(HEAD)
-            if head_id != self._head_id:
-                self._head = load_head(self.place, head_id, self._head_id, self._head)
-                self._head_id = head_id
-            return head_id, self._head
-
-    def snapshot(self) -> Snapshot:
-        """The store as its log now says; raises NoSuchStore where it is gone.
-
-        Of the head it needs the note only.
-        """
-        with self._lock:
-            self._catch_up()
-            return self._look()
-
-    def at(self, version: int) -> Snapshot:
-        """The store as it was with the entry `version` of its log, not after the one last seen.
-
-        Raises:
-            UnusableStore: the log does not reach back so far.
-        """
-        with self._lock:
-            if version == self.version():
-                return self._look()
-        return Store(self.place, table_at(self.place, version), trusting=True)._look()
-
-    def sight(self) -> tuple[Snapshot, Head]:
-        """The store as its log now says, and its head."""
-        with self._lock:
-            self._catch_up()
-            if self._seen is None or not self._is_now(*self._seen[:2]):
-                self.head()  # With it the note is there, which the snapshot need not read then.
-            snapshot = self._look()
-            if self._whole is None or self._whole[0] is not snapshot:
-                self._whole = snapshot, self.head()[1]
-            return self._whole
-
-    def glance(self, names: Sequence[str]) -> tuple[Snapshot, Head]:
-        """As `sight`, with a head that may know no series but `names`.
-
-        A process that asks once need not wait until all series are in its memory.
-        """
-        with self._lock:
-            if self._head_id is None and self._glances < GLANCES:
-                self._catch_up()
-                head_id = self.log.mark(HEAD)
-                head, whole = load_series(self.place, head_id, names)
-                if not whole:
-                    self._glances += 1
-                    return self._look(), head
-                self._head_id, self._head = head_id, head
-            return self.sight()
-
-    def _look(self) -> Snapshot:
-        """As the log said when it was last refreshed."""
-        if self._seen is None or not self._is_now(*self._seen[:2]):
-            fixed, note = self.log.properties(), self.note()
-            snapshot = Snapshot(
-                self.place,
-                self.data_files(),
-                self.head_id(),
-                note,
-                properties.retained_of(fixed, note),
-                self.values,
-                policy=properties.policy_of(fixed, note),
-            )
-            self._seen = self.log.table, self.version(), snapshot
-        return self._seen[2]
-
-    def _is_now(self, table: DeltaTable, version: int) -> bool:
-        return table is self.log.table and version == self.version()
-
-    def data_files(self) -> list[DataFile]:
-        """The files of the log as it was last refreshed, in the order of their commits."""
-        with self._lock:
-            return data_files(self.place, pa.table(self.log.table.get_add_actions(flatten=True)))
-
     @contextlib.contextmanager
-    def turn(self) -> Iterator[Log]:
+    def commit_lock(self) -> Iterator[Log]:
         """The log, up to date, while no other writer of this host commits."""
-        with self._lock, host_locks.in_turn(self.place):
-            self._catch_up()
+        with self._lock, host_locks.commit_lock(self.location):
+            self._refresh_or_fail()
             yield self.log
 
-    def wall_us(self, clock: Callable[[], int] = now_us) -> int:
+    def read_clock(self, clock: Callable[[], int] = now_us) -> int:
         """The wall clock, in microseconds.
 
         Raises:
@@ -305,141 +148,141 @@ class Store:
         return us
 
     def check_time(self, us: int) -> None:
-        """Refuses a clock that says `us` where it, or the last commit's, is far ahead.
+        """Refuse the time `us` if it, or the last commit's, is far ahead of other clocks.
 
         Raises:
             WrongClock: it is so; see `check_commit_time`.
         """
-        last_us = self.note().commit_us
-        if is_suspicious(last_us, us):
-            storage_us = self.place.clock_us()
-            check_commit_time(self.root, last_us, us, storage_us, same_machine=self.place.local)
+        last_us = self.metadata().commit_us
+        if is_clock_suspicious(last_us, us):
+            storage_us = self.location.clock_us()
+            check_commit_time(
+                self.root, last_us, us, storage_us, same_machine=self.location.is_local
+            )
 
-    def publish_head(self, head_id: int, head: Head) -> None:
-        """Commits the head that was written as `head_id`, without events; within a turn.
+    def commit_index(self, head_id: int, index: SeriesIndex) -> None:
+        """Commit the head that was written as `head_id`, without events; the commit lock is held.
 
         Raises:
-            DeltaError: a rival's commit was first.
+            DeltaError: a competing commit was first.
         """
-        self._publish(Attempt(head_id, head, [], []), None, synced=True)
+        self._publish(PreparedCommit(head_id, index, [], []), None, synced=True)
 
     def append(
-        self, batch: Appended, clock: Callable[[], int] = now_us, *, synced: bool = True
-    ) -> Attempt | None:
-        """Commits `batch`, once, however often it is called with the same token.
+        self, batch: Appendable, clock: Callable[[], int] = now_us, *, synced: bool = True
+    ) -> PreparedCommit | None:
+        """Commit `batch`, once for all calls with the same token.
 
         Args:
-            batch: what to append.
-            clock: the wall clock, in microseconds; read once an attempt.
-            synced: on a local path, whether the commit outlives a power loss when this returns.
+            batch: the rows to append.
+            clock: the wall clock, in microseconds; read once per attempt.
+            synced: True if a commit on a local path must survive a power loss once this returns.
 
         Returns:
-            What was committed; None where the store has had the batch before.
+            The commit; None if the store already has the batch.
 
         Raises:
             UpdateFailed: a row may not be added.
             NoSuchEvent: an edit may not.
             PermissionDenied: the batch's principal may not do this.
             WrongClock: `clock` is far ahead, or was when the last commit was made.
-            StoreBusy: other writers won every attempt.
+            StoreBusy: other writers won all attempts.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
-        tried: list[Attempt] = []
+        tried: list[PreparedCommit] = []
         lost: DeltaError | OSError | None = None
-        faults = turn = 0
+        faults = attempts = 0
         while True:
             try:
-                with self._lock, host_locks.in_turn(self.place):
-                    self._catch_up()
-                    landed = next((attempt for attempt in tried if self._landed(attempt)), None)
-                    if landed or self.log.has(batch.token):
+                with self._lock, host_locks.commit_lock(self.location):
+                    self._refresh_or_fail()
+                    landed = next(
+                        (attempt for attempt in tried if self._is_committed(attempt)), None
+                    )
+                    if landed or self.log.has_token(batch.token):
                         if synced:
-                            self.log.settle()
+                            self.log.sync_entries()
                         return landed or (tried[-1] if tried else None)
-                    faults = 0 if tried and self._beaten(tried) else faults
-                    if faults == FAILURES_ALONE or turn == ATTEMPTS:
+                    faults = 0 if tried and self._discard_lost(tried) else faults
+                    if faults == MAX_STORAGE_FAILURES or attempts == MAX_ATTEMPTS:
                         break
-                    return self._try(batch, clock, tried, synced)
+                    return self._attempt(batch, clock, tried, synced)
             except (DeltaError, OSError) as error:
-                # Whether the batch is stored for all that is looked up first in the next turn.
+                # The next attempt first checks whether the batch is stored nevertheless.
                 lost, faults = error, faults + 1
-                if faults > FAILURES_ALONE:
+                if faults > MAX_STORAGE_FAILURES:
                     break
-            wait_out(turn)
-            turn += 1
-        if lost is None or faults < FAILURES_ALONE:
-            raise busy(self.root, ATTEMPTS, _BUSY) from lost
-        raise lost if self.place.local else unreachable(self.place, "written", lost)
+            backoff(attempts)
+            attempts += 1
+        if lost is None or faults < MAX_STORAGE_FAILURES:
+            raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+        raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
-    def _try(
-        self, batch: Appended, clock: Callable[[], int], tried: list[Attempt], synced: bool
-    ) -> Attempt:
-        """One attempt to commit, which is added to `tried` before it counts."""
-        head_id, head = self.head()
-        new_id = secrets.randbits(62)
-        sight = Sight(self.data_files(), self.retained) if batch.has_edits else None
-        policy = properties.policy_of(self.log.properties(), head.note)
-        working = host_locks.at_work(self.place) if batch.takes_long else contextlib.nullcontext()
+    def _attempt(
+        self, batch: Appendable, clock: Callable[[], int], tried: list[PreparedCommit], synced: bool
+    ) -> PreparedCommit:
+        """Make one attempt to commit, added to `tried` before it is published."""
+        head_id, index = self.index()
+        edits = EditContext(self.data_files(), self.retained) if batch.has_edits else None
+        policy = properties.current_policy(self.log.properties(), index.metadata)
+        working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
-            us = self.wall_us(clock)
-            attempt = batch.prepare(self.place, head_id, head, us, new_id, sight, policy)
+            us, new_id = self.read_clock(clock), secrets.randbits(62)
+            context = CommitContext(self.location, head_id, index, us, new_id, edits, policy)
+            attempt = batch.prepare(context)
             tried.append(attempt)
             self._publish(attempt, batch.token, synced)
         return attempt
 
-    def _beaten(self, tried: list[Attempt]) -> bool:
-        """Whether a rival was faster than the attempts; forgets those that come to nothing.
+    def _discard_lost(self, tried: list[PreparedCommit]) -> bool:
+        """True if a competing commit was first; discards attempts that cannot succeed any more.
 
-        Of an object store a request that failed may still be carried out, unless a rival's
-        commit is in its way; until then its files stay, and cleaning finds them in the end.
+        An object store may still carry out a request that failed, unless a competing commit is
+        in its way. Until then the files of the attempt stay; cleaning removes them in the end.
         """
-        head_id, _ = self.head()
-        beaten = [attempt for attempt in tried if attempt.head.note.parent != head_id]
-        for attempt in list(tried) if self.place.local else beaten:
-            self.place.remove(attempt.paths)
+        head_id, _ = self.index()
+        beaten = [attempt for attempt in tried if attempt.index.metadata.parent != head_id]
+        for attempt in list(tried) if self.location.is_local else beaten:
+            self.location.remove(attempt.paths)
             tried.remove(attempt)
         return bool(beaten)
 
-    def _catch_up(self) -> None:
-        if not self.refresh():
-            raise NoSuchStore(
-                f"the store '{self.root}' was removed or replaced while it was in use; "
-                "next step: start the query again"
-            )
-
-    def _landed(self, attempt: Attempt) -> bool:
-        """Whether a commit is in the log although its writer was told otherwise."""
-        head_id, _ = self.head()
+    def _is_committed(self, attempt: PreparedCommit) -> bool:
+        """True if a commit is in the log although publishing it failed."""
+        head_id, _ = self.index()
         while head_id is not None and head_id != attempt.head_id:
-            note = read_head_note(self.place, head_id)
-            if note.commit <= attempt.head.note.commit:
+            metadata = read_head_metadata(self.location, head_id)
+            if metadata.commit <= attempt.index.metadata.commit:
                 return False
-            head_id = note.parent
+            head_id = metadata.parent
         if head_id is not None:
             return True
-        # A head that was made anew follows none.
+        # A rebuilt head has no parent.
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def _publish(self, attempt: Attempt, token: tuple[str, int] | None, synced: bool) -> None:
-        note, files = attempt.head.note, [file.path for file in attempt.written]
+    def _publish(
+        self, attempt: PreparedCommit, token: tuple[str, int] | None, synced: bool
+    ) -> None:
+        metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
         self.log.commit(
-            added(attempt.written, note.commit_us // 1000),
-            {HEAD: attempt.head_id, **dict([token] if token else [])},
-            note.commit,
-            [head_path(self.place, attempt.head_id), *map(self.place.file, files)],
+            add_actions(attempt.written, metadata.commit_us // 1000),
+            {HEAD_TRANSACTION: attempt.head_id, **dict([token] if token else [])},
+            metadata.commit,
+            [head_path(self.location, attempt.head_id), *map(self.location.file, files)],
             synced=synced,
         )
-        self._head_id, self._head = attempt.head_id, attempt.head
+        self._last.remember(attempt.head_id, attempt.index)
 
 
-def _no_store(path: str | Place) -> NoSuchStore:
-    shown = path if isinstance(path, str) else path.location
+def _no_store_error(path: str | Location) -> NoSuchStore:
+    shown = path if isinstance(path, str) else path.root
     return NoSuchStore(
-        f"there is no store at '{shown}'; accepted: a path that a tseries write has created; "
-        "next step: correct the path, or write to it first"
+        f"there is no store at '{shown}'",
+        "a path that a tseries write has created",
+        "correct the path, or write to it first",
     )
 
 
-_OPEN: Final[dict[Place, Store]] = {}
-_OPENING: Final = threading.Lock()
+_open_stores: Final[dict[Location, Store]] = {}
+_opening_lock: Final = threading.Lock()

@@ -1,13 +1,16 @@
-"""Where a subscriber stands, and how far its next batch goes: a fold over positions (semantics 23).
+"""The position of a subscriber, and the end of its next batch (semantics 23).
 
-A subscription starts at a commit: first come the initial events of the commits up to it, series
-by series; then every event of the commits after it, in the order (commit, series, sequence).
-Rows keep the number of their commit for ever, so a position means the same before and after
-compaction, and needs no log.
+A subscription begins at the last commit of that moment. It first delivers the initial events of
+the commits up to it, series by series, and then every event of later commits, in the order
+(commit, series, sequence). A position is a point in this order; it is the Spark offset, as JSON.
+
+Rows keep the number of their commit for ever, so a position stays valid across compaction and
+needs no log. Events that compaction removed before they were delivered are counted as missed: a
+position also records how many events had ever been committed, and the difference to what is
+still stored is what was missed.
 """
 
 import bisect
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -15,22 +18,19 @@ from typing import Any, Final
 import numpy as np
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.retention import RetainedRange, format_range, parse_range
-from pyspark_tseries.model.series_index import Longs, Note
+from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.model.slices import Key
 
 __all__ = [
-    "INITIAL_DEFAULT",
     "POSITION_VERSION",
-    "Initial",
+    "Backlog",
+    "InitialEvents",
     "Position",
-    "Supply",
-    "format_initial",
-    "initial_end",
-    "live_end",
-    "parse_initial",
-    "parse_starts",
-    "subscribe",
+    "find_initial_end",
+    "find_live_end",
+    "start_position",
 ]
 
 POSITION_VERSION: Final = 2
@@ -38,7 +38,7 @@ POSITION_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Initial:
+class InitialEvents:
     """The events that a new subscriber gets first.
 
     Attributes:
@@ -50,66 +50,25 @@ class Initial:
     starts: Mapping[str, int]
 
 
-INITIAL_DEFAULT: Final = RetainedRange(limit=1)
-
-
-NO_EVENTS: Final = RetainedRange(limit=0)
-
-_MOST: Final = 2**62
-
-
-def parse_initial(text: str) -> RetainedRange:
-    """A subscription range: `limit N`, `last DURATION`, both, `unlimited`, or `none`.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    return NO_EVENTS if str(text).strip().lower() == "none" else parse_range(text)
-
-
-def format_initial(initial: RetainedRange) -> str:
-    """The text of a subscription range; reads back with parse_initial."""
-    return "none" if initial == NO_EVENTS else format_range(initial)
-
-
-def parse_starts(text: str) -> dict[str, int]:
-    """Sequences by series, of a JSON object.
-
-    Raises:
-        ValueError: it is no JSON object of whole numbers from 0 to below 2**62.
-
-    >>> parse_starts('{"a": 7}')
-    {'a': 7}
-    """
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        raise ValueError("not a JSON object")
-    for name, sequence in found.items():
-        whole = isinstance(sequence, int) and not isinstance(sequence, bool)
-        if not whole or not 0 <= sequence < _MOST:
-            raise ValueError(f"'{name}' has {sequence!r}, which is no sequence")
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Up to where a subscriber has got all there is.
+    """A point up to which a subscriber has received everything.
 
     Attributes:
-        store: the Delta table's id; a position of another store means nothing here.
-        began: the commit whose state the initial events are of.
+        store: the Delta table's id; a position is only valid for its own store.
+        began: the commit at which the subscription began.
         upto: the last series whose initial events were delivered, None before the first; only
             while `initial`.
         initial: whether initial events are still due.
         commit: all events up to this commit were delivered.
-        after: and of the next commit those up to this key, inclusive; None for none of them.
-        seen: events that were ever committed up to here, delivered or not.
-        missed: of these, those that compaction removed before they were delivered, and those that
-            `startingSequence` asked for in vain.
-        retained: the store's retained range at `began`, which the initial events are of; None in
-            offsets of version 1, which go by the present one.
-        retained_since: the commit that had changed it last by then; None where none had.
-        due: how many initial events are still due; None where nobody has counted them.
+        after: the last delivered key of the next commit, inclusive; None for none of it.
+        seen: the number of events ever committed up to here, delivered or not.
+        missed: how many of these were removed before they were delivered, or were gone when
+            `startingSequence` asked for them.
+        retained: the retained range at `began`, which selects the initial events; None in offsets
+            of version 1, which use the present one.
+        retained_since: the commit that had last changed it by then; None if none had.
+        due: the number of initial events still due; None if not counted yet.
     """
 
     store: str
@@ -142,14 +101,14 @@ class Position:
         }
 
     def beginning(self) -> "Position":
-        """The position at which the subscription that got here first was, before any batch."""
+        """The position of the same subscription before its first batch."""
         start = replace(self, upto=None, initial=True, commit=self.began, after=None, due=None)
         # A store without commits had no initial events, and had never seen any.
         return start if self.began >= 0 else replace(start, initial=False, seen=0)
 
     @staticmethod
     def from_json(offset: Mapping[str, Any]) -> "Position":
-        """The position that a checkpoint holds.
+        """The position in a checkpoint's offset.
 
         Raises:
             UnusableStore: it is of a newer version.
@@ -157,25 +116,28 @@ class Position:
         version = offset.get("version")
         if not isinstance(version, int) or version > POSITION_VERSION:
             raise UnusableStore(
-                f"the checkpoint's offsets have format version {version}; accepted: "
-                f"{POSITION_VERSION} or older; next step: install a newer version of this package"
+                f"the checkpoint's offsets have format version {version}",
+                f"{POSITION_VERSION} or older",
+                "install a newer version of this package",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
         after = fields.pop("after")
         return Position(after=None if after is None else (after[0], after[1]), **fields)
 
 
-def subscribe(store: str, note: Note, retained: RetainedRange, seen: int, missed: int) -> Position:
+def start_position(
+    store: str, metadata: CommitMetadata, retained: RetainedRange, seen: int, missed: int
+) -> Position:
     """The position of a new subscriber.
 
     Args:
         store: the Delta table's id.
-        note: the store's last commit.
+        metadata: the store's last commit.
         retained: its retained range.
         seen: the events that were ever committed.
-        missed: those that the subscriber asked for and that are gone.
+        missed: how many the subscriber asked for that are gone.
     """
-    commit = note.commit
+    commit = metadata.commit
     return Position(
         store=store,
         began=commit,
@@ -186,28 +148,30 @@ def subscribe(store: str, note: Note, retained: RetainedRange, seen: int, missed
         seen=seen,
         missed=missed,
         retained=format_range(retained),
-        retained_since=note.retained_since,
+        retained_since=metadata.retained_since,
     )
 
 
-def initial_end(start: Position, series: list[str], counts: Longs, most: int | None) -> Position:
-    """The end of a batch of about `most` initial events, never less than a series.
+def find_initial_end(
+    start: Position, series: list[str], counts: Int64Array, max_events: int | None
+) -> Position:
+    """The end of a batch of at most `max_events` initial events, but at least one whole series.
 
-    Events that were due at `start` and are not there any more are missed.
+    Events that were due at `start` and are gone count as missed.
 
     Args:
         start: a position with `initial`.
         series: the series with initial events, in order.
-        counts: how many each has.
-        most: at least 1; None for all there are.
+        counts: the number of events of each.
+        max_events: at least 1; None for all.
     """
     first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
     within = np.cumsum(counts[first:])
     there = int(within[-1]) if len(within) else 0
     missed = start.missed + max(0, (there if start.due is None else start.due) - there)
     size = len(within)
-    if most is not None:
-        size = max(int(np.searchsorted(within, most, "right")), 1)
+    if max_events is not None:
+        size = max(int(np.searchsorted(within, max_events, "right")), 1)
     if size >= len(within):
         return replace(start, initial=False, upto=None, missed=missed, due=None)
     due = there - int(within[size - 1])
@@ -215,51 +179,51 @@ def initial_end(start: Position, series: list[str], counts: Longs, most: int | N
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
-    """What there is for a subscriber after a position.
+class Backlog:
+    """The events that wait for a subscriber after a position.
 
     Attributes:
         commit: the store's last commit.
         seen: the events that were ever committed.
-        there: events on disk after the position; None where none of them can have been removed.
+        stored: events on disk after the position; None if none can have been removed.
     """
 
     commit: int
     seen: int
-    there: int | None
+    stored: int | None
 
 
-def live_end(
+def find_live_end(
     start: Position,
-    supply: Supply,
-    most: int | None,
-    counts: Callable[[], tuple[Longs, Longs]],
+    backlog: Backlog,
+    max_events: int | None,
+    counts: Callable[[], tuple[Int64Array, Int64Array]],
     key_at: Callable[[int, Key | None, int], Key],
 ) -> Position:
-    """The end of the next batch after the initial events; `start` itself where there is none.
+    """The end of the next batch after the initial events; `start` itself if nothing is new.
 
     Args:
         start: a position without `initial`.
-        supply: what there is.
-        most: the most events of a batch; None for all there are.
-        counts: the commits that have events after `start`, in order, and how many.
+        backlog: the events that wait.
+        max_events: the maximum number of events of a batch; None for all.
+        counts: returns the commits with events after `start`, in order, and their numbers.
         key_at: (commit, after, number) -> the key of the commit's event of that number, counted
             from 1, after the key `after`.
     """
-    if supply.commit == start.commit:
+    if backlog.commit == start.commit:
         return start
-    there = supply.seen - start.seen if supply.there is None else supply.there
-    missed = start.missed + supply.seen - start.seen - there
-    if most is None or there <= most:
-        return replace(start, commit=supply.commit, after=None, seen=supply.seen, missed=missed)
+    there = backlog.seen - start.seen if backlog.stored is None else backlog.stored
+    missed = start.missed + backlog.seen - start.seen - there
+    if max_events is None or there <= max_events:
+        return replace(start, commit=backlog.commit, after=None, seen=backlog.seen, missed=missed)
     commits, rows = counts()
-    before = supply.seen - there
+    before = backlog.seen - there
     within = np.cumsum(rows)
-    whole = int(np.searchsorted(within, most, "right"))
+    whole = int(np.searchsorted(within, max_events, "right"))
     if whole:
         seen = before + int(within[whole - 1])
         return replace(start, commit=int(commits[whole - 1]), after=None, seen=seen, missed=missed)
     commit = int(commits[0])
     after = start.after if commit == start.commit + 1 else None
-    key = key_at(commit, after, most)
-    return replace(start, commit=commit - 1, after=key, seen=before + most, missed=missed)
+    key = key_at(commit, after, max_events)
+    return replace(start, commit=commit - 1, after=key, seen=before + max_events, missed=missed)

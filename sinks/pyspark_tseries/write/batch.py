@@ -1,7 +1,7 @@
-"""One attempt to commit a batch: its rows numbered on top of a head, its files written.
+"""One attempt to commit a batch: its rows numbered from the current index, its files written.
 
-The files count for nothing until a Delta commit names them; an attempt that lost its race is
-discarded, and the next one starts from the head that won.
+The files are not part of the store until a Delta commit names them. After a lost race the attempt
+is discarded, and the next one starts from the index of the winner.
 """
 
 from dataclasses import dataclass
@@ -10,204 +10,211 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.policy import Guard, Policy
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.policy import AccessCheck, Policy
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import NEVER_US, Head, advance, next_note
+from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.head_files import head_path, write_head
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.write.edits import number_edits, targets_of
-from pyspark_tseries.write.numbering import Numbered, counted, number
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.write.edits import make_targets, number_edits
+from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows
 from pyspark_tseries.write.originals import find_originals
-from pyspark_tseries.write.rows import EDIT_OF, author_column, event_rows
+from pyspark_tseries.write.rows import EDIT_OF, author_column, build_events
 
-__all__ = ["Appended", "Attempt", "Batch", "Sight"]
+__all__ = ["Appendable", "Batch", "CommitContext", "EditContext", "PreparedCommit"]
 
 
-class Appended(Protocol):
-    """What a store can append: see `Batch` for the properties and `prepare` for the method."""
+class Appendable(Protocol):
+    """Rows that a store can append; `Batch` describes the members."""
 
     @property
     def token(self) -> tuple[str, int] | None:
-        """What makes it happen once."""
+        """Identifies the batch, so that it is committed once."""
 
     @property
     def has_edits(self) -> bool:
-        """Whether `prepare` needs a sight."""
+        """True if `prepare` needs `CommitContext.edits`."""
 
     @property
-    def takes_long(self) -> bool:
-        """Whether `prepare` may take longer than other writers of the host wait in silence."""
+    def is_slow(self) -> bool:
+        """True if `prepare` needs a heartbeat, so that other writers of the host go on waiting."""
 
-    def prepare(
-        self,
-        place: Place,
-        head_id: int | None,
-        head: Head,
-        now_us: int,
-        new_id: int,
-        sight: "Sight | None",
-        policy: Policy | None,
-    ) -> "Attempt":
-        """Writes the files of a commit on top of `head`."""
+    def prepare(self, context: "CommitContext") -> "PreparedCommit":
+        """Write the files of a commit, which stay invisible until it is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows to append as a whole.
+    """Rows to append atomically.
 
     Attributes:
         rows: columns of `RowPlan.staged`, one chunk each.
-        policy: what becomes of late rows: `fail`, `drop` or `adjust`.
-        author: of the rows that name none.
-        principal: who appends; None: the author.
-        missing: what becomes of edits without an original: `fail` or `drop`.
-        clock: what assigns timestamps: `wall`, the commit's time, or `event`, the series' newest.
-        token: (application, version): a batch is skipped where the store has this version of the
-            application, or a higher one; None appends always.
+        out_of_order: the policy for late rows: `fail`, `drop` or `adjust`.
+        author: of rows without one.
+        principal: the one who appends; None: the author.
+        missing_original: the policy for edits without an original: `fail` or `drop`.
+        clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
+            newest timestamp of the series.
+        token: (application, version): the batch is skipped if the store has this version of the
+            application or a higher one; None always appends.
     """
 
     rows: pa.Table
-    policy: str
+    out_of_order: str
     author: str
     token: tuple[str, int] | None = None
     principal: str | None = None
-    missing: str = "fail"
+    missing_original: str = "fail"
     clock: str = "wall"
 
     @property
     def has_edits(self) -> bool:
-        """Whether a row is an edit."""
+        """True if a row is an edit."""
         column = self.rows[EDIT_OF.name]
         return bool(column.null_count < len(column))
 
     @property
-    def takes_long(self) -> bool:
+    def is_slow(self) -> bool:
         """Never: its rows are few."""
         return False
 
-    def prepare(
-        self,
-        place: Place,
-        head_id: int | None,
-        head: Head,
-        now_us: int,
-        new_id: int,
-        sight: "Sight | None",
-        policy: Policy | None,
-    ) -> "Attempt":
-        """Numbers the rows on top of `head` and writes the files of the commit.
-
-        Args:
-            place: where the store lies.
-            head_id: the id of `head`; None before the first commit.
-            head: the store as it is.
-            now_us: the wall clock; the commit's time where it is not before the last commit's.
-            new_id: the id of the new head, unlike any other.
-            sight: as of `head`; needed where the batch has edits.
-            policy: the store's, None where everything is allowed.
+    def prepare(self, context: "CommitContext") -> "PreparedCommit":
+        """Number the rows on top of the context's index and write the files of the commit.
 
         Raises:
             UpdateFailed: a row may not be added; nothing has been written.
             NoSuchEvent: an edit may not; nothing has been written.
             PermissionDenied: the policy does not allow it; nothing has been written.
         """
-        guard = Guard(policy, self.author if self.principal is None else self.principal)
-        _check_update(guard, self)
-        now_us = max(now_us, head.note.commit_us)
+        location, index = context.location, context.index
+        principal = self.author if self.principal is None else self.principal
+        guard = AccessCheck(context.policy, principal)
+        _check_access(guard, self)
+        now_us = max(context.now_us, index.metadata.commit_us)
         assigned_us = now_us if self.clock == "wall" else NEVER_US
         rows, edits = self.rows, None
-        if sight is not None and self.has_edits:
-            rows, edits = _parted(self.rows)
+        if context.edits is not None and self.has_edits:
+            rows, edits = _split_edits(self.rows)
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        parts = [_Part("event", rows, number(series, given, head, self.policy, assigned_us))]
-        if edits is not None and sight is not None:
-            parts.append(_edited(place, edits, parts[0], self, head, assigned_us, sight, guard))
+        events = number_rows(series, given, index, self.out_of_order, assigned_us)
+        parts = [_NumberedPart("event", rows, events)]
+        if edits is not None:
+            parts.append(_prepare_edits(edits, parts[0], self, context, assigned_us, guard))
         delta = parts[-1].events.delta
-        note = next_note(head, head_id, now_us=now_us, rows=delta.num_rows)
+        metadata = next_metadata(index, context.head_id, now_us=now_us, rows=delta.num_rows)
         for part in parts:
-            note = counted(note, part.events)
-        after, table = advance(head, delta, note)
-        paths, written = [head_path(place, new_id)], []
+            metadata = add_counts(metadata, part.events)
+        after, table = advance_index(index, delta, metadata)
+        paths, written = [head_path(location, context.new_id)], []
         try:
-            write_head(place, new_id, table)
+            write_head(location, context.new_id, table)
             for part in parts:
                 if len(part.events.order):
-                    path = f"kind={part.kind}/{note.commit:010d}-{new_id:016x}.parquet"
-                    paths.append(place.file(path))
-                    table = event_rows(part.rows, part.events, note, self.author, part.originals)
-                    written.append(files.write_events(place, path, table))
+                    name = f"{metadata.commit:010d}-{context.new_id:016x}.parquet"
+                    path = f"kind={part.kind}/{name}"
+                    paths.append(location.file(path))
+                    table = build_events(
+                        part.rows, part.events, metadata, self.author, part.originals
+                    )
+                    written.append(files.write_events(location, path, table))
         except OSError:
-            place.remove(paths)  # Of a full disk, say.
+            location.remove(paths)  # The disk may be full.
             raise
-        return Attempt(new_id, after, written, paths, tuple(part.events for part in parts))
+        numbered = tuple(part.events for part in parts)
+        return PreparedCommit(context.new_id, after, written, paths, numbered)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What edits are judged by besides the head: the store's files and its retained range."""
+class EditContext:
+    """The files and the retained range of a store: they decide which originals may be edited."""
 
     files: list[files.DataFile]
     retained: RetainedRange
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class CommitContext:
+    """The state of a store that a commit is prepared on top of.
+
+    Attributes:
+        location: of the store.
+        head_id: names the head file of `index`; None before the first commit.
+        index: the series index after the last commit.
+        now_us: the wall clock; the commit's time unless the last commit's is later.
+        new_id: a unique id for the new head file.
+        edits: as of `index`; needed where the batch has edits.
+        policy: the store's; None allows everything.
+    """
+
+    location: Location
+    head_id: int | None
+    index: SeriesIndex
+    now_us: int
+    new_id: int
+    edits: EditContext | None = None
+    policy: Policy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCommit:
     """Files written for a commit.
 
     Attributes:
         head_id: the id of the new head.
-        head: the store as it is after the commit.
-        written: the files of events and edits; none where the batch was dropped whole.
-        paths: all files, to discard.
-        numbered: what became of the appends, and where there are any of the edits.
+        index: the store as it is after the commit.
+        written: the files of events and edits; empty where all rows were dropped.
+        paths: full paths of all files, to remove if the commit fails.
+        numbered: the appends, then the edits if there are any.
     """
 
     head_id: int
-    head: Head
+    index: SeriesIndex
     written: list[files.WrittenFile]
     paths: list[str]
-    numbered: tuple[Numbered, ...] = ()
+    numbered: tuple[NumberedRows, ...] = ()
 
 
-def _check_update(guard: Guard, batch: Batch) -> None:
+def _check_access(guard: AccessCheck, batch: Batch) -> None:
     if guard.policy is not None:
-        guard.need("update", "add events")
-        guard.need_authors([batch.author])
-        guard.need_authors(batch.rows["author"].drop_null().unique().to_pylist())
+        guard.require("update", "add events")
+        guard.require_authors([batch.author])
+        guard.require_authors(batch.rows["author"].drop_null().unique().to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """The appends of a batch, or its edits; `events` are in terms of `rows`."""
+class _NumberedPart:
+    """The appends of a batch, or its edits; `events.order` refers to `rows`."""
 
     kind: str
     rows: pa.Table
-    events: Numbered
+    events: NumberedRows
     originals: list[pa.Array] | None = None
 
 
-def _parted(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+def _split_edits(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     """The appends and the edits."""
     edit = rows[EDIT_OF.name].is_valid()
     return rows.filter(pc.invert(edit)).combine_chunks(), rows.filter(edit).combine_chunks()
 
 
-def _edited(
-    place: Place,
+def _prepare_edits(
     rows: pa.Table,
-    appends: _Part,
+    appends: _NumberedPart,
     batch: Batch,
-    head: Head,
+    context: CommitContext,
     assigned_us: int,
-    sight: Sight,
-    guard: Guard,
-) -> _Part:
+    guard: AccessCheck,
+) -> _NumberedPart:
+    assert context.edits is not None
+    index, retained = context.index, context.edits.retained
     series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-    targets = find_originals(place, sight.files, targets_of(series, sequence))
+    targets = find_originals(context.location, context.edits.files, make_targets(series, sequence))
     authors = author_column(appends.rows["author"], appends.events, batch.author)
-    targets = targets.in_batch(head, appends.events, authors)
+    targets = targets.with_batch_originals(index, appends.events, authors)
     if guard.policy is not None:
-        guard.need_edits(targets.author.drop_null().unique().to_pylist())
-    edited = number_edits(targets, head, appends.events, sight.retained, batch.missing, assigned_us)
-    return _Part("edit", rows, edited.events, edited.originals)
+        guard.require_edits(targets.author.drop_null().unique().to_pylist())
+    edited = number_edits(
+        targets, index, appends.events, retained, batch.missing_original, assigned_us
+    )
+    return _NumberedPart("edit", rows, edited.events, edited.originals)

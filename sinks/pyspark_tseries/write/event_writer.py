@@ -1,6 +1,6 @@
-"""Sorted runs become one file of events: numbered and written a part at a time.
+"""One file of events from sorted rows: numbered and written part by part.
 
-A task that trusts the head it was given and a commit that repairs do this alike.
+Tasks use it with the index that the driver expects, commits with the current one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,41 +12,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pyspark_tseries.model.columns import layout
-from pyspark_tseries.model.series_index import Head, Longs, Note, delta_of
+from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.columns import table_schema
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex, make_delta
 from pyspark_tseries.storage.data_files import (
-    Extent,
+    FileStats,
     WrittenFile,
-    extent_of,
-    finished,
+    compute_stats,
+    seal_file,
     write_events,
 )
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.parquet_checksums import room_for
-from pyspark_tseries.storage.parquet_layout import ROWS_PER_GROUP, parquet_options, rows_per
-from pyspark_tseries.write.edits import standing
-from pyspark_tseries.write.numbering import Numbered, number
-from pyspark_tseries.write.rows import event_rows
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.parquet_checksums import checksum_placeholder
+from pyspark_tseries.storage.parquet_layout import ROWS_PER_GROUP, rows_for_bytes, writer_options
+from pyspark_tseries.write.edits import lookup_after
+from pyspark_tseries.write.numbering import NumberedRows, number_rows
+from pyspark_tseries.write.rows import build_events
 
-__all__ = ["Merged", "Rules", "at_once", "merge", "summed"]
+__all__ = ["WriteResult", "WriteRules", "sum_results", "write_numbered", "write_sorted"]
 
-GROUP_BYTES: Final = 4 * 1024 * 1024
-"""Uncompressed: a row group, where its rows are large, so that it can be read in parts."""
+MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
+"""The uncompressed size at which a row group of large rows ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """How rows become events: see `attempts.Batch`; `assigned_us` is `number`'s `now_us`."""
+class WriteRules:
+    """The commit and a batch's options, see `Batch`; `assigned_us` is `now_us` of `number_rows`."""
 
-    note: Note
+    metadata: CommitMetadata
     author: str
-    policy: str
+    out_of_order: str
     assigned_us: int
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """A file of events, None where every row was dropped, and what `Numbered` says of them."""
+class WriteResult:
+    """A file of events, None if every row was dropped, with the results of `NumberedRows`."""
 
     file: WrittenFile | None
     delta: pa.Table
@@ -56,56 +57,60 @@ class Merged:
 
 
 def _group_rows(rows: pa.Table) -> int:
-    """How many rows like these make a row group."""
-    return rows_per(rows, GROUP_BYTES, ROWS_PER_GROUP)
+    """The rows of a row group, if they are like these."""
+    return rows_for_bytes(rows, MAX_GROUP_BYTES, ROWS_PER_GROUP)
 
 
-def merge(place: Place, path: str, tables: Iterable[pa.Table], head: Head, rules: Rules) -> Merged:
-    """Numbers rows on top of `head` and writes them to `path`, relative to the store.
+def write_sorted(
+    location: Location, path: str, tables: Iterable[pa.Table], index: SeriesIndex, rules: WriteRules
+) -> WriteResult:
+    """Number rows on top of `index` and write them to `path`, relative to the store.
 
     Args:
-        place: where the store lies.
-        path: of the file; there is none where all rows are dropped.
+        location: of the store.
+        path: of the file; not written if all rows are dropped.
         tables: the rows, in parts as `rising` gives them.
-        head: the store before the batch.
-        rules: what they become.
+        index: the store before the batch.
+        rules: the commit and the options.
 
     Raises:
         UpdateFailed: a row may not be added; the file is to be removed.
     """
-    file = _EventFile(place, path)
-    stood = _Moving(head)
+    file = _EventFile(location, path)
+    stood = _MovingIndex(index)
     dropped = adjusted = 0
     example = None
     try:
         for rows in tables:
             series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-            events = number(series, given, stood, rules.policy, rules.assigned_us)
+            events = number_rows(series, given, stood, rules.out_of_order, rules.assigned_us)
             if len(events.order):
-                file.add(event_rows(rows, events, rules.note, rules.author))
+                file.add(build_events(rows, events, rules.metadata, rules.author))
             stood.advance(events.delta)
             dropped, adjusted = dropped + events.dropped, adjusted + events.adjusted
             example = example or events.example
     finally:
         written = file.close()
-    return Merged(written, stood.delta(), dropped, adjusted, example)
+    return WriteResult(written, stood.delta(), dropped, adjusted, example)
 
 
-def at_once(place: Place, path: str, rows: pa.Table, events: Numbered, rules: Rules) -> Merged:
-    """As `merge`, of rows that are in memory whole, and of what `number` says of them."""
+def write_numbered(
+    location: Location, path: str, rows: pa.Table, events: NumberedRows, rules: WriteRules
+) -> WriteResult:
+    """As `write_sorted`, of rows in memory that `number_rows` has numbered."""
     file = None
     if len(events.order):
-        table = event_rows(rows, events, rules.note, rules.author)
-        file = write_events(place, path, table, _group_rows(rows))
-    return Merged(file, events.delta, events.dropped, events.adjusted, events.example)
+        table = build_events(rows, events, rules.metadata, rules.author)
+        file = write_events(location, path, table, _group_rows(rows))
+    return WriteResult(file, events.delta, events.dropped, events.adjusted, events.example)
 
 
-def summed(parts: Sequence[Merged]) -> Numbered:
+def sum_results(parts: Sequence[WriteResult]) -> NumberedRows:
     """All parts together, without their events; no two have a series in common."""
-    nothing: Longs = np.empty(0, np.int64)
-    empty = delta_of(pa.array([], pa.string()), Head().of([]))
+    nothing: Int64Array = np.empty(0, np.int64)
+    empty = make_delta(pa.array([], pa.string()), SeriesIndex().lookup([]))
     examples = [part.example for part in parts if part.example]
-    return Numbered(
+    return NumberedRows(
         order=nothing,
         names=pa.array([], pa.string()),
         codes=nothing,
@@ -118,18 +123,18 @@ def summed(parts: Sequence[Merged]) -> Numbered:
     )
 
 
-class _Moving:
-    """A head that moves on with parts in rising order: only the last series may go on."""
+class _MovingIndex:
+    """An index that follows parts in rising order: only the last series may continue."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, index: SeriesIndex) -> None:
+        self._index = index
         self._last: pa.Table | None = None
         self._deltas: list[pa.Table] = []
 
-    def of(self, names: Sequence[str]) -> dict[str, Longs]:
+    def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         if self._last is None:
-            return self._head.of(names)
-        return standing(pa.array(names, pa.string()), self._head, self._last)
+            return self._index.lookup(names)
+        return lookup_after(pa.array(names, pa.string()), self._index, self._last)
 
     def advance(self, delta: pa.Table) -> None:
         if delta.num_rows:
@@ -137,9 +142,9 @@ class _Moving:
             self._last = delta.slice(delta.num_rows - 1).combine_chunks()
 
     def delta(self) -> pa.Table:
-        """Of all parts; a series in two of them stands where the later one says."""
+        """The delta of all parts; the later part counts for a series in two."""
         if not self._deltas:
-            return delta_of(pa.array([], pa.string()), self._head.of([]))
+            return make_delta(pa.array([], pa.string()), self._index.lookup([]))
         whole = pa.concat_tables(self._deltas).combine_chunks()
         series = whole["series"].combine_chunks()
         goes_on = pc.equal(series.slice(0, len(series) - 1), series.slice(1)).to_pylist()
@@ -150,22 +155,24 @@ class _Moving:
 class _EventFile:
     """A file of events that is written in row groups as its rows come."""
 
-    place: Place
+    location: Location
     path: str
     _held: list[pa.Table] = field(default_factory=list)
-    _extent: Extent | None = None
+    _extent: FileStats | None = None
     _writer: pq.ParquetWriter | None = None
     _options: dict[str, Any] = field(default_factory=dict)
     _made: list[Any] = field(default_factory=list)
     _groups: int = 0
 
     def add(self, events: pa.Table) -> None:
-        """Takes the next events, at least one."""
+        """Add the next events, at least one."""
         if self._extent is None:
-            self._options = parquet_options(events)
-        extent = extent_of(events)
-        self._extent = self._extent.followed(extent) if self._extent else extent
-        schema = pa.schema([f.with_nullable(True) for f in layout(_values(events))][:-1])
+            self._options = writer_options(events)
+        extent = compute_stats(events)
+        self._extent = self._extent.extended_with(extent) if self._extent else extent
+        schema = pa.schema(
+            [f.with_nullable(True) for f in table_schema(_value_fields(events))][:-1]
+        )
         self._held.append(events.cast(schema))
         rows = sum(table.num_rows for table in self._held)
         group = _group_rows(events)
@@ -175,8 +182,8 @@ class _EventFile:
     def _write(self, rows: int, group: int) -> None:
         whole = pa.concat_tables(self._held)
         if self._writer is None:
-            full = self.place.file(self.path)
-            sink = self.place.write(full)
+            full = self.location.file(self.path)
+            sink = self.location.write(full)
             self._writer = pq.ParquetWriter(
                 sink, whole.schema, metadata_collector=self._made, **self._options
             )
@@ -186,20 +193,22 @@ class _EventFile:
         self._held = [whole.slice(rows)] if whole.num_rows > rows else []
 
     def close(self) -> WrittenFile | None:
-        """Ends the file; None where it has no events, and then it is not there."""
+        """End the file; None, without a file, if there were no events."""
         if self._held:
             rows = sum(table.num_rows for table in self._held)
             self._write(rows, max(rows, 1))
         if self._writer is None or self._extent is None:
             return None
-        if self.place.local:
-            self._writer.add_key_value_metadata(room_for(self._writer.schema, self._groups))
+        if self.location.is_local:
+            self._writer.add_key_value_metadata(
+                checksum_placeholder(self._writer.schema, self._groups)
+            )
         self._writer.close()
         self._sink.close()
-        size = finished(self.place, self.place.file(self.path), self._made[0])
-        return WrittenFile(self.path, size, self._extent.statistics())
+        size = seal_file(self.location, self.location.file(self.path), self._made[0])
+        return WrittenFile(self.path, size, self._extent.to_json())
 
 
-def _values(events: pa.Table) -> list[pa.Field]:
-    known = set(layout([]).names)
+def _value_fields(events: pa.Table) -> list[pa.Field]:
+    known = set(table_schema([]).names)
     return [column for column in events.schema if column.name not in known]

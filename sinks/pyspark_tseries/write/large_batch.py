@@ -1,9 +1,12 @@
-"""The commit of a batch that tasks have written: publish what came true, write the rest anew.
+"""The commit of a batch that tasks have written: publish files that fit, rewrite the others.
 
-The series of the shares decide: a file whose series no other share has is published as it is, as
-long as the forecast it was numbered by is true. Shares that have a series in common are merged by
-the rules of a small batch, a part at a time, and so is a file whose forecast failed. Few rows of
-many tasks are one share. Edits follow; they alone are held in memory whole.
+A task with many rows has numbered them for the commit that the driver expected, and written them
+as a file of the store. The commit publishes such a file unchanged where two conditions hold: the
+expected commit is this one, and no other task has rows of the file's series. Otherwise tasks with
+a series in common form a group, whose sorted rows are merged, numbered again and written part by
+part, by the rules of a small batch. The few rows of small tasks form one group.
+
+Edits come last. They are the only rows that are in memory all at once.
 
 The rules are semantics 16.7.
 """
@@ -15,254 +18,267 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_tseries.model.policy import Guard, Policy
-from pyspark_tseries.model.series_index import NEVER_US, Head, advance, next_note
-from pyspark_tseries.storage.data_files import WrittenFile, as_stored, write_events
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.series_index import advance_index, next_metadata
+from pyspark_tseries.storage.data_files import WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import write_head
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.staging import read_stream
-from pyspark_tseries.write.batch import Attempt, Sight
-from pyspark_tseries.write.edits import number_edits, targets_of
-from pyspark_tseries.write.event_writer import Merged, Rules, at_once, merge, summed
-from pyspark_tseries.write.numbering import Numbered, counted, number
+from pyspark_tseries.storage.staging import read_staged_task
+from pyspark_tseries.write.batch import CommitContext, EditContext, PreparedCommit
+from pyspark_tseries.write.edits import make_targets, number_edits
+from pyspark_tseries.write.event_writer import (
+    WriteResult,
+    WriteRules,
+    sum_results,
+    write_numbered,
+    write_sorted,
+)
+from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows
 from pyspark_tseries.write.originals import find_originals
-from pyspark_tseries.write.rows import EDIT_OF, event_rows
-from pyspark_tseries.write.spill import Names, Sorter, fewer, read_run, rising
-from pyspark_tseries.write.task_output import LIMITS, Forecast, Limits, Share, parted
+from pyspark_tseries.write.rows import EDIT_OF, build_events
+from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
+from pyspark_tseries.write.task_output import (
+    DEFAULT_LIMITS,
+    ExpectedCommit,
+    SpillLimits,
+    TaskOutput,
+    split_edits,
+)
 
 __all__ = ["LargeBatch"]
 
-MOST_DELAY_US: Final = 60_000_000
-"""A forecast of the commit's time that is older is false: `asOf` and ages count from that time."""
+MAX_EXPECTED_TIME_ERROR_US: Final = 60_000_000
+"""How far the time of the expected commit may be from the clock; `asOf` counts from that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeBatch:
-    """Rows to append as a whole; what is not here is as in `attempts.Batch`.
+    """Rows to append atomically, written by tasks; other attributes are those of `Batch`.
 
     Attributes:
-        shares: of the tasks, in the order of the input; their files stay until the caller, who
-            knows what became of the batch, removes them.
+        outputs: of the tasks, in the order of the input; the caller removes their files once the
+            batch is committed or given up.
         schema: the columns of `RowPlan.staged`, as the tasks knew them.
-        own: a name unlike any other.
+        unique_name: a unique name.
         limits: how much is sorted in memory at once.
     """
 
-    shares: tuple[Share, ...]
+    outputs: tuple[TaskOutput, ...]
     schema: pa.Schema
-    policy: str
+    out_of_order: str
     author: str
-    own: str
+    unique_name: str
     token: tuple[str, int] | None = None
     principal: str | None = None
-    missing: str = "fail"
+    missing_original: str = "fail"
     clock: str = "wall"
-    limits: Limits = LIMITS
+    limits: SpillLimits = DEFAULT_LIMITS
 
     @property
     def has_edits(self) -> bool:
-        """Whether a row is an edit."""
-        return any(share.has_edits for share in self.shares)
+        """True if a row is an edit."""
+        return any(output.has_edits for output in self.outputs)
 
     @property
-    def takes_long(self) -> bool:
-        """Always: it may have to be written anew."""
+    def is_slow(self) -> bool:
+        """Always: all files may have to be rewritten."""
         return True
 
-    def prepare(
-        self,
-        place: Place,
-        head_id: int | None,
-        head: Head,
-        now_us: int,
-        new_id: int,
-        sight: Sight | None = None,
-        policy: Policy | None = None,
-    ) -> Attempt:
-        """As `attempts.Batch.prepare`, with its errors; whatever was written is removed then."""
-        names = Names(place, f"{self.own}-{new_id:016x}")
-        attempt = _Attempting(self, place, names, head_id, head, now_us, new_id)
+    def prepare(self, context: CommitContext) -> PreparedCommit:
+        """As `Batch.prepare`, with its errors, after which nothing that was written remains."""
+        temp_paths = TempPaths(context.location, f"{self.unique_name}-{context.new_id:016x}")
+        commit = LargeCommit(self, context, temp_paths)
         try:
-            attempt.check(Guard(policy, self.author if self.principal is None else self.principal))
-            return attempt.finish(sight)
+            commit.check_access()
+            return commit.write()
         except BaseException:
-            place.remove(attempt.paths)
+            context.location.remove(commit.paths)
             raise
         finally:
-            names.discard()
+            temp_paths.discard()
 
 
-class _Attempting:
-    """One attempt; `paths` are the files of the commit that were begun so far."""
+class LargeCommit:
+    """One attempt to commit a large batch.
 
-    def __init__(
-        self,
-        batch: LargeBatch,
-        place: Place,
-        names: Names,
-        head_id: int | None,
-        head: Head,
-        now_us: int,
-        new_id: int,
-    ) -> None:
-        self._batch, self._place, self._names = batch, place, names
-        self._head_id, self._head, self._new_id = head_id, head, new_id
+    Attributes:
+        paths: full paths of the files of the commit that were begun so far.
+    """
+
+    def __init__(self, batch: LargeBatch, context: CommitContext, temp_paths: TempPaths) -> None:
+        self._batch, self._context, self._temp_paths = batch, context, temp_paths
+        self._location, self._index = context.location, context.index
+        principal = batch.author if batch.principal is None else batch.principal
+        self._guard = AccessCheck(context.policy, principal)
         self.paths: list[str] = []
-        self._groups = _together(batch.shares, [self._series(share) for share in batch.shares])
-        self._forecast = self._true_forecast(now_us)
-        as_is = any(self._is_published(group) for group in self._groups)
-        if as_is and self._forecast is not None:
-            now_us = self._forecast.commit_us
-        self._note = next_note(head, head_id, now_us=now_us, rows=0)
-        assigned_us = self._note.commit_us if batch.clock == "wall" else NEVER_US
-        self._rules = Rules(self._note, batch.author, batch.policy, assigned_us)
+        self._groups = _group_by_series(
+            batch.outputs, [self._series(output) for output in batch.outputs]
+        )
+        self._expected = self._confirm_expected()
+        now_us = context.now_us
+        if self._expected is not None and any(map(self._is_published, self._groups)):
+            now_us = self._expected.commit_us
+        self._metadata = next_metadata(self._index, context.head_id, now_us=now_us, rows=0)
+        assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
+        self._rules = WriteRules(self._metadata, batch.author, batch.out_of_order, assigned_us)
 
-    def check(self, guard: Guard) -> None:
-        """Raises PermissionDenied where the policy does not allow the batch."""
-        self._guard = guard
+    def check_access(self) -> None:
+        """Raise PermissionDenied where the policy does not allow the batch."""
+        guard = self._guard
         if guard.policy is None:
             return
-        guard.need("update", "add events")
-        guard.need_authors([self._batch.author])
-        for share in self._batch.shares:
-            for part in self._parts(share):
-                guard.need_authors(part["author"].drop_null().unique().to_pylist())
+        guard.require("update", "add events")
+        guard.require_authors([self._batch.author])
+        for output in self._batch.outputs:
+            for part in self._parts(output):
+                guard.require_authors(part["author"].drop_null().unique().to_pylist())
 
-    def finish(self, sight: Sight | None) -> Attempt:
-        """Writes all files."""
-        parts = [self._part(number, group) for number, group in enumerate(self._groups)]
-        appended = summed(parts)
+    def write(self) -> PreparedCommit:
+        """Write all files of the commit."""
+        parts = [self._write_group(number, group) for number, group in enumerate(self._groups)]
+        appended = sum_results(parts)
         written = [part.file for part in parts if part.file is not None]
-        note, delta = counted(self._note, appended), appended.delta
-        if sight is not None:
-            edited, file = self._edited(sight, appended, written)
-            note, delta = counted(note, edited), edited.delta
+        metadata, delta = add_counts(self._metadata, appended), appended.delta
+        if self._context.edits is not None:
+            edited, file = self._write_edits(self._context.edits, appended, written)
+            metadata, delta = add_counts(metadata, edited), edited.delta
             written += [file] if file is not None else []
-        note = replace(note, rows=note.rows + delta.num_rows)
-        after, table = advance(self._head, delta, note)
-        self.paths.append(write_head(self._place, self._new_id, table))
-        return Attempt(self._new_id, after, written, self.paths)
+        metadata = replace(metadata, rows=metadata.rows + delta.num_rows)
+        after, table = advance_index(self._index, delta, metadata)
+        self.paths.append(write_head(self._location, self._context.new_id, table))
+        return PreparedCommit(self._context.new_id, after, written, self.paths)
 
     def _path(self, kind: str, number: int) -> str:
-        name = f"{self._note.commit:010d}-{self._new_id:016x}.{number:04d}.parquet"
+        name = f"{self._metadata.commit:010d}-{self._context.new_id:016x}.{number:04d}.parquet"
         path = f"kind={kind}/{name}"
-        self.paths.append(self._place.file(path))
+        self.paths.append(self._location.file(path))
         return path
 
-    def _series(self, share: Share) -> pa.Array:
-        if share.series is not None:
-            return read_stream(self._place, share.series)["series"].unique()
-        parts = [parted(part)[0]["series"].unique() for part in self._few(share)]
+    def _series(self, output: TaskOutput) -> pa.Array:
+        if output.series is not None:
+            return read_staged_task(self._location, output.series)["series"].unique()
+        parts = [split_edits(part)[0]["series"].unique() for part in self._inline_batches(output)]
         return pa.chunked_array(parts, pa.string()).unique()
 
-    def _few(self, share: Share) -> Iterator[pa.RecordBatch]:
-        if share.few is not None:
-            yield from read_stream(self._place, share.few).to_batches()
+    def _inline_batches(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
+        if output.inline is not None:
+            yield from read_staged_task(self._location, output.inline).to_batches()
 
-    def _parts(self, share: Share) -> Iterator[pa.RecordBatch | pa.Table]:
-        """All rows of a share, in some order."""
-        yield from self._appends(share)
-        yield from self._edits(share)
+    def _parts(self, output: TaskOutput) -> Iterator[pa.RecordBatch | pa.Table]:
+        """All rows of a task, in any order."""
+        yield from self._appends(output)
+        yield from self._edits(output)
 
-    def _true_forecast(self, now_us: int) -> Forecast | None:
-        given = (share.forecast for share in self._batch.shares if share.forecast is not None)
-        forecast = next(given, None)
-        next_commit = self._head_id, self._head.note.commit + 1
-        if forecast is None or (forecast.head_id, forecast.commit) != next_commit:
+    def _confirm_expected(self) -> ExpectedCommit | None:
+        """The commit that the tasks expected, where this is it."""
+        context, last = self._context, self._index.metadata
+        given = (output.expected for output in self._batch.outputs if output.expected is not None)
+        expected = next(given, None)
+        if expected is None:
             return None
-        # It may also lie ahead: then the clock was set back since.
-        late = abs(max(now_us, self._head.note.commit_us) - forecast.commit_us) > MOST_DELAY_US
-        return None if late or forecast.commit_us < self._head.note.commit_us else forecast
+        if (expected.head_id, expected.commit) != (context.head_id, last.commit + 1):
+            return None
+        # Absolute, because the clock may have been set back since the tasks began.
+        error_us = abs(max(context.now_us, last.commit_us) - expected.commit_us)
+        if error_us > MAX_EXPECTED_TIME_ERROR_US or expected.commit_us < last.commit_us:
+            return None
+        return expected
 
-    def _is_published(self, group: Sequence[Share]) -> bool:
-        share = group[0]
-        true = self._forecast is not None and share.forecast == self._forecast
-        return len(group) == 1 and share.file is not None and true
+    def _is_published(self, group: Sequence[TaskOutput]) -> bool:
+        output = group[0]
+        true = self._expected is not None and output.expected == self._expected
+        return len(group) == 1 and output.file is not None and true
 
-    def _part(self, number: int, group: Sequence[Share]) -> Merged:
+    def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
         path = self._path("event", number)
         if self._is_published(group):
             file, series = group[0].file, group[0].series
             assert file is not None
             assert series is not None
-            self._place.copy(self._place.file(file.path), self._place.file(path))
-            return Merged(replace(file, path=path), read_stream(self._place, series))
-        if sum(share.size for share in group) <= self._batch.limits.memory:
-            return self._at_once(path, group)
-        runs = fewer(
-            self._place,
-            self._names,
+            self._location.copy(self._location.file(file.path), self._location.file(path))
+            return WriteResult(replace(file, path=path), read_staged_task(self._location, series))
+        if sum(output.size for output in group) <= self._batch.limits.memory:
+            return self._write_group_in_memory(path, group)
+        runs = reduce_runs(
+            self._location,
+            self._temp_paths,
             self._runs(group),
             self._batch.schema,
             self._batch.limits.memory,
         )
-        tables = rising([read_run(self._place, run, self._batch.schema) for run in runs])
-        return merge(self._place, path, tables, self._head, self._rules)
+        tables = merge_sorted([read_run(self._location, run, self._batch.schema) for run in runs])
+        return write_sorted(self._location, path, tables, self._index, self._rules)
 
-    def _at_once(self, path: str, group: Sequence[Share]) -> Merged:
-        parts = [part for share in group for part in self._appends(share)]
+    def _write_group_in_memory(self, path: str, group: Sequence[TaskOutput]) -> WriteResult:
+        parts = [part for output in group for part in self._appends(output)]
         rows = pa.Table.from_batches(parts, self._batch.schema).combine_chunks()
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         rules = self._rules
-        events = number(series, given, self._head, rules.policy, rules.assigned_us)
-        return at_once(self._place, path, rows, events, rules)
+        events = number_rows(series, given, self._index, rules.out_of_order, rules.assigned_us)
+        return write_numbered(self._location, path, rows, events, rules)
 
-    def _appends(self, share: Share) -> Iterator[pa.RecordBatch]:
-        yield from (parted(part)[0] for part in self._few(share))
-        for run in share.runs:
-            yield from read_run(self._place, run, self._batch.schema)
+    def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
+        yield from (split_edits(part)[0] for part in self._inline_batches(output))
+        for run in output.runs:
+            yield from read_run(self._location, run, self._batch.schema)
 
-    def _runs(self, group: Sequence[Share]) -> list[str]:
-        """The sorted runs of some shares, in the order of the input."""
+    def _runs(self, group: Sequence[TaskOutput]) -> list[str]:
+        """The sorted runs of some tasks, in the order of the input."""
         runs: list[str] = []
-        sorter: Sorter | None = None
-        for share in group:
-            if share.few is None and sorter is not None:
+        sorter: SpillSorter | None = None
+        for output in group:
+            if output.inline is None and sorter is not None:
                 runs, sorter = runs + sorter.spill(), None
-            runs += share.runs
-            for part in self._few(share):
-                sorter = sorter or Sorter(self._place, self._names, self._batch.limits.memory)
-                sorter.add(parted(part)[0])
+            runs += output.runs
+            for part in self._inline_batches(output):
+                sorter = sorter or SpillSorter(
+                    self._location, self._temp_paths, self._batch.limits.memory
+                )
+                sorter.add(split_edits(part)[0])
         return runs + (sorter.spill() if sorter is not None else [])
 
-    def _edited(
-        self, sight: Sight, appended: Numbered, written: Sequence[WrittenFile]
-    ) -> tuple[Numbered, WrittenFile | None]:
-        tables = [part for share in self._batch.shares for part in self._edits(share)]
+    def _write_edits(
+        self, edits: EditContext, appended: NumberedRows, written: Sequence[WrittenFile]
+    ) -> tuple[NumberedRows, WrittenFile | None]:
+        tables = [part for output in self._batch.outputs for part in self._edits(output)]
         rows = pa.concat_tables(tables).combine_chunks()
         series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-        data = [*sight.files, *(as_stored(file, self._note.commit) for file in written)]
-        targets = find_originals(self._place, data, targets_of(series, sequence))
+        data = [*edits.files, *(to_data_file(file, self._metadata.commit) for file in written)]
+        targets = find_originals(self._location, data, make_targets(series, sequence))
         if self._guard.policy is not None:
-            self._guard.need_edits(targets.author.drop_null().unique().to_pylist())
+            self._guard.require_edits(targets.author.drop_null().unique().to_pylist())
         edited = number_edits(
             targets,
-            self._head,
+            self._index,
             appended,
-            sight.retained,
-            self._batch.missing,
+            edits.retained,
+            self._batch.missing_original,
             self._rules.assigned_us,
         )
         if not len(edited.events.order):
             return edited.events, None
-        table = event_rows(rows, edited.events, self._note, self._batch.author, edited.originals)
-        return edited.events, write_events(self._place, self._path("edit", 0), table)
+        table = build_events(
+            rows, edited.events, self._metadata, self._batch.author, edited.originals
+        )
+        return edited.events, write_events(self._location, self._path("edit", 0), table)
 
-    def _edits(self, share: Share) -> Iterator[pa.Table]:
-        for part in self._few(share):
-            edits = parted(part)[1]
+    def _edits(self, output: TaskOutput) -> Iterator[pa.Table]:
+        for part in self._inline_batches(output):
+            edits = split_edits(part)[1]
             if edits is not None:
                 yield pa.Table.from_batches([edits])
-        if share.edits is not None:
-            yield read_stream(self._place, share.edits)
+        if output.edits is not None:
+            yield read_staged_task(self._location, output.edits)
 
 
-def _together(shares: Sequence[Share], series: Sequence[pa.Array]) -> list[list[Share]]:
-    """The shares in groups, no two of which have a series in common; few rows are in one group.
+def _group_by_series(
+    outputs: Sequence[TaskOutput], series: Sequence[pa.Array]
+) -> list[list[TaskOutput]]:
+    """Groups of tasks that have no series in common; all tasks with few rows are in one group.
 
-    Groups, and the shares in each, are in the order of the input.
+    Groups, and the tasks in each, are in the order of the input.
     """
-    root = list(range(len(shares)))
+    root = list(range(len(outputs)))
 
     def find(at: int) -> int:
         while root[at] != at:
@@ -273,19 +289,19 @@ def _together(shares: Sequence[Share], series: Sequence[pa.Array]) -> list[list[
         low, high = sorted((find(one), find(other)))
         root[high] = low
 
-    few = [at for at, share in enumerate(shares) if share.few is not None]
+    few = [at for at, output in enumerate(outputs) if output.inline is not None]
     for at in few:
         join(few[0], at)
-    for one, other in _shared(series):
+    for one, other in _overlapping_pairs(series):
         join(one, other)
-    groups: dict[int, list[Share]] = {}
-    for at, share in enumerate(shares):
-        groups.setdefault(find(at), []).append(share)
+    groups: dict[int, list[TaskOutput]] = {}
+    for at, output in enumerate(outputs):
+        groups.setdefault(find(at), []).append(output)
     return list(groups.values())
 
 
-def _shared(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
-    """Pairs of lists, enough to join all that have a name in common; each list's are distinct."""
+def _overlapping_pairs(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
+    """Enough pairs of lists to connect all that have a name in common; a list repeats no name."""
     # Encoded part by part, with one dictionary: all names in one array may be too large for it.
     parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
     codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])

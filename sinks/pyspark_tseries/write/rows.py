@@ -1,4 +1,4 @@
-"""Which column of a DataFrame is which of the store's, and a batch's way between them."""
+"""The mapping of a DataFrame's columns to those of a store, and the conversion of rows."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -9,41 +9,41 @@ import pyarrow.compute as pc
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import (
-    EVENT,
+    EVENT_FIELDS,
     INSTANT,
-    ORIGINAL,
-    RESERVED,
-    layout,
-    new_value,
+    ORIGINAL_FIELDS,
+    RESERVED_NAMES,
+    new_value_field,
+    table_schema,
     type_name,
     value_type,
 )
-from pyspark_tseries.model.series_index import Note
-from pyspark_tseries.model.valid_text import refuse_broken_text
-from pyspark_tseries.options.values import WriteOptions
-from pyspark_tseries.write.numbering import Numbered, series_column
+from pyspark_tseries.model.series_index import CommitMetadata
+from pyspark_tseries.model.valid_text import check_text
+from pyspark_tseries.options import WriteOptions
+from pyspark_tseries.write.numbering import NumberedRows, series_column
 
 __all__ = [
     "EDIT_OF",
     "RowPlan",
     "author_column",
-    "event_rows",
+    "build_events",
     "plan_rows",
     "stage_rows",
     "staged_schema",
 ]
 
 
-EDIT_OF: Final = ORIGINAL[0]
+EDIT_OF: Final = ORIGINAL_FIELDS[0]
 """The column of a batch that names the edited originals; null in appends."""
 
-REPEATED: Final = 10_000
-"""So many rows of a column that has one value are in memory."""
+MAX_REPEATED_ROWS: Final = 10_000
+"""The rows of a constant column that are in memory; longer columns repeat them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Which incoming column is which of the store's; None where there is none.
+    """The incoming column for each column of the store; None if there is none.
 
     Attributes:
         series: the column with the series' names.
@@ -69,14 +69,14 @@ class RowPlan:
 
 def staged_schema(values: list[pa.Field]) -> pa.Schema:
     """The columns between task and commit of a store with these value columns."""
-    stamp, author = (EVENT[i].with_nullable(True) for i in (2, 3))
-    return pa.schema([EVENT[0], stamp, author, EDIT_OF, *values])
+    stamp, author = (EVENT_FIELDS[i].with_nullable(True) for i in (2, 3))
+    return pa.schema([EVENT_FIELDS[0], stamp, author, EDIT_OF, *values])
 
 
 def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field] | None) -> RowPlan:
-    """Finds the columns that `options` name and holds the others against the store.
+    """Find the columns that `options` name and check the others against the store.
 
-    Names match in any case, as in Spark. A store column that does not come in is null.
+    Names match in any case, as in Spark. A store column that is not among them is null.
 
     Args:
         incoming: the DataFrame's columns.
@@ -84,21 +84,25 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         stored: the store's value columns; None creates them from `incoming`.
 
     Raises:
-        OptionError: a column that an option names is not there.
+        OptionError: a column that an option names is missing.
         IncompatibleValue: a column of a wrong type or name.
     """
     by_name = _by_name(incoming)
     constant = options.series_name is not None
-    series = None if constant else _named(by_name, "seriesColumn", options.series_column, "series")
+    series = (
+        None if constant else _find_column(by_name, "seriesColumn", options.series_column, "series")
+    )
     if not constant and series is None:
-        raise _absent("seriesColumn", "series", by_name, "set seriesColumn or seriesName")
-    stamp = _named(by_name, "timestampColumn", options.timestamp_column, "timestamp")
-    author = _named(by_name, "authorColumn", options.author_column, "author")
-    edit_of = _named(by_name, "editOfColumn", options.edit_of_column, "edit_of")
-    _require(series, "seriesColumn", pa.string())
-    _require(stamp, "timestampColumn", INSTANT)
-    _require(author, "authorColumn", pa.string())
-    _require(edit_of, "editOfColumn", pa.int64())
+        raise _missing_column_error(
+            "seriesColumn", "series", by_name, "set seriesColumn or seriesName"
+        )
+    stamp = _find_column(by_name, "timestampColumn", options.timestamp_column, "timestamp")
+    author = _find_column(by_name, "authorColumn", options.author_column, "author")
+    edit_of = _find_column(by_name, "editOfColumn", options.edit_of_column, "edit_of")
+    _check_type(series, "seriesColumn", pa.string())
+    _check_type(stamp, "timestampColumn", INSTANT)
+    _check_type(author, "authorColumn", pa.string())
+    _check_type(edit_of, "editOfColumn", pa.int64())
     roles = [field and field.name for field in (series, stamp, author, edit_of)]
     rest = {key: field for key, field in by_name.items() if field.name not in roles}
     return RowPlan(
@@ -107,7 +111,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         timestamp=roles[1],
         author=roles[2],
         edit_of=roles[3],
-        values=_match(rest, stored, options.merge_schema),
+        values=_match_values(rest, stored, options.merge_schema),
     )
 
 
@@ -117,49 +121,56 @@ def _by_name(incoming: pa.Schema) -> dict[str, pa.Field]:
         twin = by_name.setdefault(field.name.lower(), field)
         if twin is not field:
             raise IncompatibleValue(
-                f"columns '{twin.name}' and '{field.name}' have one name in a store; accepted: "
-                "names that differ in more than case; next step: rename one of them"
+                f"columns '{twin.name}' and '{field.name}' have one name in a store",
+                "names that differ in more than case",
+                "rename one of them",
             )
     return by_name
 
 
-def _named(
+def _find_column(
     by_name: dict[str, pa.Field], name: str, given: str | None, default: str
 ) -> pa.Field | None:
     field = by_name.get((given or default).lower())
     if field is None and given is not None:
-        raise _absent(name, given, by_name, "name a column of the DataFrame, or leave it out")
+        raise _missing_column_error(
+            name, given, by_name, "name a column of the DataFrame, or leave it out"
+        )
     return field
 
 
-def _absent(name: str, value: str, by_name: dict[str, pa.Field], next_step: str) -> OptionError:
+def _missing_column_error(
+    name: str, value: str, by_name: dict[str, pa.Field], next_step: str
+) -> OptionError:
     there = ", ".join(f"'{field.name}'" for field in by_name.values())
     return OptionError(name, f"the DataFrame has no column '{value}'", there, next_step)
 
 
-def _require(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
+def _check_type(field: pa.Field | None, name: str, kind: pa.DataType) -> None:
     if field is not None and value_type(field) != kind:
         raise IncompatibleValue(
-            f"column '{field.name}' ({name}) is of type {type_name(field.type)}; accepted: "
-            f"{type_name(kind)}; next step: cast it, or name another column with {name}"
+            f"column '{field.name}' ({name}) is of type {type_name(field.type)}",
+            type_name(kind),
+            f"cast it, or name another column with {name}",
         )
 
 
-def _match(
+def _match_values(
     rest: dict[str, pa.Field], stored: list[pa.Field] | None, merge: bool
 ) -> tuple[tuple[str | None, pa.Field], ...]:
     for key, field in rest.items():
-        if key in RESERVED:
+        if key in RESERVED_NAMES:
             raise IncompatibleValue(
-                f"value column '{field.name}' is named like a metadata column of the store; "
-                f"accepted: any name but {', '.join(RESERVED)}; next step: rename it"
+                f"value column '{field.name}' is named like a metadata column of the store",
+                f"any name but {', '.join(RESERVED_NAMES)}",
+                "rename it",
             )
     if stored is None:
-        return tuple((f.name, new_value(f)) for f in rest.values())
+        return tuple((f.name, new_value_field(f)) for f in rest.values())
     known = {field.name.lower(): field for field in stored}
     for key, field in rest.items():
         if merge and key not in known:
-            known[key] = new_value(field)
+            known[key] = new_value_field(field)
         _check_value(field, known.get(key), stored)
     return tuple((rest[k].name if k in rest else None, field) for k, field in known.items())
 
@@ -169,13 +180,16 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
     if known is None:
         raise IncompatibleValue(
             f"column '{field.name}' of type {type_name(field.type)} is not in the store, whose "
-            f"value columns are fixed at its creation; accepted: {names}; next step: drop the "
-            "column, or set mergeSchema to add it"
+            "value columns are fixed at its creation",
+            names,
+            "drop the column, or set mergeSchema to add it",
         )
     if value_type(field) != known.type:
         raise IncompatibleValue(
             f"column '{field.name}' is of type {type_name(field.type)}, in the store it is of "
-            f"type {type_name(known.type)}; accepted: {type_name(known.type)}; next step: cast it"
+            f"type {type_name(known.type)}",
+            type_name(known.type),
+            "cast it",
         )
 
 
@@ -184,35 +198,33 @@ def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:
 
     Raises:
         UpdateFailed: a row without a series, or an edit with a timestamp.
-        IncompatibleValue: a text is no UTF-8.
+        IncompatibleValue: a text is not UTF-8.
     """
     named = [plan.series, plan.author, *(name for name, _ in plan.values)]
-    refuse_broken_text(
-        batch, [name for name in named if name is not None], plan.series, plan.series_name
-    )
-    _refuse_timed_edits(batch, plan)
+    check_text(batch, [name for name in named if name is not None], plan.series, plan.series_name)
+    _check_edit_timestamps(batch, plan)
     size = batch.num_rows
     if plan.series is None:
         series = pa.repeat(pa.scalar(plan.series_name, pa.string()), size)
     else:
         series = batch[plan.series]
-        _refuse_nameless(series, plan.series)
+        _check_series_names(series, plan.series)
     sources = [plan.timestamp, plan.author, plan.edit_of, *(name for name, _ in plan.values)]
     columns = [series, *(pa.nulls(size) if name is None else batch[name] for name in sources)]
     cast = [column.cast(field.type) for column, field in zip(columns, plan.staged, strict=True)]
     return pa.RecordBatch.from_arrays(cast, schema=plan.staged)
 
 
-def _refuse_nameless(series: pa.Array, column: str) -> None:
+def _check_series_names(series: pa.Array, column: str) -> None:
     if series.null_count:
         raise UpdateFailed(
-            f"column '{column}' is null in {series.null_count} of {len(series)} rows of a task; "
-            "accepted: a series' name in every row; next step: filter these rows or name them. "
-            "Nothing of the batch is stored"
+            f"column '{column}' is null in {series.null_count} of {len(series)} rows of a task",
+            "a series' name in every row",
+            "filter these rows or name them. Nothing of the batch is stored",
         )
 
 
-def _refuse_timed_edits(batch: pa.RecordBatch, plan: RowPlan) -> None:
+def _check_edit_timestamps(batch: pa.RecordBatch, plan: RowPlan) -> None:
     if plan.edit_of is None or plan.timestamp is None:
         return
     timed = pc.and_(batch[plan.edit_of].is_valid(), batch[plan.timestamp].is_valid())
@@ -221,27 +233,27 @@ def _refuse_timed_edits(batch: pa.RecordBatch, plan: RowPlan) -> None:
         return
     series = plan.series_name if plan.series is None else batch[plan.series][row].as_py()
     raise UpdateFailed(
-        f"series '{series}': the edit of {batch[plan.edit_of][row]} has a timestamp; accepted: "
-        f"null in column '{plan.timestamp}', an edit's timestamp is assigned at commit; next step: "
-        "set it to null in rows that are edits. Nothing of the batch is stored"
+        f"series '{series}': the edit of {batch[plan.edit_of][row]} has a timestamp",
+        f"null in column '{plan.timestamp}', an edit's timestamp is assigned at commit",
+        "set it to null in rows that are edits. Nothing of the batch is stored",
     )
 
 
-def event_rows(
+def build_events(
     rows: pa.Table,
-    events: Numbered,
-    note: Note,
+    events: NumberedRows,
+    metadata: CommitMetadata,
     author: str,
     originals: list[pa.Array] | None = None,
 ) -> pa.Table:
-    """The rows of a commit's file, sorted by (series, sequence): `layout` without `kind`.
+    """The rows of a commit's file, sorted by (series, sequence): `table_schema` without `kind`.
 
     Args:
         rows: the batch's appends, or its edits, as columns of `RowPlan.staged`.
-        events: what became of it.
-        note: the commit.
-        author: of the rows that name none.
-        originals: what the rows override, in the order of `events`; None for appends.
+        events: its numbered rows.
+        metadata: the commit.
+        author: of rows without one.
+        originals: the originals that the rows override, in the order of `events`; None for appends.
     """
     taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
         pa.array(events.order)
@@ -249,27 +261,27 @@ def event_rows(
     size = len(events.order)
     stamp = pa.array(events.timestamp_us).cast(INSTANT)
     authors = author_column(rows["author"], events, author)
-    head = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
-    nothing = (pa.scalar(None, field.type) for field in ORIGINAL)
-    overridden = originals or [_throughout(null, size) for null in nothing]
-    made_at = pa.scalar(note.commit_us).cast(INSTANT)
-    commit = [_throughout(pa.scalar(note.commit), size), _throughout(made_at, size)]
-    names = [field.name for field in layout(taken.schema)][:-1]
-    return pa.table([*head, *taken.columns, *overridden, *commit], names=names)
+    index = [series_column(events.names, events.codes), pa.array(events.sequence), stamp, authors]
+    nothing = (pa.scalar(None, field.type) for field in ORIGINAL_FIELDS)
+    overridden = originals or [_constant_column(null, size) for null in nothing]
+    made_at = pa.scalar(metadata.commit_us).cast(INSTANT)
+    commit = [_constant_column(pa.scalar(metadata.commit), size), _constant_column(made_at, size)]
+    names = [field.name for field in table_schema(taken.schema)][:-1]
+    return pa.table([*index, *taken.columns, *overridden, *commit], names=names)
 
 
 def author_column(
-    given: pa.ChunkedArray, events: Numbered, author: str
+    given: pa.ChunkedArray, events: NumberedRows, author: str
 ) -> pa.Array | pa.ChunkedArray:
     """The author of each of `events`: as `given` by its row, else `author`."""
     if given.null_count < len(given):
         return given.take(pa.array(events.order)).combine_chunks().fill_null(author)
     name = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([author]))
-    return _throughout(name[0], len(events.order))
+    return _constant_column(name[0], len(events.order))
 
 
-def _throughout(value: pa.Scalar, size: int) -> pa.ChunkedArray:
-    """A column of `value`, in memory only once however many rows it has."""
-    part = pa.repeat(value, min(size, REPEATED))
-    parts = [part] * (size // REPEATED)
-    return pa.chunked_array([*parts, part.slice(0, size % REPEATED)])
+def _constant_column(value: pa.Scalar, size: int) -> pa.ChunkedArray:
+    """A column of `value` whose memory does not grow with its rows."""
+    part = pa.repeat(value, min(size, MAX_REPEATED_ROWS))
+    parts = [part] * (size // MAX_REPEATED_ROWS)
+    return pa.chunked_array([*parts, part.slice(0, size % MAX_REPEATED_ROWS)])

@@ -1,8 +1,8 @@
-"""A batch of any size in the order of its events, with a bounded part of it in memory.
+"""External sorting: a batch of any size in the order of its events, in bounded memory.
 
-Rows are gathered up to a budget, sorted, and written as a *run*; `rising` merges runs. The order
-is that of `numbering`: series, timestamp, untimed rows last; rows that are equal in this keep the
-order of the runs, and in a run that of its rows.
+Rows are gathered up to a budget, sorted, and written as a *run*; `merge_sorted` merges runs. The
+order is that of `numbering`: series, timestamp, untimed rows last; equal rows keep the order of the
+runs, and within a run that of its rows.
 """
 
 from bisect import bisect_left, bisect_right
@@ -15,119 +15,121 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.model.series_index import Longs
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.parquet_layout import rows_per
-from pyspark_tseries.write.numbering import UNTIMED, Standing, ordered
+from pyspark_tseries.model.arrays import UNTIMED, Int64Array
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.parquet_layout import rows_for_bytes
+from pyspark_tseries.write.numbering import SeriesLookup, sort_rows
 from pyspark_tseries.write.rows import EDIT_OF
 
-__all__ = ["Names", "Sorter", "fewer", "read_run", "rising"]
+__all__ = ["SpillSorter", "TempPaths", "merge_sorted", "read_run", "reduce_runs"]
 
-BATCH_ROWS: Final = 10_000
-"""A run is read so many rows at a time, or fewer where they are large."""
+MAX_PART_ROWS: Final = 10_000
+"""The rows of a run that are read at once; fewer if they are large."""
 
-MOST_RUNS: Final = 64
-"""So many are merged at once; a part of each, which is that part of the budget, is in memory."""
+MAX_MERGED_RUNS: Final = 64
+"""The runs merged at once; each has this fraction of the memory budget for its current part."""
 
 Key = tuple[str, int]
 
 
-class Names:
-    """Paths in the staging directory that nobody else uses; `own` is a name unlike any other."""
+class TempPaths:
+    """Unique paths in the staging directory."""
 
-    def __init__(self, place: Place, own: str) -> None:
-        self._place, self._own, self._number = place, own, count()
-        self._given: list[str] = []
+    def __init__(self, location: Location, unique_name: str) -> None:
+        self._location, self._unique_name, self._number = location, unique_name, count()
+        self._paths: list[str] = []
 
-    def new(self, kind: str = "arrow") -> str:
+    def new_path(self, kind: str = "arrow") -> str:
         """The next path, relative to the store."""
-        path = f"_tseries/staging/{self._own}-{next(self._number)}.{kind}"
-        self._given.append(path)
+        path = f"_tseries/staging/{self._unique_name}-{next(self._number)}.{kind}"
+        self._paths.append(path)
         return path
 
     def discard(self, but: Iterable[str] = ()) -> None:
-        """Removes the files of all paths, as far as there are any, `but` for some full paths."""
-        full = {self._place.file(path) for path in self._given}
-        self._place.remove(full.difference(but))
+        """Remove the files of all paths, as far as there are any, `but` for some full paths."""
+        full = {self._location.file(path) for path in self._paths}
+        self._location.remove(full.difference(but))
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
-    """What is known of a run: its series, each with its earliest timestamp; is a row untimed."""
+class _RunStats:
+    """A run's series with the earliest timestamp of each; `untimed` if a row lacks a timestamp."""
 
     names: pa.Array
-    least_us: Longs
+    min_us: Int64Array
     untimed: bool
 
 
-class Sorter:
+class SpillSorter:
     """Sorts rows, which are columns of `RowPlan.staged` without edits, into runs.
 
     Args:
-        place: where the store lies.
-        names: what its runs are called.
-        budget: so many bytes are gathered before they are written.
+        location: of the store.
+        temp_paths: the paths of its runs.
+        budget: the bytes that are gathered before they are written.
     """
 
-    def __init__(self, place: Place, names: Names, budget: int) -> None:
-        self._place, self._names, self._budget = place, names, budget
-        self._held: list[pa.RecordBatch] = []
+    def __init__(self, location: Location, temp_paths: TempPaths, budget: int) -> None:
+        self._location, self._temp_paths, self._budget = location, temp_paths, budget
+        self._buffered: list[pa.RecordBatch] = []
         self._size = 0
-        self._reach: list[_Reach] = []
+        self._run_stats: list[_RunStats] = []
         self.runs: list[str] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Takes the next rows."""
+        """Add the next rows."""
         if rows.num_rows and self._size + rows.nbytes > self._budget:
             self.spill()
-        self._held.append(rows)
+        self._buffered.append(rows)
         self._size += rows.nbytes
 
-    def held(self) -> pa.Table:
-        """The rows that are in no run yet, at least one, unsorted, as one chunk a column."""
-        return pa.Table.from_batches(self._held).combine_chunks()
+    def buffered(self) -> pa.Table:
+        """The rows that are not in a run yet, at least one, unsorted, one chunk per column."""
+        return pa.Table.from_batches(self._buffered).combine_chunks()
 
     def spill(self) -> list[str]:
-        """Writes what is held, too, as a run; returns all runs, in the order of the input."""
-        if not any(batch.num_rows for batch in self._held):
+        """Write the buffered rows as a run; return all runs, in the order of the input."""
+        if not any(batch.num_rows for batch in self._buffered):
             return self.runs
-        rows = self.held()
-        self._held, self._size = [], 0
-        order, names, codes, us = ordered(*_keys(rows))
+        rows = self.buffered()
+        self._buffered, self._size = [], 0
+        order, names, codes, us = sort_rows(*_sort_columns(rows))
         first = np.flatnonzero(np.diff(codes, prepend=-1))
-        self._reach.append(_Reach(names, us[first], bool((us == UNTIMED).any())))
-        parts = _parts(rows, order, self._budget)
-        self.runs.append(_write_run(self._place, self._names.new(), rows.schema, parts))
+        self._run_stats.append(_RunStats(names, us[first], bool((us == UNTIMED).any())))
+        parts = _split_parts(rows, order, self._budget)
+        self.runs.append(
+            _write_run(self._location, self._temp_paths.new_path(), rows.schema, parts)
+        )
         return self.runs
 
-    def on_time(self, head: Standing) -> bool:
-        """Whether each row of the runs is timed, and not before its series' newest original."""
+    def is_on_time(self, index: SeriesLookup) -> bool:
+        """True if every row of the runs has a timestamp, not before its series' newest original."""
         return all(
             not run.untimed
-            and not (run.least_us < head.of(run.names.to_pylist())["original_us"]).any()
-            for run in self._reach
+            and not (run.min_us < index.lookup(run.names.to_pylist())["original_us"]).any()
+            for run in self._run_stats
         )
 
     def series(self) -> pa.Array:
         """The distinct series of the runs."""
-        return pa.chunked_array([run.names for run in self._reach], pa.string()).unique()
+        return pa.chunked_array([run.names for run in self._run_stats], pa.string()).unique()
 
 
-def _keys(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+def _sort_columns(rows: pa.Table | pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
     """Series and timestamps of rows that are one chunk a column."""
     series, given = rows["series"], rows["timestamp"]
     return (series.chunk(0), given.chunk(0)) if isinstance(rows, pa.Table) else (series, given)
 
 
-def _parts(rows: pa.Table, order: Longs, budget: int) -> Iterator[pa.Table]:
-    step = rows_per(rows, budget // MOST_RUNS, BATCH_ROWS)
+def _split_parts(rows: pa.Table, order: Int64Array, budget: int) -> Iterator[pa.Table]:
+    step = rows_for_bytes(rows, budget // MAX_MERGED_RUNS, MAX_PART_ROWS)
     return (rows.take(pa.array(order[at : at + step])) for at in range(0, len(order), step))
 
 
-def _write_run(place: Place, path: str, schema: pa.Schema, parts: Iterable[pa.Table]) -> str:
+def _write_run(location: Location, path: str, schema: pa.Schema, parts: Iterable[pa.Table]) -> str:
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     with (
-        place.write(place.file(path)) as file,
+        location.write(location.file(path)) as file,
         pa.ipc.new_stream(file, schema, options=options) as writer,
     ):
         for part in parts:
@@ -135,24 +137,24 @@ def _write_run(place: Place, path: str, schema: pa.Schema, parts: Iterable[pa.Ta
     return path
 
 
-def read_run(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_run(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """A run a part at a time; a file of events is one as well.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         path: relative to the store.
         schema: the columns of `RowPlan.staged`.
     """
     if not path.endswith(".parquet"):
-        with place.read(place.file(path)) as file:
+        with location.read(location.file(path)) as file:
             yield from pa.ipc.open_stream(file)
         return
     stored = [field.name for field in schema if field.name != EDIT_OF.name]
     with (
-        place.read(place.file(path)) as file,
+        location.read(location.file(path)) as file,
         pq.ParquetFile(file, page_checksum_verification=True) as events,
     ):
-        for part in events.iter_batches(BATCH_ROWS, columns=stored, use_threads=False):
+        for part in events.iter_batches(MAX_PART_ROWS, columns=stored, use_threads=False):
             columns = [
                 part[field.name].cast(field.type)
                 if field.name in stored
@@ -162,7 +164,7 @@ def read_run(place: Place, path: str, schema: pa.Schema) -> Iterator[pa.RecordBa
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _Reading:
+class _RunCursor:
     """A run being merged; `part` has the next rows, None at the run's end."""
 
     def __init__(self, run: Iterator[pa.RecordBatch]) -> None:
@@ -172,7 +174,7 @@ class _Reading:
     def _next(self) -> None:
         self.part = next((part for part in self._run if part.num_rows), None)
         if self.part is not None:
-            self._series, given = _keys(self.part)
+            self._series, given = _sort_columns(self.part)
             us = given.cast(pa.int64()).fill_null(UNTIMED)
             self._us = us.to_numpy(zero_copy_only=False)
 
@@ -184,8 +186,8 @@ class _Reading:
         assert self.part is not None
         return self._key(self.part.num_rows - 1)
 
-    def taken(self, bound: Key, *, inclusive: bool) -> pa.RecordBatch:
-        """Takes the part's rows before `bound`, or up to it."""
+    def take_until(self, bound: Key, *, inclusive: bool) -> pa.RecordBatch:
+        """Take the part's rows before `bound`, or up to it."""
         assert self.part is not None
         bisect = bisect_right if inclusive else bisect_left
         end = bisect(range(self.part.num_rows), bound, key=self._key)
@@ -198,35 +200,43 @@ class _Reading:
         return taken
 
 
-def rising(runs: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
-    """The rows of all runs: no row of a table comes before one of the tables that went before.
+def merge_sorted(runs: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.Table]:
+    """The rows of all runs, as tables in rising order: no row belongs before an earlier table.
 
-    The rows of a table are run after run, to be sorted by `ordered`, which keeps the order of
-    equal ones. Memory: one part a run.
+    Within a table the rows are run after run; `sort_rows` sorts them and keeps the order of equal
+    ones. Memory: one part of each run.
     """
-    reading = [_Reading(run) for run in runs]
+    reading = [_RunCursor(run) for run in runs]
     while True:
         there = [(run.last(), at) for at, run in enumerate(reading) if run.part is not None]
         if not there:
             return
-        # Nothing up to this key is still to come: what follows in its own run, and equal keys in
-        # earlier runs, are not before it; equal keys in later runs wait until this run is past it.
+        # No row before this key is still to come. Equal keys of later runs wait until this run is
+        # past the key, so that equal rows keep the order of the runs.
         bound, whose = min(there)
-        parts = [reading[at].taken(bound, inclusive=at <= whose) for _, at in there]
+        parts = [reading[at].take_until(bound, inclusive=at <= whose) for _, at in there]
         yield pa.Table.from_batches([part for part in parts if part.num_rows]).combine_chunks()
 
 
-def fewer(place: Place, names: Names, runs: list[str], schema: pa.Schema, budget: int) -> list[str]:
-    """The same rows in at most MOST_RUNS runs, by merging some; none is removed."""
-    while len(runs) > MOST_RUNS:
-        groups = [runs[at : at + MOST_RUNS] for at in range(0, len(runs), MOST_RUNS)]
-        runs = [_merged(place, names, group, schema, budget) for group in groups]
+def reduce_runs(
+    location: Location, temp_paths: TempPaths, runs: list[str], schema: pa.Schema, budget: int
+) -> list[str]:
+    """Merge runs until at most MAX_MERGED_RUNS remain; remove none."""
+    while len(runs) > MAX_MERGED_RUNS:
+        groups = [runs[at : at + MAX_MERGED_RUNS] for at in range(0, len(runs), MAX_MERGED_RUNS)]
+        runs = [_merge_runs(location, temp_paths, group, schema, budget) for group in groups]
     return runs
 
 
-def _merged(place: Place, names: Names, runs: list[str], schema: pa.Schema, budget: int) -> str:
+def _merge_runs(
+    location: Location, temp_paths: TempPaths, runs: list[str], schema: pa.Schema, budget: int
+) -> str:
     if len(runs) == 1:
         return runs[0]
-    tables = rising([read_run(place, run, schema) for run in runs])
-    parts = (part for rows in tables for part in _parts(rows, ordered(*_keys(rows))[0], budget))
-    return _write_run(place, names.new(), schema, parts)
+    tables = merge_sorted([read_run(location, run, schema) for run in runs])
+    parts = (
+        part
+        for rows in tables
+        for part in _split_parts(rows, sort_rows(*_sort_columns(rows))[0], budget)
+    )
+    return _write_run(location, temp_paths.new_path(), schema, parts)

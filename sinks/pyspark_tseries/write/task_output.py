@@ -1,11 +1,11 @@
-"""A task's share of a batch: few rows are only staged; many are sorted, and written as events.
+"""A task's output for a batch: few rows are only staged; many are sorted and written as events.
 
-Only the commit knows which number and time it will have, and where every series will stand then.
-A task with many rows assumes what the driver saw when the batch began, the *forecast*, numbers its
-rows by it and writes them as the file that the store will have. The commit publishes the file as
-it is where the forecast came true and no other task has a series of it, and writes it anew
-elsewhere. Stamps beside the rows instead, in the file's name or in a partition column, would need
-neither, but then no foreign reader would see a row's commit.
+The number and the time of a commit, and the last sequence of each series, are known only when the
+commit is made. A task with many rows relies on what the driver saw when the batch began, the
+*expected commit*: it numbers its rows by that and writes them as a file of the store. If the
+expectation holds, and no other task has rows of the same series, the commit publishes the file
+unchanged; otherwise it rewrites the rows. Keeping number and time out of the rows, in the file's
+name or in a partition column, would avoid that, but other readers would not see them.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,27 +17,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.series_index import NEVER_US, Head, Note
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import WrittenFile
-from pyspark_tseries.storage.head_files import load_head
-from pyspark_tseries.storage.location import Place
-from pyspark_tseries.storage.staging import Staged, stage
-from pyspark_tseries.write.event_writer import Merged, Rules, at_once, merge
-from pyspark_tseries.write.numbering import number
+from pyspark_tseries.storage.head_files import last_index
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.staging import StagedRows, stage
+from pyspark_tseries.write.event_writer import WriteResult, WriteRules, write_numbered, write_sorted
+from pyspark_tseries.write.numbering import number_rows
 from pyspark_tseries.write.rows import EDIT_OF
-from pyspark_tseries.write.spill import Names, Sorter, fewer, read_run, rising
+from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
 
-__all__ = ["LIMITS", "Forecast", "Limits", "Share", "parted", "take_share"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "ExpectedCommit",
+    "SpillLimits",
+    "TaskOutput",
+    "split_edits",
+    "write_task_output",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Where few rows end.
+class SpillLimits:
+    """The limits of memory of a task, in rows and bytes.
 
     Attributes:
         rows: a task with more rows writes events.
-        size: so does one with more bytes of rows.
-        memory: so many bytes of rows are sorted in memory at once.
+        size: a task with more bytes of rows writes events.
+        memory: the bytes of rows that are sorted in memory at once.
     """
 
     rows: int = 50_000
@@ -45,11 +53,11 @@ class Limits:
     memory: int = 64 * 1024 * 1024
 
 
-LIMITS: Final = Limits()
+DEFAULT_LIMITS: Final = SpillLimits()
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class ExpectedCommit:
     """The commit as the driver expects it when a batch begins.
 
     Attributes:
@@ -63,92 +71,94 @@ class Forecast:
     commit_us: int
 
     @property
-    def note(self) -> Note:
-        """As far as events show it."""
-        return Note(self.head_id, self.commit, self.commit_us)
+    def metadata(self) -> CommitMetadata:
+        """The metadata that its events show."""
+        return CommitMetadata(self.head_id, self.commit, self.commit_us)
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """What a task tells the commit.
+class TaskOutput:
+    """The result of a task, for the commit.
 
     Attributes:
-        rows: how many it had.
+        rows: the number of rows.
         size: their bytes.
-        few: all of them, where they are few, in the order of the input; else None.
+        inline: all rows in the order of the input, if they are few.
         runs: the appends, sorted; paths relative to the store.
-        file: the run of events, which is the only one, where they were numbered by the forecast.
-        edits: in the order of the input; None where there are none.
-        series: where the series of the appends stand after the file; without it their names.
-        forecast: what the file assumes.
-        has_edits: whether a row is an edit.
+        file: the only run, if it holds events numbered for the expected commit.
+        edits: in the order of the input; None if there are none.
+        series: the delta of the series in `file`; without a file their names.
+        expected: the commit that `file` relies on.
+        has_edits: True if a row is an edit.
     """
 
     rows: int
     size: int
-    few: Staged | None = None
+    inline: StagedRows | None = None
     runs: tuple[str, ...] = ()
     file: WrittenFile | None = None
-    edits: Staged | None = None
-    series: Staged | None = None
-    forecast: Forecast | None = None
+    edits: StagedRows | None = None
+    series: StagedRows | None = None
+    expected: ExpectedCommit | None = None
     has_edits: bool = False
 
-    def paths(self, place: Place) -> Iterator[str]:
-        """All its files, to be removed once the batch is committed or given up."""
-        for staged in (self.few, self.edits, self.series):
+    def paths(self, location: Location) -> Iterator[str]:
+        """The full paths of its files, to remove once the batch is committed or given up."""
+        for staged in (self.inline, self.edits, self.series):
             if staged is not None and staged.path is not None:
                 yield staged.path
-        yield from (place.file(run) for run in self.runs)
+        yield from (location.file(run) for run in self.runs)
 
 
-def take_share(
-    place: Place,
+def write_task_output(
+    location: Location,
     batches: Iterable[pa.RecordBatch],
     schema: pa.Schema,
-    forecast: Forecast,
+    expected: ExpectedCommit,
     author: str,
-    own: str,
-    limits: Limits = LIMITS,
-) -> Share:
-    """Writes a task's rows where the commit finds them, at most `limits.memory` of them in memory.
+    unique_name: str,
+    limits: SpillLimits = DEFAULT_LIMITS,
+) -> TaskOutput:
+    """Write a task's rows for the commit, with at most `limits.memory` bytes of them in memory.
 
     Args:
-        place: where the store lies.
+        location: of the store.
         batches: the rows, in the order of the input.
         schema: the columns of `RowPlan.staged`.
-        forecast: the commit as the driver expects it.
-        author: of rows that name none.
-        own: a name unlike any other.
-        limits: where few rows end.
+        expected: the commit that the driver expects.
+        author: of rows without one.
+        unique_name: a unique name.
+        limits: of memory.
 
     Raises:
-        UpdateFailed: a timestamp is no legal instant.
+        UpdateFailed: a timestamp is out of range.
     """
     rest = iter(batches)
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    names = Names(place, own)
+    names = TempPaths(location, unique_name)
     for batch in rest:
         held.append(batch)
         rows, size = rows + batch.num_rows, size + batch.nbytes
         if rows > limits.rows or size > limits.size:
             break
     else:
-        few = stage(place, held, schema, place.file(names.new()))
-        return Share(rows, size, few=few, has_edits=any(parted(b)[1] is not None for b in held))
-    task = _Large(place, names, schema, limits.memory)
+        inline = stage(location, held, schema, location.file(names.new_path()))
+        return TaskOutput(
+            rows, size, inline=inline, has_edits=any(split_edits(b)[1] is not None for b in held)
+        )
+    task = _LargeTask(location, names, schema, limits.memory)
     try:
-        share = task.take(chain(held, rest), forecast, author)
+        output = task.write(chain(held, rest), expected, author)
     except BaseException:
         names.discard()
         raise
-    names.discard(but=share.paths(place))
-    return share
+    names.discard(but=output.paths(location))
+    return output
 
 
-def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """The appends and the edits; None where there are no edits."""
+def split_edits(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """The appends and the edits; None if there are no edits."""
     column = rows[EDIT_OF.name]
     if column.null_count == len(column):
         return rows, None
@@ -157,84 +167,85 @@ def parted(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]
 
 
 @dataclass
-class _Large:
-    """The share of a task with many rows."""
+class _LargeTask:
+    """A task with many rows."""
 
-    place: Place
-    names: Names
+    location: Location
+    names: TempPaths
     schema: pa.Schema
     memory: int
     rows: int = 0
     size: int = 0
     edits: list[pa.RecordBatch] = field(default_factory=list)
 
-    def take(self, batches: Iterable[pa.RecordBatch], forecast: Forecast, author: str) -> Share:
-        sorter = Sorter(self.place, self.names, self.memory)
+    def write(
+        self, batches: Iterable[pa.RecordBatch], expected: ExpectedCommit, author: str
+    ) -> TaskOutput:
+        sorter = SpillSorter(self.location, self.names, self.memory)
         for batch in batches:
             self.rows, self.size = self.rows + batch.num_rows, self.size + batch.nbytes
-            appends, edits = parted(batch)
+            appends, edits = split_edits(batch)
             sorter.add(appends)
             if edits is not None:
                 self.edits.append(edits)
-        head = _head(self.place, forecast.head_id)
-        rules = Rules(forecast.note, author, "drop", NEVER_US)
+        index = _load_index(self.location, expected.head_id)
+        rules = WriteRules(expected.metadata, author, "drop", NEVER_US)
         merged = None
-        if head is not None:
-            merged = self._at_once(sorter, head, rules) or self._merged(sorter, head, rules)
+        if index is not None:
+            merged = self._write_from_memory(sorter, index, rules) or self._write_from_runs(
+                sorter, index, rules
+            )
         if merged is not None and merged.file is not None:
-            return self._share((merged.file.path,), merged.delta, merged.file, forecast)
+            return self._make_output((merged.file.path,), merged.delta, merged.file, expected)
         runs = sorter.spill()
-        return self._share(tuple(runs), pa.table({"series": sorter.series()}), None, None)
+        return self._make_output(tuple(runs), pa.table({"series": sorter.series()}), None, None)
 
-    def _at_once(self, sorter: Sorter, head: Head, rules: Rules) -> Merged | None:
-        """All rows as a file, from memory; None where they are too many, or not all on time."""
+    def _write_from_memory(
+        self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
+    ) -> WriteResult | None:
+        """Write all rows from memory; None if they are too many, or some are late or untimed."""
         if sorter.runs:
             return None
-        rows = sorter.held()
+        rows = sorter.buffered()
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         if given.null_count or not rows.num_rows:
             return None
-        events = number(series, given, head, rules.policy, rules.assigned_us)
+        events = number_rows(series, given, index, rules.out_of_order, rules.assigned_us)
         if events.dropped:
             return None
-        return at_once(self.place, self.names.new("parquet"), rows, events, rules)
+        return write_numbered(self.location, self.names.new_path("parquet"), rows, events, rules)
 
-    def _merged(self, sorter: Sorter, head: Head, rules: Rules) -> Merged | None:
-        """All rows as a file, by way of runs; None where not all are on time."""
+    def _write_from_runs(
+        self, sorter: SpillSorter, index: SeriesIndex, rules: WriteRules
+    ) -> WriteResult | None:
+        """Write all rows from runs; None if some are late or untimed."""
         runs = sorter.spill()
-        if not runs or not sorter.on_time(head):
+        if not runs or not sorter.is_on_time(index):
             return None
-        runs = fewer(self.place, self.names, runs, self.schema, self.memory)
-        tables = rising([read_run(self.place, run, self.schema) for run in runs])
-        return merge(self.place, self.names.new("parquet"), tables, head, rules)
+        runs = reduce_runs(self.location, self.names, runs, self.schema, self.memory)
+        tables = merge_sorted([read_run(self.location, run, self.schema) for run in runs])
+        return write_sorted(self.location, self.names.new_path("parquet"), tables, index, rules)
 
-    def _share(
+    def _make_output(
         self,
         runs: tuple[str, ...],
         series: pa.Table,
         file: WrittenFile | None,
-        forecast: Forecast | None,
-    ) -> Share:
-        edits = self._staged(self.edits, self.schema) if self.edits else None
-        staged = self._staged(series.to_batches(), series.schema)
-        return Share(
-            self.rows, self.size, None, runs, file, edits, staged, forecast, edits is not None
+        expected: ExpectedCommit | None,
+    ) -> TaskOutput:
+        edits = self._stage(self.edits, self.schema) if self.edits else None
+        staged = self._stage(series.to_batches(), series.schema)
+        return TaskOutput(
+            self.rows, self.size, None, runs, file, edits, staged, expected, edits is not None
         )
 
-    def _staged(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Staged:
-        return stage(self.place, batches, schema, self.place.file(self.names.new()))
+    def _stage(self, batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> StagedRows:
+        return stage(self.location, batches, schema, self.location.file(self.names.new_path()))
 
 
-_known: dict[Place, tuple[int | None, Head]] = {}
-"""The last head of each store that a task of this process read: the next is its and some deltas."""
-
-
-def _head(place: Place, head_id: int | None) -> Head | None:
-    """The head `head_id`; None where it is not there any more."""
-    known_id, known = _known.get(place, (None, Head()))
+def _load_index(location: Location, head_id: int | None) -> SeriesIndex | None:
+    """The index of the head `head_id`; None where its files were removed."""
     try:
-        head = load_head(place, head_id, known_id, known)
+        return last_index(location).load(head_id)
     except UnusableStore:
         return None
-    _known[place] = head_id, head
-    return head

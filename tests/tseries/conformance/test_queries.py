@@ -7,8 +7,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tseries.cases import CASES, INVALID, build, ms, shown
 
 from pyspark_tseries import IncompatibleValue, InvalidQuery, RangeQuery
-from pyspark_tseries.model.query import MAX
-from pyspark_tseries.options.values import parse_read
+from pyspark_tseries.model.query import NO_LIMIT
+from pyspark_tseries.options import parse_read
 from pyspark_tseries.spark.source import DefaultSource
 
 QUERY = RangeQuery()
@@ -37,7 +37,7 @@ def test_a_case_through_the_reader_that_spark_plans_with(stores, case):
 
 @pytest.mark.parametrize("case", [*CASES, *INVALID], ids=str)
 def test_the_options_of_spark_ask_the_same(case):
-    asked = parse_read({"path": "/s", **case.options}).asked()
+    asked = parse_read({"path": "/s", **case.options}).to_query()
     mine = case.ask(QUERY).asked
     assert asked == mine
 
@@ -119,7 +119,7 @@ def test_e12_beginning_anew_resets_the_ranges_and_keeps_the_limit():
     used = QUERY.from_(3).to(5).edit_range().from_(7).limit(4)
     assert used.for_values() == QUERY.limit(4)
     assert used.for_edits() == QUERY.for_edits().limit(4)
-    assert used.for_values().from_start().until_last(0).limit(MAX) == QUERY
+    assert used.for_values().from_start().until_last(0).limit(NO_LIMIT) == QUERY
 
 
 def test_e13_an_edit_operator_resets_the_edit_range_and_keeps_the_view():

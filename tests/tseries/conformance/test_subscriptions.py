@@ -3,12 +3,13 @@
 import pytest
 from tseries.builders import batch
 from tseries.cases import build
-from tseries.subscribe.test_position import Client, make
+from tseries.subscribe.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.model.retention import DEFAULT_INITIAL, parse_initial
+from pyspark_tseries.subscribe.delivery import read_delivery
 from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import INITIAL_DEFAULT, Initial, parse_initial
+from pyspark_tseries.subscribe.position import InitialEvents
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def sequences(got):
     ],
 )
 def test_b1_b2_b3_b4_what_a_subscriber_gets_first(store, number, text, expected):
-    client = Client(store.root, INITIAL_DEFAULT if text is None else parse_initial(text))
+    client = Client(store.root, DEFAULT_INITIAL if text is None else parse_initial(text))
     assert sequences(client.poll()) == expected
     store.append(batch(("s", 25_000)))
     assert sequences(client.poll()) == [25]
@@ -46,13 +47,13 @@ def test_b6_superseded_edits_do_not_count_toward_the_initial_events(tmp_path):
 
 
 def test_b7_every_edit_is_delivered_with_the_metadata_of_its_original(store):
-    initial = Initial(parse_initial("none"), {})
+    initial = InitialEvents(parse_initial("none"), {})
     follower = Follower(store.root, initial)
-    start = follower.end(follower.begin(), None)
+    start = follower.find_end(follower.find_start(), None)
     for _ in range(2):
         store.append(batch(edits=[("s", 0)]))
-    end = follower.end(start, None)
-    parts = [part for task in follower.tasks(start, end) for part in deliver(task)]
+    end = follower.find_end(start, None)
+    parts = [part for task in follower.plan_tasks(start, end) for part in read_delivery(task)]
     rows = [row for part in parts for row in part.to_pylist()]
     assert [(row["sequence"], row["original_sequence"]) for row in rows] == [(25, 0), (26, 0)]
     assert {row["original_author"] for row in rows} == {"me"}

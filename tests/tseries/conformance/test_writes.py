@@ -102,7 +102,7 @@ def test_w15_rows_of_a_table_are_appended_like_one_after_the_other(make, tmp_pat
 
 
 def test_w17_a_store_is_not_created_without_value_columns_being_named(tmp_path):
-    with pytest.raises(IncompatibleValue, match="no value columns"):
+    with pytest.raises(IncompatibleValue, match="does not name value columns"):
         TimeSeries.create(tmp_path / "s", None)
     with pytest.raises(IncompatibleValue, match="type null"):
         TimeSeries.create(tmp_path / "s", {"value": pa.null()})

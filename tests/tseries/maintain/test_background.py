@@ -15,18 +15,23 @@ from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.errors import NoSuchStore, UnusableStore
 from pyspark_tseries.maintain import background as maintenance
-from pyspark_tseries.maintain.background import COMMITS_PER_UPKEEP, after_commit, clean, maintain
+from pyspark_tseries.maintain.background import (
+    COMMITS_PER_MAINTENANCE,
+    maintain,
+    maintain_after_commit,
+    remove_obsolete_files,
+)
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.properties import check_same
+from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.head_files import head_path, load_head
-from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.storage.head_files import head_path, load_index
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import store as storage
-from pyspark_tseries.store.log import table_of
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table
 
 HOUR_US = 3_600_000_000
 
@@ -65,25 +70,25 @@ def wait_for(condition, seconds=120):
         time.sleep(0.05)
 
 
-def test_a_writer_starts_the_upkeep_now_and_then_in_a_process_of_its_own(store):
-    for n in range(3 * COMMITS_PER_UPKEEP - 1):
+def test_writer_starts_maintenance_in_a_process_of_its_own(store):
+    for n in range(3 * COMMITS_PER_MAINTENANCE - 1):
         store.append(batch(("a", n), (f"b{n}", n)))
-        after_commit(store)
+        maintain_after_commit(store)
     store.append(batch(("a", 10**6)))
     before = stored(store.root)
-    after_commit(store)
-    wait_for(lambda: describe(store.root)["files"] < 2 * COMMITS_PER_UPKEEP)
+    maintain_after_commit(store)
+    wait_for(lambda: describe(store.root)["files"] < 2 * COMMITS_PER_MAINTENANCE)
     assert stored(store.root) == before
     wait_for(lambda: maintain(store.root))
     assert verify(store.root) == []
 
 
-def test_only_one_upkeep_is_at_work_and_a_killed_one_gives_the_lock_back(store):
+def test_maintenance_runs_once_per_host_and_frees_its_lock_when_killed(store):
     fill(store, 1)
     code = (
-        "import sys, time; from pyspark_tseries.storage.locks import alone; "
-        "from pyspark_tseries.storage.location import place_of; "
-        "guard = alone(place_of(sys.argv[1]), 'upkeep.lock'); guard.__enter__(); "
+        "import sys, time; from pyspark_tseries.storage.locks import exclusive; "
+        "from pyspark_tseries.storage.location import parse_location; "
+        "guard = exclusive(parse_location(sys.argv[1]), 'upkeep.lock'); guard.__enter__(); "
         "print('at it', flush=True); "
         "time.sleep(600)"
     )
@@ -114,12 +119,14 @@ def patient(monkeypatch):
         process.wait()
 
 
-def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, patient):
+def test_concurrent_writers_start_one_maintenance_at_a_time(store, patient):
     fill(store, 1)
 
     def start(count):
         threads = [
-            threading.Thread(target=maintenance._run, args=[store.place])  # As of processes.
+            threading.Thread(
+                target=maintenance._run_in_subprocess, args=[store.location]
+            )  # As of processes.
             for _ in range(count)
         ]
         for thread in threads:
@@ -144,42 +151,40 @@ def test_writers_at_once_start_one_upkeep_and_the_next_when_it_has_ended(store, 
     assert maintain(store.root) is True
 
 
-def test_a_writer_starts_one_upkeep_at_a_time_where_the_file_system_has_no_locks(
-    store, patient, monkeypatch
-):
+def test_maintenance_without_file_locks_runs_once_per_process(store, patient, monkeypatch):
     def no_locks(*_):
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(host_locks.fcntl, "flock", no_locks)
     fill(store, 1)
-    first = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    first = threading.Thread(target=maintenance._run_once_per_process, args=[store.location])
     first.start()
     wait_for(lambda: len(patient) == 1)
-    maintenance._run_apart(store.place)
+    maintenance._run_once_per_process(store.location)
     assert len(patient) == 1
     patient[0].kill()
     first.join()
-    again = threading.Thread(target=maintenance._run_apart, args=[store.place])
+    again = threading.Thread(target=maintenance._run_once_per_process, args=[store.location])
     again.start()
     wait_for(lambda: len(patient) == 2)
     patient[1].kill()
     again.join()
 
 
-def test_an_upkeep_goes_on_while_commits_go_on(store):
-    fill(store, COMMITS_PER_UPKEEP)
-    files, rounds = [], [2 * COMMITS_PER_UPKEEP, COMMITS_PER_UPKEEP - 3]
+def test_maintenance_continues_while_commits_go_on(store):
+    fill(store, COMMITS_PER_MAINTENANCE)
+    files, rounds = [], [2 * COMMITS_PER_MAINTENANCE, COMMITS_PER_MAINTENANCE - 3]
 
     def pause(_):
         files.append(describe(store.root)["files"])
         if rounds:
             fill(store, rounds.pop(0), first=1000 * len(files))
 
-    maintenance.keep_up(store.place, pause)
-    assert files == [COMMITS_PER_UPKEEP, 1]
+    maintenance.maintain_while_busy(store.location, pause)
+    assert files == [COMMITS_PER_MAINTENANCE, 1]
 
 
-def test_what_went_wrong_is_shown_by_describe_until_it_goes_well(store, monkeypatch):
+def test_maintenance_error_is_described_until_a_round_succeeds(store, monkeypatch):
     fill(store, 1)
 
     def full(*args, **kwargs):
@@ -202,15 +207,15 @@ def test_cleaning_keeps_what_the_store_needs_however_old_it_is(store):
     fill(store, 5, 30)
     before = stored(store.root)
     aged(store.root, 100)
-    clean(store, now_us())
-    storage._OPEN.clear()
+    remove_obsolete_files(store, now_us())
+    storage._open_stores.clear()
     assert stored(store.root) == before
     assert verify(store.root) == []
     fill(Store.open(store.root), 1, 100)
     assert verify(store.root) == []
 
 
-def test_files_that_left_the_store_stay_for_an_hour_and_orphans_for_a_day(store):
+def test_removed_files_are_kept_an_hour_and_orphans_a_day(store):
     fill(store, 3)
     old = [file.path for file in store.snapshot().files]
     compact(store.root)
@@ -221,14 +226,14 @@ def test_files_that_left_the_store_stay_for_an_hour_and_orphans_for_a_day(store)
     os.makedirs(os.path.dirname(staged), exist_ok=True)
     with open(staged, "w") as file:
         file.write("of a task that was killed")
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert all(os.path.exists(os.path.join(store.root, path)) for path in old)
     aged(store.root, 23)
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert os.path.exists(orphan)
     assert os.path.exists(staged)
     aged(store.root, 2)
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert not os.path.exists(orphan)
     assert not os.path.exists(staged)
     assert verify(store.root) == []
@@ -238,7 +243,7 @@ def test_removed_files_go_an_hour_after_their_removal(store):
     fill(store, 3)
     old = [file.path for file in store.snapshot().files]
     compact(store.root, now_us() - 2 * HOUR_US)
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert not any(os.path.exists(os.path.join(store.root, path)) for path in old)
     assert verify(store.root) == []
 
@@ -252,14 +257,16 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkey
             known = store.snapshot().head_id
     all_heads = heads(store)
     aged(store.root, 30)
-    clean(store, then)
-    assert load_head(store.place, known, None, Head()).of(["a"])["last_sequence"] == [19]
+    remove_obsolete_files(store, then)
+    assert load_index(store.location, known, None, SeriesIndex()).lookup(["a"])[
+        "last_sequence"
+    ] == [19]
     later = then + 3 * HOUR_US
-    monkeypatch.setattr(Place, "clock_us", lambda _: later)
+    monkeypatch.setattr(Location, "clock_us", lambda _: later)
     store.append(batch(("a", 10**6)), clock=lambda: later)
-    clean(store, later)
+    remove_obsolete_files(store, later)
     assert len(heads(store)) < len(all_heads)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     assert verify(store.root) == []
 
 
@@ -267,14 +274,14 @@ def test_cleaning_keeps_every_head_where_one_is_broken_and_names_it(store):
     fill(store, 5)
     everything = heads(store)
     store.refresh()
-    parent = store.note().parent
-    path = head_path(store.place, parent)
+    parent = store.metadata().parent
+    path = head_path(store.location, parent)
     with open(path, "r+b") as file:
         file.seek(700)
         file.write(b"\xff")
     aged(store.root, 100)
     with pytest.raises(UnusableStore, match=f"{parent:016x}"):
-        clean(store, now_us())
+        remove_obsolete_files(store, now_us())
     assert heads(store) == everything
 
 
@@ -282,21 +289,21 @@ def log_entries(store):
     return sorted(os.listdir(os.path.join(store.root, "_delta_log")))
 
 
-def test_the_log_is_kept_short_and_who_knew_an_old_version_finds_the_new_one(store, monkeypatch):
-    monkeypatch.setattr(maintenance, "LOG_VERSIONS", 10)
+def test_log_cleanup_lets_readers_of_old_versions_continue(store, monkeypatch):
+    monkeypatch.setattr(maintenance, "MIN_LOG_VERSIONS_KEPT", 10)
     fill(store, 30)
-    old = Store(store.root, table_of(store.place))
+    old = Store(store.root, load_table(store.location))
     fill(store, 30, 30)
     before = log_entries(store)
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert log_entries(store) == before  # All of it is younger than 20 seconds.
     aged(store.root, 0.01)
-    clean(store, now_us())
+    remove_obsolete_files(store, now_us())
     assert len(log_entries(store)) < 30
     assert old.refresh()
     old.append(batch(("a", 10**6)))
     assert len([row for row in stored(store.root) if row[0] == "a"]) == 61
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     assert verify(store.root) == []
 
 
@@ -316,19 +323,19 @@ def test_the_python_client_compacts_verifies_and_sets_a_stores_properties(tmp_pa
     store = Store.open(str(tmp_path / "c"))
     assert store.subscription == RetainedRange(last_us=5_000_000)
     with pytest.raises(OptionError, match=r"'none' is not the range 'last 5S'"):
-        check_same("subscriptionRange", RetainedRange(limit=0), store.subscription, store.root)
+        check_unchanged("subscriptionRange", RetainedRange(limit=0), store.subscription, store.root)
 
 
-def test_appends_of_the_python_client_start_the_upkeep_unless_told_otherwise(tmp_path, monkeypatch):
+def test_client_appends_start_maintenance_unless_auto_compact_is_off(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr(maintenance, "_run_apart", started.append)
+    monkeypatch.setattr(maintenance, "_run_once_per_process", started.append)
     made = TimeSeries.create(str(tmp_path / "c"), {"value": pa.float64()})
-    for n in range(COMMITS_PER_UPKEEP - 1):
+    for n in range(COMMITS_PER_MAINTENANCE - 1):
         made.append("a", n)
     assert not started
     made.append("a", 0)
-    wait_for(lambda: started == [place_of(str(tmp_path / "c"))])
+    wait_for(lambda: started == [parse_location(str(tmp_path / "c"))])
     quiet = TimeSeries.open(str(tmp_path / "c"), auto_compact=False)
-    for n in range(COMMITS_PER_UPKEEP):
+    for n in range(COMMITS_PER_MAINTENANCE):
         quiet.append("a", n)
     assert len(started) == 1

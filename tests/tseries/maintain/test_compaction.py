@@ -15,14 +15,14 @@ from tseries.builders import VALUE, batch, stored
 from pyspark_tseries import describe
 from pyspark_tseries.errors import StoreBusy
 from pyspark_tseries.maintain import compaction, compactor
-from pyspark_tseries.maintain.compaction import FEW_RUNS, to_merge
-from pyspark_tseries.maintain.compactor import Compacted, compact, merge_runs
+from pyspark_tseries.maintain.compaction import MIN_RUNS_TO_MERGE, choose_files
+from pyspark_tseries.maintain.compactor import CompactionResult, compact, merge_runs
 from pyspark_tseries.maintain.verify import rebuild, verify
-from pyspark_tseries.model.retention import RetainedRange, kept, parse_range
-from pyspark_tseries.model.slices import EVERYTHING, cut
+from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
+from pyspark_tseries.model.slices import FULL_SLICE, split_slices
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.data_files import DataFile, run_path
-from pyspark_tseries.store import admin_commits as upkeep
+from pyspark_tseries.storage.data_files import DataFile, compacted_path
+from pyspark_tseries.store import admin_commits
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -36,7 +36,7 @@ def make(path, retained=None, age_us=0):
 
 
 def reopened(path):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return Store.open(str(path))
 
 
@@ -49,7 +49,7 @@ def test_many_files_become_one_and_every_row_stays_as_it_was(tmp_path):
     for n in range(5):
         store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: n)
     before = stored(tmp_path / "s", *ALL)
-    assert compact(str(tmp_path / "s"), 10) == Compacted(5, 1, 0)
+    assert compact(str(tmp_path / "s"), 10) == CompactionResult(5, 1, 0)
     assert stored(tmp_path / "s", *ALL) == before
     assert verify(str(tmp_path / "s")) == []
     store.append(batch(("a", 9)))
@@ -58,13 +58,13 @@ def test_many_files_become_one_and_every_row_stays_as_it_was(tmp_path):
 
 def test_a_compacted_store_is_left_alone_until_there_is_something_to_do(tmp_path):
     store = make(tmp_path / "s", {"limit": 1})
-    assert compact(str(tmp_path / "s"), 10) == Compacted()
+    assert compact(str(tmp_path / "s"), 10) == CompactionResult()
     store.append(batch(("a", 1), ("a", 2)), clock=lambda: 5)
-    assert compact(str(tmp_path / "s"), 4) == Compacted(1, 1, 0)
-    assert compact(str(tmp_path / "s"), 4) == Compacted(1, 1, 0)
+    assert compact(str(tmp_path / "s"), 4) == CompactionResult(1, 1, 0)
+    assert compact(str(tmp_path / "s"), 4) == CompactionResult(1, 1, 0)
     version = DeltaTable(tmp_path / "s").version()
-    assert compact(str(tmp_path / "s"), 5) == Compacted(1, 1, 1)
-    assert compact(str(tmp_path / "s"), 99) == Compacted(1, 1, 0)
+    assert compact(str(tmp_path / "s"), 5) == CompactionResult(1, 1, 1)
+    assert compact(str(tmp_path / "s"), 99) == CompactionResult(1, 1, 0)
     assert DeltaTable(tmp_path / "s").version() == version + 1
 
 
@@ -102,12 +102,12 @@ def test_edits_count_toward_the_limit_and_the_newest_original_stays(tmp_path):
     for path in (tmp_path / "s", tmp_path / "copy"):
         rebuild(str(path))
         assert verify(str(path)) == []
-    heads = [reopened(tmp_path / name).head()[1].of(["a"]) for name in ("s", "copy")]
+    heads = [reopened(tmp_path / name).index()[1].lookup(["a"]) for name in ("s", "copy")]
     assert heads[0] == heads[1]
 
 
 def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(compactor, "SLICE_BYTES", 200_000)
+    monkeypatch.setattr(compactor, "MAX_SLICE_BYTES", 200_000)
     store = make(tmp_path / "s", {})
     for n in range(6):
         rows = [("a", n * 1000 + i) for i in range(1000)] + [(f"s{i:03}", n) for i in range(400)]
@@ -126,7 +126,7 @@ def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkey
 
 
 def test_an_append_during_a_compaction_is_in_the_store_once(tmp_path, monkeypatch):
-    store, real = make(tmp_path / "s", {"limit": 1}), upkeep.replace_files
+    store, real = make(tmp_path / "s", {"limit": 1}), admin_commits.replace_files
     for n in range(3):
         store.append(batch(("a", n)))
 
@@ -158,7 +158,7 @@ def test_an_append_that_started_before_a_trim_comes_through(tmp_path, monkeypatc
 
 
 def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path, monkeypatch):
-    store, real = make(tmp_path / "s", {}), upkeep.replace_files
+    store, real = make(tmp_path / "s", {}), admin_commits.replace_files
     for n in range(3):
         store.append(batch(("a", n)))
 
@@ -195,19 +195,21 @@ def test_a_compaction_that_fails_leaves_the_store_and_no_files(tmp_path, monkeyp
 def file(number, size, merged=False):
     path = f"kind=event/{number:010}-{number:016x}.parquet"
     if merged:
-        path = run_path("event", (number, number), 1, 0)
+        path = compacted_path("event", (number, number), 1, 0)
     return DataFile(path, size, "a", "b", "event", 1, 0, 0, 0, 0, number, number)
 
 
-def test_upkeep_waits_for_enough_small_files_and_spares_the_large_runs():
-    few = [file(n, 10) for n in range(FEW_RUNS - 1)]
-    assert to_merge(few, everything=False) == []
-    assert to_merge(few, everything=True) == few
-    many = [file(100 + n, 10) for n in range(FEW_RUNS)]
-    large, small = file(0, 24 * FEW_RUNS + 1, True), file(1, 2 * FEW_RUNS, True)
-    assert to_merge([large, *many], everything=False) == many
-    assert to_merge([large, small, *many], everything=False) == [small, *many]
-    assert to_merge([file(0, 20 * FEW_RUNS, True), *many], everything=False)[1:] == many
+def test_maintenance_waits_for_small_files_and_spares_large_runs():
+    few = [file(n, 10) for n in range(MIN_RUNS_TO_MERGE - 1)]
+    assert choose_files(few, everything=False) == []
+    assert choose_files(few, everything=True) == few
+    many = [file(100 + n, 10) for n in range(MIN_RUNS_TO_MERGE)]
+    large, small = file(0, 24 * MIN_RUNS_TO_MERGE + 1, True), file(1, 2 * MIN_RUNS_TO_MERGE, True)
+    assert choose_files([large, *many], everything=False) == many
+    assert choose_files([large, small, *many], everything=False) == [small, *many]
+    assert (
+        choose_files([file(0, 20 * MIN_RUNS_TO_MERGE, True), *many], everything=False)[1:] == many
+    )
 
 
 @given(
@@ -216,18 +218,18 @@ def test_upkeep_waits_for_enough_small_files_and_spares_the_large_runs():
     st.booleans(),
 )
 def test_slices_cover_every_key_once_in_order(samples, budget, whole):
-    parts = list(cut(samples, budget, whole_series=whole))
+    parts = list(split_slices(samples, budget, whole_series=whole))
     assert (parts[0].first, parts[-1].end) == (None, None)
     assert all(one.end == other.first for one, other in itertools.pairwise(parts))
     keys = sorted({(name, n) for name in "abc" for n in range(10)})
     table = pa.table({"series": [k[0] for k in keys], "sequence": [k[1] for k in keys]})
     held = []
     for part in parts:
-        chosen = table if part == EVERYTHING else table.filter(part.expression())
+        chosen = table if part == FULL_SLICE else table.filter(part.expression())
         rows = list(zip(chosen["series"].to_pylist(), chosen["sequence"].to_pylist(), strict=True))
         assert not whole or not {row[0] for row in rows} & {row[0] for row in held}
         held += rows
-        assert not rows or part.touches(rows[0][0], rows[-1][0])
+        assert not rows or part.overlaps(rows[0][0], rows[-1][0])
     assert held == keys
 
 
@@ -283,8 +285,8 @@ def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, step
     assert verify(str(path)) == []
     for name, events in model.series.items():
         assert visible(path, name) == list(model.visible(name))
-        kept = {row[1] for row in stored(path) if row[0] == name}
-        assert kept >= set(model.visible(name)) | {len(events) - 1}
+        retained_mask = {row[1] for row in stored(path) if row[0] == name}
+        assert retained_mask >= set(model.visible(name)) | {len(events) - 1}
     assert describe(str(path))["events"] == sum(map(len, model.series.values()))
 
 
@@ -308,12 +310,12 @@ def run(path, store, model, kind, what):
         compact(str(path), now)
     elif kind == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compaction, "FEW_RUNS", 2)
+            few.setattr(compaction, "MIN_RUNS_TO_MERGE", 2)
             merge_runs(store, now, everything=False)
     elif kind == "rebuild":
         rebuild(str(path))
     elif kind == "reopen":
-        storage._OPEN.clear()
+        storage._open_stores.clear()
     elif kind == "range":
         set_retained_range(store, parse_range(what), now)
         model.change(what)
@@ -325,10 +327,10 @@ def _newest(model, name):
 
 def visible(path, name):
     """The sequences inside the retained range by the head of the store."""
-    snapshot, (_, head) = Store.open(str(path)).snapshot(), Store.open(str(path)).head()
+    snapshot, (_, head) = Store.open(str(path)).snapshot(), Store.open(str(path)).index()
     rows = [row for row in stored(path) if row[0] == name]
     sequence, us = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
-    at = head.of([name]) | head.floors([name])
+    at = head.lookup([name]) | head.min_retained([name])
     names = ("last_sequence", "original_us", "floor_sequence", "floor_us")
-    inside = kept(snapshot.retained, sequence, us, *(at[column] for column in names))
+    inside = retained_mask(snapshot.retained, sequence, us, *(at[column] for column in names))
     return sequence[inside].tolist()

@@ -12,12 +12,12 @@ from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import describe
-from pyspark_tseries.maintain.invariants import Trimming, broken
+from pyspark_tseries.maintain.invariants import CompactionHorizon, find_violations
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import Head, merge, with_note
-from pyspark_tseries.model.series_state import standing, standing_columns, together
+from pyspark_tseries.model.series_index import SeriesIndex, apply_delta, attach_metadata
+from pyspark_tseries.model.series_state import combine_states, compute_state, state_to_delta
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
@@ -51,7 +51,10 @@ def events(rows):
 
 
 def head_of(rows):
-    return merge(Head(), with_note(standing_columns(standing(events(rows), -1)), Head().note))
+    return apply_delta(
+        SeriesIndex(),
+        attach_metadata(state_to_delta(compute_state(events(rows), -1)), SeriesIndex().metadata),
+    )
 
 
 def changed(row, **values):
@@ -63,8 +66,8 @@ def changed(row, **values):
 
 
 def test_sound_events_have_no_findings_in_any_order():
-    assert broken(events(SOUND), head_of(SOUND), Trimming()) == []
-    assert broken(events(SOUND[::-1]), head_of(SOUND), Trimming()) == []
+    assert find_violations(events(SOUND), head_of(SOUND), CompactionHorizon()) == []
+    assert find_violations(events(SOUND[::-1]), head_of(SOUND), CompactionHorizon()) == []
 
 
 @pytest.mark.parametrize(
@@ -74,24 +77,27 @@ def test_sound_events_have_no_findings_in_any_order():
         (SOUND[:1] + SOUND[2:], "'a': sequences 1 to 1 are missing"),
         (SOUND[1:2] + SOUND[3:], "'a': sequences 0 to 0 are missing"),
         (changed(3, timestamp=19), "sequence 3 at 1970-01-01T00:00:00.000019Z is before the orig"),
-        (changed(2, commit=3), "sequence 3 is of commit 2, the one before of a later"),
+        (changed(2, commit=3), "sequence 3 is of commit 2, its predecessor of a later one"),
         (changed(4, commit_time=111), "commit 1 has two times, or one out of order"),
         (changed(0, commit_time=120), "has two times, or one out of order"),
         (changed(2, original_sequence=2), "sequence 2 edits 2, which is not before it"),
         (changed(4, original_sequence=7, sequence=9), "edits 7, which does not exist"),
         (changed(3, original_sequence=2), "sequence 3 edits 2, which is an edit itself"),
-        (changed(2, original_timestamp=11), "edits 0, whose timestamp or author is another one"),
-        (changed(2, original_author=None), "edits 0, whose timestamp or author is another one"),
+        (changed(2, original_timestamp=11), "edits 0, whose timestamp or author differs"),
+        (changed(2, original_author=None), "edits 0, whose timestamp or author differs"),
     ],
 )
 def test_each_kind_of_breakage_is_named(rows, said):
-    assert any(said in sentence for sentence in broken(events(rows), head_of(rows), Trimming()))
+    assert any(
+        said in sentence
+        for sentence in find_violations(events(rows), head_of(rows), CompactionHorizon())
+    )
 
 
 def test_a_head_that_differs_from_the_events_is_named_by_column():
-    said = broken(events(SOUND), head_of(SOUND[:3]), Trimming())
-    assert "series 'a': the head says last_sequence 2, its events say 3" in said
-    assert "series 'b': the head says last_sequence nothing, its events say 0" in said
+    said = find_violations(events(SOUND), head_of(SOUND[:3]), CompactionHorizon())
+    assert "series 'a': the head has last_sequence 2, its events have 3" in said
+    assert "series 'b': the head has last_sequence nothing, its events have 0" in said
 
 
 @pytest.mark.parametrize(
@@ -107,21 +113,21 @@ def test_a_head_that_differs_from_the_events_is_named_by_column():
 )
 def test_only_what_was_out_of_range_at_the_horizon_may_be_missing(retained, horizon, sound):
     rows = [row for row in SOUND if row[:2] != ("a", 0)]
-    trimming = Trimming(horizon, RetainedRange(**retained))
+    trimming = CompactionHorizon(horizon, RetainedRange(**retained))
     # What is left of the series says where it stood: with 0 gone its last 10 us reach to 1.
-    said = broken(events(rows), head_of(SOUND), trimming)
+    said = find_violations(events(rows), head_of(SOUND), trimming)
     assert (said == []) == sound
 
 
-def test_the_standing_of_parts_together_is_the_standing_of_all():
-    parts = [standing(events([row]), 1) for row in SOUND]
-    whole = standing(events(SOUND), 1).sort_by("series")
-    assert together(parts).sort_by("series").equals(whole)
+def test_combined_states_of_parts_equal_the_state_of_all():
+    parts = [compute_state(events([row]), 1) for row in SOUND]
+    whole = compute_state(events(SOUND), 1).sort_by("series")
+    assert combine_states(parts).sort_by("series").equals(whole)
     assert whole.to_pylist()[0] == {
         **{"series": "a", "last_sequence": 3, "newest_us": 90, "original_sequence": 3},
         **{"original_us": 20, "edit_sequence": 2, "horizon_sequence": 2, "horizon_us": 20},
     }
-    assert together([]).num_rows == 0
+    assert combine_states([]).num_rows == 0
 
 
 # -- whole stores --------------------------------------------------------------------------------
@@ -137,7 +143,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return Store.open(str(path))
 
 
@@ -154,9 +160,9 @@ def test_missing_shortened_and_unreadable_files_are_named(path):
     third.write_bytes(bytes(third.stat().st_size))
     said = verify(str(path))
     assert any(first.name in line and "is missing" in line for line in said)
-    assert any(second.name in line and "bytes, the log says" in line for line in said)
+    assert any(second.name in line and "bytes instead of the" in line for line in said)
     assert any(third.name in line and "cannot be read" in line for line in said)
-    assert any("series 'b0': the head says last_sequence 0, it has no events" in x for x in said)
+    assert any("series 'b0': the head has last_sequence 0, without events" in x for x in said)
 
 
 def test_a_file_that_is_not_sorted_is_named(path):
@@ -173,10 +179,10 @@ def test_a_file_that_is_not_sorted_is_named(path):
 def test_a_lost_head_is_found_and_rebuilt(path):
     before = describe(str(path))
     shutil.rmtree(path / "_tseries" / "head")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     assert any("cannot be read" in line for line in verify(str(path)))
     assert rebuild(str(path)) == 4
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     assert verify(str(path)) == []
     after = describe(str(path))
     assert (after["series"], after["events"]) == (before["series"], before["events"])
@@ -188,25 +194,25 @@ def test_a_lost_head_is_found_and_rebuilt(path):
 
 def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(path):
     store = Store.open(str(path))
-    _, head = store.head()
+    _, head = store.index()
     newest = path / "_tseries" / "head" / f"{store.head_id():016x}.arrow"
     store.append(batch(("a", 9)))
     assert newest.exists()
     (path / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     rebuild(str(path))
-    assert describe(str(path))["dropped"] == head.note.dropped == 1
+    assert describe(str(path))["dropped"] == head.metadata.dropped == 1
     assert verify(str(path)) == []
 
 
 def test_a_rebuilt_head_that_was_whole_says_the_same(path):
-    _, before = Store.open(str(path)).head()
+    _, before = Store.open(str(path)).index()
     rebuild(str(path))
-    _, after = reopened(path).head()
+    _, after = reopened(path).index()
     names = before.ids.names()
-    for name, column in before.of(names).items():
-        assert column.tolist() == after.of(names)[name].tolist()
-    assert after.note.dropped == 1
+    for name, column in before.lookup(names).items():
+        assert column.tolist() == after.lookup(names)[name].tolist()
+    assert after.metadata.dropped == 1
 
 
 # -- a changed retained range --------------------------------------------------------------------
@@ -244,7 +250,7 @@ def test_a_wider_span_of_time_brings_nothing_back(tmp_path):
 # -- the command line ----------------------------------------------------------------------------
 
 
-def test_the_commands_say_what_is_broken_and_exit_with_1(path):
+def test_commands_report_violations_and_exit_with_1(path):
     def run(command):
         line = [sys.executable, "-m", "pyspark_tseries", command, str(path)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=120)
@@ -261,14 +267,14 @@ def test_the_commands_say_what_is_broken_and_exit_with_1(path):
     assert json.loads(run("describe")[1].split("stored_events")[1].split()[0]) == 9
 
 
-def test_what_was_out_of_range_stays_so_where_the_head_is_lost_and_made_again(tmp_path):
+def test_rebuild_of_a_lost_head_keeps_what_was_out_of_range(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 2})
     store.append(batch(*(("a", n) for n in range(5))))
     set_retained_range(store, RetainedRange(limit=4), 0)
     store.append(batch(("a", 5)))
     store.refresh()
     (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     rebuild(str(tmp_path / "s"))
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
     assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"

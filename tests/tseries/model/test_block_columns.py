@@ -20,7 +20,7 @@ def longs(values):
 
 @given(STEPS, st.integers(1, 5), st.integers(0, 3), st.lists(st.integers(-1, 40)))
 def test_columns_in_blocks_are_what_dictionaries_of_rows_would_be(steps, block, few, asked):
-    small = {"BLOCK_ROWS": block, "FEW_BLOCKS": few}
+    small = {"BLOCK_ROWS": block, "MAX_SEPARATE_BLOCKS": few}
     with mock.patch.multiple(block_columns, **small):
         columns, named, plain, size = BlockColumns({}), set(), {}, 0
         history = []
@@ -37,7 +37,7 @@ def test_columns_in_blocks_are_what_dictionaries_of_rows_would_be(steps, block, 
             for name, low in absent.items():
                 assert seen[name].tolist() == [held.get((name, row), low) for row in range(rows)]
                 if rows:
-                    ends = seen.ends(name).tolist()
+                    ends = seen.bounds(name).tolist()
                     assert ends == [min(seen[name]), max(seen[name])]
             found = seen.take(longs(asked), ABSENT)
             for name, low in ABSENT.items():

@@ -11,16 +11,15 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.properties import check_version, new_properties
 from pyspark_tseries.model.query import parse_anchor, parse_span
-from pyspark_tseries.model.retention import parse_range
+from pyspark_tseries.model.retention import parse_initial, parse_range, parse_start_sequences
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.subscribe.position import parse_initial, parse_starts
 
 FIVES = ["٥", "५", "５", "𝟓", "⑤", "⁵", "5_0"]
 
 GRAMMARS = [
     (parse_range, ["limit {}", "last {}S", "limit 5 last {}D", "LIMIT 1{}"]),
     (parse_initial, ["limit {}", "last {}MS"]),
-    (parse_starts, ['{{"a": {}}}']),
+    (parse_start_sequences, ['{{"a": {}}}']),
     (parse_anchor, ["sequence {}", "last {}", "last {} minutes", "201{}-01-01"]),
     (parse_span, ["next {}", "previous {} s", "sequence 1{}", "next 1.{} s"]),
     (parse_instant, ["201{}-01-01T00:00:00Z", "2015-01-01T00:00:00.{}Z", "2015010{}T000000Z"]),

@@ -15,7 +15,7 @@ from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import rebuild
-from pyspark_tseries.model.policy import PERMISSIONS, Guard, format_policy, parse_policy
+from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as storage
 
@@ -88,7 +88,7 @@ def test_w16_who_may_edit_its_own_edits_its_own_and_of_the_same_batch(path):
     assert series.append_many(pa.table(both))["sequence"].to_pylist() == [0, 1]
 
 
-def test_under_a_policy_nobody_writes_in_the_name_of_another(path):
+def test_policy_refuses_an_author_other_than_the_principal(path):
     rows = pa.table({"series": ["a"], "value": [1.0], "author": ["owner"]})
     with pytest.raises(PermissionDenied, match="in the name of 'owner'"):
         as_(path, "sensor").append_many(rows)
@@ -171,12 +171,12 @@ def test_on_the_command_line_too_who_asks_is_the_os_user_or_named(path, command,
     assert main([command, path, "--principal", "owner"]) == 0
 
 
-def test_the_right_of_an_owner_is_asked_for_where_the_head_or_the_log_is_torn(path):
+def test_owner_permission_is_checked_on_a_torn_head_or_log(path):
     (head,) = Path(path, "_tseries", "head").iterdir()
     for file in (head, Path(path, "_delta_log", f"{1:020d}.json")):
         whole = file.read_bytes()
         file.write_bytes(b"")
-        storage._OPEN.clear()
+        storage._open_stores.clear()
         with pytest.raises(PermissionDenied, match="'reader' may not repair"):
             repair(path, principal="reader")
         assert repair(path, principal="owner", dry_run=True).mended
@@ -203,9 +203,9 @@ def test_who_sets_a_policy_without_an_owner_is_its_owner(tmp_path):
         ({}, {"a", "b", "c", "stranger"}),
     ],
 )
-def test_a_policy_of_before_there_was_an_owner_locks_nobody_out(policy, owners):
+def test_policy_older_than_owners_locks_nobody_out(policy, owners):
     """Such a policy may be in a store's properties or in its head."""
-    guards = [Guard(parse_policy(policy), who) for who in ("a", "b", "c", "stranger")]
+    guards = [AccessCheck(parse_policy(policy), who) for who in ("a", "b", "c", "stranger")]
     assert {guard.principal for guard in guards if guard.may("own")} == owners
 
 
@@ -222,5 +222,5 @@ def test_a_policy_reads_back_from_its_text():
 
     policy = parse_policy(POLICY)
     assert parse_policy(json.loads(format_policy(policy))) == policy
-    assert Guard(None, "x").may("update")
-    assert not Guard({}, "x").may("update")
+    assert AccessCheck(None, "x").may("update")
+    assert not AccessCheck({}, "x").may("update")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.retention import RetainedRange, format_range, kept, parse_range
+from pyspark_tseries.model.retention import RetainedRange, format_range, parse_range, retained_mask
 
 SPANS = st.integers(0, 10**9).map(lambda ms: ms * 1000)
 RANGES = st.builds(RetainedRange, st.none() | st.integers(1, 10**9), st.none() | SPANS)
@@ -67,7 +67,7 @@ def test_what_is_kept_equals_brute_force_and_is_a_suffix(stamps, retained):
     span = 10**6 if retained.last_us is None else retained.last_us
     expected = [i >= size - count and us >= stamps[-1] - span for i, us in enumerate(stamps)]
     full = np.full(size, 1)
-    inside = kept(
+    inside = retained_mask(
         retained, np.arange(size), np.array(stamps), full * (size - 1), full * stamps[-1]
     ).tolist()
     assert inside == expected

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_tseries.model import series_index as heads
-from pyspark_tseries.model.series_index import ABSENT, Head, advance, delta_of, next_note
+from pyspark_tseries.model.arrays import NO_SEQUENCE
+from pyspark_tseries.model.series_index import SeriesIndex, advance_index, make_delta, next_metadata
 from pyspark_tseries.storage import head_files
-from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.storage.location import parse_location
 
 COMMITS = st.lists(
     st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=5), min_size=1, max_size=12
@@ -20,31 +21,31 @@ COMMITS = st.lists(
 def delta(series, value):
     columns = ("last_sequence", "newest_us", "original_sequence", "original_us")
     standing = pa.array([value(name) for name in series], pa.int64()).to_numpy()
-    return delta_of(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
+    return make_delta(pa.array(list(series), pa.string()), dict.fromkeys(columns, standing))
 
 
 @given(commits=COMMITS, most=st.integers(1, 4), known=st.integers(0, 11))
 def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     tmp_path_factory, commits, most, known
 ):
-    place, limit = place_of(str(tmp_path_factory.mktemp("store"))), heads.MAX_DELTAS
+    location, limit = parse_location(str(tmp_path_factory.mktemp("store"))), heads.MAX_DELTAS
     heads.MAX_DELTAS = most
     try:
-        head, expected, history = Head(), {}, [(None, Head())]
+        head, expected, history = SeriesIndex(), {}, [(None, SeriesIndex())]
         for number, commit in enumerate(commits):
             expected |= commit
-            note = next_note(head, history[-1][0], now_us=number, rows=len(commit))
-            head, table = advance(head, delta(commit, commit.get), note)
-            head_files.write_head(place, number + 7, table)
+            note = next_metadata(head, history[-1][0], now_us=number, rows=len(commit))
+            head, table = advance_index(head, delta(commit, commit.get), note)
+            head_files.write_head(location, number + 7, table)
             history.append((number + 7, head))
     finally:
         heads.MAX_DELTAS = limit
     # A fresh process knows the empty head only; a warm one any earlier head.
     for known_id, old in (history[0], history[min(known, len(commits))]):
-        loaded = head_files.load_head(place, len(commits) + 6, known_id, old)
+        loaded = head_files.load_index(location, len(commits) + 6, known_id, old)
         names = [*expected, "never seen"]
-        assert loaded.of(names)["last_sequence"].tolist() == [*expected.values(), ABSENT]
-        assert loaded.note == head.note
+        assert loaded.lookup(names)["last_sequence"].tolist() == [*expected.values(), NO_SEQUENCE]
+        assert loaded.metadata == head.metadata
 
 
 @given(
@@ -60,47 +61,51 @@ def test_the_head_loads_back_from_any_chain_and_any_known_ancestor(
     names=st.sets(st.text("abcd", max_size=2) | st.just("\ud800")).map(sorted),
     few=st.integers(-1, 12),
 )
-def test_what_a_head_of_some_series_says_of_them_is_what_the_whole_head_says(
+def test_partial_index_equals_the_whole_index_for_its_series(
     tmp_path_factory, commits, most, names, few
 ):
-    place, id_ = place_of(str(tmp_path_factory.mktemp("store"))), None
+    location, id_ = parse_location(str(tmp_path_factory.mktemp("store"))), None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "MAX_DELTAS", most)
-        patch.setattr(head_files, "FEW_SERIES", few)
-        head = Head()
+        patch.setattr(head_files, "SMALL_INDEX_ROWS", few)
+        head = SeriesIndex()
         for number, (commit, floored) in enumerate(commits):
             table = delta(commit, commit.get)
             if floored:
                 table = table.append_column("floor_sequence", table["last_sequence"])
                 table = table.append_column("floor_us", table["last_sequence"])
-            note = next_note(head, id_, now_us=number, rows=len(commit))
-            head, table = advance(head, table, note)
+            note = next_metadata(head, id_, now_us=number, rows=len(commit))
+            head, table = advance_index(head, table, note)
             id_ = number + 7
-            head_files.write_head(place, id_, table)
-        some, whole = head_files.load_series(place, id_, names)
+            head_files.write_head(location, id_, table)
+        some, whole = head_files.load_partial_index(location, id_, names)
     known = head.ids.names() if whole else names
-    for say in (Head.of, Head.floors):
+    for say in (SeriesIndex.lookup, SeriesIndex.min_retained):
         columns = [{key: c.tolist() for key, c in say(h, known).items()} for h in (some, head)]
         assert columns[0] == columns[1]
-    assert some.note == head.note
+    assert some.metadata == head.metadata
     assert set(some.columns) == set(head.columns)
     assert whole or set(some.ids.names()) <= set(names) | {"?"}
 
 
 def test_an_older_head_is_not_changed_by_a_newer_one():
-    old, _ = advance(Head(), delta(["a"], lambda _: 3), next_note(Head(), None, now_us=1, rows=1))
-    advance(old, delta(["a", "b"], lambda _: 9), next_note(old, 1, now_us=2, rows=2))
-    assert old.of(["a", "b"])["last_sequence"].tolist() == [3, ABSENT]
+    old, _ = advance_index(
+        SeriesIndex(),
+        delta(["a"], lambda _: 3),
+        next_metadata(SeriesIndex(), None, now_us=1, rows=1),
+    )
+    advance_index(old, delta(["a", "b"], lambda _: 9), next_metadata(old, 1, now_us=2, rows=2))
+    assert old.lookup(["a", "b"])["last_sequence"].tolist() == [3, NO_SEQUENCE]
 
 
 def test_commit_numbers_are_contiguous_and_commit_times_never_decrease():
-    first = next_note(Head(), None, now_us=100, rows=0)
-    second = next_note(dataclasses.replace(Head(), note=first), 1, now_us=90, rows=0)
+    first = next_metadata(SeriesIndex(), None, now_us=100, rows=0)
+    second = next_metadata(dataclasses.replace(SeriesIndex(), metadata=first), 1, now_us=90, rows=0)
     assert [(n.commit, n.commit_us) for n in (first, second)] == [(0, 100), (1, 100)]
 
 
-def test_a_snapshot_is_due_after_64_deltas_or_when_deltas_outgrow_the_series():
-    note = next_note(Head(), None, now_us=0, rows=1)
-    assert not heads.snapshot_due(dataclasses.replace(note, depth=64), 10)
-    assert heads.snapshot_due(dataclasses.replace(note, depth=65), 10)
-    assert heads.snapshot_due(dataclasses.replace(note, rows=30_001), 30_000)
+def test_full_table_is_due_after_64_deltas_or_many_delta_rows():
+    note = next_metadata(SeriesIndex(), None, now_us=0, rows=1)
+    assert not heads.needs_full_table(dataclasses.replace(note, depth=64), 10)
+    assert heads.needs_full_table(dataclasses.replace(note, depth=65), 10)
+    assert heads.needs_full_table(dataclasses.replace(note, rows=30_001), 30_000)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
 from tseries.stores.make_v1_planes import NAMES
-from tseries.subscribe.test_position import Client
+from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -36,7 +36,7 @@ LEGAL = st.text(LETTERS, max_size=4)
 
 
 def reopened(path):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return TimeSeries.open(str(path), author="me", auto_compact=False)
 
 
@@ -89,7 +89,7 @@ def test_a_series_of_any_name_is_found_edited_compacted_and_delivered(
             entry.unlink()
     check(path, expected)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compactor, "SLICE_BYTES", 150)
+        patch.setattr(compactor, "MAX_SLICE_BYTES", 150)
         assert compact(str(path)).removed_events == 0
     check(path, expected)
     assert verify(str(path)) == []
@@ -106,7 +106,7 @@ EXPECTED["a"] = [0, 1, 2]
 @pytest.fixture
 def old(tmp_path):
     shutil.copytree(V1_PLANES, tmp_path / "s")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return tmp_path / "s"
 
 
@@ -180,7 +180,7 @@ def test_a_store_that_is_compacted_meanwhile_is_not_healed_twice(old, monkeypatc
 
 
 def test_a_compaction_in_several_slices_loses_no_row_of_an_old_store(old, monkeypatch):
-    monkeypatch.setattr(compactor, "SLICE_BYTES", 150)
+    monkeypatch.setattr(compactor, "MAX_SLICE_BYTES", 150)
     done = compact(str(old))
     assert done.files_after > 3
     assert done.removed_events == 0
@@ -190,7 +190,7 @@ def test_a_compaction_in_several_slices_loses_no_row_of_an_old_store(old, monkey
 
 def test_a_compaction_that_would_lose_rows_changes_nothing(old, monkeypatch):
     before = Store.open(str(old)).snapshot().files
-    monkeypatch.setattr(compactor, "SLICE_BYTES", 150)
+    monkeypatch.setattr(compactor, "MAX_SLICE_BYTES", 150)
     # As if the log's bounds were trusted, or wrong in another way.
     monkeypatch.setattr(DataFile, "last", property(lambda file: "a"), raising=False)
     with pytest.raises(UnusableStore, match=r"would lose events.*nothing was changed"):
@@ -202,7 +202,7 @@ def test_a_compaction_that_would_lose_rows_changes_nothing(old, monkeypatch):
 
 
 def test_a_subscriber_of_an_old_store_misses_no_event(old, monkeypatch):
-    monkeypatch.setattr(follower, "ROWS_PER_TASK", 1)  # Several tasks, each of some series.
+    monkeypatch.setattr(follower, "MAX_ROWS_PER_TASK", 1)  # Several tasks, each of some series.
     client = Client(old, parse_range("unlimited"))
     assert sorted(client.drain(1)) == sorted(
         (name, n) for name, numbers in EXPECTED.items() for n in numbers

@@ -1,4 +1,4 @@
-"""Text that is no UTF-8 is refused by series and column, before anything is written."""
+"""Text that is not UTF-8 is refused by series and column, before anything is written."""
 
 import duckdb
 import pyarrow as pa
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyspark_tseries import IncompatibleValue, InvalidQuery, TimeSeries, describe
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.valid_text import refuse_broken_text
+from pyspark_tseries.model.valid_text import check_text
 
 LISTS = pa.list_(pa.string())
 NESTED = pa.struct([("m", pa.map_(pa.string(), LISTS)), ("n", pa.int64())])
@@ -71,7 +71,7 @@ def rows(**columns):
         ),
     ],
 )
-def test_append_many_of_broken_text_names_series_and_column_and_writes_nothing(
+def test_append_many_of_invalid_utf8_names_its_column_and_writes_nothing(
     series, tmp_path, column, values, said
 ):
     series.append_many(rows())
@@ -103,15 +103,15 @@ def test_half_a_surrogate_pair_is_no_text_anywhere(series, tmp_path):
             wrong()
     with pytest.raises(InvalidQuery, match="ud800"):
         series.range_query().select_from(half)
-    with pytest.raises(ValueError, match=r"author '.ud800' is no text"):
+    with pytest.raises(ValueError, match=r"author '.ud800' is not a valid text"):
         TimeSeries.open(tmp_path / "s", author=half)
-    with pytest.raises(ValueError, match="is no name with a set"):
+    with pytest.raises(ValueError, match="is not a name with a set"):
         series.set_policy({half: ["read"]})
     assert describe(str(tmp_path / "s"))["events"] == 0
 
 
 def test_verify_names_a_file_that_holds_broken_text_already(series, tmp_path, monkeypatch):
-    monkeypatch.setattr("pyspark_tseries.write.rows.refuse_broken_text", lambda *_: None)
+    monkeypatch.setattr("pyspark_tseries.write.rows.check_text", lambda *_: None)
     series.append_many(rows(text=as_text(BAD)))
     said, *_ = verify(str(tmp_path / "s"))
     assert "Invalid UTF8" in said
@@ -129,7 +129,7 @@ def test_a_text_is_refused_exactly_where_python_cannot_read_it(texts, offset):
             return False
 
     if decodes():
-        refuse_broken_text(batch, ["series", "t"], "series", None)
+        check_text(batch, ["series", "t"], "series", None)
     else:
         with pytest.raises(IncompatibleValue, match="'a': column 't'"):
-            refuse_broken_text(batch, ["series", "t"], "series", None)
+            check_text(batch, ["series", "t"], "series", None)

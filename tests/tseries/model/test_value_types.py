@@ -21,13 +21,13 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.subscribe.delivery import read_delivery
 from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import Initial
+from pyspark_tseries.subscribe.position import InitialEvents
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.rows import stage_rows
-from pyspark_tseries.write.task_output import Limits, take_share
+from pyspark_tseries.write.task_output import SpillLimits, write_task_output
 
 pytestmark = pytest.mark.spark
 
@@ -108,11 +108,11 @@ def read(path, **options):
 
 def subscribed(path):
     """The values of all events, in the order of a subscription."""
-    follower = Follower(str(path), Initial(RetainedRange(), {}))
-    start, found = follower.begin(), []
-    while (end := follower.end(start, None)) != start:
-        for task in follower.tasks(start, end):
-            found += [value for part in deliver(task) for value in part["value"].to_pylist()]
+    follower = Follower(str(path), InitialEvents(RetainedRange(), {}))
+    start, found = follower.find_start(), []
+    while (end := follower.find_end(start, None)) != start:
+        for task in follower.plan_tasks(start, end):
+            found += [value for part in read_delivery(task) for value in part["value"].to_pylist()]
         start = end
     return found
 
@@ -170,21 +170,21 @@ def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, n
         none = pa.nulls(4, pa.int64())
         batch = pa.record_batch([pa.array(["a"] * 4), none, values, us], names=schema.names)
         rows, staged = stage_rows(batch, target.plan), target.plan.staged
-        shares = [
-            take_share(
-                target.place,
+        outputs = [
+            write_task_output(
+                target.location,
                 [part],
                 staged,
-                target.forecast,
+                target.expected,
                 "me",
                 f"task{commit}{n}",
-                Limits(0, 0, 1),
+                SpillLimits(0, 0, 1),
             )
             for n, part in enumerate([rows] if commit == 0 else [rows.slice(0, 3), rows.slice(3)])
         ]
-        assert all(share.file is not None for share in shares)
+        assert all(output.file is not None for output in outputs)
         store = Store.open(str(path))
-        store.append(LargeBatch(tuple(shares), staged, "fail", "me", "batch"))
+        store.append(LargeBatch(tuple(outputs), staged, "fail", "me", "batch"))
         same(read(path), values.to_pylist() * (commit + 1))
     assert verify(str(path)) == []
 
@@ -230,7 +230,7 @@ def around(kind):
 
 
 @pytest.mark.parametrize("said", REFUSED)
-def test_what_delta_cannot_hold_is_refused_before_anything_is_there(tmp_path, said):
+def test_type_that_delta_lacks_is_refused_before_creation(tmp_path, said):
     for number, kind in enumerate(around(REFUSED[said])):
         with pytest.raises(IncompatibleValue) as error:
             write(tmp_path / f"{number}", kind, [])

@@ -14,8 +14,8 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.read.as_of import head_as_of
-from pyspark_tseries.read.scan import answer
+from pyspark_tseries.read.as_of import find_head_as_of
+from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
@@ -26,7 +26,7 @@ HOUR_US = 3_600_000_000
 
 def all_edits(snapshot, head):
     columns = ["series", "sequence", "value", "author"]
-    table = answer(snapshot, head, Query("allEdits"), columns=columns).table
+    table = run_query(snapshot, head, Query("allEdits"), columns=columns).table
     return sorted(map(tuple, (row.values() for row in table.to_pylist())))
 
 
@@ -40,19 +40,19 @@ def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
     for n in range(6):
         store.append(batch(("a", n), (f"b{n}", n)), clock=lambda n=n: 10 * n)
         store.append(batch(edits=[("a", n + n)], missing="drop"), clock=lambda n=n: 10 * n + 5)
-        seen[10 * n + 5] = all_edits(*store.sight())
-    seen[99] = all_edits(*store.sight())
+        seen[10 * n + 5] = all_edits(*store.snapshot_with_index())
+    seen[99] = all_edits(*store.snapshot_with_index())
     for _ in range(2):
         for us, rows in seen.items():
             assert all_edits(*sight_as_of(store, us)) == rows
             assert all_edits(*sight_as_of(store, us + 4)) == rows
         compact(str(tmp_path / "s"), 60)
-        storage._OPEN.clear()
+        storage._open_stores.clear()
         store = Store.open(str(tmp_path / "s"))
     assert all_edits(*sight_as_of(store, -1)) == []
 
 
-def test_a_time_of_which_something_may_be_gone_is_refused_naming_the_oldest_one(tmp_path):
+def test_as_of_before_the_horizon_is_refused_naming_the_oldest_time(tmp_path):
     store = make(tmp_path / "s", "limit 1", age_us=0)
     for n in range(5):
         store.append(batch(("a", n)), clock=lambda n=n: n * 1_000_000)
@@ -62,7 +62,7 @@ def test_a_time_of_which_something_may_be_gone_is_refused_naming_the_oldest_one(
     assert all_edits(*sight_as_of(store, 3_000_000)) == [("a", 3, 0.0, "me")]
 
 
-def test_a_change_of_the_retained_range_is_as_far_back_as_one_can_look(tmp_path):
+def test_as_of_before_a_change_of_the_retained_range_is_refused(tmp_path):
     store = make(tmp_path / "s", "limit 1")
     store.append(batch(("a", 0)), clock=lambda: 1)
     set_retained_range(store, parse_range("limit 2"), 5)
@@ -78,8 +78,8 @@ def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
     for n in range(3):
         store.append(batch(("a", n), ("b", n)), clock=lambda n=n: n * 1_000_000)
     snapshot, whole = sight_as_of(store, 1_500_000)
-    (mine,) = [head_as_of(snapshot, store.head()[1], ["b"], Slice(("b", 0), None))]
-    assert mine.of(["b"]) == whole.of(["b"])
+    (mine,) = [find_head_as_of(snapshot, store.index()[1], ["b"], Slice(("b", 0), None))]
+    assert mine.lookup(["b"]) == whole.lookup(["b"])
     assert mine.ids.names() == ["b"]
     options = {"path": str(tmp_path / "s"), "asOf": "1970-01-01T00:00:01.5Z"}
     source = DefaultSource(options)
@@ -88,7 +88,7 @@ def test_a_task_finds_the_head_of_that_time_by_itself(tmp_path):
     assert rows == [[1, 1]]
 
 
-def test_a_worker_does_not_take_an_earlier_store_at_the_same_path_for_this_one(tmp_path):
+def test_worker_with_an_earlier_store_at_the_path_reads_the_new_one(tmp_path):
     path, rows = tmp_path / "s", []
     for names in ("aaabbbbbbbb", "aaaaaaaabbb"):
         shutil.rmtree(path, ignore_errors=True)
@@ -117,6 +117,6 @@ def test_any_moment_of_any_program_is_the_same_later(tmp_path_factory, retained,
             continue
         run(path, Store.open(str(path)), model, kind, what)
         if number == at:
-            then = model.now, all_edits(*Store.open(str(path)).sight())
+            then = model.now, all_edits(*Store.open(str(path)).snapshot_with_index())
     if then is not None:
         assert all_edits(*sight_as_of(Store.open(str(path)), then[0])) == then[1]

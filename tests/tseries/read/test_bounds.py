@@ -11,10 +11,10 @@ from tseries.read.test_select import QUERIES, columns, histories
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.query import MAX, Point, Query, Range
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
-from pyspark_tseries.model.series_index import NEVER_US
-from pyspark_tseries.read.bounds import bounds_of
+from pyspark_tseries.read.bounds import compute_bounds
 from pyspark_tseries.read.select import Events, select
 
 ALL = Point("last_count", 0)
@@ -43,10 +43,10 @@ def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
     # Edits of what was discarded are hidden, and still there.
     span = int(events.sequence[-1] - events.sequence[0]) + 1
     edits = span - int((events.original < 0).sum()) + spare
-    bounds = bounds_of(query, UNLIMITED, *standing(history), edits)
-    least, most, least_us, most_us = bounds.over(0, 1)
+    bounds = compute_bounds(query, UNLIMITED, *standing(history), edits)
+    least, most, min_us, max_us = bounds.over(0, 1)
     kept = (events.sequence >= least) & (events.sequence <= most)
-    kept &= (events.us >= least_us) & (events.us <= most_us)
+    kept &= (events.us >= min_us) & (events.us <= max_us)
     kept |= events.original >= 0
     rows = np.flatnonzero(kept)
     if not len(rows):
@@ -63,8 +63,8 @@ def test_the_queries_of_every_day_are_bounded():
     history = [(i, 10 * i, -1) for i in range(100)]
 
     def bounds(kind, anchor, span=ALL, retained=UNLIMITED):
-        query = Query(kind, Range(anchor, span), limit=MAX)
-        return bounds_of(query, retained, *standing(history), 0).over(0, 1)
+        query = Query(kind, Range(anchor, span), limit=NO_LIMIT)
+        return compute_bounds(query, retained, *standing(history), 0).over(0, 1)
 
     for kind in ("values", "allEdits"):
         assert bounds(kind, Point("last_count", 3))[0] == 96
@@ -83,7 +83,7 @@ def test_the_queries_of_every_day_are_bounded():
     st.none() | st.integers(1, 5),
     st.none() | st.integers(0, 10),
 )
-def test_the_lowest_and_the_highest_standing_have_the_widest_bounds(many, query, limit, last_us):
+def test_bounds_of_the_lowest_and_highest_state_are_the_widest(many, query, limit, last_us):
     parts = [standing(history) for history in many]
     retained = RetainedRange(limit, last_us)
     each, floors = (
@@ -94,16 +94,16 @@ def test_the_lowest_and_the_highest_standing_have_the_widest_bounds(many, query,
         {name: np.array([column.min(), column.max()]) for name, column in columns.items()}
         for columns in (each, floors)
     )
-    exact = bounds_of(query, retained, each, floors, 3).over(0, len(many))
-    least, most, least_us, most_us = bounds_of(query, retained, ends, low, 3).over(0, 2)
+    exact = compute_bounds(query, retained, each, floors, 3).over(0, len(many))
+    least, most, min_us, max_us = compute_bounds(query, retained, ends, low, 3).over(0, 2)
     assert least <= exact[0]
-    assert least_us <= exact[2]
+    assert min_us <= exact[2]
     assert most >= exact[1]
-    assert most_us >= exact[3]
+    assert max_us >= exact[3]
 
 
 @pytest.mark.parametrize("retained", ["limit 2", "last 0S"])
-def test_what_counts_from_a_discarded_event_counts_from_the_first_that_is_seen(tmp_path, retained):
+def test_count_from_a_discarded_event_starts_at_the_first_visible_one(tmp_path, retained):
     store = TimeSeries.create(str(tmp_path / "s"), {"value": pa.int64()}, retained)
     for number in range(4):
         store.append("a", number, datetime(2026, 1, 1 + number // 2, tzinfo=UTC))

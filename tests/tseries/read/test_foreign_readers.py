@@ -1,4 +1,4 @@
-"""DuckDB and Polars get the values that our own query gives, by the README's SQL."""
+"""DuckDB and Polars get the values that our own query gives, by the SQL of the documents."""
 
 import duckdb
 import polars
@@ -94,7 +94,7 @@ def test_after_any_program_all_engines_agree(tmp_path_factory, retained, steps):
                 rows.append((name, newest[name]))
             store.append(batch(*rows), clock=lambda now=now: now)
         elif kind == "edit":
-            edits = [(name, place, float(number)) for name, place in what]
+            edits = [(name, location, float(number)) for name, location in what]
             store.append(batch(edits=edits, missing="drop"), clock=lambda now=now: now)
         else:
             merge_runs(store, 2**60, everything=what)

@@ -12,13 +12,13 @@ from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDen
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.read import late_binding
-from pyspark_tseries.read.late_binding import snapshot_at
+from pyspark_tseries.read.late_binding import find_snapshot_at
 from pyspark_tseries.spark import reader
 from pyspark_tseries.spark.reader import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_policy
-from pyspark_tseries.store.log_writer import entry_written_by, write_checkpoint
+from pyspark_tseries.store.log_writer import capture_entry, write_checkpoint
 from pyspark_tseries.store.store import Store, now_us
 
 pytestmark = pytest.mark.spark
@@ -28,7 +28,7 @@ SECOND_US = 1_000_000
 
 @pytest.fixture(autouse=True)
 def no_worker_has_looked_before():
-    late_binding._known.clear()
+    late_binding._last_snapshots.clear()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def later(monkeypatch):
 
     def again(us=None):
         us = now_us() if us is None else us
-        monkeypatch.setattr(reader, "later_evaluation_us", lambda planned_us: us)
+        monkeypatch.setattr(reader, "find_later_start", lambda planned_us: us)
         return us
 
     return again
@@ -46,14 +46,14 @@ def later(monkeypatch):
 @pytest.fixture
 def times_of_log(monkeypatch):
     """Gives the log's entries times; those that are not there have none."""
-    real = late_binding._time_ns
+    real = late_binding._entry_time_ns
 
     def given(seconds):
-        def time_ns(place, version):
-            there = real(place, version) is not None
+        def time_ns(location, version):
+            there = real(location, version) is not None
             return seconds[version] * 1_000_000_000 if there else None
 
-        monkeypatch.setattr(late_binding, "_time_ns", time_ns)
+        monkeypatch.setattr(late_binding, "_entry_time_ns", time_ns)
 
     return given
 
@@ -65,52 +65,50 @@ def commits(path, count):
     return store
 
 
-def test_snapshot_at_a_moment_is_that_of_the_last_entry_not_after_it(tmp_path, times_of_log):
+def test_snapshot_is_that_of_the_last_entry_not_after_the_moment(tmp_path, times_of_log):
     store = commits(tmp_path / "s", 5)
     times_of_log([10, 20, 30, 30, 40, 50])
     planned = store.snapshot()
     for second, commit in ((10, -1), (19, -1), (20, 0), (29, 0), (30, 2), (49, 3), (50, 4)):
-        found = snapshot_at(planned, second * SECOND_US)
-        assert (second, found.note.commit, len(found.files)) == (second, commit, commit + 1)
-    assert snapshot_at(planned, 9 * SECOND_US) is planned
+        found = find_snapshot_at(planned, second * SECOND_US)
+        assert (second, found.metadata.commit, len(found.files)) == (second, commit, commit + 1)
+    assert find_snapshot_at(planned, 9 * SECOND_US) is planned
 
 
-def test_snapshot_at_a_moment_whose_log_was_cleaned_counts_old_entries_as_there(
-    tmp_path, times_of_log
-):
+def test_snapshot_after_log_cleanup_counts_old_entries_as_visible(tmp_path, times_of_log):
     store = commits(tmp_path / "s", 15)
     times_of_log(range(16))
     planned = store.snapshot()
     for version in range(8):
         (tmp_path / "s" / "_delta_log" / f"{version:020d}.json").unlink()
-    assert snapshot_at(planned, 12 * SECOND_US).note.commit == 11
+    assert find_snapshot_at(planned, 12 * SECOND_US).metadata.commit == 11
     with pytest.raises(UnusableStore, match=r"entry 7 of its log.*start the query again"):
-        snapshot_at(planned, 3 * SECOND_US)
+        find_snapshot_at(planned, 3 * SECOND_US)
 
 
-def test_snapshot_at_this_moment_waits_until_all_entries_of_it_are_there(tmp_path):
+def test_snapshot_of_the_present_waits_until_its_entries_are_visible(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
     began_us = now_us()
-    snapshot_at(planned, began_us)
-    assert now_us() - began_us >= late_binding.SETTLED_US
+    find_snapshot_at(planned, began_us)
+    assert now_us() - began_us >= late_binding.LOCAL_VISIBILITY_DELAY_US
     began = time.monotonic()
-    assert snapshot_at(planned, began_us) is snapshot_at(planned, began_us)
+    assert find_snapshot_at(planned, began_us) is find_snapshot_at(planned, began_us)
     assert time.monotonic() - began < 0.04
 
 
-def test_snapshot_at_a_moment_stays_the_same_when_a_checkpoint_or_an_entry_is_written(tmp_path):
+def test_snapshot_is_the_same_after_a_checkpoint_and_after_an_entry(tmp_path):
     planned = new_store(tmp_path / "s").snapshot()
     store = commits(tmp_path / "s", 3)
     began_us = now_us()
-    assert snapshot_at(planned, began_us).note.commit == 2
-    write_checkpoint(store.place, 3)
+    assert find_snapshot_at(planned, began_us).metadata.commit == 2
+    write_checkpoint(store.location, 3)
     change = {"tseries.minRetentionAge": "1S"}
-    entry_written_by(store.place, 3, lambda table: table.alter.set_table_properties(change, False))
-    late_binding._known.clear()  # Another worker.
-    assert snapshot_at(planned, began_us).note.commit == 2
+    capture_entry(store.location, 3, lambda table: table.alter.set_table_properties(change, False))
+    late_binding._last_snapshots.clear()  # Another worker.
+    assert find_snapshot_at(planned, began_us).metadata.commit == 2
 
 
-def test_snapshot_at_a_moment_at_which_an_entry_gets_its_name_is_the_same_in_all_tasks(tmp_path):
+def test_snapshot_while_an_entry_is_published_is_the_same_in_all_tasks(tmp_path):
     """The name of its draft is taken away a moment later, which changes its time."""
     planned = new_store(tmp_path / "s").snapshot()
     commits(tmp_path / "s", 1)
@@ -119,29 +117,27 @@ def test_snapshot_at_a_moment_at_which_an_entry_gets_its_name_is_the_same_in_all
     writer = threading.Timer(0.2, draft.unlink)
     writer.start()
     began_us = now_us()
-    early = snapshot_at(planned, began_us).note.commit
+    early = find_snapshot_at(planned, began_us).metadata.commit
     writer.join()
-    late_binding._known.clear()  # Another worker.
-    assert snapshot_at(planned, began_us).note.commit == early == -1
+    late_binding._last_snapshots.clear()  # Another worker.
+    assert find_snapshot_at(planned, began_us).metadata.commit == early == -1
 
 
-def test_snapshot_at_a_moment_is_found_though_a_killed_writer_left_an_entry_two_names(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(late_binding, "PUBLISHED_US", 20_000)
+def test_snapshot_of_an_entry_with_two_names_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(late_binding, "MAX_PUBLISH_US", 20_000)
     planned = new_store(tmp_path / "s").snapshot()
     commits(tmp_path / "s", 2)
     os.link(tmp_path / "s" / "_delta_log" / f"{2:020d}.json", tmp_path / "draft")
-    assert snapshot_at(planned, now_us()).note.commit == 1
+    assert find_snapshot_at(planned, now_us()).metadata.commit == 1
 
 
-def test_snapshot_at_of_a_store_that_is_gone_or_another_one_says_so(tmp_path):
+def test_snapshot_of_a_removed_or_replaced_store_is_refused(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(NoSuchStore, match="was removed while"):
-        snapshot_at(planned, now_us())
+        find_snapshot_at(planned, now_us())
     commits(tmp_path / "s", 2)
-    assert snapshot_at(planned, now_us()).note.commit == 1
+    assert find_snapshot_at(planned, now_us()).metadata.commit == 1
 
 
 def plan(path, schema=None, **options):
@@ -163,7 +159,7 @@ def read(planned, parts):
 def test_read_of_a_grown_store_gives_all_of_it_once_however_it_was_planned(
     tmp_path, monkeypatch, later, size
 ):
-    monkeypatch.setattr(reader, "BYTES_PER_PARTITION", size)
+    monkeypatch.setattr(reader, "MAX_BYTES_PER_PARTITION", size)
     store = commits(tmp_path / "s", 3)
     planned, parts = plan(tmp_path / "s")
     whole = read(planned, parts)
@@ -189,8 +185,8 @@ def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later
     time.sleep(0.01)
     first = read(planned, parts)
     store.append(batch(("b", 1)))
-    late_binding._known.clear()  # Another worker.
-    storage._OPEN.clear()
+    late_binding._last_snapshots.clear()  # Another worker.
+    storage._open_stores.clear()
     assert read(planned, parts) == first
     assert len(first) == 5
 

@@ -5,8 +5,8 @@ from tseries.builders import batch, new_store
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.options.values import parse_read
-from pyspark_tseries.read.scan import answer
+from pyspark_tseries.options import parse_read
+from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.store import Store
 
 SECOND_US = 1_000_000
@@ -24,9 +24,9 @@ def path(tmp_path):
 
 
 def ask(path, series, part=None, **options):
-    query = parse_read({"path": "/s", **options}).asked()
-    snapshot, head = Store.open(str(path)).sight()
-    found = answer(snapshot, head, query, series, part or Slice(), ["series", "sequence"])
+    query = parse_read({"path": "/s", **options}).to_query()
+    snapshot, head = Store.open(str(path)).snapshot_with_index()
+    found = run_query(snapshot, head, query, series, part or Slice(), ["series", "sequence"])
     return list(zip(*(column.to_pylist() for column in found.table.columns), strict=True))
 
 

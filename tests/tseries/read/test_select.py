@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.model.query import MAX, Point, Query, Range
+from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.read.select import Events, select
 
 ANCHORS = ["start", "sequence", "time", "last_count", "last_us"]
@@ -19,7 +19,7 @@ SPANS = st.builds(
 )
 RANGES = st.just(Range()) | st.builds(Range, POINTS, SPANS)
 KINDS = st.sampled_from(["values", "allEdits", "latestEdits"])
-QUERIES = st.builds(Query, KINDS, RANGES, RANGES, st.just(MAX) | st.integers(0, 6))
+QUERIES = st.builds(Query, KINDS, RANGES, RANGES, st.just(NO_LIMIT) | st.integers(0, 6))
 
 
 @st.composite

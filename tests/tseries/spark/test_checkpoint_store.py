@@ -14,7 +14,7 @@ from pyspark_tseries.spark.checkpoint_store import (
     checkpoint_directory,
     remember_store,
 )
-from pyspark_tseries.storage.location import place_of
+from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 
 QUERY = "tseries:q:5fd2"
@@ -36,26 +36,24 @@ def checkpoint(tmp_path):
     return str(tmp_path / "checkpoint")
 
 
-def test_a_store_that_the_checkpoint_has_written_to_is_taken_also_after_a_move(
-    tmp_path, checkpoint
-):
+def test_moved_store_of_the_checkpoint_is_accepted(tmp_path, checkpoint):
     store = make(tmp_path / "a")
-    check_before_batch(checkpoint, store.place)
+    check_before_batch(checkpoint, store.location)
     go(checkpoint, store, 0, is_empty=True)
     for batch in (0, 1, 7):
-        check_before_batch(checkpoint, store.place)
-        go(checkpoint, Store.open(store.place), batch)
+        check_before_batch(checkpoint, store.location)
+        go(checkpoint, Store.open(store.location), batch)
     (tmp_path / "a").rename(tmp_path / "b")
-    check_before_batch(checkpoint, place_of(tmp_path / "b"))
+    check_before_batch(checkpoint, parse_location(tmp_path / "b"))
     go(checkpoint, Store.open(tmp_path / "b"), 8)
 
 
-def test_a_store_that_is_gone_is_named_and_not_made_again(tmp_path, checkpoint):
+def test_missing_store_of_the_checkpoint_is_named_and_not_created(tmp_path, checkpoint):
     store = make(tmp_path / "a")
     go(checkpoint, store, 0, is_empty=True)
     shutil.rmtree(tmp_path / "a")
     with pytest.raises(StoreMismatch) as refused:
-        check_before_batch(checkpoint, place_of(tmp_path / "a"))
+        check_before_batch(checkpoint, parse_location(tmp_path / "a"))
     assert f"'{store.root}' (id {store.id})" in str(refused.value)
     assert f"there is no store at '{store.root}'" in str(refused.value)
     assert not (tmp_path / "a").exists()
@@ -65,62 +63,62 @@ def test_another_store_is_refused_and_both_are_named(tmp_path, checkpoint):
     first, other = make(tmp_path / "a"), make(tmp_path / "b")
     go(checkpoint, first, 0, is_empty=True)
     with pytest.raises(StoreMismatch) as refused:
-        check_before_batch(checkpoint, other.place)
+        check_before_batch(checkpoint, other.location)
     for store in (first, other):
         assert f"'{store.root}' (id {store.id})" in str(refused.value)
     assert "next step: " in str(refused.value)
 
 
-def test_a_store_that_was_made_anew_at_the_same_path_is_another_one(tmp_path, checkpoint):
+def test_store_created_again_at_the_same_path_is_refused(tmp_path, checkpoint):
     first = make(tmp_path / "a")
     go(checkpoint, first, 0, is_empty=True)
     shutil.rmtree(tmp_path / "a")
     again = make(tmp_path / "a")
     with pytest.raises(StoreMismatch, match="is another one"):
-        check_before_batch(checkpoint, again.place)
+        check_before_batch(checkpoint, again.location)
 
 
 def test_a_query_whose_first_batch_failed_may_be_given_another_store(tmp_path, checkpoint):
     check_in_commit(checkpoint, make(tmp_path / "a"), (QUERY, 0))
     other = make(tmp_path / "b")
-    check_before_batch(checkpoint, other.place)
+    check_before_batch(checkpoint, other.location)
     go(checkpoint, other, 0)
 
 
-def test_without_a_checkpoint_that_can_be_seen_the_store_knows_its_queries(tmp_path):
+def test_store_without_a_visible_checkpoint_knows_its_queries(tmp_path):
     store, other = make(tmp_path / "a"), make(tmp_path / "b")
-    check_before_batch(None, store.place)
+    check_before_batch(None, store.location)
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
-    assert Store.open(store.place).log.mark(QUERY) == -1
-    check_in_commit(None, Store.open(store.place), (QUERY, 3))
+    assert Store.open(store.location).log.transaction(QUERY) == -1
+    check_in_commit(None, Store.open(store.location), (QUERY, 3))
     with pytest.raises(StoreMismatch, match="has written 3 batches elsewhere") as refused:
         check_in_commit(None, other, (QUERY, 3))
     assert f"'{other.root}' (id {other.id}) has nothing of it" in str(refused.value)
 
 
-def test_the_mark_of_an_empty_first_batch_does_not_pass_for_the_batch_itself(tmp_path):
+def test_mark_of_an_empty_first_batch_does_not_count_as_the_batch(tmp_path):
     store = make(tmp_path / "a")
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
-    store = Store.open(store.place)
-    assert not store.log.has((QUERY, 0))
+    store = Store.open(store.location)
+    assert not store.log.has_token((QUERY, 0))
     assert store.version() == 1
     check_in_commit(None, store, (QUERY, 0), is_empty=True)
-    assert Store.open(store.place).version() == 1
+    assert Store.open(store.location).version() == 1
 
 
 def test_a_first_batch_with_rows_costs_no_commit_of_its_own(tmp_path, checkpoint):
     store = make(tmp_path / "a")
     go(checkpoint, store, 0)
-    assert Store.open(store.place).version() == 0
+    assert Store.open(store.location).version() == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', "\udcff"])
-def test_a_note_that_cannot_be_read_counts_as_none(tmp_path, checkpoint, text):
+def test_unreadable_record_of_a_checkpoint_counts_as_none(tmp_path, checkpoint, text):
     store = make(tmp_path / "a")
     note = tmp_path / "checkpoint" / "sinks" / "tseries.json"
     note.parent.mkdir()
     note.write_bytes(text.encode(errors="surrogateescape"))
-    check_before_batch(checkpoint, store.place)
+    check_before_batch(checkpoint, store.location)
     go(checkpoint, store, 0)
     assert json.loads(note.read_text())["id"] == store.id
     assert [file.name for file in note.parent.iterdir()] == ["tseries.json"]

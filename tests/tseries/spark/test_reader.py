@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
 
+from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries import describe
-from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.query import Query
-from pyspark_tseries.spark import reader
 from pyspark_tseries.spark.reader import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
@@ -61,23 +61,21 @@ def test_an_unknown_series_is_empty_and_an_empty_store_too(tmp_path):
     assert read(tmp_path / "empty") == []
 
 
-def test_a_worker_reads_where_some_series_stand_and_after_some_queries_of_all(
-    tmp_path, monkeypatch
-):
+def test_worker_loads_parts_of_the_head_and_after_some_queries_all(tmp_path, monkeypatch):
     store = new_store(tmp_path / "s", {"limit": 2})
     for n in range(3):
         store.append(batch(*((name, 10 * n) for name in "abc"), clock="event"))
     store.append(batch(edits=[("b", 2)]))
     whole = read(tmp_path / "s")
-    monkeypatch.setattr(head_files, "FEW_SERIES", 1)
-    place = store.place
-    kept, _ = reader._heads.pop(place), reader._glances.pop(place, None)
-    for _ in range(head_files.GLANCES):
+    monkeypatch.setattr(head_files, "SMALL_INDEX_ROWS", 1)
+    location = store.location
+    kept = head_files._last_indexes.pop(location)
+    for _ in range(head_files.MAX_PARTIAL_LOADS):
         for names in (["a"], ["b", "nobody"], ["c", "a"], []):
             assert read(tmp_path / "s", names) == [row for row in whole if row[0] in names]
-    assert reader._heads[place][0] == kept[0]
-    assert len(reader._heads[place][1].ids) == 3
-    reader._heads.clear()
+    assert head_files._last_indexes[location].head_id == kept.head_id
+    assert len(head_files._last_indexes[location].index.ids) == 3
+    head_files._last_indexes.clear()
     assert read(tmp_path / "s") == whole == [("a", 1), ("a", 2), ("b", 3), ("c", 1), ("c", 2)]
 
 
@@ -109,6 +107,33 @@ def test_a_schema_of_the_user_may_be_a_part_of_the_columns(tmp_path):
     nowhere = StructType([StructField("nope", StringType())])
     with pytest.raises(IncompatibleValue, match=r"'nope'.*series, sequence"):
         read(tmp_path / "s", None, nowhere)
+
+
+def test_columns_option_leaves_out_the_others_from_schema_and_rows(tmp_path):
+    new_store(tmp_path / "s").append(batch(("a", 0)))
+    options = {"path": str(tmp_path / "s"), "columns": "timestamp, series,value"}
+    source = DefaultSource(options)
+    assert source.schema().names == ["timestamp", "series", "value"]
+    reader = source.reader(source.schema())
+    (got,) = (rows for part in reader.partitions() for rows in reader.read(part))
+    assert got.schema.names == ["timestamp", "series", "value"]
+
+
+def test_columns_option_with_a_column_that_is_not_there_is_refused_by_name(tmp_path):
+    new_store(tmp_path / "s").append(batch(("a", 0)))
+    options = {"path": str(tmp_path / "s"), "columns": "series, pascal"}
+    with pytest.raises(InvalidQuery, match="'pascal' is not in the store; accepted: series, seq"):
+        DefaultSource(options).schema()
+    wanted = DefaultSource({"path": str(tmp_path / "s")}).schema()
+    with pytest.raises(IncompatibleValue, match="'sequence' is not in the store"):
+        DefaultSource({**options, "columns": "series"}).reader(wanted)
+
+
+def test_columns_option_of_a_subscription_is_refused_as_one_of_reads(tmp_path):
+    new_store(tmp_path / "s").append(batch(("a", 0)))
+    source = DefaultSource({"path": str(tmp_path / "s"), "columns": "series"})
+    with pytest.raises(OptionError, match=r"belongs to spark\.read"):
+        source.streamReader(source.schema()).initialOffset()
 
 
 def test_columns_with_dots_spaces_and_signs_in_their_names_come_back(tmp_path):

@@ -17,18 +17,23 @@ from tseries.model.test_series_names import V1_PLANES
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.file_check import examine
+from pyspark_tseries.maintain.file_check import check_file
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import query_schema
-from pyspark_tseries.model.series_index import EMPTY_NOTE, Head, advance, delta_of
+from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_delta
 from pyspark_tseries.storage import row_groups
 from pyspark_tseries.storage.data_files import write_events
-from pyspark_tseries.storage.footer_cache import footers
-from pyspark_tseries.storage.head_files import head_path, load_head, read_head_note, write_head
-from pyspark_tseries.storage.location import place_of
-from pyspark_tseries.storage.parquet_checksums import leaves, read_footer, room_for, seal
-from pyspark_tseries.storage.row_filter import EVERY_ROW, Sieve
+from pyspark_tseries.storage.footer_cache import FOOTER_CACHE
+from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.parquet_checksums import (
+    checksum_placeholder,
+    count_leaves,
+    fill_in_checksums,
+    read_footer,
+)
+from pyspark_tseries.storage.row_filter import ALL_ROWS, RowFilter
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.event_writer import _EventFile
@@ -71,12 +76,12 @@ def only_file(path):
     return file
 
 
-def content(store, file, sieve=EVERY_ROW, columns=None):
+def content(store, file, row_filter=ALL_ROWS, columns=None):
     """What a query reads of a file, in a process that has never seen it."""
-    footers._kept.clear()
+    FOOTER_CACHE._kept.clear()
     schema = query_schema(store.values)
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    return row_groups.read(store.place, [file], wanted, sieve)
+    return row_groups.read_files(store.location, [file], wanted, row_filter)
 
 
 def content_or_error(*asked):
@@ -90,10 +95,10 @@ def test_a_flipped_bit_is_never_read_as_a_value_nor_called_sound(path):
     """One bit of every byte: all of them take an hour, and give the same."""
     store, file = Store.open(str(path)), only_file(path)
     assert pq.read_metadata(path / file.path).num_row_groups == 2
-    questions = [(), (Sieve(["s3"]), ["author", "count"])]
+    questions = [(), (RowFilter(["s3"]), ["author", "count"])]
     answers = [content(store, file, *asked) for asked in questions]
     sound = (path / file.path).read_bytes()
-    assert examine(store.place, file, store.values).problem is None
+    assert check_file(store.location, file, store.values).problem is None
     found = 0
     for at in range(len(sound)):
         broken = bytearray(sound)
@@ -102,7 +107,7 @@ def test_a_flipped_bit_is_never_read_as_a_value_nor_called_sound(path):
         for asked, answer in zip(questions, answers, strict=True):
             read, error = content_or_error(store, file, *asked)
             assert read == answer or f"file '{file.path}'" in error, (at, error)
-        said = examine(store.place, file, store.values).problem
+        said = check_file(store.location, file, store.values).problem
         assert said is None or f"file '{file.path}'" in said
         found += said is not None
     # The mark at the beginning, which nobody reads, and the name of our key do no harm.
@@ -116,8 +121,8 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     names = pq.read_metadata(victim).row_group(0).column(0)
     sound[names.data_page_offset + names.total_compressed_size // 2] ^= 4
     victim.write_bytes(sound)
-    storage._OPEN.clear()
-    footers._kept.clear()
+    storage._open_stores.clear()
+    FOOTER_CACHE._kept.clear()
     series = TimeSeries.open(path, auto_compact=False)
     for read in (
         lambda: series.range_query().select_from("s1"),
@@ -131,29 +136,35 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     assert "30 rows of series 's0' to 's4', sequences 0 to 5" in said
 
 
-def test_a_flipped_bit_of_a_head_is_never_read_as_where_series_stand(tmp_path, monkeypatch):
+def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
     """One bit of every byte of a small head, of a compressed one, and of a large one's note."""
-    place = place_of(str(tmp_path / "s"))
+    location = parse_location(str(tmp_path / "s"))
     for rows in (3, 64):
         columns = {name: np.arange(rows) * 3 for name in HEAD}
-        delta = delta_of(pa.array([f"s{n}" for n in range(rows)]), columns)
-        head, table = advance(Head(), delta, replace(EMPTY_NOTE, commit=7, policy='{"a": "b"}'))
-        path = write_head(place, rows, table)
+        delta = make_delta(pa.array([f"s{n}" for n in range(rows)]), columns)
+        head, table = advance_index(
+            SeriesIndex(), delta, replace(NO_COMMIT, commit=7, policy='{"a": "b"}')
+        )
+        path = write_head(location, rows, table)
         with open(path, "rb") as file:
             sound = file.read()
-        assert load_head(place, rows, None, Head()).note == read_head_note(place, rows) == head.note
+        assert (
+            load_index(location, rows, None, SeriesIndex()).metadata
+            == read_head_metadata(location, rows)
+            == head.metadata
+        )
         for at in range(len(sound)):
             broken = bytearray(sound)
             broken[at] ^= 1 << (at * 5 % 8)
             with open(path, "wb") as file:
                 file.write(broken)
-            for read in (load_head, lambda place, rows, *_: read_head_note(place, rows)):
+            for read in (load_index, lambda location, rows, *_: read_head_metadata(location, rows)):
                 with pytest.raises(UnusableStore, match=r"head file '.*repair"):
-                    read(place, rows, None, Head())
+                    read(location, rows, None, SeriesIndex())
             with monkeypatch.context() as patch:
-                patch.setattr("pyspark_tseries.storage.head_files.LARGE_BYTES", 0)
+                patch.setattr("pyspark_tseries.storage.head_files.MAX_WHOLE_READ_BYTES", 0)
                 with suppress(UnusableStore, OSError):
-                    assert read_head_note(place, rows) == head.note
+                    assert read_head_metadata(location, rows) == head.metadata
 
 
 def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
@@ -162,18 +173,18 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
         store.append(batch(("a", n), ("b", n)))
     sound = stored(tmp_path / "s", "series", "sequence")
     store.refresh()
-    victim = head_path(store.place, store.head_id())
+    victim = head_path(store.location, store.head_id())
     with open(victim, "r+b") as file:
         content = bytearray(file.read())
         content[content.index(b"ab") + 300] ^= 4
         file.seek(0)
         file.write(content)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     with pytest.raises(UnusableStore, match="its checksum is another one"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(victim in line for line in verify(str(tmp_path / "s")))
     repair(str(tmp_path / "s"))
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     assert verify(str(tmp_path / "s")) == []
     assert stored(tmp_path / "s", "series", "sequence") == sound
     Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
@@ -187,7 +198,7 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))
     store.refresh()
-    path = head_path(store.place, store.head_id())
+    path = head_path(store.location, store.head_id())
     if isinstance(content, str):
         note = {} if content == "no note" else {"tseries": '{"x": 1}'}
         table = pa.table({"series": ["a"]}).replace_schema_metadata(note)
@@ -196,7 +207,7 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     else:
         with open(path, "wb") as file:
             file.write(content)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     with pytest.raises(UnusableStore, match=r"head file '.*repair"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(path in line for line in verify(str(tmp_path / "s")))
@@ -206,13 +217,13 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     ("damage", "said"),
     [
         (lambda file: file.unlink(), "is missing"),
-        (lambda file: file.write_bytes(b""), "has 0 bytes, the log says"),
-        (lambda file: file.write_bytes(file.read_bytes()[:-8]), "bytes, the log says"),
-        (lambda file: file.write_bytes(file.read_bytes() + b"\0"), "bytes, the log says"),
-        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "is no Parquet file"),
-        (lambda file: file.write_bytes(b"x" * file.stat().st_size), "is no Parquet file"),
+        (lambda file: file.write_bytes(b""), "has 0 bytes instead of the"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-8]), "bytes instead of the"),
+        (lambda file: file.write_bytes(file.read_bytes() + b"\0"), "bytes instead of the"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "is not a Parquet file"),
+        (lambda file: file.write_bytes(b"x" * file.stat().st_size), "is not a Parquet file"),
         (lambda file: file.write_bytes(b"\xff" * (file.stat().st_size - 4) + b"PAR1"), "footer of"),
-        (lambda file: (file.unlink(), file.mkdir()), "cannot be read|bytes, the log says"),
+        (lambda file: (file.unlink(), file.mkdir()), "cannot be read|bytes instead of the"),
     ],
 )
 def test_every_kind_of_damage_is_reported_and_the_rest_is_still_checked(tmp_path, damage, said):
@@ -222,7 +233,7 @@ def test_every_kind_of_damage_is_reported_and_the_rest_is_still_checked(tmp_path
     first, second, third = store.snapshot().files
     damage(tmp_path / "s" / second.path)
     (tmp_path / "s" / third.path).unlink()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     found = verify(str(tmp_path / "s"))
     assert any(second.path in line and re.search(said, line) for line in found)
     assert any(third.path in line and "is missing" in line for line in found)
@@ -230,7 +241,7 @@ def test_every_kind_of_damage_is_reported_and_the_rest_is_still_checked(tmp_path
     assert all("2 rows of series 'a' to 'b" in line for line in found if "by the log" in line)
 
 
-def test_another_parquet_file_in_a_files_place_is_reported(tmp_path):
+def test_parquet_file_replaced_by_another_is_reported(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))
     file = only_file(tmp_path / "s")
@@ -242,16 +253,16 @@ def test_another_parquet_file_in_a_files_place_is_reported(tmp_path):
         full = tmp_path / "s" / file.path
         pq.write_table(table, full)
         same_size = data_file(file.path, full.stat().st_size)
-        assert said in examine(store.place, same_size, store.values).problem
+        assert said in check_file(store.location, same_size, store.values).problem
 
 
 def test_files_without_checksums_are_read_as_ever(tmp_path):
     shutil.copytree(V1_PLANES, tmp_path / "v1")
     store = Store.open(str(tmp_path / "v1"))
     for file in store.snapshot().files:
-        with store.place.read(store.place.file(file.path)) as source:
+        with store.location.read(store.location.file(file.path)) as source:
             assert read_footer(source, file.size)[1] is None
-        assert examine(store.place, file, store.values).problem is None
+        assert check_file(store.location, file, store.values).problem is None
 
 
 def test_the_pages_have_checksums_for_other_readers_too(path):
@@ -285,11 +296,11 @@ def test_the_room_for_checksums_fits_every_schema(tmp_path_factory, kinds, rows,
     made = []
     with pq.ParquetWriter(full, table.schema, metadata_collector=made) as writer:
         writer.write_table(table, row_group_size=group)
-        writer.add_key_value_metadata(room_for(table.schema, -(-rows // group)))
-    seal(full, made[0])
+        writer.add_key_value_metadata(checksum_placeholder(table.schema, -(-rows // group)))
+    fill_in_checksums(full, made[0])
     with pa.OSFile(full) as source:
         metadata, sums = read_footer(source, source.size())
-    assert metadata.num_columns == sum(map(leaves, kinds))
+    assert metadata.num_columns == sum(map(count_leaves, kinds))
     assert len(sums) == metadata.num_columns * metadata.num_row_groups
     assert pq.read_table(full).equals(table)
 
@@ -298,15 +309,15 @@ def test_a_file_that_is_written_in_parts_has_checksums(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(*((f"s{n:03}", n) for n in range(200))))
     written = pq.read_table(tmp_path / "s" / only_file(tmp_path / "s").path, partitioning=None)
-    place = place_of(str(tmp_path / "other"))
-    file = _EventFile(place, "kind=event/f.parquet")
+    location = parse_location(str(tmp_path / "other"))
+    file = _EventFile(location, "kind=event/f.parquet")
     for at in range(0, 200, 30):
         file.add(written.slice(at, 30).replace_schema_metadata(None))
     done = file.close()
-    with place.read(place.file(done.path)) as source:
+    with location.read(location.file(done.path)) as source:
         _, sums = read_footer(source, done.size)
     assert sums is not None
-    assert examine(place, data_file_of(done, 200), store.values).problem is None
+    assert check_file(location, data_file_of(done, 200), store.values).problem is None
 
 
 def data_file_of(written, rows):

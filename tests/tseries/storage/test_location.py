@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.__main__ import main
-from pyspark_tseries.options.values import parse_read, parse_subscribe, parse_write
-from pyspark_tseries.storage.location import STORAGE_OPTIONS, Place, location_of, place_of
+from pyspark_tseries.options import parse_read, parse_subscribe, parse_write
+from pyspark_tseries.storage.location import (
+    STORAGE_OPTIONS,
+    Location,
+    normalize_location,
+    parse_location,
+)
 
 KEYS = {
     "AWS_ACCESS_KEY_ID": "AKIA",
@@ -29,8 +34,8 @@ HTTP = {"AWS_ENDPOINT_URL": "http://h:1", "AWS_ALLOW_HTTP": "true"}
     ],
 )
 def test_a_location_is_a_local_path_or_a_bucket_with_a_prefix(text, location):
-    assert location_of(text) == location
-    assert location_of(location) == location
+    assert normalize_location(text) == location
+    assert normalize_location(location) == location
 
 
 @pytest.mark.parametrize(
@@ -48,34 +53,34 @@ def test_a_location_is_a_local_path_or_a_bucket_with_a_prefix(text, location):
 )
 def test_what_is_no_bucket_with_a_prefix_is_refused(text):
     with pytest.raises(ValueError, match="prefix"):
-        location_of(text)
+        normalize_location(text)
 
 
 @given(st.text(max_size=30).map("s3://b/".__add__))
 def test_whatever_is_accepted_names_itself(text):
     try:
-        location = location_of(text)
+        location = normalize_location(text)
     except ValueError:
         return
-    assert location_of(location) == location
+    assert normalize_location(location) == location
     assert not {"", ".", ".."} & set(location[7:].split("/"))
 
 
-def test_a_place_shows_no_secrets_and_survives_pickling():
-    place = place_of("s3://b/a", KEYS)
-    assert repr(place) == "Place(location='s3://b/a')"
-    assert place.hides("AKIA said s3cret of t0ken") == "[hidden] said [hidden] of [hidden]"
-    assert pickle.loads(pickle.dumps(place)) == place
-    assert place_of(place) is place
+def test_location_hides_secrets_and_survives_pickling():
+    location = parse_location("s3://b/a", KEYS)
+    assert repr(location) == "Location(root='s3://b/a')"
+    assert location.redact("AKIA said s3cret of t0ken") == "[hidden] said [hidden] of [hidden]"
+    assert pickle.loads(pickle.dumps(location)) == location
+    assert parse_location(location) is location
 
 
-def test_a_local_place_is_absolute_and_asks_for_nothing(tmp_path, monkeypatch):
+def test_local_location_is_absolute_and_takes_no_options(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert place_of("a") == Place(str(tmp_path / "a"))
-    assert place_of("a").filesystem is None
-    assert place_of("a").storage_options is None
+    assert parse_location("a") == Location(str(tmp_path / "a"))
+    assert parse_location("a").filesystem is None
+    assert parse_location("a").storage_options is None
     with pytest.raises(ValueError, match="a local path needs no AWS_REGION"):
-        place_of("a", {"aws_region": "x"})
+        parse_location("a", {"aws_region": "x"})
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_a_local_place_is_absolute_and_asks_for_nothing(tmp_path, monkeypatch):
     [
         ({"aws_secret": "hush"}, "no storage option 'aws_secret'"),
         ({"AWS_ACCESS_KEY_ID": "hush"}, "one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
-        ({"AWS_ENDPOINT_URL": "hush"}, "no http: or https: URL"),
+        ({"AWS_ENDPOINT_URL": "hush"}, "not an http: or https: URL"),
         ({"AWS_ENDPOINT_URL": "http://hush"}, "needs AWS_ALLOW_HTTP=true"),
         ({"AWS_ALLOW_HTTP": "hush"}, "neither 'true' nor 'false'"),
         ({"AWS_REGION": "hush", "aws_default_region": "y"}, "given twice"),
@@ -101,25 +106,27 @@ def test_wrong_storage_options_are_named_without_their_values(parse, options, sa
 
 
 @pytest.mark.parametrize("parse", [parse_write, parse_read, parse_subscribe])
-def test_storage_options_reach_the_place_in_whatever_case_they_come(parse):
+def test_storage_options_are_read_in_any_case(parse):
     given = {**KEYS, **HTTP}
     for change in (str.lower, str.upper):
         raw = {change(f"storageOptions.{key}"): value for key, value in given.items()}
         options = parse({"path": "s3://b/a", **raw})
-        assert options.place == place_of("s3://b/a", given)
-        assert options.place.storage_options == {**given, "AWS_REGION": "us-east-1"}
+        assert options.location == parse_location("s3://b/a", given)
+        assert options.location.storage_options == {**given, "AWS_REGION": "us-east-1"}
         assert "s3cret" not in repr(options)
 
 
-def test_stores_that_different_credentials_reach_are_not_taken_for_each_other():
-    assert place_of("s3://b/a", KEYS) != place_of("s3://b/a", {**KEYS, "AWS_SESSION_TOKEN": "x"})
+def test_locations_with_different_credentials_are_different():
+    assert parse_location("s3://b/a", KEYS) != parse_location(
+        "s3://b/a", {**KEYS, "AWS_SESSION_TOKEN": "x"}
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [("hush", "accepted: KEY=VALUE"), ("aws_secret=hush", "no storage option 'aws_secret'")],
 )
-def test_the_command_line_names_a_wrong_storage_option_without_its_value(capsys, given, said):
+def test_command_line_names_a_wrong_storage_option_without_its_value(capsys, given, said):
     assert main(["describe", "s3://b/a", "--storage-option", given]) == 1
     error = capsys.readouterr().err
     assert said in error

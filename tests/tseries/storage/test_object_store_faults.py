@@ -9,11 +9,12 @@ from tseries.object_store import bucket  # noqa: F401 a fixture
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.storage.head_files import LastIndex
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import retry as races
 from pyspark_tseries.store import store as storage
-from pyspark_tseries.store.log import table_of
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -21,16 +22,16 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture
 def store(bucket, tmp_path, monkeypatch):  # noqa: F811 the fixture
     monkeypatch.setattr(races.time, "sleep", lambda _: None)
-    place = place_of(bucket.uri(f"faults/{tmp_path.name}"), bucket.options)
-    made = Store.create(place, [VALUE], RetainedRange(limit=1000), min_retention_us=0)
+    location = parse_location(bucket.uri(f"faults/{tmp_path.name}"), bucket.options)
+    made = Store.create(location, [VALUE], RetainedRange(limit=1000), min_retention_us=0)
     made.append(batch(("a", 1)))
     return made
 
 
 def sequences(store):
-    storage._OPEN.clear()
-    assert verify(store.place) == []
-    return int(Store.open(store.place).head()[1].of(["a"])["last_sequence"][0])
+    storage._open_stores.clear()
+    assert verify(store.location) == []
+    return int(Store.open(store.location).index()[1].lookup(["a"])["last_sequence"][0])
 
 
 @pytest.mark.parametrize("token", [None, ("q", 0)])
@@ -43,7 +44,7 @@ def test_a_commit_whose_request_failed_is_made_once(store, monkeypatch, stored, 
             return real(self, attempt, mark, synced)
         if stored:
             real(self, attempt, mark, synced)
-            self._head_id = None
+            self._last = LastIndex(self.location)
         raise faults.pop()
 
     monkeypatch.setattr(Store, "_publish", publish)
@@ -60,7 +61,7 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
         if not late:
             late.append(attempt)
             raise OSError("timed out")
-        other = Store(self.place, table_of(self.place))
+        other = Store(self.location, load_table(self.location))
         real(other, late[0], None, synced)
         return real(self, attempt, mark, synced)
 
@@ -70,15 +71,15 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
     assert sequences(store) == 1
 
 
-def test_writing_files_is_tried_again_and_a_storage_that_stays_away_is_said_so(store, monkeypatch):
-    real, faults = Place.write, [OSError("slow down s3cret-example")] * 3
+def test_append_retries_storage_failures_and_reports_lasting_ones(store, monkeypatch):
+    real, faults = Location.write, [OSError("slow down s3cret-example")] * 3
 
     def write(self, path):
         if faults:
             raise faults.pop()
         return real(self, path)
 
-    monkeypatch.setattr(Place, "write", write)
+    monkeypatch.setattr(Location, "write", write)
     store.append(batch(("a", 2)))
     assert sequences(store) == 1
     faults += [OSError("slow down s3cret-example")] * 100
@@ -89,7 +90,7 @@ def test_writing_files_is_tried_again_and_a_storage_that_stays_away_is_said_so(s
     assert sequences(store) == 1
 
 
-def test_a_compaction_whose_request_failed_removes_no_file_that_may_be_needed(store, monkeypatch):
+def test_failed_compaction_request_keeps_files_that_may_be_needed(store, monkeypatch):
     from pyspark_tseries.maintain import compactor
 
     for n in range(2, 5):

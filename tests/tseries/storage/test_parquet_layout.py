@@ -6,11 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 from tseries.builders import staged
 
-from pyspark_tseries.model.series_index import Head, Note
+from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import write_events
-from pyspark_tseries.storage.location import place_of
-from pyspark_tseries.write.numbering import number
-from pyspark_tseries.write.rows import event_rows
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.write.numbering import number_rows
+from pyspark_tseries.write.rows import build_events
 
 PRUNED = ("series", "sequence", "timestamp", "author", "commit")
 
@@ -20,12 +20,12 @@ def events(rows, series=5, author=None, values=None):
     if values is not None:
         given = given.set_column(given.num_columns - 1, "value", values)
     names, stamps = (given[name].combine_chunks() for name in ("series", "timestamp"))
-    numbered = number(names, stamps, Head(), "fail", 0)
-    return event_rows(given, numbered, Note(None, 7, 5), "me")
+    numbered = number_rows(names, stamps, SeriesIndex(), "fail", 0)
+    return build_events(given, numbered, CommitMetadata(None, 7, 5), "me")
 
 
 def written(place, table, *group_rows):
-    file = write_events(place_of(str(place)), "kind=event/a.parquet", table, *group_rows)
+    file = write_events(parse_location(str(place)), "kind=event/a.parquet", table, *group_rows)
     return pq.ParquetFile(place / file.path)
 
 

@@ -36,7 +36,7 @@ class Machine:
         by_chance = {"names": False, "seed": self.losses}
         for case in ({"names": False}, {"names": True}, *([by_chance] if self.facts else [])):
             self.disk.leave(self.left, **case)
-            storage._OPEN.clear()
+            storage._open_stores.clear()
             self.losses += 1
             if self.told is None:
                 continue
@@ -68,9 +68,7 @@ def contents(path):
     ]
 
 
-def test_an_acknowledged_commit_outlives_a_power_loss_whatever_was_not_synced(
-    tmp_path, monkeypatch
-):
+def test_acknowledged_commit_survives_a_power_loss(tmp_path, monkeypatch):
     machine = Machine(tmp_path, monkeypatch)
     series = TimeSeries.create(machine.path, VALUES, "limit 50", "me", auto_compact=False)
     machine.acknowledge()
@@ -98,9 +96,7 @@ def test_an_acknowledged_commit_outlives_a_power_loss_whatever_was_not_synced(
     assert machine.losses > 150
 
 
-def test_files_that_tasks_have_written_outlive_a_power_loss_once_they_are_committed(
-    tmp_path, monkeypatch
-):
+def test_committed_task_files_survive_a_power_loss(tmp_path, monkeypatch):
     machine = Machine(tmp_path, monkeypatch)
     store = new_store(machine.path)
     rows = [at(name, us) for us in range(5) for name in "ab"]
@@ -122,7 +118,7 @@ def path(tmp_path):
     )
     for number in range(10):
         series.append("ab"[number % 2], number)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return tmp_path / "s"
 
 
@@ -130,7 +126,7 @@ def newest(path, kind):
     """The file of the last commit."""
     version = Store.open(path).version()
     head = Store.open(path).head_id()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return {
         "entry": path / "_delta_log" / f"{version:020d}.json",
         "data": next((path / "kind=event").glob(f"*-{head:016x}.parquet")),
@@ -192,5 +188,5 @@ def test_durability_is_a_choice_of_two(tmp_path):
     for durability in ("fsync", "os"):
         TimeSeries.create(tmp_path / durability, VALUES, durability=durability)
         TimeSeries.open(tmp_path / durability, durability=durability).append("a", 1)
-    with pytest.raises(ValueError, match="'always' is none; accepted: 'fsync', 'os'; next step"):
+    with pytest.raises(ValueError, match="'always' is unknown; accepted: 'fsync', 'os'; next step"):
         TimeSeries.open(tmp_path / "os", durability="always")

@@ -1,13 +1,14 @@
 """A sieve lets through exactly the rows that meet it, and every row group that has one."""
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, encode_runs, sort_keys
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.slices import Slice, by_name, key_order
-from pyspark_tseries.read.bounds import HIGHEST, LOWEST
-from pyspark_tseries.storage.row_filter import Sieve
+from pyspark_tseries.model.slices import Slice
+from pyspark_tseries.storage.row_filter import RowFilter
 
 NAMES = ["", "a", "ab", "b", "\uffff", "\U0001f600"]
 """In the order of their UTF-8 bytes, in which the last two are not as in UTF-16."""
@@ -20,22 +21,22 @@ WANTED = st.none() | st.sets(st.sampled_from([*NAMES, "nobody"])).map(sorted)
 
 def pairs(low, high):
     some = st.tuples(st.integers(low, high), st.integers(low, high))
-    return st.just((LOWEST, HIGHEST)) | some
+    return st.just((MIN_NUMBER, MAX_NUMBER)) | some
 
 
-SIEVES = st.builds(Sieve, WANTED, SLICES, pairs(0, 8), pairs(-5, 5), pairs(0, 3))
+SIEVES = st.builds(RowFilter, WANTED, SLICES, pairs(0, 8), pairs(-5, 5), pairs(0, 3))
 
 
-def passes(row, sieve):
+def passes(row, row_filter):
     """As the attributes of a sieve say."""
     (name, sequence), us, commit = row
     return (
-        (sieve.names is None or name in sieve.names)
-        and (sieve.part.first is None or (name, sequence) >= sieve.part.first)
-        and (sieve.part.end is None or (name, sequence) < sieve.part.end)
-        and sieve.sequences[0] <= sequence <= sieve.sequences[1]
-        and sieve.times[0] <= us <= sieve.times[1]
-        and sieve.commits[0] <= commit <= sieve.commits[1]
+        (row_filter.names is None or name in row_filter.names)
+        and (row_filter.part.first is None or (name, sequence) >= row_filter.part.first)
+        and (row_filter.part.end is None or (name, sequence) < row_filter.part.end)
+        and row_filter.sequences[0] <= sequence <= row_filter.sequences[1]
+        and row_filter.times[0] <= us <= row_filter.times[1]
+        and row_filter.commits[0] <= commit <= row_filter.commits[1]
     )
 
 
@@ -50,16 +51,16 @@ def table_of(rows):
 
 @settings(max_examples=300)
 @given(ROWS, SIEVES)
-def test_the_rows_that_pass_are_those_that_meet_every_condition(rows, sieve):
+def test_the_rows_that_pass_are_those_that_meet_every_condition(rows, row_filter):
     rows.sort(key=lambda row: row[0])
-    start, needed = sieve.rows(table_of(rows))
+    start, needed = row_filter.match_rows(table_of(rows))
     found = [row for row, yes in zip(rows[start:], needed.tolist(), strict=False) if yes]
-    assert found == [row for row in rows if passes(row, sieve)]
+    assert found == [row for row in rows if passes(row, row_filter)]
 
 
 @settings(max_examples=300)
 @given(ROWS, SIEVES, st.integers(1, 5), st.sets(st.integers(0, 30)))
-def test_no_row_group_with_a_row_that_passes_is_left_out(rows, sieve, size, unknown):
+def test_no_row_group_with_a_row_that_passes_is_left_out(rows, row_filter, size, unknown):
     rows.sort(key=lambda row: row[0])
     groups = [rows[i : i + size] for i in range(0, len(rows), size)]
 
@@ -69,25 +70,25 @@ def test_no_row_group_with_a_row_that_passes_is_left_out(rows, sieve, size, unkn
         known = [(min(each), max(each)) for each in cells]
         return [None if i in unknown else bounds for i, bounds in enumerate(known)]
 
-    chosen = sieve.groups(len(groups), ends)
-    having = [i for i, group in enumerate(groups) if any(passes(row, sieve) for row in group)]
+    chosen = row_filter.match_groups(len(groups), ends)
+    having = [i for i, group in enumerate(groups) if any(passes(row, row_filter) for row in group)]
     assert set(having) <= set(chosen) <= set(range(len(groups)))
 
 
 def test_of_one_series_only_the_row_groups_around_it_are_chosen():
     known = {"series": [("a", "b"), ("b", "d"), ("d", "d"), ("e", "f")]}
-    assert Sieve(["c"]).groups(4, known.__getitem__) == [1]
-    assert Sieve(["d"]).groups(4, known.__getitem__) == [1, 2]
-    assert Sieve(["dd"]).groups(4, known.__getitem__) == []
-    assert Sieve([]).groups(4, known.__getitem__) == []
+    assert RowFilter(["c"]).match_groups(4, known.__getitem__) == [1]
+    assert RowFilter(["d"]).match_groups(4, known.__getitem__) == [1, 2]
+    assert RowFilter(["dd"]).match_groups(4, known.__getitem__) == []
+    assert RowFilter([]).match_groups(4, known.__getitem__) == []
 
 
 @settings(max_examples=300)
 @given(st.lists(KEYS, max_size=20), st.booleans())
 def test_rows_are_brought_into_order_whether_they_were_or_not(keys, in_order):
     keys = sorted(set(keys)) if in_order else keys
-    names, codes = by_name(pa.array([name for name, _ in keys], pa.string()))
+    names, codes = encode_runs(pa.array([name for name, _ in keys], pa.string()))
     assert names.to_pylist() == sorted({name for name, _ in keys}, key=str.encode)
     assert [names[int(code)].as_py() for code in codes] == [name for name, _ in keys]
-    order = key_order(codes, [sequence for _, sequence in keys])
+    order = sort_keys(codes, np.array([sequence for _, sequence in keys], np.int64))
     assert [keys[row] for row in order.tolist()] == sorted(keys)

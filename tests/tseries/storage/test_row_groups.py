@@ -11,15 +11,15 @@ from tseries.storage.test_row_filter import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.columns import INSTANT, ORIGINAL, query_schema
+from pyspark_tseries.model.arrays import MIN_NUMBER
+from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, query_schema
 from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.read.bounds import LOWEST
 from pyspark_tseries.storage import row_groups
 from pyspark_tseries.storage.data_files import DataFile, write_events
-from pyspark_tseries.storage.footer_cache import Footers
-from pyspark_tseries.storage.location import place_of
-from pyspark_tseries.storage.row_filter import Sieve
-from pyspark_tseries.storage.row_groups import read, stream
+from pyspark_tseries.storage.footer_cache import FooterCache
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.row_filter import RowFilter
+from pyspark_tseries.storage.row_groups import read_files, stream_file
 from pyspark_tseries.store.store import Store
 
 SCHEMA = query_schema([pa.field("value", pa.float64()), pa.field("later", pa.string())])
@@ -60,21 +60,23 @@ def data_file(path, size):
     st.sampled_from([["me"], ["me", "you"]]),
     st.booleans(),
 )
-def test_what_is_read_is_what_passes(tmp_path_factory, parts, sieve, group, piece, authors, edited):
-    place = place_of(str(tmp_path_factory.mktemp("s")))
+def test_what_is_read_is_what_passes(
+    tmp_path_factory, parts, row_filter, group, piece, authors, edited
+):
+    location = parse_location(str(tmp_path_factory.mktemp("s")))
     data, expected = [], [SCHEMA.empty_table()]
     for number, part in enumerate(parts):
         rows = sorted(part, key=lambda row: row[0])
         table = events(rows, authors, edited)
-        written = write_events(place, f"kind=event/{number}.parquet", table, group)
+        written = write_events(location, f"kind=event/{number}.parquet", table, group)
         data.append(data_file(written.path, written.size))
-        wanted = table.filter(pa.array([passes(row, sieve) for row in rows], pa.bool_()))
+        wanted = table.filter(pa.array([passes(row, row_filter) for row in rows], pa.bool_()))
         wanted = wanted.append_column("later", pa.nulls(wanted.num_rows, pa.string()))
         expected.append(wanted.select(SCHEMA.names).cast(SCHEMA))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_groups, "ROWS_PER_PIECE", piece)
-        found = read(place, data, SCHEMA, sieve)
-        streamed = [one for file in data for one in stream(place, file, SCHEMA, sieve)]
+        found = read_files(location, data, SCHEMA, row_filter)
+        streamed = [one for file in data for one in stream_file(location, file, SCHEMA, row_filter)]
     assert found.to_pylist() == pa.concat_tables(expected).to_pylist()
     assert pa.concat_tables([SCHEMA.empty_table(), *streamed]).to_pylist() == found.to_pylist()
     assert found.schema == SCHEMA
@@ -190,42 +192,46 @@ def test_a_file_that_is_gone_is_an_error_and_no_gap(tmp_path):
 
 
 def test_footers_are_kept_up_to_a_bound(tmp_path):
-    place = place_of(str(tmp_path))
+    location = parse_location(str(tmp_path))
     rows = [(("a", number), number, 0) for number in range(6)]
     data = []
     for number in range(8):
-        written = write_events(place, f"kind=event/{number}.parquet", events(rows, ["me"], False))
+        written = write_events(
+            location, f"kind=event/{number}.parquet", events(rows, ["me"], False)
+        )
         data.append(data_file(written.path, written.size))
-    one = Footers()
-    one.of(place, data[0])
+    one = FooterCache()
+    one.get(location, data[0])
     room = int(3.5 * one.kept_bytes)
-    kept = Footers(room)
+    kept = FooterCache(room)
     for _turn in range(3):
         for file in data:
-            assert kept.of(place, file).ends("sequence") == [(0, 5)]
-            assert (place, file) in kept
+            assert kept.get(location, file).bounds("sequence") == [(0, 5)]
+            assert (location, file) in kept
             assert kept.kept_bytes <= room
-    assert [(place, file) in kept for file in data] == [False] * 5 + [True] * 3
-    assert kept.of(place, data[5]) is kept.of(place, data[5])
-    kept.of(place, data[0])
-    assert (place, data[5]) in kept, "what was used last goes last"
-    tiny = Footers(1)
-    assert tiny.of(place, data[0]).groups == 1
+    assert [(location, file) in kept for file in data] == [False] * 5 + [True] * 3
+    assert kept.get(location, data[5]) is kept.get(location, data[5])
+    kept.get(location, data[0])
+    assert (location, data[5]) in kept, "what was used last goes last"
+    tiny = FooterCache(1)
+    assert tiny.get(location, data[0]).groups == 1
 
 
 def test_parts_of_a_series_are_read_apart(large):
     snapshot = Store.open(large).snapshot()
     for part in (Slice(None, ("s5", 2)), Slice(("s5", 2), None)):
-        sieve = Sieve(["s5"], part)
-        found = read(snapshot.place, snapshot.files, query_schema(snapshot.values), sieve)
+        row_filter = RowFilter(["s5"], part)
+        found = read_files(
+            snapshot.location, snapshot.files, query_schema(snapshot.values), row_filter
+        )
         assert found["sequence"].to_pylist() == ([0, 1] if part.end else [2, 3])
 
 
 def test_the_metadata_of_originals_needs_no_reading(large, watched):
     found = TimeSeries.open(large).range_query().select_from("s7").to_arrow()
     assert (
-        found.select([field.name for field in ORIGINAL]).to_pylist()
-        == [dict.fromkeys(field.name for field in ORIGINAL)] * 4
+        found.select([field.name for field in ORIGINAL_FIELDS]).to_pylist()
+        == [dict.fromkeys(field.name for field in ORIGINAL_FIELDS)] * 4
     )
     read_columns = {name for _, _, names in watched for name in names}
     assert read_columns == {"series", "sequence", "timestamp", "value"}
@@ -235,12 +241,12 @@ def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
     snapshot = Store.open(large).snapshot()
     schema = query_schema(snapshot.values)
     wanted = pa.schema([schema.field("author"), schema.field("original_author")])
-    for sieve, rows in (
-        (Sieve(), 99_999),
-        (Sieve(["s1"]), 3),
-        (Sieve(commits=(LOWEST, 0)), 25_000),
+    for row_filter, rows in (
+        (RowFilter(), 99_999),
+        (RowFilter(["s1"]), 3),
+        (RowFilter(commits=(MIN_NUMBER, 0)), 25_000),
     ):
-        found = read(snapshot.place, snapshot.files, wanted, sieve)
+        found = read_files(snapshot.location, snapshot.files, wanted, row_filter)
         assert found.num_rows == rows
         assert found["original_author"].null_count == rows
         assert len(found["author"].unique()) == 1

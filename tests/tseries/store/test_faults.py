@@ -14,15 +14,17 @@ from pyspark_tseries import IncompatibleValue, InvalidQuery, NoSuchStore, TimeSe
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import rebuild
+from pyspark_tseries.model.retention import parse_initial
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store import retry as races
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.subscribe.delivery import read_delivery
 from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import Initial, parse_initial
+from pyspark_tseries.subscribe.position import InitialEvents
 from pyspark_tseries.write import batch as attempts
 
 VALUES = {"value": pa.float64()}
@@ -41,7 +43,7 @@ def without_checkpoints(path):
 # -- after the commit ----------------------------------------------------------------------------
 
 
-def test_an_append_is_stored_once_though_the_checkpoint_after_it_fails(series, tmp_path):
+def test_append_is_stored_once_if_the_checkpoint_after_it_fails(series, tmp_path):
     without_checkpoints(tmp_path / "s")
     for n in range(12):
         assert series.append("a", float(n)).sequence == n
@@ -49,15 +51,13 @@ def test_an_append_is_stored_once_though_the_checkpoint_after_it_fails(series, t
     assert series.verify() == []
 
 
-def test_a_commit_that_seemed_to_fail_is_found_by_its_files_where_the_head_is_made_anew(
-    series, tmp_path, monkeypatch
-):
+def test_commit_with_lost_answer_is_found_after_rebuilding_the_head(series, tmp_path, monkeypatch):
     real = Store._publish
 
     def publish(self, attempt, token, synced):
         monkeypatch.setattr(Store, "_publish", real)
         real(self, attempt, token, synced)
-        self._head_id = None
+        self._last = LastIndex(self.location)
         rebuild(self.root)
         raise OSError("the checkpoint after it")
 
@@ -71,7 +71,7 @@ def test_a_commit_that_seemed_to_fail_is_found_by_its_files_where_the_head_is_ma
     assert series.verify() == []
 
 
-def test_a_compaction_loses_nothing_though_the_checkpoint_after_it_fails(series, tmp_path):
+def test_compaction_loses_nothing_if_the_checkpoint_after_it_fails(series, tmp_path):
     for n in range(8):
         series.append("a", float(n))
     without_checkpoints(tmp_path / "s")
@@ -81,7 +81,7 @@ def test_a_compaction_loses_nothing_though_the_checkpoint_after_it_fails(series,
     assert series.verify() == []
 
 
-def test_a_change_of_the_range_holds_though_the_checkpoint_after_it_fails(series, tmp_path):
+def test_range_change_holds_if_the_checkpoint_after_it_fails(series, tmp_path):
     for n in range(8):
         series.append("a", float(n))
     without_checkpoints(tmp_path / "s")
@@ -108,9 +108,7 @@ def test_a_compaction_on_a_full_disk_changes_nothing_and_says_why(series, tmp_pa
 
 
 @pytest.mark.parametrize("what", ["write_head", "write_events"])
-def test_a_full_disk_fails_an_append_soon_leaves_no_files_and_later_ones_go_on(
-    series, tmp_path, monkeypatch, what
-):
+def test_full_disk_fails_an_append_without_leaving_files(series, tmp_path, monkeypatch, what):
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -142,7 +140,7 @@ def test_a_store_that_was_moved_away_can_be_moved_back(series, tmp_path):
     assert series.verify() == []
 
 
-def test_a_store_that_cannot_be_made_is_said_so_in_one_sentence(tmp_path):
+def test_store_that_cannot_be_created_gives_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UnusableStore, match=r"'.*/file/s' cannot be created.*next step"):
         TimeSeries.create(tmp_path / "file" / "s", VALUES)
@@ -158,14 +156,14 @@ def test_a_store_that_cannot_be_made_is_said_so_in_one_sentence(tmp_path):
         (VALUES, {"author": "me", "policy": {"me": ["update"]}}),
     ],
 )
-def test_of_two_who_create_at_once_nobody_gets_another_store_than_asked_for(
+def test_concurrent_creation_gives_each_the_store_it_asked_for(
     tmp_path, monkeypatch, columns, asked
 ):
     real = Store.create
 
-    def late(place, *given, **named):
-        real(place, [VALUE], None)
-        return real(place, *given, **named)
+    def late(location, *given, **named):
+        real(location, [VALUE], None)
+        return real(location, *given, **named)
 
     monkeypatch.setattr(Store, "create", late)
     with pytest.raises(UnusableStore, match="there is a store at"):
@@ -181,10 +179,10 @@ def test_what_is_no_path_is_refused_and_creates_nothing(tmp_path, monkeypatch, w
     assert os.listdir(tmp_path) == []
 
 
-def test_a_lost_head_says_how_it_is_made_anew(series, tmp_path):
+def test_lost_head_error_names_the_rebuild_command(series, tmp_path):
     series.append("a", 0.0)
     shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
         TimeSeries.open(tmp_path / "s").append("a", 1.0)
 
@@ -199,7 +197,7 @@ def broken(path):
 def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
     series.append("a", 0.0)
     harm(tmp_path / "s")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     source = DefaultSource({"path": str(tmp_path / "s")})
     schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
@@ -232,14 +230,14 @@ def test_a_policy_may_come_from_an_iterator(tmp_path):
 
 
 @pytest.mark.parametrize("stamp", ["2020-01-01", 5, datetime(2020, 1, 1, tzinfo=UTC).date()])
-def test_what_is_no_timestamp_is_refused(series, stamp):
-    with pytest.raises(IncompatibleValue, match="no timestamp; accepted: an aware datetime"):
+def test_value_that_is_not_a_timestamp_is_refused(series, stamp):
+    with pytest.raises(IncompatibleValue, match="not a timestamp; accepted: an aware datetime"):
         series.append("a", 1.0, stamp)
     assert series.describe()["events"] == 0
 
 
 @pytest.mark.parametrize("us", [2**63 - 1, 2**62, -(2**63), 253_402_300_800_000_000])
-def test_a_time_out_of_range_is_refused_naming_the_series_and_is_not_taken_for_none(series, us):
+def test_timestamp_out_of_range_is_refused_with_its_series(series, us):
     stamp = pa.array([None, us]).cast(pa.timestamp("us", "UTC"))
     rows = pa.table({"series": ["a", "b"], "timestamp": stamp, "value": [1.0, 2.0]})
     with pytest.raises(UpdateFailed, match=f"series 'b': timestamp {us} us .* out of range"):
@@ -258,7 +256,7 @@ def test_many_rows_are_a_table_or_a_batch_and_nothing_else(series):
 
 @pytest.mark.parametrize("wrong", [["a"], None, 5])
 def test_a_query_is_of_one_series(series, wrong):
-    with pytest.raises(InvalidQuery, match="names no series"):
+    with pytest.raises(InvalidQuery, match="is not the name of a series"):
         series.range_query().select_from(wrong)
 
 
@@ -320,8 +318,11 @@ def test_a_broken_file_of_events_says_what_to_do(series, tmp_path, broken):
     reader = source.reader(source.schema())
     with pytest.raises(UnusableStore, match=said):
         [list(reader.read(part)) for part in reader.partitions()]
-    follower = Follower(str(tmp_path / "s"), Initial(parse_initial("unlimited"), {}))
-    start = follower.begin()
+    follower = Follower(str(tmp_path / "s"), InitialEvents(parse_initial("unlimited"), {}))
+    start = follower.find_start()
     with pytest.raises(UnusableStore, match=said):
-        [list(deliver(task)) for task in follower.tasks(start, follower.end(start, None))]
+        [
+            list(read_delivery(task))
+            for task in follower.plan_tasks(start, follower.find_end(start, None))
+        ]
     assert series.verify() != []

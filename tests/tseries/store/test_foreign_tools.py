@@ -8,16 +8,16 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from tseries.rewriting import in_milliseconds, rewritten_by_spark
 from tseries.spark.test_reader import read
-from tseries.subscribe.test_position import Client
+from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
-from pyspark_tseries.read.as_of import head_as_of, snapshot_as_of
-from pyspark_tseries.read.scan import answer
+from pyspark_tseries.read.as_of import find_head_as_of, find_snapshot_as_of
+from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store, now_us
 
@@ -26,7 +26,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def opened(path):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return TimeSeries.open(path, "me", auto_compact=False)
 
 
@@ -120,7 +120,7 @@ def test_a_store_that_another_tool_has_optimized_simply_works(path, tool):
 
 
 @pytest.mark.parametrize("tool", [rewritten_by_spark, in_milliseconds])
-def test_times_of_every_year_are_found_in_files_that_count_them_otherwise(tmp_path, tool):
+def test_timestamps_of_other_units_are_found_in_every_year(tmp_path, tool):
     path, days = (
         tmp_path / "s",
         [datetime(year, 1, 1, tzinfo=UTC) for year in (1, 1969, 2026, 9999)],
@@ -144,14 +144,14 @@ def test_as_of_finds_the_commits_of_rows_that_another_tool_has_gathered(path, to
     moment, series, before = now_us(), opened(path), sorted(read(path))
     series.append("a", 9.0)
     tool(DeltaTable(path))
-    past = snapshot_as_of(Store.open(path), moment)
+    past = find_snapshot_as_of(Store.open(path), moment)
     assert past.as_of == 11
-    found = answer(past, head_as_of(past, Store.open(path).head()[1]), Query()).table
+    found = run_query(past, find_head_as_of(past, Store.open(path).index()[1]), Query()).table
     keys = zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True)
     assert sorted(keys) == before
 
 
-def test_a_compaction_after_optimize_removes_what_is_out_of_range_and_nothing_else(path):
+def test_compaction_after_optimize_removes_only_events_out_of_range(path):
     series = opened(path)
     for number in range(20):
         series.append("a", float(number))
@@ -239,7 +239,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_of_rows_is_refused_by_name_appends_included_until_it_is_restored(path, change):
+def test_foreign_change_of_rows_is_refused_until_restored(path, change):
     before, series = contents(path), opened(path)
     sound = DeltaTable(path).version()
     change(DeltaTable(path))
@@ -266,7 +266,7 @@ def test_a_change_of_rows_is_refused_by_name_appends_included_until_it_is_restor
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_repair_undoes_a_change_of_rows_and_keeps_what_the_tool_has_written(path, change):
+def test_repair_undoes_foreign_changes_and_keeps_the_tools_files(path, change):
     before, series = contents(path), opened(path)
     change(DeltaTable(path))
     compacted(DeltaTable(path))
@@ -283,10 +283,10 @@ def test_repair_undoes_a_change_of_rows_and_keeps_what_the_tool_has_written(path
     assert contents(path) == before
     assert verify(str(path)) == []
     assert series.append("a", 1.0).sequence == 7
-    assert repair(str(path)) == Repaired()
+    assert repair(str(path)) == RepairResult()
 
 
-def test_a_change_of_rows_whose_files_are_gone_is_left_and_said_by_file(path):
+def test_foreign_change_with_removed_files_is_reported_by_file(path):
     deleted(DeltaTable(path))
     (gone, *_) = DeltaTable(path).vacuum(0, False, enforce_retention_duration=False)
     done = repair(str(path))
@@ -297,7 +297,7 @@ def test_a_change_of_rows_whose_files_are_gone_is_left_and_said_by_file(path):
         opened(path)
 
 
-def test_a_change_of_rows_stays_refused_after_more_of_them_optimize_and_checkpoints(path):
+def test_foreign_change_stays_refused_after_optimize_and_checkpoints(path):
     sound = DeltaTable(path).version()
     before = contents(path)
     deleted(DeltaTable(path))
@@ -311,7 +311,7 @@ def test_a_change_of_rows_stays_refused_after_more_of_them_optimize_and_checkpoi
     assert contents(path) == before
 
 
-def test_who_restores_an_older_version_is_told_so_and_shown_the_way_back(path):
+def test_restore_of_an_older_version_is_reported_with_the_way_back(path):
     sound = DeltaTable(path).version()
     DeltaTable(path).restore(sound - 1)
     with pytest.raises(UnusableStore, match=rf"is a RESTORE by .*restore\({sound}\)"):
@@ -336,7 +336,7 @@ def test_changes_whose_log_is_gone_are_not_taken_for_harmless(path):
     assert any("sequences 1 to 1 are missing" in line for line in done.left)
 
 
-def test_changes_whose_log_is_gone_are_accepted_by_a_repair_that_finds_all_sound(path):
+def test_repair_accepts_changes_without_log_if_all_events_are_sound(path):
     before = contents(path)
     compacted(DeltaTable(path))
     clustered(DeltaTable(path))
@@ -345,7 +345,7 @@ def test_changes_whose_log_is_gone_are_accepted_by_a_repair_that_finds_all_sound
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(UnusableStore, match="nobody knows whether they changed rows"):
         opened(path)
-    assert "All is sound" in repair(str(path)).mended[0]
+    assert "can be checked is sound" in repair(str(path)).mended[0]
     assert contents(path) == before
     assert opened(path).append("a", 1.0).sequence == 7
 

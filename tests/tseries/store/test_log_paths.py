@@ -8,11 +8,11 @@ from deltalake import DeltaTable
 from tseries.builders import batch, new_store
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.storage.location import lies_inside
+from pyspark_tseries.storage.location import is_inside_store
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
@@ -37,7 +37,7 @@ OUTSIDE = [
 
 
 @pytest.fixture
-def place(tmp_path):
+def location(tmp_path):
     """A store, and beside it a file of another one."""
     other = new_store(tmp_path / "other")
     other.append(batch(("secret", 1)))
@@ -46,15 +46,15 @@ def place(tmp_path):
     store = new_store(tmp_path / "s")
     for n in range(3):
         store.append(batch(("a", n)))
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return tmp_path
 
 
-def name(place, path, action, forged=False):
+def name(location, path, action, forged=False):
     """Lets the log of the store name `path`, as its own writer would if `forged`."""
-    path = path.replace("{there}", str(place / "other.parquet"))
-    log = place / "s" / "_delta_log"
-    version = DeltaTable(place / "s").version()
+    path = path.replace("{there}", str(location / "other.parquet"))
+    log = location / "s" / "_delta_log"
+    version = DeltaTable(location / "s").version()
     lines = [json.loads(line) for line in (log / f"{version:020d}.json").read_text().splitlines()]
     info, add = lines[0], next(line["add"] for line in lines if "add" in line)
     if not forged:
@@ -72,42 +72,44 @@ def name(place, path, action, forged=False):
 
 @pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("path", OUTSIDE)
-def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(place, path, forged):
-    path = name(place, path, "add", forged)
+def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location, path, forged):
+    path = name(location, path, "add", forged)
     for use in (Store.open, compact, lambda where: Store.open(where).append(batch(("a", 9)))):
-        storage._OPEN.clear()
+        storage._open_stores.clear()
         with pytest.raises(UnusableStore) as error:
-            use(str(place / "s"))
+            use(str(location / "s"))
         assert f"names the file '{path}'" in str(error.value)
         assert "it was not read" in str(error.value)
-    assert any("it was not read" in line for line in verify(str(place / "s")))
-    assert repair(str(place / "s")).left == ()
-    assert verify(str(place / "s")) == []
-    storage._OPEN.clear()
-    Store.open(str(place / "s")).append(batch(("a", 9)))
-    assert (place / "other.parquet").exists()
+    assert any("it was not read" in line for line in verify(str(location / "s")))
+    assert repair(str(location / "s")).left == ()
+    assert verify(str(location / "s")) == []
+    storage._open_stores.clear()
+    Store.open(str(location / "s")).append(batch(("a", 9)))
+    assert (location / "other.parquet").exists()
 
 
 @pytest.mark.parametrize("path", OUTSIDE[:5])
-def test_such_a_file_is_not_read_either_where_the_entry_is_not_looked_at_any_more(place, path):
-    name(place, path, "add", forged=True)
-    name_of_nothing = place / "s" / "_delta_log" / f"{5:020d}.json"
+def test_outside_file_of_a_checked_entry_is_not_read(location, path):
+    name(location, path, "add", forged=True)
+    name_of_nothing = location / "s" / "_delta_log" / f"{5:020d}.json"
     note = {"commitInfo": {"tseries": {"checked": 4, "lines": 1}}}
     name_of_nothing.write_text(json.dumps(note) + "\n")
     with pytest.raises(UnusableStore, match="it was not read"):
-        Store.open(str(place / "s")).snapshot()
+        Store.open(str(location / "s")).snapshot()
 
 
 @pytest.mark.parametrize("path", OUTSIDE[:5])
-def test_cleaning_removes_no_file_outside_of_the_store(place, path):
-    store = Store.open(str(place / "s"))
-    name(place, path, "remove", forged=True)
-    clean(store, NOW)
-    assert (place / "other.parquet").exists()
+def test_cleaning_removes_no_file_outside_of_the_store(location, path):
+    store = Store.open(str(location / "s"))
+    name(location, path, "remove", forged=True)
+    remove_obsolete_files(store, NOW)
+    assert (location / "other.parquet").exists()
 
 
 def test_paths_of_files_of_every_tool_lie_inside():
     own = "kind=event/0000000003-0000000070-000000000000000a_0000.parquet"
     spark = "kind=edit/part-00000-5a3e7c1d-7a3f-4b61-9f6e-2f1a43e0b1c2.c000.snappy.parquet"
-    assert all(map(lies_inside, (own, spark, "xY/part-00001-a=b.zstd.parquet")))
-    assert not any(lies_inside(path.replace("{there}", "/tmp/other.parquet")) for path in OUTSIDE)
+    assert all(map(is_inside_store, (own, spark, "xY/part-00001-a=b.zstd.parquet")))
+    assert not any(
+        is_inside_store(path.replace("{there}", "/tmp/other.parquet")) for path in OUTSIDE
+    )

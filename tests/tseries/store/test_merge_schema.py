@@ -9,7 +9,7 @@ from tseries.builders import VALUE, batch, new_store, stored
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.options.values import parse_write
+from pyspark_tseries.options import parse_write
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
@@ -63,7 +63,7 @@ def test_without_the_option_and_with_another_type_nothing_is_added(tmp_path):
     assert DeltaTable(tmp_path / "s").version() == 1
 
 
-def test_a_writer_whose_rival_adds_a_column_meanwhile_comes_through(tmp_path, monkeypatch):
+def test_append_succeeds_while_another_writer_adds_a_column(tmp_path, monkeypatch):
     store, real = new_store(tmp_path / "s"), Store._publish
 
     def publish(self, attempt, token, synced):

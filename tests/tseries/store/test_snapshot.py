@@ -46,7 +46,7 @@ def test_a_query_sees_what_other_processes_have_done(tmp_path):
     assert values(TimeSeries.open(path, author="you")) == [2, 3]
 
 
-def test_a_store_that_was_replaced_is_not_taken_for_the_one_before(tmp_path):
+def test_replaced_store_is_not_mistaken_for_the_old_one(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "unlimited", auto_compact=False)
     store.append("a", 1)
@@ -59,7 +59,7 @@ def test_a_store_that_was_replaced_is_not_taken_for_the_one_before(tmp_path):
     assert values(TimeSeries.open(path)) == values(other) == [2]
 
 
-def test_a_sight_is_kept_until_the_log_says_more(tmp_path, monkeypatch):
+def test_snapshot_is_kept_until_the_log_grows(tmp_path, monkeypatch):
     path = str(tmp_path / "s")
     client = TimeSeries.create(path, VALUE, "unlimited", auto_compact=False)
     client.append("a", 1)
@@ -67,12 +67,12 @@ def test_a_sight_is_kept_until_the_log_says_more(tmp_path, monkeypatch):
     looked = []
     data_files = Store.data_files
     monkeypatch.setattr(Store, "data_files", lambda self: looked.append(1) or data_files(self))
-    first, head = store.sight()
-    assert store.sight() == (first, head) == (store.snapshot(), head)
+    first, head = store.snapshot_with_index()
+    assert store.snapshot_with_index() == (first, head) == (store.snapshot(), head)
     assert len(looked) == 1
     client.append("b", 2)
     assert len(store.snapshot().files) == 2
-    assert store.sight()[1].note.commit == 1
+    assert store.snapshot_with_index()[1].metadata.commit == 1
     assert len(looked) == 2
 
 
@@ -82,9 +82,9 @@ def in_new_process(path, lines):
         "import json, sys",
         "from pyspark_tseries import TimeSeries",
         "from pyspark_tseries.storage import head_files",
-        "head_files.FEW_SERIES = 1",
+        "head_files.SMALL_INDEX_ROWS = 1",
         f"store = TimeSeries.open({path!r}, author='me', auto_compact=False)",
-        "held = lambda: len(store._store._head.ids)",
+        "held = lambda: len(store._store._last.index.ids)",
         "read = lambda name: [e.value for e in store.range_query().select_from(name).events]",
         *lines,
         "print(json.dumps(said))",
@@ -94,7 +94,7 @@ def in_new_process(path, lines):
     return json.loads(done.stdout)
 
 
-def test_the_first_queries_of_a_process_answer_as_later_ones_and_keep_no_head(tmp_path):
+def test_first_queries_load_partial_indexes_and_answer_alike(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "limit 3", "me", auto_compact=False)
     for value in range(5):
@@ -110,7 +110,7 @@ def test_the_first_queries_of_a_process_answer_as_later_ones_and_keep_no_head(tm
     assert [held for _, held in said] == [0, 0, 0, 0, 3, 3, 3]
 
 
-def test_who_has_only_glanced_writes_on_top_of_all_series(tmp_path):
+def test_writer_with_a_partial_index_writes_on_top_of_all_series(tmp_path):
     path = str(tmp_path / "s")
     store = TimeSeries.create(path, VALUE, "unlimited", "me", auto_compact=False)
     for value in range(3):
@@ -128,8 +128,14 @@ def test_a_snapshot_needs_of_the_head_its_note_only(tmp_path):
     store.set_retained_range("limit 2")
     store.set_policy({"me": ["read", "update"]})
     store.append("b", 2)
-    lines = ["first = store._store.snapshot()", "before = held()", "whole = store._store.sight()"]
+    lines = [
+        "first = store._store.snapshot()",
+        "before = held()",
+        "whole = store._store.snapshot_with_index()",
+    ]
     lines += ["same = first is whole[0] is store._store.snapshot()"]
     lines += ["said = [before, held(), same, first.retained.limit, len(first.files)]"]
-    lines += ["said += [first.note.commit == whole[1].note.commit == 3, sorted(first.policy)]"]
+    lines += [
+        "said += [first.metadata.commit == whole[1].metadata.commit == 3, sorted(first.policy)]"
+    ]
     assert in_new_process(path, lines) == [0, 2, True, 2, 2, True, ["me"]]

@@ -19,6 +19,7 @@ from pyspark_tseries.model import properties
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
@@ -27,7 +28,7 @@ from pyspark_tseries.write.batch import Batch
 
 def reopened(path):
     """The store as another process finds it."""
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return Store.open(str(path))
 
 
@@ -45,7 +46,7 @@ def test_batches_are_numbered_on_top_of_each_other(tmp_path):
     ]
 
 
-def test_every_row_carries_its_commit_number_and_a_time_that_never_decreases(tmp_path):
+def test_rows_carry_commit_number_and_nondecreasing_time(tmp_path):
     store = new_store(tmp_path / "s")
     for now, row in ((100, ("a", 1)), (50, ("a", 2)), (200, ("a", 3))):
         store.append(batch(row), clock=lambda now=now: now)
@@ -176,7 +177,7 @@ def test_an_unknown_store_is_an_error_that_names_the_path(tmp_path):
 def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(properties, "FORMAT_VERSION", 2)
     new_store(tmp_path / "s")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     monkeypatch.undo()
     with pytest.raises(UnusableStore, match=r"tseries.formatVersion 2; accepted: 1"):
         Store.open(str(tmp_path / "s"))
@@ -184,7 +185,7 @@ def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
 
 def test_a_delta_table_of_somebody_else_is_refused(tmp_path):
     DeltaTable.create(str(tmp_path / "t"), pa.schema([VALUE]))
-    with pytest.raises(UnusableStore, match="no tseries store"):
+    with pytest.raises(UnusableStore, match="not a tseries store"):
         Store.open(str(tmp_path / "t"))
 
 
@@ -196,9 +197,11 @@ def test_a_second_creator_gets_the_store_of_the_first(tmp_path):
 def test_another_retained_range_is_refused_naming_both(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 3})
     for same in (None, RetainedRange(limit=3)):
-        properties.check_same("retainedRange", same, store.retained, store.root)
+        properties.check_unchanged("retainedRange", same, store.retained, store.root)
     with pytest.raises(OptionError, match=r"'limit 4'.*'limit 3'"):
-        properties.check_same("retainedRange", RetainedRange(limit=4), store.retained, store.root)
+        properties.check_unchanged(
+            "retainedRange", RetainedRange(limit=4), store.retained, store.root
+        )
 
 
 def test_a_store_that_was_replaced_at_its_path_is_noticed(tmp_path):
@@ -208,7 +211,7 @@ def test_a_store_that_was_replaced_at_its_path_is_noticed(tmp_path):
         shutil.rmtree(tmp_path / "s")
 
 
-def test_a_store_that_vanishes_under_its_writer_is_not_brought_back(tmp_path):
+def test_store_removed_under_its_writer_is_not_recreated(tmp_path):
     store = new_store(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(NoSuchStore, match="removed or replaced"):
@@ -280,7 +283,7 @@ def test_a_lost_race_leaves_no_files_behind(tmp_path, monkeypatch):
     assert sum(name.startswith("_tseries/head/") for name in names) == 2
 
 
-def test_a_row_that_became_late_through_a_lost_race_is_judged_again(tmp_path, monkeypatch):
+def test_row_made_late_by_a_lost_race_is_checked_again(tmp_path, monkeypatch):
     store = new_store(tmp_path / "s")
     rival_first(monkeypatch, tmp_path / "s", batch(("a", 9)))
     with pytest.raises(UpdateFailed, match="sequence 0"):
@@ -296,7 +299,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, monkeypatch, t
     def publish(self, attempt, mark, synced):
         real(self, attempt, mark, synced)
         monkeypatch.setattr(Store, "_publish", real)
-        self._head_id = None
+        self._last = LastIndex(self.location)
         for _ in range(rivals):
             Store(self.root, DeltaTable(self.root)).append(batch(("a", 8)))
         raise CommitFailedError("the connection was reset")
@@ -317,7 +320,7 @@ def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path, monkeypa
     monkeypatch.setattr(storage.time, "sleep", lambda _: None)
     with pytest.raises(CommitFailedError, match="disk full"):
         store.append(batch(("a", 1)))
-    monkeypatch.setattr(storage, "ATTEMPTS", 3)
+    monkeypatch.setattr(storage, "MAX_ATTEMPTS", 3)
     with pytest.raises(StoreBusy, match="all of 3 attempts"):
         store.append(batch(("a", 1)))
 
@@ -338,7 +341,7 @@ def test_describe_prints_the_facts_of_a_store(tmp_path):
     assert "there is no store" in done.stderr
 
 
-def test_what_is_no_store_is_said_in_one_sentence(tmp_path):
+def test_path_without_a_store_gives_a_one_line_error(tmp_path):
     plain = tmp_path / "plain"
     plain.write_text("no store")
     (tmp_path / "garbage" / "_delta_log").mkdir(parents=True)
@@ -349,8 +352,8 @@ def test_what_is_no_store_is_said_in_one_sentence(tmp_path):
         assert len(str(failure.value).splitlines()) == 1
 
 
-def test_a_store_that_was_copied_without_its_heads_names_what_is_missing(tmp_path):
+def test_store_copied_without_head_files_names_the_missing_file(tmp_path):
     new_store(tmp_path / "s").append(batch(("a", 1)))
     shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
     with pytest.raises(UnusableStore, match=r"head file .* cannot be read: .*'_tseries' included"):
-        reopened(tmp_path / "s").head()
+        reopened(tmp_path / "s").index()

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
-from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.store.store import Store
 
@@ -77,13 +77,13 @@ def test_the_head_read_from_files_equals_the_one_folded_in_memory(tmp_path, monk
     for n in range(25):
         store.append(batch((f"s{n % 7}", n), ("all", n)))
     store.refresh()
-    warm = store.head()[1]
+    warm = store.index()[1]
     cold = Store(store.root, DeltaTable(store.root))
     names = [f"s{i}" for i in range(7)] + ["all"]
-    assert isinstance(warm, Head)
-    for column, values in warm.of(names).items():
-        assert cold.head()[1].of(names)[column].tolist() == values.tolist()
-    assert cold.head()[1].note == warm.note
+    assert isinstance(warm, SeriesIndex)
+    for column, values in warm.lookup(names).items():
+        assert cold.index()[1].lookup(names)[column].tolist() == values.tolist()
+    assert cold.index()[1].metadata == warm.metadata
 
 
 def test_creators_at_once_make_one_store(tmp_path):
@@ -98,11 +98,9 @@ def test_creators_at_once_make_one_store(tmp_path):
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
 
 
-def test_a_writer_at_work_on_a_large_batch_is_waited_for_and_one_that_hangs_is_not(
-    tmp_path, monkeypatch
-):
+def test_commit_lock_waits_for_a_heartbeat_but_not_for_a_hung_writer(tmp_path, monkeypatch):
     store = new_store(tmp_path / "s")
-    path, seconds = store.place.lock_path("commit.lock"), itertools.count()
+    path, seconds = store.location.lock_path("commit.lock"), itertools.count()
 
     class Clock:
         """A second goes by with every pause; for the first minute the other writer is at work."""
@@ -122,15 +120,15 @@ def test_a_writer_at_work_on_a_large_batch_is_waited_for_and_one_that_hangs_is_n
     with open(path, "ab") as other:
         assert host_locks.try_lock(other.fileno())
         store.append(batch(("a", 1)))
-    assert clock.now == 60 + host_locks.QUEUE_SECONDS
+    assert clock.now == 60 + host_locks.MAX_SILENCE_S
     assert len(stored(tmp_path / "s")) == 1
 
 
 def test_a_writer_at_work_shows_that_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.04)
+    monkeypatch.setattr(host_locks, "MAX_SILENCE_S", 0.04)
     store = new_store(tmp_path / "s")
-    with host_locks.in_turn(store.place), host_locks.at_work(store.place):
-        path = store.place.lock_path("commit.lock")
+    with host_locks.commit_lock(store.location), host_locks.heartbeat(store.location):
+        path = store.location.lock_path("commit.lock")
         for _ in range(3):
             os.utime(path, ns=(0, 0))
             end = time.monotonic() + 60
@@ -149,13 +147,13 @@ def test_a_fork_of_a_writer_does_not_keep_its_turn(tmp_path, monkeypatch):
     monkeypatch.setattr(host_locks, "try_lock", forked)
     store.append(batch(("a", 1)))
     assert len(copies) == 1
-    with open(store.place.lock_path("commit.lock"), "ab") as other:
+    with open(store.location.lock_path("commit.lock"), "ab") as other:
         assert try_lock(other.fileno())
     os.close(copies[0])
 
 
-def test_a_writer_that_hangs_on_the_queue_holds_nobody_up_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_locks, "QUEUE_SECONDS", 0.05)
+def test_hung_holder_of_the_commit_lock_blocks_nobody_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_locks, "MAX_SILENCE_S", 0.05)
     monkeypatch.setattr(host_locks, "try_lock", lambda _: False)
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))

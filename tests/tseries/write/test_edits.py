@@ -29,7 +29,7 @@ def edits(path):
 # -- what an edit carries ------------------------------------------------------------------------
 
 
-def test_an_edit_is_the_next_event_and_carries_sequence_time_and_author_of_its_original(tmp_path):
+def test_edit_is_the_next_event_and_carries_its_original(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(
         batch(("a", 5), ("b", 6), ("a", 7), authors=["ann", "bob", "cid"]), clock=lambda: 9
@@ -42,7 +42,7 @@ def test_an_edit_is_the_next_event_and_carries_sequence_time_and_author_of_its_o
     )
 
 
-def test_edits_follow_the_appends_of_their_batch_in_the_order_of_the_input(tmp_path):
+def test_edits_follow_the_appends_of_their_batch_in_input_order(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1), ("b", 1)))
     store.append(batch(("a", 9), ("a", None), edits=[("a", 1), ("b", 0), ("a", 0)]))
@@ -68,7 +68,7 @@ def test_an_edit_is_stamped_by_the_commit_or_by_its_series(tmp_path, clock, expe
     assert stored(tmp_path / "s")[2] == ("a", 2, expected)
 
 
-def test_the_event_clock_gives_untimed_rows_the_newest_time_of_their_series(tmp_path):
+def test_event_clock_gives_untimed_rows_the_newest_time_of_the_series(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 5), ("a", None), clock="event"))
     assert [row[2] for row in stored(tmp_path / "s")] == [5, 5]

@@ -16,42 +16,42 @@ from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, staged, stored
 
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
-from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.spark import source as sink
 from pyspark_tseries.spark import writer
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.storage.data_files import as_stored
-from pyspark_tseries.storage.location import Place, place_of
+from pyspark_tseries.storage import head_files
+from pyspark_tseries.storage.data_files import to_data_file
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write import event_writer as merges
+from pyspark_tseries.write import event_writer
 from pyspark_tseries.write import large_batch as large_batches
 from pyspark_tseries.write import spill as runs
-from pyspark_tseries.write import task_output as shares
-from pyspark_tseries.write.batch import Batch, Sight
+from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.write.task_output import Forecast, Limits, take_share
+from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = staged(("a", 1)).schema
 NOW = 100
 NAMES = ["a", "b", "c", "ä", "d" * 40]
-TINY = Limits(rows=0, size=0, memory=1)
+TINY = SpillLimits(rows=0, size=0, memory=1)
 _own = itertools.count()
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
     """So that a dozen rows are many: parts of 2 rows, row groups of 3, merges of 2 runs."""
-    monkeypatch.setattr(runs, "BATCH_ROWS", 2)
-    monkeypatch.setattr(runs, "MOST_RUNS", 2)
-    monkeypatch.setattr(merges, "ROWS_PER_GROUP", 3)
-    shares._known.clear()
+    monkeypatch.setattr(runs, "MAX_PART_ROWS", 2)
+    monkeypatch.setattr(runs, "MAX_MERGED_RUNS", 2)
+    monkeypatch.setattr(event_writer, "ROWS_PER_GROUP", 3)
+    head_files._last_indexes.clear()
 
 
 def table(rows):
@@ -62,7 +62,7 @@ def table(rows):
     return pa.table([*arrays, author, edited, value], schema=SCHEMA)
 
 
-def share(place, rows, forecast, limits=TINY, sizes=(3,)):
+def output(location, rows, expected, limits=TINY, sizes=(3,)):
     """The share of a task that gets `rows` in record batches of these sizes in turn."""
     whole, parts = table(rows), []
     for size in itertools.cycle(sizes):
@@ -70,30 +70,32 @@ def share(place, rows, forecast, limits=TINY, sizes=(3,)):
             break
         parts += whole.slice(0, size).combine_chunks().to_batches()
         whole = whole.slice(size)
-    return take_share(place, parts, SCHEMA, forecast, "me", f"task{next(_own)}", limits)
+    return write_task_output(location, parts, SCHEMA, expected, "me", f"task{next(_own)}", limits)
 
 
 def large(tasks, **options):
     own = f"batch{next(_own)}"
-    return LargeBatch(tuple(tasks), SCHEMA, options.pop("policy", "fail"), "me", own, **options)
+    return LargeBatch(
+        tuple(tasks), SCHEMA, options.pop("out_of_order", "fail"), "me", own, **options
+    )
 
 
-def left(place):
-    return sorted(path for path, _ in place.listed(place.file("_tseries", "staging")))
+def left(location):
+    return sorted(path for path, _ in location.list_files(location.file("_tseries", "staging")))
 
 
-def events(place, attempt):
+def events(location, attempt):
     """What the files of an attempt hold, by kind, in (series, sequence) order."""
     found = []
     for file in attempt.written:
-        rows = pq.read_table(place.file(file.path), partitioning=None)
-        described = as_stored(file, 0)
-        assert file.size == os.path.getsize(place.file(file.path))
+        rows = pq.read_table(location.file(file.path), partitioning=None)
+        described = to_data_file(file, 0)
+        assert file.size == os.path.getsize(location.file(file.path))
         assert described.rows == rows.num_rows
         us = rows["timestamp"].cast(pa.int64()).to_pylist()
-        assert (described.least_us, described.most_us) == (min(us), max(us))
+        assert (described.min_us, described.max_us) == (min(us), max(us))
         sequence = rows["sequence"].to_pylist()
-        assert (described.least_sequence, described.most_sequence) == (min(sequence), max(sequence))
+        assert (described.min_sequence, described.max_sequence) == (min(sequence), max(sequence))
         keys = list(zip(rows["series"].to_pylist(), sequence, strict=True))
         assert keys == sorted(keys)
         assert (described.first, described.last) == (keys[0][0], keys[-1][0])
@@ -103,22 +105,22 @@ def events(place, attempt):
 
 def stands(head):
     names = head.ids.names()
-    floors = {name: column.tolist() for name, column in head.floors(names).items()}
-    at = {name: column.tolist() for name, column in head.of(names).items()} | floors
+    floors = {name: column.tolist() for name, column in head.min_retained(names).items()}
+    at = {name: column.tolist() for name, column in head.lookup(names).items()} | floors
     return {name: [column[i] for column in at.values()] for i, name in enumerate(names)}
 
 
-def outcome(place, given, head_id, head, sight, policy=None):
+def outcome(location, given, head_id, head, sight, policy=None):
     """What becomes of a batch: its events, counts and head, or its error."""
     new_id = 10_000 + next(_own)
     try:
-        attempt = given.prepare(place, head_id, head, NOW, new_id, sight, policy)
+        attempt = given.prepare(CommitContext(location, head_id, head, NOW, new_id, sight, policy))
     except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
         return type(error)  # Which of several such rows it names may be another one.
-    note = attempt.head.note
+    note = attempt.index.metadata
     counts = (note.commit, note.commit_us, note.rows, note.dropped, note.adjusted)
     examples = note.last_dropped, note.last_adjusted
-    return events(place, attempt), stands(attempt.head), counts, examples
+    return events(location, attempt), stands(attempt.index), counts, examples
 
 
 ROW = st.tuples(
@@ -139,33 +141,37 @@ TASK = st.one_of(
 @given(
     tasks=st.lists(TASK, min_size=1, max_size=4),
     limits=st.builds(
-        Limits, st.integers(0, 10), st.just(10**6), st.sampled_from([1, 300, 10**6, 10**6])
+        SpillLimits, st.integers(0, 10), st.just(10**6), st.sampled_from([1, 300, 10**6, 10**6])
     ),
     sizes=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     policy=st.sampled_from(["fail", "drop", "adjust"]),
     missing=st.sampled_from(["fail", "drop"]),
     clock=st.sampled_from(["wall", "event"]),
     before=st.lists(ROW.filter(lambda row: row[1] is not None), max_size=6),
-    forecast=st.sampled_from(["true", "true", "true", "of another head", "too old"]),
+    expected=st.sampled_from(["true", "true", "true", "of another head", "too old"]),
 )
 def test_any_division_among_tasks_gives_the_events_of_the_whole_batch(
-    tmp_path_factory, tasks, limits, sizes, policy, missing, clock, before, forecast
+    tmp_path_factory, tasks, limits, sizes, policy, missing, clock, before, expected
 ):
-    place = place_of(str(tmp_path_factory.mktemp("store")))
-    first = Batch(table(before), "fail", "me").prepare(place, None, Head(), 50, 7, None, None)
-    head, data = first.head, [as_stored(file, 0) for file in first.written]
-    expected_us = {"true": NOW, "of another head": NOW, "too old": NOW - 60_000_001}[forecast]
-    expected = Forecast(None if forecast == "of another head" else 7, 1, expected_us)
+    location = parse_location(str(tmp_path_factory.mktemp("store")))
+    first = Batch(table(before), "fail", "me").prepare(
+        CommitContext(location, None, SeriesIndex(), 50, 7)
+    )
+    head, data = first.index, [to_data_file(file, 0) for file in first.written]
+    expected_us = {"true": NOW, "of another head": NOW, "too old": NOW - 60_000_001}[expected]
+    expected = ExpectedCommit(None if expected == "of another head" else 7, 1, expected_us)
     rows = [row for task in tasks for row in task]
     has_edits = any(row[2] is not None for row in rows)
-    sight = Sight(data, RetainedRange(limit=4)) if has_edits else None
-    whole = Batch(table(rows), policy, "me", missing=missing, clock=clock)
-    divided = [share(place, task, expected, limits, sizes) for task in tasks]
-    parts = large(divided, policy=policy, missing=missing, clock=clock, limits=limits)
+    sight = EditContext(data, RetainedRange(limit=4)) if has_edits else None
+    whole = Batch(table(rows), policy, "me", missing_original=missing, clock=clock)
+    divided = [output(location, task, expected, limits, sizes) for task in tasks]
+    parts = large(
+        divided, out_of_order=policy, missing_original=missing, clock=clock, limits=limits
+    )
     assert parts.has_edits == has_edits
-    assert outcome(place, parts, 7, head, sight) == outcome(place, whole, 7, head, sight)
-    place.remove(path for part in divided for path in part.paths(place))
-    assert left(place) == []
+    assert outcome(location, parts, 7, head, sight) == outcome(location, whole, 7, head, sight)
+    location.remove(path for part in divided for path in part.paths(location))
+    assert left(location) == []
 
 
 @given(
@@ -192,27 +198,29 @@ def test_merging_sorts_all_and_keeps_the_order_of_equal_rows(runs_of, size):
             yield from table(some).combine_chunks().to_batches()
 
     merged = []
-    for rows in runs.rising([parts(run) for run in sorted_runs]):
-        order = runs.ordered(rows["series"].combine_chunks(), rows["timestamp"].combine_chunks())[0]
+    for rows in runs.merge_sorted([parts(run) for run in sorted_runs]):
+        order = runs.sort_rows(rows["series"].combine_chunks(), rows["timestamp"].combine_chunks())[
+            0
+        ]
         merged += rows.take(pa.array(order))["value"].to_pylist()
     rows = [row for run in sorted_runs for row in run]
     assert merged == [float(row[2]) for row in sorted(rows, key=key)]
 
 
-FIRST = Forecast(None, 0, NOW)
+FIRST = ExpectedCommit(None, 0, NOW)
 
 
-def published(place, tasks, forecast=FIRST, now=NOW):
+def published(location, tasks, expected=FIRST, now=NOW):
     """The attempt to commit the tasks' rows, and which of its files are the tasks' own."""
-    divided = [share(place, task, forecast) for task in tasks]
+    divided = [output(location, task, expected) for task in tasks]
     mine = {
-        os.stat(place.file(path)).st_ino
+        os.stat(location.file(path)).st_ino
         for part in divided
         for path in part.runs
         if path.endswith(".parquet")
     }
-    attempt = large(divided).prepare(place, None, Head(), now, next(_own), None, None)
-    own = [os.stat(place.file(file.path)).st_ino in mine for file in attempt.written]
+    attempt = large(divided).prepare(CommitContext(location, None, SeriesIndex(), now, next(_own)))
+    own = [os.stat(location.file(file.path)).st_ino in mine for file in attempt.written]
     return attempt, own
 
 
@@ -224,92 +232,100 @@ APART = [[at("a", 1), at("a", 2), at("b", 1)], [at("c", 1)], [at("d", 9), at("e"
 
 
 @pytest.fixture
-def place(tmp_path):
-    return place_of(str(tmp_path / "s"))
+def location(tmp_path):
+    return parse_location(str(tmp_path / "s"))
 
 
-def test_files_of_tasks_with_series_of_their_own_are_published_as_they_are(place):
-    attempt, own = published(place, APART)
+def test_task_files_without_common_series_are_published_unchanged(location):
+    attempt, own = published(location, APART)
     assert own == [True, True, True]
-    assert len({as_stored(file, 0).run for file in attempt.written}) == 1
-    assert not any(as_stored(file, 0).merged for file in attempt.written)
+    assert len({to_data_file(file, 0).run for file in attempt.written}) == 1
+    assert not any(to_data_file(file, 0).is_compacted for file in attempt.written)
 
 
-def test_only_what_has_a_series_in_common_is_written_anew(place):
-    attempt, own = published(place, [*APART, [at("e", 1, 7.0)]])
+def test_only_task_files_with_common_series_are_rewritten(location):
+    attempt, own = published(location, [*APART, [at("e", 1, 7.0)]])
     assert own == [True, True, False]
-    rows = [row for row in events(place, attempt) if row[1] == "e"]
+    rows = [row for row in events(location, attempt) if row[1] == "e"]
     assert [(row[2], row[5]) for row in rows] == [(0, 0.0), (1, 7.0)]
 
 
 @pytest.mark.parametrize(
-    ("forecast", "now"),
-    [(Forecast(5, 0, NOW), NOW), (Forecast(None, 1, NOW), NOW), (FIRST, NOW + 60_000_001)],
+    ("expected", "now"),
+    [
+        (ExpectedCommit(5, 0, NOW), NOW),
+        (ExpectedCommit(None, 1, NOW), NOW),
+        (FIRST, NOW + 60_000_001),
+    ],
 )
-def test_a_false_forecast_has_all_written_anew_under_number_and_time_of_the_commit(
-    place, forecast, now
-):
-    attempt, own = published(place, APART, forecast, now=now)
+def test_wrong_expected_commit_rewrites_rows_with_the_actual_one(location, expected, now):
+    attempt, own = published(location, APART, expected, now=now)
     assert own == [False, False, False]
-    assert {(row[-2], us_of(row[-1])) for row in events(place, attempt)} == {(0, now)}
-    assert attempt.head.note.commit_us == now
+    assert {(row[-2], us_of(row[-1])) for row in events(location, attempt)} == {(0, now)}
+    assert attempt.index.metadata.commit_us == now
 
 
-def test_published_events_have_number_and_time_of_the_commit_that_was_forecast(place):
-    attempt, own = published(place, APART, now=NOW + 60_000_000)
+def test_published_events_have_number_and_time_of_the_expected_commit(location):
+    attempt, own = published(location, APART, now=NOW + 60_000_000)
     assert all(own)
-    assert {(row[-2], us_of(row[-1])) for row in events(place, attempt)} == {(0, NOW)}
-    assert attempt.head.note.commit_us == NOW
+    assert {(row[-2], us_of(row[-1])) for row in events(location, attempt)} == {(0, NOW)}
+    assert attempt.index.metadata.commit_us == NOW
 
 
 def us_of(stamp):
     return pa.scalar(stamp).cast(SCHEMA.field("timestamp").type).value
 
 
-def test_a_share_with_untimed_or_late_rows_is_left_to_the_commit(place):
-    head = Batch(table([at("a", 5)]), "fail", "me").prepare(place, None, Head(), 50, 7, None, None)
+def test_task_with_untimed_or_late_rows_leaves_numbering_to_the_commit(location):
+    head = Batch(table([at("a", 5)]), "fail", "me").prepare(
+        CommitContext(location, None, SeriesIndex(), 50, 7)
+    )
     assert head.head_id == 7
     for rows in ([at("b", 1), at("b", None)], [at("a", 4), at("b", 1)]):
         for memory in (1, 10**6):
-            limits = Limits(0, 0, memory)
-            left_to_it = share(place, rows, Forecast(7, 1, NOW), limits)
+            limits = SpillLimits(0, 0, memory)
+            left_to_it = output(location, rows, ExpectedCommit(7, 1, NOW), limits)
             assert left_to_it.file is None
-            on_time = share(place, [*rows[1:], at("a", 5)], Forecast(7, 1, NOW), limits)
+            on_time = output(location, [*rows[1:], at("a", 5)], ExpectedCommit(7, 1, NOW), limits)
             assert (on_time.file is None) == (rows[1][1] is None)
 
 
-def test_a_batch_that_fails_leaves_the_files_of_its_tasks_and_nothing_else(place):
-    forecast = FIRST
-    tasks = [share(place, [row], forecast) for row in (at("a", 5), at("b", None), at("c", 1))]
-    before = left(place)
+def test_failed_batch_leaves_only_the_files_of_its_tasks(location):
+    expected = FIRST
+    tasks = [output(location, [row], expected) for row in (at("a", 5), at("b", None), at("c", 1))]
+    before = left(location)
     with pytest.raises(UpdateFailed, match="'b': its first event has no timestamp"):
-        large(tasks, clock="event").prepare(place, None, Head(), NOW, 1, None, None)
-    assert left(place) == before
-    there = [path for _, _, found in os.walk(place.location) for path in found]
+        large(tasks, clock="event").prepare(CommitContext(location, None, SeriesIndex(), NOW, 1))
+    assert left(location) == before
+    there = [path for _, _, found in os.walk(location.root) for path in found]
     assert len(there) == len(before)
-    place.remove(path for task in tasks for path in task.paths(place))
-    assert left(place) == []
+    location.remove(path for task in tasks for path in task.paths(location))
+    assert left(location) == []
 
 
-def test_a_task_that_fails_leaves_nothing(place):
+def test_a_task_that_fails_leaves_nothing(location):
     with pytest.raises(UpdateFailed, match="out of range"):
-        share(place, [at("a", 5), at("a", 6), at("b", 2**62)], FIRST)
-    assert left(place) == []
+        output(location, [at("a", 5), at("a", 6), at("b", 2**62)], FIRST)
+    assert left(location) == []
 
 
-def test_under_a_policy_every_author_is_the_principal(place):
+def test_under_a_policy_every_author_is_the_principal(location):
     rows = [at("a", 1), ("a", 2, None, 0.0, "you")]
-    for limits in (TINY, Limits()):
-        tasks = [share(place, rows, FIRST, limits)]
+    for limits in (TINY, SpillLimits()):
+        tasks = [output(location, rows, FIRST, limits)]
         with pytest.raises(PermissionDenied, match="in the name of 'you'"):
-            large(tasks).prepare(place, None, Head(), NOW, 1, None, {"me": ("read", "update")})
+            large(tasks).prepare(
+                CommitContext(
+                    location, None, SeriesIndex(), NOW, 1, None, {"me": ("read", "update")}
+                )
+            )
 
 
 def as_tasks(store, count, rows):
     """The rows as shares of so many tasks, forecast as the sink does it."""
-    head_id, head = store.head()
-    forecast = Forecast(head_id, head.note.commit + 1, max(NOW, head.note.commit_us))
-    return [share(store.place, rows[n::count], forecast) for n in range(count)]
+    head_id, head = store.index()
+    expected = ExpectedCommit(head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us))
+    return [output(store.location, rows[n::count], expected) for n in range(count)]
 
 
 def test_a_large_batch_is_in_the_store_once(tmp_path):
@@ -318,17 +334,15 @@ def test_a_large_batch_is_in_the_store_once(tmp_path):
     for _ in range(2):
         tasks = as_tasks(store, 4, rows)
         store.append(large(tasks, token=("q", 0)), clock=lambda: NOW)
-        store.place.remove(path for task in tasks for path in task.paths(store.place))
+        store.location.remove(path for task in tasks for path in task.paths(store.location))
     assert stored(tmp_path / "s") == [(name, us, us) for name in "abcd" for us in range(5)]
     assert verify(str(tmp_path / "s")) == []
     assert len(store.data_files()) == 4
-    assert left(store.place) == []
+    assert left(store.location) == []
 
 
 @pytest.mark.parametrize("series", ["a", "z"])
-def test_who_loses_the_race_to_publish_writes_anew_what_the_tasks_wrote(
-    tmp_path, monkeypatch, series
-):
+def test_lost_publication_race_rewrites_the_task_files(tmp_path, monkeypatch, series):
     store = new_store(tmp_path / "s")
     publish = Store._publish
     rivals = iter([batch((series, 0)), batch((series, 0))])
@@ -359,12 +373,12 @@ def test_who_loses_the_race_to_publish_writes_anew_what_the_tasks_wrote(
     assert on_disk == {os.path.basename(file.path) for file in store.snapshot().files}
 
 
-def test_giving_a_batch_up_while_it_is_committed_takes_nothing_out_of_the_store(tmp_path):
+def test_aborting_a_batch_during_its_commit_removes_no_stored_file(tmp_path):
     store = new_store(tmp_path / "s")
     tasks = as_tasks(store, 2, [at("a", 1), at("b", 1)])
     store.append(large(tasks), clock=lambda: NOW)
     for _ in range(2):
-        store.place.remove(path for task in tasks for path in task.paths(store.place))
+        store.location.remove(path for task in tasks for path in task.paths(store.location))
     assert verify(str(tmp_path / "s")) == []
     assert len(stored(tmp_path / "s")) == 2
 
@@ -382,15 +396,15 @@ def test_compaction_merges_the_files_of_tasks_like_any_other(tmp_path):
     assert {row[3:] for row in before} == {(n, NOW + n) for n in range(3)}
 
 
-def test_what_tasks_of_a_killed_batch_left_is_nothing_to_anybody_and_goes_after_a_day(tmp_path):
+def test_files_of_a_killed_batch_are_ignored_and_cleaned_after_a_day(tmp_path):
     store = new_store(tmp_path / "s")
     as_tasks(store, 2, [at("a", 1), at("b", 1)])
     assert stored(tmp_path / "s") == []
     now_us = time.time_ns() // 1000
-    clean(store, now_us)
-    assert len(left(store.place)) > 0
-    clean(store, now_us + 25 * 3_600_000_000)
-    assert left(store.place) == []
+    remove_obsolete_files(store, now_us)
+    assert len(left(store.location)) > 0
+    remove_obsolete_files(store, now_us + 25 * 3_600_000_000)
+    assert left(store.location) == []
     assert verify(str(tmp_path / "s")) == []
 
 
@@ -424,7 +438,7 @@ def run_tasks(monkeypatch, path, tasks, stream=True):
 
 @pytest.fixture
 def many_are_three(monkeypatch):
-    monkeypatch.setattr(writer, "LIMITS", Limits(rows=2, size=10**6, memory=10**6))
+    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=2, size=10**6, memory=10**6))
 
 
 @pytest.mark.usefixtures("many_are_three")
@@ -432,7 +446,7 @@ def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
     tasks = [[at(name, us) for us in range(3)] for name in "abc"] + [[at("d", 1)], []]
     for files in (3, 0):  # On top of themselves the rows are late, so they are left to the commit.
         made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
-        assert sum(message.share.file is not None for message in messages) == files
+        assert sum(message.output.file is not None for message in messages) == files
         made.commit(messages, 0)
     store = Store.open(str(tmp_path / "s"))
     assert len(store.data_files()) == 4
@@ -440,15 +454,15 @@ def test_the_writer_publishes_what_its_tasks_wrote_once(tmp_path, monkeypatch):
         *((name, us, us) for name in "abc" for us in range(3)),
         ("d", 0, 1),
     ]
-    assert left(store.place) == []
+    assert left(store.location) == []
     assert verify(str(tmp_path / "s")) == []
 
 
 def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path, monkeypatch):
     # Spark's worker collects garbage after each; unsettled that takes longer than the work.
     done = []
-    monkeypatch.setattr(sink, "settle", lambda: done.append("planned"))
-    monkeypatch.setattr(writer, "settle", lambda: done.append("worked"))
+    monkeypatch.setattr(sink, "freeze_objects", lambda: done.append("planned"))
+    monkeypatch.setattr(writer, "freeze_objects", lambda: done.append("worked"))
     made, messages = run_tasks(monkeypatch, tmp_path / "s", [[at("a", 1)]])
     assert done == ["planned", "worked"]
     made.commit(messages, 0)
@@ -457,10 +471,8 @@ def test_each_process_of_a_write_settles_when_it_has_done_its_part(tmp_path, mon
 
 @pytest.mark.parametrize("memory", [1, 10**6])
 @pytest.mark.parametrize("rival", [False, True])
-def test_a_column_added_between_the_tasks_and_the_commit_is_null_in_the_batch(
-    tmp_path, monkeypatch, rival, memory
-):
-    monkeypatch.setattr(writer, "LIMITS", Limits(rows=2, size=10**6, memory=memory))
+def test_column_added_during_a_batch_is_null_in_it(tmp_path, monkeypatch, rival, memory):
+    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=2, size=10**6, memory=memory))
     tasks = [[at(name, us) for us in range(3)] for name in "abb"] + [[at("d", 1)], []]
     _, messages = run_tasks(monkeypatch, tmp_path / "s", tasks)
     store = Store.open(str(tmp_path / "s"))
@@ -485,14 +497,12 @@ def test_an_aborted_batch_leaves_nothing(tmp_path, monkeypatch, stream):
     tasks = [[at("a", us) for us in range(3)], [at("b", 1)]]
     made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream)
     made.abort([*messages, None], *([0] if stream else []))
-    assert left(Store.open(str(tmp_path / "s")).place) == []
+    assert left(Store.open(str(tmp_path / "s")).location) == []
     assert stored(tmp_path / "s") == []
 
 
 @pytest.mark.usefixtures("many_are_three")
-def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_removed(
-    tmp_path, monkeypatch
-):
+def test_stored_batch_succeeds_if_staged_files_cannot_be_removed(tmp_path, monkeypatch):
     tasks = [[at("a", us) for us in range(3)]]
     made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
 
@@ -503,7 +513,7 @@ def test_a_batch_that_is_stored_does_not_fail_where_its_staged_files_cannot_be_r
 
     def then_denied(store, batch, **named):
         append(store, batch, **named)
-        monkeypatch.setattr(Place, "remove", denied)
+        monkeypatch.setattr(Location, "remove", denied)
 
     monkeypatch.setattr(Store, "append", then_denied)
     made.commit(messages)
@@ -521,22 +531,22 @@ def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
                 groups[at] = whole
         return groups
 
-    pairs = large_batches._shared([pa.array(names, pa.string()) for names in lists])
+    pairs = large_batches._overlapping_pairs([pa.array(names, pa.string()) for names in lists])
     every = itertools.combinations(range(len(lists)), 2)
     assert joined(pairs) == joined((a, b) for a, b in every if set(lists[a]) & set(lists[b]))
 
 
-def test_the_names_of_many_tasks_may_be_more_than_an_array_of_text_holds():
+def test_series_names_of_many_tasks_may_exceed_one_text_array():
     long = pa.array(["a" * 1_000_000])
-    pairs = large_batches._shared([long] * 2200)
+    pairs = large_batches._overlapping_pairs([long] * 2200)
     assert pairs == [(at, at + 1) for at in range(2199)]
 
 
-def test_many_shares_of_few_rows_are_no_small_batch(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "LIMITS", Limits(rows=10, size=10**6, memory=100))
+def test_many_small_task_outputs_stay_a_large_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "DEFAULT_LIMITS", SpillLimits(rows=10, size=10**6, memory=100))
     tasks = [[at(name, us) for name in "ab"] for us in range(6)]
     made, messages = run_tasks(monkeypatch, tmp_path / "s", tasks, stream=False)
-    assert all(message.share.few is not None for message in messages)
+    assert all(message.output.inline is not None for message in messages)
     batches = []
     append = Store.append
     monkeypatch.setattr(Store, "append", lambda s, b, **n: batches.append(b) or append(s, b, **n))

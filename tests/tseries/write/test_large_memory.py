@@ -9,13 +9,14 @@ BATCH = """
 import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np, pyarrow as pa
 from tseries.builders import staged
-from pyspark_tseries.model.series_index import Head
+from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.write.batch import CommitContext
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.storage.location import place_of
-from pyspark_tseries.write.task_output import Forecast, Limits, take_share
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
 
-schema, limits = staged(("a", 1)).schema, Limits(memory=2_000_000)
-place, pool, size = place_of(sys.argv[2]), pa.default_memory_pool(), 0
+schema, limits = staged(("a", 1)).schema, SpillLimits(memory=2_000_000)
+location, pool, size = parse_location(sys.argv[2]), pa.default_memory_pool(), 0
 
 def parts(seed):
     global size
@@ -30,15 +31,15 @@ def parts(seed):
         size += part.nbytes
         yield part
 
-shares = [
-    take_share(place, parts(n), schema, Forecast(None, 0, 0), "me", str(n), limits)
+outputs = [
+    write_task_output(location, parts(n), schema, ExpectedCommit(None, 0, 0), "me", str(n), limits)
     for n in range(2)
 ]
-assert all(share.file is not None for share in shares)
-batch = LargeBatch(tuple(shares), schema, "fail", "me", "commit", limits=limits)
-attempt = batch.prepare(place, None, Head(), 0, 1, None, None)
+assert all(output.file is not None for output in outputs)
+batch = LargeBatch(tuple(outputs), schema, "fail", "me", "commit", limits=limits)
+attempt = batch.prepare(CommitContext(location, None, SeriesIndex(), 0, 1))
 assert len(attempt.written) == 1
-sequences = attempt.head.of(attempt.head.ids.names())["last_sequence"]
+sequences = attempt.index.lookup(attempt.index.ids.names())["last_sequence"]
 assert (sequences + 1).sum() == 400_000
 print(size, pool.max_memory())
 """

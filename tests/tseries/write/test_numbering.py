@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tseries.builders import staged
 
 from pyspark_tseries.errors import UpdateFailed
-from pyspark_tseries.model.series_index import Head, advance, next_note
-from pyspark_tseries.write.numbering import counted, number
+from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
+from pyspark_tseries.write.numbering import add_counts, number_rows
 
 NAMES = st.sampled_from(["a", "b", "ü", ""])
 ROWS = st.lists(st.tuples(NAMES, st.none() | st.integers(-5, 20)), min_size=1, max_size=30)
@@ -21,12 +21,12 @@ POLICY = st.sampled_from(["fail", "drop", "adjust"])
 def step(head, rows, policy, now_us):
     table = staged(*rows)
     series, given = (table[name].combine_chunks() for name in ("series", "timestamp"))
-    return number(series, given, head, policy, now_us)
+    return number_rows(series, given, head, policy, now_us)
 
 
 def after(head, events, now_us=0):
-    note = next_note(head, head.note.commit, now_us=now_us, rows=len(events.names))
-    return advance(head, events.delta, counted(note, events))[0]
+    note = next_metadata(head, head.metadata.commit, now_us=now_us, rows=len(events.names))
+    return advance_index(head, events.delta, add_counts(note, events))[0]
 
 
 def events_of(events):
@@ -59,7 +59,7 @@ def oracle(state, rows, policy, now):
 
 @given(BATCHES, POLICY, st.integers(-10, 25))
 def test_numbering_equals_the_rules_row_by_row(batches, policy, now):
-    head, state = Head(), {}
+    head, state = SeriesIndex(), {}
     for rows in batches:
         expected, later = oracle(state, rows, policy, now)
         if expected is None:
@@ -76,8 +76,8 @@ def test_any_cut_of_ordered_input_into_batches_gives_the_same_events(rows, data)
     rows = sorted(rows, key=lambda row: (row[1] is None, row[1] or 0))
     cuts = sorted(data.draw(st.lists(st.integers(1, len(rows)), max_size=4)))
     parts = [rows[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True) if a < b]
-    whole = [event[:3] for event in events_of(step(Head(), rows, "fail", 99))]
-    head, pieces = Head(), []
+    whole = [event[:3] for event in events_of(step(SeriesIndex(), rows, "fail", 99))]
+    head, pieces = SeriesIndex(), []
     for part in parts:
         events = step(head, part, "fail", 99)
         pieces += [event[:3] for event in events_of(events)]
@@ -87,7 +87,7 @@ def test_any_cut_of_ordered_input_into_batches_gives_the_same_events(rows, data)
 
 @given(BATCHES)
 def test_sequences_are_contiguous_from_zero_per_series(batches):
-    head, seen = Head(), {}
+    head, seen = SeriesIndex(), {}
     for rows in batches:
         events = step(head, rows, "adjust", 5)
         head = after(head, events)
@@ -99,24 +99,24 @@ def test_sequences_are_contiguous_from_zero_per_series(batches):
 
 
 def test_rows_of_one_timestamp_stay_in_the_order_of_the_input():
-    events = step(Head(), [("a", 1), ("b", 1), ("a", 1), ("a", 0)], "fail", 0)
+    events = step(SeriesIndex(), [("a", 1), ("b", 1), ("a", 1), ("a", 0)], "fail", 0)
     assert events.order.tolist() == [3, 0, 2, 1]
 
 
 def test_untimed_rows_follow_the_timed_ones_at_the_time_of_the_commit():
-    events = step(Head(), [("a", None), ("a", 7), ("a", None)], "fail", 9)
+    events = step(SeriesIndex(), [("a", None), ("a", 7), ("a", None)], "fail", 9)
     assert [event[1:] for event in events_of(events)] == [(0, 7, 1), (1, 9, 0), (2, 9, 2)]
 
 
 def test_an_assigned_timestamp_is_never_before_the_newest_of_its_series():
-    events = step(Head(), [("a", 70), ("a", None)], "fail", 9)
+    events = step(SeriesIndex(), [("a", 70), ("a", None)], "fail", 9)
     assert events.timestamp_us.tolist() == [70, 70]
-    again = step(after(Head(), events), [("a", None)], "fail", 10)
+    again = step(after(SeriesIndex(), events), [("a", None)], "fail", 10)
     assert again.timestamp_us.tolist() == [70]
 
 
 def test_a_late_row_is_named_with_series_timestamp_and_newest_event():
-    head = after(Head(), step(Head(), [("a", 0), ("a", 5_000_000)], "fail", 0))
+    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 0), ("a", 5_000_000)], "fail", 0))
     with pytest.raises(UpdateFailed) as error:
         step(head, [("b", 1), ("a", 4_000_000)], "fail", 0)
     message = str(error.value)
@@ -127,15 +127,15 @@ def test_a_late_row_is_named_with_series_timestamp_and_newest_event():
 
 
 def test_lateness_is_judged_against_earlier_commits_only():
-    events = step(Head(), [("a", 5), ("a", 4)], "fail", 0)
+    events = step(SeriesIndex(), [("a", 5), ("a", 4)], "fail", 0)
     assert events.timestamp_us.tolist() == [4, 5]
 
 
 def test_dropped_and_adjusted_rows_are_counted_with_an_example():
-    head = after(Head(), step(Head(), [("a", 10)], "fail", 0))
+    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 10)], "fail", 0))
     rows = [("a", 9), ("a", 10), ("a", 8)]
-    dropped = after(head, step(head, rows, "drop", 0)).note
-    adjusted = after(head, step(head, rows, "adjust", 0)).note
+    dropped = after(head, step(head, rows, "drop", 0)).metadata
+    adjusted = after(head, step(head, rows, "adjust", 0)).metadata
     assert (dropped.dropped, dropped.adjusted) == (2, 0)
     assert (adjusted.dropped, adjusted.adjusted) == (0, 2)
     assert dropped.last_dropped["series"] == "a"
@@ -144,7 +144,7 @@ def test_dropped_and_adjusted_rows_are_counted_with_an_example():
 
 
 def test_a_batch_that_is_dropped_whole_has_no_events():
-    head = after(Head(), step(Head(), [("a", 10), ("b", 1)], "fail", 0))
+    head = after(SeriesIndex(), step(SeriesIndex(), [("a", 10), ("b", 1)], "fail", 0))
     events = step(head, [("a", 1)], "drop", 0)
     assert (len(events.order), events.dropped, events.delta.num_rows) == (0, 1, 0)
 
@@ -153,4 +153,4 @@ def test_a_batch_that_is_dropped_whole_has_no_events():
 def test_a_timestamp_outside_the_calendar_is_refused(us):
     series, given = pa.array(["a"]), pa.array([us]).cast(pa.timestamp("us", "UTC"))
     with pytest.raises(UpdateFailed, match=r"'a'.*out of range.*0001-01-01.*9999-12-31"):
-        number(series, given, Head(), "fail", 0)
+        number_rows(series, given, SeriesIndex(), "fail", 0)

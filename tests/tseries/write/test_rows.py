@@ -5,8 +5,8 @@ import pytest
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
-from pyspark_tseries.model.columns import INSTANT, RESERVED, layout, query_schema
-from pyspark_tseries.options.values import WriteOptions
+from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, query_schema, table_schema
+from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.write.rows import plan_rows, stage_rows
 
 STORED = [pa.field("value", pa.float64()), pa.field("note", pa.string())]
@@ -45,7 +45,7 @@ def test_a_store_column_that_does_not_come_in_is_null():
     assert stage_rows(batch, made)["note"].to_pylist() == [None]
 
 
-def test_a_value_of_another_type_is_refused_naming_column_and_both_types():
+def test_value_of_another_type_is_refused_with_both_types():
     with pytest.raises(IncompatibleValue, match=r"'value'.*bigint.*double.*cast"):
         plan(schema(value=pa.int64()))
 
@@ -55,7 +55,7 @@ def test_a_new_value_column_is_refused_naming_it_and_what_the_store_has():
         plan(schema(extra=pa.bool_()))
 
 
-@pytest.mark.parametrize("name", [*RESERVED, "Kind"])
+@pytest.mark.parametrize("name", [*RESERVED_NAMES, "Kind"])
 def test_a_value_column_named_like_a_metadata_column_is_refused(name):
     given = {"series_column": "s", "timestamp_column": "t", "author_column": "a"}
     incoming = pa.schema({"s": pa.string(), "t": INSTANT, "a": pa.string(), name: pa.int64()})
@@ -139,7 +139,7 @@ def test_every_storable_type_is_stored_nullable_all_the_way_down():
 
 
 def test_the_layout_is_fixed():
-    assert layout(STORED).names == [
+    assert table_schema(STORED).names == [
         *query_schema(STORED).names,
         "commit",
         "commit_time",

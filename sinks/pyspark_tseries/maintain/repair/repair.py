@@ -1,8 +1,10 @@
-"""Repair: a store that was damaged from outside is brought back to a sound state (semantics 26).
+"""Repair of a store that was damaged from outside (semantics 26).
 
-A list of mends is gone through, each for one kind of damage and in an order in which every mend may
-rely on those before it. A mend finds its damage by itself, says what it did, and what is lost by
-it; what it cannot mend it leaves as it is and says so. Writers should rest meanwhile.
+Repair runs a list of steps, one for each kind of damage, ordered so that each can rely on those
+before it: first the log, then the files that it names, the bounds that it records for them, the
+head, and the clock. A step finds its damage itself, and reports what it repaired and what is
+lost. It leaves alone what it cannot repair, and reports that, too. What `verify` still finds at
+the end is reported as left. Writers should pause meanwhile.
 """
 
 import dataclasses
@@ -12,184 +14,199 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import UnusableStore, WrongClock
-from pyspark_tseries.maintain.head_recovery import Remnant, find_remnant
-from pyspark_tseries.maintain.log_statistics import misstated, restate
+from pyspark_tseries.maintain.head_recovery import RecoveredHead, recover_head
+from pyspark_tseries.maintain.log_statistics import correct_statistics, find_wrong_statistics
 from pyspark_tseries.maintain.repair.future_commits import (
     FutureCommits,
-    correct,
+    correct_future_commits,
     find_future_commits,
 )
-from pyspark_tseries.maintain.repair.lost_commits import find_lost_commits, sentences
-from pyspark_tseries.maintain.repair.revert import Undoing, carry_out_undoing, find_undoing
+from pyspark_tseries.maintain.repair.lost_commits import describe_lost_commit, find_lost_commits
+from pyspark_tseries.maintain.repair.revert import Revert, plan_revert, revert_changes
 from pyspark_tseries.maintain.repair.rewind import (
     Rewind,
-    carry_out,
-    find_rewind,
-    highest_lost,
-    state_at,
+    carry_out_rewind,
+    find_max_lost_commit,
+    plan_rewind,
+    read_state_at,
 )
 from pyspark_tseries.maintain.verify import rebuild, verify
-from pyspark_tseries.model.commit_time import MOST_SKEW_US, check_commit_time
-from pyspark_tseries.model.series_index import NEVER_US, Head, next_note
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.commit_time import MAX_CLOCK_SKEW_US, check_commit_time
+from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.location import Place, lies_inside, place_of
-from pyspark_tseries.store.admin_commits import replace_head
-from pyspark_tseries.store.log_check import unknown_changes
-from pyspark_tseries.store.ownership import need_owner_of_damaged
+from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
+from pyspark_tseries.store.admin_commits import replace_index
+from pyspark_tseries.store.log_check import unknown_changes_error
+from pyspark_tseries.store.ownership import require_owner_of_damaged
 from pyspark_tseries.store.store import Store, now_us
 
-__all__ = ["Repaired", "repair"]
+__all__ = ["RepairResult", "repair"]
 
 
 @dataclass(frozen=True, slots=True)
-class Repaired:
-    """What a repair did, or would do, as sentences.
+class RepairResult:
+    """The report of a repair, or of a dry run, in sentences.
 
     Attributes:
-        mended: what was wrong, and what was done about it.
+        mended: each damage, and how it was repaired.
         lost: events, commits and settings that are gone.
-        left: what is still wrong, with the next step.
+        left: remaining damage, with the next step.
     """
 
     mended: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
-    def __add__(self, other: "Repaired") -> "Repaired":
-        return Repaired(self.mended + other.mended, self.lost + other.lost, self.left + other.left)
+    def __add__(self, other: "RepairResult") -> "RepairResult":
+        return RepairResult(
+            self.mended + other.mended, self.lost + other.lost, self.left + other.left
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a repair may do: see `repair`."""
+class RepairRequest:
+    """The arguments of `repair`."""
 
     dry_run: bool = False
     give_up: bool = False
     principal: str | None = None
 
 
-Mend = Callable[[Place, Asked], Repaired]
-"""Finds one kind of damage in the store at a place, and mends it unless it is a dry run."""
+RepairStep = Callable[[Location, RepairRequest], RepairResult]
+"""Finds one kind of damage in a store, and repairs it unless this is a dry run."""
 
 
 def repair(
-    path: str | Place,
+    path: str | Location,
     *,
     dry_run: bool = False,
     give_up: bool = False,
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
-) -> Repaired:
-    """Mends what can be mended of the store at `path`, and says what it did and what is lost.
+) -> RepairResult:
+    """Repair the store at `path` as far as possible, and report what was done and what is lost.
 
     Args:
         path: a local path, a `file:` URI or an `s3:` URI.
-        dry_run: only says what it would do first; what follows from that is not known before.
-        give_up: whether whole commits may be given up, too, where a file of an earlier one is
-            broken and cannot be put back.
+        dry_run: only report the first repairs; later ones depend on their outcome.
+        give_up: also give up whole commits if a file of an earlier one is damaged and cannot be
+            restored.
         storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
         principal: who does it; None: the OS user.
 
     Raises:
         NoSuchStore: there is no store.
-        PermissionDenied: the store has a policy, and the principal is no owner.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
         UnusableStore: what is there cannot be opened at all.
         OSError: a file could not be read or written.
         StoreBusy: other writers won every attempt.
         WrongClock: this machine's clock is ahead of the storage's.
     """
-    place, asked = place_of(path, storage_options), Asked(dry_run, give_up, principal)
-    need_owner_of_damaged(place, principal, "repair the store")
-    # A clock that is ahead would do more harm: no last commit is asked about that.
-    check_commit_time(place.location, NEVER_US, now_us(), place.clock_us(), same_machine=False)
-    done = Repaired()
-    for mend in MENDS:
-        done += mend(place, asked)
+    location, request = (
+        parse_location(path, storage_options),
+        RepairRequest(dry_run, give_up, principal),
+    )
+    require_owner_of_damaged(location, principal, "repair the store")
+    # A clock that is ahead would do more harm: the last commit is not checked, it may be damaged.
+    check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
+    done = RepairResult()
+    for step in REPAIR_STEPS:
+        done += step(location, request)
         if dry_run and done.mended:
             return done
-    return done + _left(place, done)
+    return done + _find_remaining(location, done)
 
 
-def _left(place: Place, done: Repaired) -> Repaired:
-    """What `verify` finds all the same."""
-    said = " ".join(done.left)
-    found = (line for line in verify(place) if not any(word in said for word in _paths(line)))
-    step = "next step: put what is broken back from a copy of the store"
-    return Repaired(left=tuple(f"{line}; {step}" for line in found))
+def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
+    """The violations that `verify` still finds."""
+    message = " ".join(done.left)
+    found = (
+        line
+        for line in verify(location)
+        if not any(word in message for word in _quoted_paths(line))
+    )
+    step = "put what is broken back from a copy of the store"
+    return RepairResult(left=tuple(compose_message(line, next_step=step) for line in found))
 
 
-def _paths(line: str) -> list[str]:
+def _quoted_paths(line: str) -> list[str]:
     return [word for word in line.split("'") if word.startswith("kind=")]
 
 
-def _mend_torn(place: Place, asked: Asked) -> Repaired:
-    """A store of which a power loss has torn some goes back to its last whole commit."""
-    rewind = find_rewind(place, give_up=asked.give_up) if place.local else None
+def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairResult:
+    """Rewind a store with torn files to its last whole commit."""
+    rewind = plan_rewind(location, give_up=request.give_up) if location.is_local else None
     if rewind is None:
-        return Repaired()
-    left = tuple(_left_file(place, rewind, path) for path in rewind.left)
+        return RepairResult()
+    left = tuple(_describe_left_file(location, rewind, path) for path in rewind.left)
     if not rewind.reasons:
-        return Repaired(left=left)
-    _, head_id = state_at(place, rewind.last, rewind.checkpoints)
-    lost = find_lost_commits(place, head_id, rewind.last, rewind.newest)
-    where = place.file("_tseries", "lost")
-    if not asked.dry_run:
+        return RepairResult(left=left)
+    _, head_id = read_state_at(location, rewind.last, rewind.checkpoints)
+    lost = find_lost_commits(location, head_id, rewind.last, rewind.newest)
+    where = location.file("_tseries", "lost")
+    if not request.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
-        with host_locks.in_turn(place):
-            where = carry_out(place, rewind, lost, max([rewind.newest, *numbers]))
+        with host_locks.commit_lock(location):
+            where = carry_out_rewind(location, rewind, lost, max([rewind.newest, *numbers]))
     then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
     what = f"{'; '.join(rewind.reasons)}. {then}; what there is of it was moved to '{where}'"
-    gone = tuple(sentence for commit in lost for sentence in sentences(commit))
-    return Repaired(mended=(what,), lost=gone, left=left)
+    gone = tuple(sentence for commit in lost for sentence in describe_lost_commit(commit))
+    return RepairResult(mended=(what,), lost=gone, left=left)
 
 
-def _left_file(place: Place, rewind: Rewind, path: str) -> str:
-    return (
-        f"file '{path}': {rewind.left[path]}, and no power loss did that: it had been synced; "
-        "accepted: the file as it was written; next step: put it back from a copy of the store, or "
-        "give up its commit and all that followed with: python -m pyspark_tseries repair "
-        f"--give-up {place.location}"
+def _describe_left_file(location: Location, rewind: Rewind, path: str) -> str:
+    return compose_message(
+        f"file '{path}': {rewind.left[path]}, and no power loss did that: it had been synced",
+        "the file as it was written",
+        "put it back from a copy of the store, or give up its commit and all that followed with: "
+        f"python -m pyspark_tseries repair --give-up {location.root}",
     )
 
 
-def _mend_foreign(place: Place, asked: Asked) -> Repaired:
-    """Changes of rows by other tools are undone; unknown ones are accepted if all is sound."""
-    store = Store.open_damaged(place)
-    undoing, gone = find_undoing(store)
-    if undoing is not None:
-        return _undone(store, undoing, asked)
+def _repair_foreign_changes(location: Location, request: RepairRequest) -> RepairResult:
+    """Undo changes of rows by other tools; accept unknown changes if the store is sound."""
+    store = Store.open_damaged(location)
+    revert, gone = plan_revert(store)
+    if revert is not None:
+        return _revert_foreign_changes(store, revert, request)
     if gone is None:
-        return Repaired()
-    said = str(unknown_changes(place, gone, store.version()))
-    found = [line for line in verify(place) if line != said]
+        return RepairResult()
+    message = str(unknown_changes_error(location, gone, store.version()))
+    found = [line for line in verify(location) if line != message]
     if found:
-        return Repaired(left=(said,))
-    if not asked.dry_run:
-        store.log.accept()
-        replace_head(store, lambda head_id, _: _next_head(store, head_id), timed=False)
-    return Repaired(mended=(f"{said}. All is sound but values, of which nobody can tell",))
+        return RepairResult(left=(message,))
+    if not request.dry_run:
+        store.log.mark_checked()
+        replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
+    return RepairResult(mended=(f"{message}. All that can be checked is sound; values cannot",))
 
 
-def _undone(store: Store, undoing: Undoing, asked: Asked) -> Repaired:
-    said = _said_of_change(store, undoing)
-    if undoing.gone:
-        files = ", ".join(f"'{path}'" for path in undoing.gone)
-        why = "removed meanwhile, as VACUUM does; next step: put them back from a copy of the store"
-        return Repaired(left=(f"{said}. The files that it took are gone: {files} were {why}",))
+def _revert_foreign_changes(store: Store, revert: Revert, request: RepairRequest) -> RepairResult:
+    message = _describe_change(store, revert)
+    if revert.gone:
+        files = ", ".join(f"'{path}'" for path in revert.gone)
+        problem = (
+            f"{message}. The files that it took are gone: {files} were removed meanwhile, as "
+            "VACUUM does"
+        )
+        step = "put them back from a copy of the store"
+        return RepairResult(left=(compose_message(problem, next_step=step),))
     aside = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
-    kept = [(path, f"{aside}/{path}") for path, _ in undoing.removed if lies_inside(path)]
-    if not asked.dry_run:
-        carry_out_undoing(store, undoing, kept)
-    where = store.place.file(aside)
+    kept = [(path, f"{aside}/{path}") for path, _ in revert.removed if is_inside_store(path)]
+    if not request.dry_run:
+        revert_changes(store, revert, kept)
+    where = store.location.file(aside)
     lost = tuple(
         f"what another tool has written to '{path}'; a copy is in '{where}'" for path, _ in kept
     )
-    return Repaired(mended=(f"{said}. It is undone",), lost=lost)
+    return RepairResult(mended=(f"{message}. It is undone",), lost=lost)
 
 
-def _said_of_change(store: Store, undoing: Undoing) -> str:
-    change = undoing.change
+def _describe_change(store: Store, revert: Revert) -> str:
+    change = revert.change
     if change is None:
         return f"the log of the store '{store.root}' names files outside of it"
     first, last = change.first, change.last.version
@@ -200,83 +217,85 @@ def _said_of_change(store: Store, undoing: Undoing) -> str:
     )
 
 
-def _next_head(store: Store, head_id: int | None, commit: int | None = None) -> Head:
-    """The head as it is, as that of another commit."""
-    _, head = store.head()
-    note = next_note(head, head_id, now_us=now_us(), rows=0)
-    number = note.commit if commit is None else commit
-    return dataclasses.replace(head, note=dataclasses.replace(note, commit=number))
+def _advance_head(store: Store, head_id: int | None, commit: int | None = None) -> SeriesIndex:
+    """The present head, as that of another commit."""
+    _, head = store.index()
+    metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
+    number = metadata.commit if commit is None else commit
+    return dataclasses.replace(head, metadata=dataclasses.replace(metadata, commit=number))
 
 
-def _mend_head(place: Place, asked: Asked) -> Repaired:
-    """A head that cannot be read is made again from the events."""
-    store = Store.open_damaged(place)
+def _repair_head(location: Location, request: RepairRequest) -> RepairResult:
+    """Rebuild an unreadable head from the events."""
+    store = Store.open_damaged(location)
     try:
-        store.head()
+        store.index()
     except UnusableStore as error:
-        lost = tuple(_lost_with_head(find_remnant(store)))
-        if not asked.dry_run:
-            rebuild(place, principal=asked.principal)
-        return Repaired(mended=(f"{error}. It is made again from the events",), lost=lost)
-    return Repaired()
+        lost = tuple(_describe_lost_head(recover_head(store)))
+        if not request.dry_run:
+            rebuild(location, principal=request.principal)
+        return RepairResult(mended=(f"{error}. It is rebuilt from the events",), lost=lost)
+    return RepairResult()
 
 
-def _lost_with_head(remnant: Remnant) -> Iterator[str]:
-    """What no event says: the sentences of what is older than the head was."""
-    note, known = remnant.note, remnant.head.note.commit
-    if not remnant.current:
+def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:
+    """Describe what no event records, and is therefore older than the lost head."""
+    metadata, known = recovered.metadata, recovered.head.metadata.commit
+    if not recovered.current:
         yield (
-            "what the head alone had said: the counts of dropped and adjusted rows, a policy, and "
-            f"a changed retained range, are {_as_of(note.commit)}"
+            "what only the head recorded: the counts of dropped and adjusted rows, a policy, and "
+            f"a changed retained range, are {_describe_age(metadata.commit)}"
         )
-    if note.retained_since is not None and note.retained_since > known:
+    if metadata.retained_since is not None and metadata.retained_since > known:
         yield (
             "which events the changed retained range had put out of range: those that the range "
-            f"'{note.retained}' lets in are back"
+            f"'{metadata.retained}' lets in are back"
         )
 
 
-def _as_of(commit: int) -> str:
+def _describe_age(commit: int) -> str:
     if commit < 0:
         return "those of the store's creation, since no other head can be read"
     return f"as they were with commit {commit}"
 
 
-def _mend_numbers(place: Place, asked: Asked) -> Repaired:
-    """The numbers of lost commits are not used again: a subscriber may have seen these."""
-    highest = highest_lost(place) if place.local else -1
-    store = Store.open_damaged(place)
-    if asked.dry_run or store.head()[1].note.commit >= highest:
-        return Repaired()
+def _raise_commit_number(location: Location, request: RepairRequest) -> RepairResult:
+    """Skip the numbers of lost commits: subscribers may have seen them."""
+    highest = find_max_lost_commit(location) if location.is_local else -1
+    store = Store.open_damaged(location)
+    if request.dry_run or store.index()[1].metadata.commit >= highest:
+        return RepairResult()
 
-    replace_head(store, lambda head_id, _: _next_head(store, head_id, highest), timed=False)
-    return Repaired()
+    replace_index(store, lambda head_id, _: _advance_head(store, head_id, highest), timed=False)
+    return RepairResult()
 
 
-def _mend_clock(place: Place, asked: Asked) -> Repaired:
-    """Commits in the future get the times that they had; a long pause is taken for granted."""
-    store = Store.open_damaged(place)
+def _repair_commit_times(location: Location, request: RepairRequest) -> RepairResult:
+    """Correct the times of commits in the future; accept a clock after a long pause."""
+    store = Store.open_damaged(location)
     try:
-        us = store.wall_us()
+        us = store.read_clock()
     except WrongClock as error:
-        us, last_us, said = now_us(), store.note().commit_us, str(error)
+        us, last_us, message = now_us(), store.metadata().commit_us, str(error)
     else:
-        return Repaired()
+        return RepairResult()
     if last_us <= us:
-        if not asked.dry_run:
-            replace_head(store, lambda head_id, _: _next_head(store, head_id), timed=False)
-        return Repaired(mended=(f"{_cause(said)}. That clock is taken for right",))
-    found = find_future_commits(store, max(us, place.clock_us() or us) + MOST_SKEW_US, us)
-    if not asked.dry_run:
-        correct(store, found)
-    return Repaired(mended=(f"{_cause(said)}. {_corrected(found)}",))
+        if not request.dry_run:
+            replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
+        return RepairResult(
+            mended=(f"{_strip_advice(message)}. That clock is assumed to be right",)
+        )
+    found = find_future_commits(store, max(us, location.clock_us() or us) + MAX_CLOCK_SKEW_US, us)
+    if not request.dry_run:
+        correct_future_commits(store, found)
+    return RepairResult(mended=(f"{_strip_advice(message)}. {_describe_correction(found)}",))
 
 
-def _cause(said: str) -> str:
-    return said.partition("; accepted:")[0]
+def _strip_advice(message: str) -> str:
+    return message.partition("; accepted:")[0]
 
 
-def _corrected(found: FutureCommits) -> str:
+def _describe_correction(found: FutureCommits) -> str:
     times = found.change.commit_us
     if not times:
         return "No event is of such a commit; the store's time is set back"
@@ -289,21 +308,21 @@ def _corrected(found: FutureCommits) -> str:
     )
 
 
-def _mend_statistics(place: Place, asked: Asked) -> Repaired:
-    """Files of which the log says too little are named again, with the bounds of their rows."""
-    store = Store.open_damaged(place)
-    found = list(misstated(store))
-    if found and not asked.dry_run:
-        restate(store, {file: rows for file, rows, _ in found}, now_us())
-    return Repaired(mended=tuple(f"{why}. The log says so now" for _, _, why in found))
+def _repair_statistics(location: Location, request: RepairRequest) -> RepairResult:
+    """Correct the bounds that the log records of files."""
+    store = Store.open_damaged(location)
+    found = list(find_wrong_statistics(store))
+    if found and not request.dry_run:
+        correct_statistics(store, {file: rows for file, rows, _ in found}, now_us())
+    return RepairResult(mended=tuple(f"{why}. The log is corrected" for _, _, why in found))
 
 
-MENDS: Final[tuple[Mend, ...]] = (
-    _mend_torn,
-    _mend_foreign,
-    _mend_statistics,
-    _mend_head,
-    _mend_numbers,
-    _mend_clock,
+REPAIR_STEPS: Final[tuple[RepairStep, ...]] = (
+    _repair_torn_commits,
+    _repair_foreign_changes,
+    _repair_statistics,
+    _repair_head,
+    _raise_commit_number,
+    _repair_commit_times,
 )
-"""In order: the log, the files that it names, what it says of them, the head, the clock."""
+"""In order: the log, its files, their bounds, the head, the clock."""

@@ -11,26 +11,26 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.storage.data_files import DataFile, Extent, data_files
-from pyspark_tseries.storage.location import Place, lies_inside
+from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
+from pyspark_tseries.storage.location import Location, is_inside_store
 from pyspark_tseries.store.foreign_changes import ForeignChange, find_foreign_change
-from pyspark_tseries.store.log import table_at
 from pyspark_tseries.store.log_check import unchecked_entries
-from pyspark_tseries.store.log_entries import Added, Removed
+from pyspark_tseries.store.log_entries import AddedFile, RemovedFile
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table_at
 
-__all__ = ["Undoing", "carry_out_undoing", "find_undoing"]
+__all__ = ["Revert", "plan_revert", "revert_changes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Undoing:
-    """What undoes the changes of other tools.
+class Revert:
+    """The actions that undo the changes of other tools.
 
     Attributes:
-        change: what they changed; None where a file outside of the store is all there is.
-        again: files that are named again.
-        removed: paths and sizes of files that are removed from the log.
-        gone: paths of files that would have to be named again, and are not there any more.
+        change: the changes; None if the log only names files outside the store.
+        again: files to add to the log again.
+        removed: paths and sizes of files to remove from the log.
+        gone: paths of files that should be added again but no longer exist.
     """
 
     change: ForeignChange | None
@@ -39,79 +39,80 @@ class Undoing:
     gone: tuple[str, ...]
 
 
-def find_undoing(store: Store) -> tuple[Undoing | None, int | None]:
-    """What undoes the changes of other tools in `store`, None where there are none.
+def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
+    """Plan how to undo the changes of other tools in `store`.
 
     Returns:
-        It; and the version of the log that would say more but is gone, None as a rule.
+        The plan, None if there are no such changes; and the version of a log entry that is needed
+        for certainty but no longer exists, normally None.
 
     Raises:
         UnusableStore: an entry of the log is torn.
         OSError: the log cannot be read.
     """
-    entries, missing = unchecked_entries(store.place, store.version(), -1)
+    entries, missing = unchecked_entries(store.location, store.version(), -1)
     change = find_foreign_change(entries)
     sizes = dict(store.log.sizes())
-    outside = [path for path in sizes if not lies_inside(path)]
+    outside = [path for path in sizes if not is_inside_store(path)]
     if change is None and not outside:
         return None, missing
     again: list[DataFile] = []
     gone: list[str] = []
     if change is not None:
-        sound = _files_at(store.place, change.sound)
+        sound = _list_files_at(store.location, change.sound)
         there = {path for path in change.missing if path in sound and _is_there(sound[path], store)}
         again = [sound[path] for path in change.missing if path in there]
         gone = [path for path in change.missing if path not in there]
     extra = dict.fromkeys([*(change.extra if change else ()), *outside])
     removed = tuple((path, sizes.get(path, 0)) for path in extra)
-    return Undoing(change, tuple(again), removed, tuple(gone)), missing
+    return Revert(change, tuple(again), removed, tuple(gone)), missing
 
 
-def _files_at(place: Place, version: int) -> dict[str, DataFile]:
-    """The store's files at `version` by path; none where the log does not reach back to there."""
+def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
+    """The store's files at `version` by path; empty if the log does not reach back that far."""
     try:
-        table = table_at(place, version)
+        table = load_table_at(location, version)
     except UnusableStore:
         return {}
-    files = data_files(place, pa.table(table.get_add_actions(flatten=True)))
+    files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     return {file.path: file for file in files}
 
 
 def _is_there(file: DataFile, store: Store) -> bool:
     try:
-        return store.place.size(store.place.file(file.path)) == file.size
+        return store.location.size(store.location.file(file.path)) == file.size
     except FileNotFoundError:
         return False
 
 
-def carry_out_undoing(store: Store, undoing: Undoing, kept: Sequence[tuple[str, str]]) -> None:
-    """Commits it.
+def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]) -> None:
+    """Commit the actions of `revert`.
 
     Args:
-        store: opened as damaged, and nobody writes to it.
-        undoing: as `find_undoing` gives it, with nothing gone.
+        store: opened as damaged, without other writers.
+        revert: as `plan_revert` gives it, with nothing gone.
         kept: paths of files to keep copies of, relative to the store, and of the copies.
 
     Raises:
         DeltaError: a commit was made meanwhile.
         OSError: the storage failed.
     """
-    place, now_ms = store.place, time.time_ns() // 1_000_000
+    location, now_ms = store.location, time.time_ns() // 1_000_000
     for path, copy in kept:
-        place.copy(place.file(path), place.file(copy))
-    actions: list[Added | Removed] = [
-        Removed(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms, True)
-        for path, size in undoing.removed
+        location.copy(location.file(path), location.file(copy))
+    actions: list[AddedFile | RemovedFile] = [
+        RemovedFile(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms, True)
+        for path, size in revert.removed
     ]
     actions += [
-        Added(file.path, file.size, file.kind, now_ms, True, _statistics(file))
-        for file in undoing.again
+        AddedFile(file.path, file.size, file.kind, now_ms, True, _format_statistics(file))
+        for file in revert.again
     ]
-    with store.turn() as log:
-        log.accept()
-        log.commit(actions, {}, files=[place.file(file.path) for file in undoing.again])
+    with store.commit_lock() as log:
+        log.mark_checked()
+        log.commit(actions, {}, files=[location.file(file.path) for file in revert.again])
 
 
-def _statistics(file: DataFile) -> str:
-    series, sequence = (file.first, file.last), (file.least_sequence, file.most_sequence)
-    return Extent(file.rows, series, sequence, (file.least_us, file.most_us)).statistics()
+def _format_statistics(file: DataFile) -> str:
+    series, sequence = (file.first, file.last), (file.min_sequence, file.max_sequence)
+    return FileStats(file.rows, series, sequence, (file.min_us, file.max_us)).to_json()

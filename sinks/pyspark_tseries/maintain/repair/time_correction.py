@@ -1,9 +1,9 @@
-"""The times that a clock in the future has given to commits and events, corrected (semantics 26.4).
+"""Rules for correcting times that came from a clock in the future (semantics 26.4).
 
-A commit that lies in the future gets the time at which its file was written, or else the latest
-that it can have. An event got its time from such a clock where it has exactly that of a commit in
-the future; it gets its commit's corrected one, or its series' newest where that is later. Times
-that somebody has given stay, in the future too.
+A commit in the future gets the time at which its file was written, or else the latest time that
+it can have. An event whose timestamp is exactly that of a commit in the future got it from that
+clock: it gets the corrected time of its commit, or the newest of its series if that is later.
+Timestamps that a writer gave stay as they are, even in the future.
 """
 
 from collections.abc import Mapping
@@ -15,29 +15,41 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_tseries.model.arrays import (
+    NEVER_US,
+    NO_SEQUENCE,
+    Int64Array,
+    encode_runs,
+    sort_keys,
+    to_int64,
+)
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.series_index import ABSENT, NEVER_US, Longs
-from pyspark_tseries.model.series_state import longs
-from pyspark_tseries.model.slices import by_name, key_order
 
-__all__ = ["KEYS", "Restamping", "corrected_times", "find_restamping", "restamped"]
+__all__ = ["TIME_COLUMNS", "TimeCorrection", "apply_correction", "correct_times", "plan_correction"]
 
-KEYS: Final = ("series", "sequence", "timestamp", "original_sequence", "commit", "commit_time")
-"""The columns by which times are corrected."""
+TIME_COLUMNS: Final = (
+    "series",
+    "sequence",
+    "timestamp",
+    "original_sequence",
+    "commit",
+    "commit_time",
+)
+"""The columns that the correction reads."""
 
 
-def corrected_times(
-    commits: Longs, written_us: Mapping[int, int], last_good_us: int, now_us: int
+def correct_times(
+    commits: Int64Array, written_us: Mapping[int, int], last_good_us: int, now_us: int
 ) -> dict[int, int]:
-    """The time that each of some commits gets; rising with their numbers.
+    """The corrected time of each commit; times increase with the numbers.
 
     Args:
-        commits: the numbers of those in the future, distinct and rising.
-        written_us: when the files of some of them were written, as the storage says.
+        commits: the numbers of those in the future, distinct and increasing.
+        written_us: the times at which some of their files were written, by the storage.
         last_good_us: the time of the last commit that is not in the future.
-        now_us: a clock that is right, not before that; no commit is later.
+        now_us: the correct time, not before `last_good_us`; no commit is later.
 
-    >>> corrected_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
+    >>> correct_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
     {4: 70, 5: 100, 6: 100}
     """
     found: dict[int, int] = {}
@@ -50,78 +62,78 @@ def corrected_times(
 
 
 @dataclass(frozen=True, slots=True)
-class Restamping:
+class TimeCorrection:
     """The events whose times change.
 
     Attributes:
         commit_us: the corrected time of each commit, by its number.
-        events: series, sequence and new timestamp of the events that get another one.
+        events: series, sequence and new timestamp of these events.
     """
 
     commit_us: Mapping[int, int]
     events: pa.Table
 
 
-def find_restamping(
+def plan_correction(
     keys: pa.Table, newest_us: pa.Table, commit_us: Mapping[int, int]
-) -> Restamping:
-    """Which events get another time.
+) -> TimeCorrection:
+    """Find the events whose times change.
 
     Args:
-        keys: the columns `KEYS` of all events of commits in the future.
+        keys: the columns `TIME_COLUMNS` of all events of commits in the future.
         newest_us: `series` and `newest_us` before these commits.
-        commit_us: as `corrected_times` gives it.
+        commit_us: from `correct_times`.
     """
-    names, codes = by_name(keys["series"])
-    sequence = longs(keys["sequence"])
-    order = key_order(codes, sequence)
+    names, codes = encode_runs(keys["series"])
+    sequence = to_int64(keys["sequence"])
+    order = sort_keys(codes, sequence)
     codes, sequence = codes[order], sequence[order]
     times = ("timestamp", "commit", "commit_time")
-    us, commit, old_us = (longs(keys[name])[order] for name in times)
+    us, commit, old_us = (to_int64(keys[name])[order] for name in times)
     assigned = np.isin(us, np.unique(old_us))
-    earned = np.where(assigned, _mapped(commit, commit_us), us)
-    stood = _stood(names, newest_us)
+    corrected = np.where(assigned, _look_up(commit, commit_us), us)
+    newest = _newest_before(names, newest_us)
     ends = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
     for start, end in pairwise(ends if len(codes) else []):
         part = slice(start, end)
-        highest = np.maximum.accumulate(np.maximum(earned[part], stood[codes[start]]))
-        earned[part] = np.where(assigned[part], highest, earned[part])
-    changed = np.flatnonzero(earned != us)
-    return Restamping(
+        highest = np.maximum.accumulate(np.maximum(corrected[part], newest[codes[start]]))
+        corrected[part] = np.where(assigned[part], highest, corrected[part])
+    changed = np.flatnonzero(corrected != us)
+    return TimeCorrection(
         commit_us,
         pa.table(
             {
                 "series": names.take(pa.array(codes[changed])),
                 "sequence": sequence[changed],
-                "timestamp": pa.array(earned[changed]).cast(INSTANT),
+                "timestamp": pa.array(corrected[changed]).cast(INSTANT),
             }
         ),
     )
 
 
-def _mapped(numbers: Longs, values: Mapping[int, int]) -> Longs:
+def _look_up(numbers: Int64Array, values: Mapping[int, int]) -> Int64Array:
     known = np.array(sorted(values), np.int64)
     found = np.array([values[number] for number in known.tolist()], np.int64)
     return found[np.searchsorted(known, numbers)]
 
 
-def _stood(names: pa.Array, newest_us: pa.Table) -> Longs:
+def _newest_before(names: pa.Array, newest_us: pa.Table) -> Int64Array:
     at = pc.index_in(names, newest_us["series"].combine_chunks().cast(pa.string()))
     found = newest_us["newest_us"].combine_chunks().cast(pa.int64()).take(at)
-    stood: Longs = found.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
-    return stood
+    newest: Int64Array = found.fill_null(NEVER_US).to_numpy(zero_copy_only=False)
+    return newest
 
 
-def restamped(rows: pa.Table, change: Restamping) -> pa.Table:
+def apply_correction(rows: pa.Table, change: TimeCorrection) -> pa.Table:
     """`rows`, whole events in any order, with their new times, and those of edits' originals."""
-    stamps = _times_of(rows["series"], rows["sequence"], rows["timestamp"], change)
-    originals = _times_of(
+    stamps = _corrected_column(rows["series"], rows["sequence"], rows["timestamp"], change)
+    originals = _corrected_column(
         rows["series"], rows["original_sequence"], rows["original_timestamp"], change
     )
-    commit, commit_us = longs(rows["commit"]), longs(rows["commit_time"])
+    commit, commit_us = to_int64(rows["commit"]), to_int64(rows["commit_time"])
     moved = np.isin(commit, list(change.commit_us))
     commit_us = commit_us.copy()
-    commit_us[moved] = _mapped(commit[moved], change.commit_us)
+    commit_us[moved] = _look_up(commit[moved], change.commit_us)
     new = {
         "timestamp": stamps,
         "original_timestamp": originals,
@@ -133,14 +145,14 @@ def restamped(rows: pa.Table, change: Restamping) -> pa.Table:
     return rows
 
 
-def _times_of(
-    series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: Restamping
+def _corrected_column(
+    series: pa.ChunkedArray, sequence: pa.ChunkedArray, us: pa.ChunkedArray, change: TimeCorrection
 ) -> pa.Array:
     """The times of the events `series`, `sequence`, nulls too, where they change; else `us`."""
     wanted = pa.table(
         {
             "series": series.cast(pa.string()),
-            "sequence": sequence.fill_null(ABSENT),
+            "sequence": sequence.fill_null(NO_SEQUENCE),
             "row": np.arange(len(series)),
         }
     )

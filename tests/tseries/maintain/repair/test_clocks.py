@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, stored
-from tseries.subscribe.test_position import Client
+from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import TimeSeries, WrongClock
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.repair.repair import Repaired, repair
-from pyspark_tseries.maintain.repair.time_correction import corrected_times
+from pyspark_tseries.maintain.repair.repair import RepairResult, repair
+from pyspark_tseries.maintain.repair.time_correction import correct_times
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.commit_time import check_commit_time, is_suspicious
+from pyspark_tseries.model.commit_time import check_commit_time, is_clock_suspicious
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.storage.location import Place
+from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import now_us
 
@@ -44,7 +44,7 @@ def test_a_store_that_was_idle_goes_on_without_ceremony(idle, same, storage_us):
     check(NOW - idle, NOW, storage_us, same)
 
 
-def test_after_a_pause_longer_than_two_years_the_clock_of_another_machine_or_somebody_says_so():
+def test_clock_after_a_pause_of_two_years_needs_another_clock_or_repair():
     check(NOW - 3 * YEAR, NOW, same_machine=False)
     for storage_us, same in ((NOW, True), (None, False)):
         with pytest.raises(WrongClock, match=r"is right, say so with: python -m .* repair"):
@@ -62,7 +62,7 @@ def test_a_writer_whose_clock_is_ahead_of_the_storages_is_refused_by_name(ahead,
 
 
 @pytest.mark.parametrize("storage_us", [NOW, None])
-def test_who_comes_after_a_commit_of_the_future_is_told_of_repair(storage_us):
+def test_writer_after_a_commit_in_the_future_is_pointed_to_repair(storage_us):
     with pytest.raises(WrongClock, match="python -m pyspark_tseries repair /s corrects"):
         check(NOW + HOUR + 1, NOW, storage_us)
 
@@ -74,16 +74,16 @@ def test_clocks_that_differ_little_and_one_that_is_behind_do_no_harm():
     check(NOW, 0)
 
 
-def test_a_clock_that_was_never_set_before_is_no_witness_against_one_that_is():
+def test_clock_that_was_never_set_does_not_count_against_another():
     check(0, NOW)
     check(NOW - 40 * YEAR, NOW)
 
 
 def test_the_storage_is_asked_only_where_something_is_odd():
-    assert not is_suspicious(NOW, NOW + HOUR)
-    assert not is_suspicious(NOW + HOUR, NOW)
-    assert is_suspicious(NOW, NOW + HOUR + 1)
-    assert is_suspicious(NOW + HOUR + 1, NOW)
+    assert not is_clock_suspicious(NOW, NOW + HOUR)
+    assert not is_clock_suspicious(NOW + HOUR, NOW)
+    assert is_clock_suspicious(NOW, NOW + HOUR + 1)
+    assert is_clock_suspicious(NOW + HOUR + 1, NOW)
 
 
 @given(
@@ -92,11 +92,9 @@ def test_the_storage_is_asked_only_where_something_is_odd():
     st.integers(0, 100),
     st.integers(0, 100),
 )
-def test_corrected_times_rise_and_lie_between_the_last_good_one_and_now(
-    commits, written, good, more
-):
+def test_corrected_times_increase_between_the_last_good_one_and_now(commits, written, good, more):
     now = good + more
-    found = corrected_times(np.array(commits, np.int64), written, good, now)
+    found = correct_times(np.array(commits, np.int64), written, good, now)
     times = list(found.values())
     assert list(found) == commits
     assert times == sorted(times)
@@ -126,7 +124,7 @@ def set_clock(monkeypatch, ahead_us, *, kernel=False):
     real = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real() + 1000 * ahead_us)
     if kernel:
-        monkeypatch.setattr(Place, "clock_us", lambda _: real() // 1000 + ahead_us)
+        monkeypatch.setattr(Location, "clock_us", lambda _: real() // 1000 + ahead_us)
 
 
 def times(path):
@@ -184,13 +182,13 @@ def poisoned(series, monkeypatch, ahead=64 * YEAR):
     series.append("b", 1)
     with monkeypatch.context() as context:
         set_clock(context, ahead, kernel=True)
-        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        context.setattr("pyspark_tseries.model.commit_time.MAX_IDLE_US", 10**18)
         series.append("a", 2)
         series.append("c", 3, datetime(2090, 1, 1, tzinfo=UTC))  # That is what it says.
         series.append("c", 4)
         series.edit("a", 1, 5)
         series.append("b", 2, datetime(2090, 6, 1, tzinfo=UTC))
-    storage._OPEN.clear()
+    storage._open_stores.clear()
 
 
 def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_path, monkeypatch):
@@ -224,7 +222,7 @@ def test_a_store_with_commits_of_the_future_is_refused_and_repaired(series, tmp_
     event = series.append("a", 10)
     assert (datetime.now(UTC) - event.timestamp) < timedelta(minutes=5)
     assert [row[:2] for row in subscriber.poll()] == [("a", 3)]
-    assert repair(str(tmp_path / "s")) == Repaired()
+    assert repair(str(tmp_path / "s")) == RepairResult()
     series.compact()
     assert verify(str(tmp_path / "s")) == []
 
@@ -260,7 +258,7 @@ def test_commits_of_the_future_are_corrected_where_files_were_merged_by_any_tool
     assert verify(str(tmp_path / "s")) == []
     with monkeypatch.context() as context:
         set_clock(context, 64 * YEAR, kernel=True)
-        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        context.setattr("pyspark_tseries.model.commit_time.MAX_IDLE_US", 10**18)
         series.append("e", 1)
         compact(tmp_path / "s")
     repair(str(tmp_path / "s"))
@@ -272,7 +270,7 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
     series.append("a", 1)
     with monkeypatch.context() as context:
         set_clock(context, 64 * YEAR, kernel=True)
-        context.setattr("pyspark_tseries.model.commit_time.MOST_IDLE_US", 10**18)
+        context.setattr("pyspark_tseries.model.commit_time.MAX_IDLE_US", 10**18)
         series.set_retained_range("limit 5")
     assert "No event is of such a commit" in repair(str(tmp_path / "s")).mended[0]
     assert series.append("a", 2).sequence == 1
@@ -280,14 +278,12 @@ def test_a_future_without_events_is_set_back_too(series, tmp_path, monkeypatch):
     assert verify(str(tmp_path / "s")) == []
 
 
-def test_after_years_of_silence_repair_is_the_word_that_the_clock_is_right(
-    series, tmp_path, monkeypatch
-):
+def test_repair_after_years_without_commits_accepts_the_clock(series, tmp_path, monkeypatch):
     series.append("a", 1)
-    monkeypatch.setattr("pyspark_tseries.model.commit_time._FIRST_US", 0)
+    monkeypatch.setattr("pyspark_tseries.model.commit_time._MIN_CREDIBLE_US", 0)
     set_clock(monkeypatch, 3 * YEAR, kernel=True)
     with pytest.raises(WrongClock, match="is right, say so with"):
         series.append("a", 2)
     assert verify(str(tmp_path / "s")) == [], "an archive is sound"
-    assert "taken for right" in repair(str(tmp_path / "s")).mended[0]
+    assert "assumed to be right" in repair(str(tmp_path / "s")).mended[0]
     assert series.append("a", 2).sequence == 1

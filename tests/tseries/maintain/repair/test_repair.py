@@ -9,10 +9,10 @@ import pytest
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import snapshot_of, with_note
+from pyspark_tseries.model.series_index import attach_metadata, make_full_table
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
@@ -28,7 +28,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return Store.open(str(path))
 
 
@@ -40,16 +40,16 @@ def run(path, *more):
 
 def test_a_sound_store_needs_no_repair(path):
     before = Store.open(str(path)).version()
-    assert repair(str(path)) == Repaired()
+    assert repair(str(path)) == RepairResult()
     assert reopened(path).version() == before
 
 
 def test_a_lost_head_is_mended_and_no_event_is_lost(path):
     before = stored(path)
     shutil.rmtree(path / "_tseries" / "head")
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     planned = repair(str(path), dry_run=True)
-    assert "is made again from the events" in planned.mended[0]
+    assert "is rebuilt from the events" in planned.mended[0]
     assert any("cannot be read" in line for line in verify(str(path)))
     assert repair(str(path)) == planned
     assert verify(str(path)) == []
@@ -58,7 +58,7 @@ def test_a_lost_head_is_mended_and_no_event_is_lost(path):
 
 def lose_head(path, head_id):
     (path / "_tseries" / "head" / f"{head_id:016x}.arrow").unlink()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
 
 
 def test_a_head_that_lacks_an_earlier_one_keeps_its_counts_range_and_policy(tmp_path):
@@ -82,8 +82,8 @@ def test_a_head_file_that_was_never_committed_does_not_stand_in_for_a_lost_one(t
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1)))
     store.refresh()
-    stray = dataclasses.replace(store.head()[1].note, commit=9, dropped=99)
-    write_head(store.place, 1, with_note(snapshot_of(store.head()[1]), stray))
+    stray = dataclasses.replace(store.index()[1].metadata, commit=9, dropped=99)
+    write_head(store.location, 1, attach_metadata(make_full_table(store.index()[1]), stray))
     store.append(batch(("a", 2), ("a", 0), policy="drop"))
     store.refresh()
     lose_head(tmp_path / "s", store.head_id())
@@ -92,7 +92,7 @@ def test_a_head_file_that_was_never_committed_does_not_stand_in_for_a_lost_one(t
     assert describe(str(tmp_path / "s"))["dropped"] == 0
 
 
-def test_the_command_says_what_it_mended(path):
+def test_repair_command_reports_what_it_mended(path):
     assert run(path) == (0, "nothing to repair\n")
     shutil.rmtree(path / "_tseries" / "head")
     code, said = run(path, "--dry-run")

@@ -10,11 +10,11 @@ import pytest
 from tseries.builders import batch, new_store, stored
 from tseries.power_loss import Disk
 from tseries.storage.test_power_loss import newest, tear
-from tseries.subscribe.test_position import Client
+from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.maintain.repair.repair import Repaired, repair
+from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.store import store as storage
@@ -24,7 +24,7 @@ VALUES = {"value": pa.int64()}
 
 
 def opened(path, durability="os"):
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return TimeSeries.open(path, "me", durability=durability, auto_compact=False)
 
 
@@ -34,7 +34,7 @@ def fill(path, durability, commits=13):
     )
     for number in range(commits):
         series.append("ab"[number % 2], number)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     return path
 
 
@@ -50,7 +50,7 @@ def events(path):
 
 @pytest.mark.parametrize("how", ["empty", "half", "zeros"])
 @pytest.mark.parametrize("kind", ["entry", "data"])
-def test_a_torn_newest_commit_is_said_and_the_rest_is_as_before(path, kind, how):
+def test_rewind_of_a_torn_newest_commit_reports_it_and_keeps_the_rest(path, kind, how):
     before, file = events(path), newest(path, kind)
     tear(file, how)
     planned = repair(str(path), dry_run=True)
@@ -68,7 +68,7 @@ def test_a_torn_newest_commit_is_said_and_the_rest_is_as_before(path, kind, how)
     assert verify(str(path)) == []
     assert events(path) == [row for row in before if row != ("a", 6)]
     assert opened(path).append("a", 1).sequence == 6
-    assert repair(str(path)) == Repaired()
+    assert repair(str(path)) == RepairResult()
     (aside,) = (path / "_tseries" / "lost").iterdir()
     kept = json.loads((aside / "lost.json").read_text())
     assert [commit["series"] for commit in kept["commits"]] == [{"a": [6, 6]}]
@@ -90,7 +90,7 @@ def test_a_torn_newest_head_loses_no_event(path, how):
 
 
 @pytest.mark.parametrize("harm", ["empty", "missing"])
-def test_all_after_a_torn_log_entry_is_lost_and_said_by_commit(path, harm):
+def test_rewind_to_a_torn_log_entry_reports_each_lost_commit(path, harm):
     entry = path / "_delta_log" / f"{11:020d}.json"
     tear(entry, "empty") if harm == "empty" else entry.unlink()
     done = repair(str(path))
@@ -100,11 +100,11 @@ def test_all_after_a_torn_log_entry_is_lost_and_said_by_commit(path, harm):
     assert verify(str(path)) == []
 
 
-def test_what_cannot_be_told_is_said_to_be_so(path):
+def test_unknown_events_of_a_lost_commit_are_reported_as_unknown(path):
     for file in [newest(path, kind) for kind in ("head", "data", "entry")]:
         tear(file, "empty")
     done = repair(str(path))
-    assert done.lost == ("a commit (log entry 13): which events it had cannot be told",)
+    assert done.lost == ("a commit (log entry 13): its events are unknown",)
     assert verify(str(path)) == []
 
 
@@ -128,7 +128,7 @@ def test_a_torn_checkpoint_is_named_and_loses_nothing(path, how, pointer):
 def test_a_log_without_any_whole_checkpoint_says_that_it_needs_a_copy(path):
     tear(path / "_delta_log" / f"{9:020d}.checkpoint.parquet", "half")
     (path / "_delta_log" / f"{0:020d}.json").unlink()
-    with pytest.raises(UnusableStore, match=r"tells of no whole commit.*from a copy"):
+    with pytest.raises(UnusableStore, match=r"holds no whole commit.*from a copy"):
         repair(str(path))
 
 
@@ -136,7 +136,7 @@ def test_batches_of_lost_commits_are_named_and_stored_when_they_come_again(tmp_p
     store = new_store(tmp_path / "s")
     for number in range(3):
         store.append(batch(("a", number), token=("tseries:q:hourly", number)), synced=False)
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     tear(newest(tmp_path / "s", "data"), "empty")
     done = repair(str(tmp_path / "s"))
     assert done.lost[1].startswith("batch 2 of 'hourly': if it is a query, remove 'commits/2'")
@@ -171,7 +171,7 @@ def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
     def killed(*given, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(repairing, "replace_head", killed)
+    monkeypatch.setattr(repairing, "replace_index", killed)
     with pytest.raises(KeyboardInterrupt):
         repair(str(path))
     monkeypatch.undo()
@@ -180,7 +180,7 @@ def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
     assert [row[:2] for row in subscriber.poll()] == [("c", 0)]
 
 
-def test_a_file_that_had_been_synced_is_not_a_power_loss_and_costs_no_whole_commit_unasked(
+def test_rewind_with_a_damaged_synced_file_gives_up_no_whole_commit(
     tmp_path,
 ):
     path = fill(tmp_path / "s", "fsync")
@@ -192,7 +192,7 @@ def test_a_file_that_had_been_synced_is_not_a_power_loss_and_costs_no_whole_comm
     assert (done.mended, done.lost) == ((), ())
     assert any("put it back from a copy" in line and "--give-up" in line for line in done.left)
     file.write_bytes(whole)
-    assert repair(str(path)) == Repaired()
+    assert repair(str(path)) == RepairResult()
     tear(file, "half")
     done = repair(str(path), give_up=True)
     assert [line.split(" of ")[0] for line in done.lost] == ["commit 10", "commit 11", "commit 12"]
@@ -201,7 +201,7 @@ def test_a_file_that_had_been_synced_is_not_a_power_loss_and_costs_no_whole_comm
     assert events(path) == [row for row in before if row not in [("a", 5), ("b", 5), ("a", 6)]]
 
 
-def test_the_newest_synced_commit_whose_file_is_broken_is_given_up_unasked(tmp_path):
+def test_rewind_gives_up_the_newest_commit_if_its_file_is_damaged(tmp_path):
     path = fill(tmp_path / "s", "fsync")
     tear(newest(path, "data"), "empty")
     done = repair(str(path))
@@ -209,7 +209,7 @@ def test_the_newest_synced_commit_whose_file_is_broken_is_given_up_unasked(tmp_p
     assert verify(str(path)) == []
 
 
-def test_the_command_says_what_is_lost_and_exits_with_1_where_something_is_left(path):
+def test_repair_command_reports_losses_and_exits_with_1_if_some_are_left(path):
     def run(*more):
         line = [sys.executable, "-m", "pyspark_tseries", "repair", str(path), *more]
         done = subprocess.run(line, capture_output=True, text=True, timeout=120)
@@ -226,9 +226,7 @@ def test_the_command_says_what_is_lost_and_exits_with_1_where_something_is_left(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_a_power_loss_has_torn_a_prefix_of_the_commits_is_left_and_the_rest_is_said(
-    tmp_path, monkeypatch, seed
-):
+def test_rewind_after_any_power_loss_keeps_a_prefix_of_the_commits(tmp_path, monkeypatch, seed):
     home = tmp_path / "home" / "s"
     home.parent.mkdir()
     disk = Disk(home, monkeypatch)
@@ -241,7 +239,7 @@ def test_whatever_a_power_loss_has_torn_a_prefix_of_the_commits_is_left_and_the_
     left = tmp_path / "left"
     disk.leave(left, names=bool(seed % 2), seed=seed)
     monkeypatch.undo()
-    storage._OPEN.clear()
+    storage._open_stores.clear()
     done = repair(str(left))
     assert done.left == ()
     assert verify(str(left)) == []

@@ -1,0 +1,121 @@
+"""The Delta table of a store: opening and creating it, with errors that name the next step."""
+
+import contextlib
+import os
+import pathlib
+import re
+import tempfile
+from typing import Final
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.storage.durability import make_directories
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
+from pyspark_tseries.store.log_entries import adopt_entry, commit_info
+from pyspark_tseries.store.log_writer import publish
+
+__all__ = ["create_table", "load_table", "load_table_at", "open_table", "unreachable_error"]
+
+_COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
+
+
+def open_table(location: Location) -> DeltaTable | None:
+    """The table at `location`; None if there is none.
+
+    Raises:
+        UnusableStore: it is not a store, is damaged, or cannot be reached.
+    """
+    try:
+        return load_table(location)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        if not location.is_local:
+            raise unreachable_error(location, "opened", error) from None
+        with contextlib.suppress(OSError):
+            damage = find_log_damage(location)
+            if damage is not None:
+                raise damaged_log_error(location, damage) from None
+        raise UnusableStore(
+            f"'{location.root}' cannot be opened as a store: {str(error).splitlines()[0]}",
+            "a directory that a tseries write has created",
+            "check the path and its rights",
+        ) from error
+
+
+def load_table(location: Location) -> DeltaTable:
+    """The table at `location`; raises Delta's errors."""
+    return DeltaTable(location.uri, storage_options=location.storage_options)
+
+
+def load_table_at(location: Location, version: int) -> DeltaTable:
+    """The table at `location` as it was with the entry `version` of its log.
+
+    Raises:
+        UnusableStore: the log does not reach back so far, or it cannot be read.
+    """
+    try:
+        return DeltaTable(location.uri, version, storage_options=location.storage_options)
+    except (DeltaError, OSError) as error:
+        raise UnusableStore(
+            f"the store '{location.root}' as it was at entry {version} of its log cannot be "
+            f"opened: {location.redact(str(error)).splitlines()[0]}",
+            "a query whose tasks begin while the log reaches back to its start",
+            "start the query again",
+        ) from None
+
+
+def create_table(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:
+    """Create the table at `location`, unless another writer has just done it.
+
+    Raises:
+        UnusableStore: the directory cannot be written, or the object store not be reached.
+    """
+    try:
+        if location.is_local:
+            _create_local(location, schema, properties)
+        else:
+            _create(location.uri, schema, properties, location.storage_options)
+    except (DeltaError, OSError) as error:
+        if open_table(location) is None:
+            raise unreachable_error(location, "created", error) from None
+
+
+def _create(
+    uri: str, schema: pa.Schema, properties: dict[str, str], options: dict[str, str] | None
+) -> None:
+    DeltaTable.create(
+        uri,
+        schema,
+        partition_by=["kind"],
+        configuration=properties,
+        raise_if_key_not_exists=False,
+        storage_options=options,
+    )
+
+
+def _create_local(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as elsewhere:
+        _create(pathlib.Path(elsewhere).as_uri(), schema, properties, None)
+        with open(os.path.join(elsewhere, "_delta_log", f"{0:020d}.json"), "rb") as file:
+            entry = adopt_entry(file.read(), commit_info(None, -1, synced=True), f"{location.uri}/")
+    make_directories(location.file("_delta_log"))
+    publish(location, 0, entry, [], synced=True, known=set())
+
+
+def unreachable_error(location: Location, done: str, error: Exception) -> UnusableStore:
+    """An error without secrets, which the storage's answer, its cause, may contain."""
+    said = " ".join(_COLOUR_CODES.sub("", location.redact(str(error))).split())
+    there, given = "a directory that can be written", ""
+    if not location.is_local:
+        there = "a prefix in a bucket that exists, and credentials that may read and write it"
+        given = " and storageOptions (storage_options=, --storage-option)"
+    return UnusableStore(
+        f"'{location.root}' cannot be {done} as a store: {said[:500]}",
+        there,
+        f"check the path{given}",
+    )
