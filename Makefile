@@ -95,8 +95,8 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 bench: java $(READY) ## side by side with Spark's own sources and sinks: one table of ratios
 	$(BIN)/python bench
 
-lint: $(READY) ## ruff and mypy
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+lint: $(READY) ## ruff, mypy, and which folder imports from which
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 ci: lint test test-4.2 integration ## all that CI runs
 
