@@ -32,7 +32,7 @@ java:
 PYTHON_IS_NEW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
 # pip says nothing for as long as it loads Spark, which is 430 MB: somebody else says what it does.
-PIP_INSTALL = $(PYTHON) integration/progress.py "Installing Spark and what else is needed into $(1)" 90 \
+PIP_INSTALL = $(PYTHON) sources/pyspark_timestream/demo/progress.py "Installing Spark and what else is needed into $(1)" 90 \
 	  sh -c '$(1)/bin/python -m pip install --upgrade "pip>=25.1" && $(1)/bin/python -m pip install $(2)'
 
 $(READY): pyproject.toml $(COMPILED)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from confluent_kafka import (
     Consumer,
     IsolationLevel,
+    KafkaError,
     KafkaException,
     Message,
     Producer,
@@ -186,26 +187,37 @@ class Broker:
         defaults = {"group_id": unique_name("reader"), "auto_offset_reset": "earliest"}
         return Consumer(self._client_settings(**{**defaults, **settings}))
 
-    def end_offsets(self, topic: str) -> dict[int, int]:
+    def end_offsets(
+        self, topic: str, level: IsolationLevel = IsolationLevel.READ_UNCOMMITTED
+    ) -> dict[int, int]:
         """The offset behind the last record of each partition; none where there is no topic."""
         latest = {
             TopicPartition(topic, part): OffsetSpec.latest() for part in self._partitions(topic)
         }
-        ends = self._admin.list_offsets(latest) if latest else {}
-        return {part.partition: end.result(timeout=30).offset for part, end in sorted(ends.items())}
+        ends: dict[int, int] = {}
+
+        def are_known() -> bool:
+            asked = self._admin.list_offsets(latest, isolation_level=level) if latest else {}
+            try:
+                ends.update(
+                    (p.partition, end.result(timeout=30).offset) for p, end in asked.items()
+                )
+            except KafkaException as error:
+                # A broker that has just come back may have an older epoch than the client knows.
+                if error.args[0].code() != KafkaError.UNKNOWN_LEADER_EPOCH:
+                    raise
+                return False
+            return True
+
+        _wait(are_known, f"the ends of {topic}", READY_SECONDS)
+        return dict(sorted(ends.items()))
 
     def wait_for_markers(self, topic: str) -> None:
         """Return when every transaction has its markers, written after the broker has answered."""
-
-        def ends(level: IsolationLevel) -> list[int]:
-            asked = {
-                TopicPartition(topic, part): OffsetSpec.latest() for part in self._partitions(topic)
-            }
-            answers = self._admin.list_offsets(asked, isolation_level=level)
-            return [answers[part].result(timeout=30).offset for part in asked]
-
         _wait(
-            lambda: ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED),
+            lambda: (
+                self.end_offsets(topic, IsolationLevel.READ_COMMITTED) == self.end_offsets(topic)
+            ),
             f"the markers of {topic}",
             READY_SECONDS,
         )
@@ -368,8 +380,6 @@ def _send(producer: Producer, topic: str, record: Record, report: Callable[..., 
 
 
 def _until_every_end(consumer: Consumer, partitions: int) -> Iterator[Message]:
-    from confluent_kafka import KafkaError
-
     ended: set[int] = set()
     while len(ended) < partitions:
         for message in consumer.consume(1000, timeout=1):

@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from progress import step
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_session import local_spark, read_back
 
 from pyspark_timestream import why
+from pyspark_timestream.demo.progress import step
 
 WORK = Path(".work/day").absolute()
 DAY_SECONDS = 86_400

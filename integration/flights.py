@@ -21,11 +21,12 @@ from typing import Any
 from broker import Broker, Record, broker
 from flights_data import FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights, json_values
 from harness import Job
-from progress import step
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from spark_session import local_spark, read_back
+
+from pyspark_timestream.demo.progress import step
 
 PLACE = Path(__file__).parent.parent / ".work" / "flights"
 SCHEMA = "origin string, dep_delay double, start_time timestamp, cti timestamp"

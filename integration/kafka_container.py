@@ -8,14 +8,13 @@ import sys
 from typing import Any
 
 from kafka_image import image_to_run
-from kafka_process import broker_properties, free_port
-from orphan_watch import OrphanWatch
+
+from pyspark_timestream.demo.kafka_container import broker_environment
+from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo.orphan_watch import OrphanWatch
 
 # The reaper is one more image to pull; the container is removed by `close`.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
-
-# Any 16 bytes in base64; the image formats its storage for it once.
-CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
 
 
 def docker_answers() -> bool:
@@ -64,12 +63,9 @@ class KafkaContainer:
         image, has_bridge = _what_the_engine_has()
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
-        # Without a bridge the container is in the host's network: its ports must be free there.
-        controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
-        inside = (f":{port}", ":9093") if has_bridge else (self.bootstrap, controller)
-        properties = broker_properties(inside[0], self.bootstrap, inside[1], controller)
-        environment = {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"}
-        environment |= _as_environment(properties)
+        environment = broker_environment(port, has_bridge)
+        if flags := os.environ.get("JVM_FLAGS"):
+            environment["KAFKA_JVM_PERFORMANCE_OPTS"] = flags
         name = f"timestream-kafka-{os.getpid()}-{port}"
         self._container = DockerContainer(image).with_envs(**environment).with_name(name)
         # Should this process be killed, the container may not outlive it.
@@ -105,10 +101,6 @@ class KafkaContainer:
 
     def _wrapped(self) -> Any:
         return self._container.get_wrapped_container()
-
-
-def _as_environment(properties: dict[str, str]) -> dict[str, str]:
-    return {"KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()}
 
 
 def remove(name: str) -> None:

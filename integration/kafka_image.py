@@ -19,7 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_process import CACHE, KAFKA_VERSION, LOG4J_FILE, kafka_jars, locked
+from kafka_process import CACHE, image_lock, kafka_jars
+
+from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION, LOG4J_FILE
 
 # What a broker needs of the JDK; the whole runtime is copied where there is no jlink.
 _MODULES = "java.se,jdk.management,jdk.unsupported,jdk.crypto.ec,jdk.zipfs"
@@ -55,7 +57,7 @@ def local_image(client: Any) -> str:
         OSError: Something that the image is made of is missing; the text says what.
     """
     name = f"timestream-kafka:{KAFKA_VERSION}-{_content()}"
-    with locked("image"):
+    with image_lock():
         if not client.images.list(name):
             _build(client, *name.split(":"))
     return name

@@ -11,20 +11,18 @@ import pytest
 
 OWNER = """
 import sys, time
-from orphan_watch import OrphanWatch
+from pyspark_timestream.demo.orphan_watch import OrphanWatch
 watch = OrphanWatch(["touch", sys.argv[1]])
 if sys.argv[2] == "stop":
     watch.stop()
 print("watched", flush=True)
 time.sleep(60 if sys.argv[2] == "wait" else 0)
 """
-INTEGRATION = Path(__file__).parent.parent / "integration"
 
 
 def owner(cleaned: Path, deed: str) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(cleaned), deed],
-        env={**os.environ, "PYTHONPATH": str(INTEGRATION)},
         stdout=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None

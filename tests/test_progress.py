@@ -6,11 +6,12 @@ import sys
 import time
 from pathlib import Path
 
-import progress
 import pytest
-from progress import Step, step
 
-SCRIPT = Path(__file__).parent.parent / "integration" / "progress.py"
+from pyspark_timestream.demo import progress
+from pyspark_timestream.demo.progress import Step, step
+
+SCRIPT = Path(progress.__file__)
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Carries out a command when the process that asked for it is gone, however it went.
+"""Runs a command once the process that asked for it has ended, however it ended.
 
 A process that is killed by SIGKILL, or interrupted twice, closes nothing. So what may not outlive
 it, such as a broker, is left to a small process of its own, in a session that no signal to the
@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Sequence
 
-_LOOK_SECONDS = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 class OrphanWatch:
-    """Runs `command` once this process has ended, unless it was told to stop before."""
+    """Runs `command` once this process has ended, unless `stop` is called first."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        watch = [sys.executable, __file__, str(os.getpid()), *command]
+        watch = [sys.executable, "-P", __file__, str(os.getpid()), *command]
         self._process = subprocess.Popen(
             watch,
             stdin=subprocess.DEVNULL,
@@ -39,7 +39,7 @@ def main(parent: int, command: Sequence[str]) -> None:
     """Wait until `parent` has ended, then become `command`."""
     # A process whose parent has ended gets another one.
     while os.getppid() == parent:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_INTERVAL_S)
     os.execvp(command[0], list(command))
 
 

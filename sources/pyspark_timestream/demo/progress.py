@@ -1,10 +1,10 @@
-"""Says what is being done, how long it has taken, and about how long it takes.
+"""Shows what is being done, how long it has taken, and about how long it takes in all.
 
-On a terminal a line with a bar is drawn again and again; in a log the beginning, the end, and a
-line every ten seconds are printed. As a script it does so for another command, whose output it
-keeps to itself unless that fails; it needs nothing but the standard library of any Python 3:
+A terminal gets a progress bar that is redrawn in place; a log gets a line at the beginning, one at
+the end, and one every ten seconds. As a script it does so for another command, whose output it
+shows only if that fails; it needs nothing but the standard library of any Python 3:
 
-    python3 integration/progress.py "Installing the packages" 90 pip install ...
+    python3 sources/pyspark_timestream/demo/progress.py "Installing the packages" 90 pip install ...
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 _WIDTH = 30
@@ -25,9 +25,9 @@ class Step:
     """One thing that is being done.
 
     Attributes:
-        done: how much of it, from 0 to 1; None: not known, and the clock is believed.
+        done: the fraction done, from 0 to 1; None: unknown, and estimated from the time.
         detail: what is being done right now.
-        outcome: what is said in the end.
+        outcome: the word printed at the end.
     """
 
     def __init__(self, what: str, seconds: float) -> None:
@@ -47,12 +47,12 @@ class Step:
         return time.monotonic() - self._began
 
     def begin(self) -> None:
-        """Say what is being done."""
+        """Print what is being done."""
         if not self._terminal:
             print(f"{self._what} (about {self._seconds:.0f} s)", flush=True)
 
     def show(self) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         if self._terminal:
             self._draw(self.line())
         elif self.elapsed_s - self._shown_s >= _LOG_SECONDS:
@@ -60,17 +60,17 @@ class Step:
             print(f"  {self.line()}", flush=True)
 
     def end(self) -> None:
-        """Say that it has ended, and after how long."""
-        said = f"{self.outcome} after {self.elapsed_s:.0f} s"
+        """Print the outcome and the time taken."""
+        result = f"{self.outcome} after {self.elapsed_s:.0f} s"
         if self._terminal:
-            self._draw(f"{self._what}: {said}")
+            self._draw(f"{self._what}: {result}")
             print()
         else:
-            print(f"  {said}", flush=True)
+            print(f"  {result}", flush=True)
 
     def line(self) -> str:
         """The bar, the time, and what is being done."""
-        # Nobody knows the end of what the clock alone measures.
+        # An estimate from the time alone must not show the end.
         done = min(self.elapsed_s / self._seconds, 0.95) if self.done is None else self.done
         bar = ("#" * round(_WIDTH * min(done, 1.0))).ljust(_WIDTH, ".")
         known = f"{self.elapsed_s:3.0f} s of about {self._seconds:.0f} s"
@@ -78,7 +78,7 @@ class Step:
         return f"[{bar}] {time_shown}  {self.detail or self._what}"
 
     def _draw(self, line: str) -> None:
-        # A line that is broken in two could not be drawn over.
+        # A line that wraps could not be redrawn in place.
         line = line[: shutil.get_terminal_size().columns - 1]
         self._longest = max(self._longest, len(line))
         print(f"\r{line.ljust(self._longest)}", end="", flush=True)
@@ -86,7 +86,7 @@ class Step:
 
 @contextmanager
 def step(what: str, seconds: float) -> Iterator[Step]:
-    """The block that does `what`, which takes about `seconds`; its progress is shown meanwhile."""
+    """Show the progress of the block, which does `what` and takes about `seconds`."""
     doing = Step(what, seconds)
     over = threading.Event()
 
@@ -108,25 +108,36 @@ def step(what: str, seconds: float) -> Iterator[Step]:
         doing.end()
 
 
-def run(what: str, seconds: float, command: Sequence[str]) -> int:
-    """Run a command under a step; its exit code. What it printed is shown where it fails."""
-    lines: list[str] = []
-    with step(what, seconds) as doing:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-        )
+def run_with_output(command: Sequence[str], on_line: Callable[[str], None]) -> int:
+    """Run a command and pass on each line that it prints; returns its exit code."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
-                lines.append(line)
-                doing.detail = f"{what}: {line.strip()[:60]}" if line.strip() else doing.detail
-        finally:
-            process.wait()
-        if process.returncode:
-            doing.outcome = "failed"
-    if process.returncode:
-        print("".join(lines), end="", file=sys.stderr)
+                on_line(line)
+        except BaseException:
+            process.kill()
+            raise
     return process.returncode
+
+
+def run(what: str, seconds: float, command: Sequence[str]) -> int:
+    """Run a command as a step and return its exit code; show its output if it fails."""
+    lines: list[str] = []
+    with step(what, seconds) as doing:
+
+        def keep(line: str) -> None:
+            lines.append(line)
+            doing.detail = f"{what}: {line.strip()[:60]}" if line.strip() else doing.detail
+
+        code = run_with_output(command, keep)
+        if code:
+            doing.outcome = "failed"
+    if code:
+        print("".join(lines), end="", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+"""The command `demo`: starts a broker, fills a topic with trips, and prints the query to paste."""
+
+import argparse
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pyspark_timestream.demo.errors import NoDemo
+from pyspark_timestream.demo.example import example
+from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
+from pyspark_timestream.demo.progress import step
+from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TOPIC, trips
+from pyspark_timestream.errors import compose_message
+
+__all__ = ["add_arguments", "choose_port", "main"]
+
+_DEFAULT_PORT: Final = 9092
+_POLL_INTERVAL_S: Final = 0.2
+
+_READY: Final = """
+Topic {topic} is at {address}: {count:,} trips in {partitions} partitions. Partition {lagging},
+{station}'s, is {hours} hours behind the others.
+
+In a second terminal save this as trips.py, and run it with
+    {python} trips.py
+
+{example}
+"""
+
+
+class Server(Protocol):
+    """A broker that this command starts and ends."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+    def failure(self) -> str | None: ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--port", type=int, help=f"of the broker; default: {_DEFAULT_PORT}, or a free one"
+    )
+    parser.add_argument(
+        "--broker",
+        choices=["auto", "container", "process"],
+        default="auto",
+        help="auto: a container where a Docker engine answers, else a process (44 MB to fetch)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, help="end after this time; default: run until Ctrl-C"
+    )
+    parser.add_argument(
+        "--run", action="store_true", help="run the printed query, show its result, and end"
+    )
+
+
+def main(given: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        port = choose_port(given.port)
+        with _broker(given.broker, port) as server:
+            return _demonstrate(given, f"localhost:{port}", server)
+    except (NoDemo, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nThe broker has ended, and its data is removed.")
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def choose_port(wanted: int | None) -> int:
+    """The port to use: `wanted` if given, else 9092, else a free one.
+
+    Raises:
+        NoDemo: `wanted` is in use, or is not a port.
+    """
+    if wanted is not None and not 0 < wanted < 65_536:
+        raise NoDemo(compose_message(f"--port is {wanted}", "1 to 65535"))
+    with socket.socket() as probe:
+        # As the broker does: a connection that has just ended does not occupy the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted or _DEFAULT_PORT))
+        except PermissionError:
+            raise NoDemo(f"port {wanted} needs root: choose one above 1023") from None
+        except OSError:
+            if wanted is not None:
+                raise NoDemo(
+                    f"port {wanted} is in use: choose another with --port, or leave it out for a "
+                    "free one"
+                ) from None
+            probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _broker(kind: str, port: int) -> Iterator[Server]:
+    """A broker that answers; it is closed when the block ends."""
+    server = _start_broker(kind, port)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _start_broker(kind: str, port: int) -> Server:
+    from pyspark_timestream.demo.java import find_java
+    from pyspark_timestream.demo.kafka_container import docker_answers
+
+    # Spark needs Java, too: check before anything is fetched.
+    java = find_java()
+    if kind == "container" or (kind == "auto" and docker_answers()):
+        try:
+            return _wait_until_ready(_create_container(port), port)
+        except NoDemo as error:
+            if kind == "container":
+                raise
+            print(f"No container ({error}); a process takes its place.", flush=True)
+    return _wait_until_ready(_create_process(port, java), port)
+
+
+def _create_container(port: int) -> Server:
+    from pyspark_timestream.demo.kafka_container import IMAGE, KafkaContainer, pull
+
+    with step(f"Fetching image {IMAGE}, unless it is there", 60) as doing:
+        pull(IMAGE, lambda line: setattr(doing, "detail", line.strip()))
+    return KafkaContainer(port)
+
+
+def _create_process(port: int, java: str) -> Server:
+    from pyspark_timestream.demo.kafka_jars import JARS, fetch_jars, has_jars, user_cache
+    from pyspark_timestream.demo.kafka_process import KafkaProcess, free_port
+
+    cache = user_cache()
+    if not has_jars(cache):
+        with step(f"Fetching Kafka {KAFKA_VERSION} from Maven Central (once, 44 MB)", 40) as doing:
+            fetched = 0
+
+            def count(line: str) -> None:
+                nonlocal fetched
+                fetched += "[SUCCESSFUL ]" in line
+                doing.done = min(fetched / JARS, 1.0) if fetched else None
+                doing.detail = line.strip()
+
+            fetch_jars(cache, java, count)
+    directory = Path(tempfile.mkdtemp(prefix="timestream-demo-"))
+    return KafkaProcess(fetch_jars(cache, java), directory, (port, free_port()), java=java)
+
+
+def _wait_until_ready(server: Server, port: int) -> Server:
+    from pyspark_timestream.demo.topic import wait_for_broker
+
+    try:
+        with step("Starting a Kafka broker", 6):
+            server.start()
+            wait_for_broker(f"127.0.0.1:{port}", server.failure)
+    except BaseException:
+        server.close()
+        raise
+    return server
+
+
+def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int:
+    from pyspark_timestream.demo.topic import create_topic, fill_topic
+
+    create_topic(address)
+    count = fill_topic(address, trips())
+    print(_format_instructions(address, count), flush=True)
+    if given.run:
+        return _run(example(address))
+    print("The broker runs until Ctrl-C, which also removes its data.", flush=True)
+    _wait(given.seconds, server)
+    return 0
+
+
+def _format_instructions(address: str, count: int) -> str:
+    facts: dict[str, Any] = {"address": address, "count": count, "example": example(address)}
+    facts |= {"topic": TOPIC, "partitions": len(STATIONS), "python": sys.executable}
+    facts |= {"lagging": LAGGING, "station": STATIONS[LAGGING], "hours": LAG_HOURS}
+    return _READY.format(**facts)
+
+
+def _run(program: str) -> int:
+    print("Running it (about 30 s):", flush=True)
+    return subprocess.run([sys.executable, "-c", program], check=False).returncode
+
+
+def _wait(seconds: float | None, server: Server) -> None:
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while deadline is None or time.monotonic() < deadline:
+        if (printed := server.failure()) is not None:
+            raise NoDemo(f"the Kafka broker ended by itself; the end of its log:\n{printed}")
+        time.sleep(_POLL_INTERVAL_S)

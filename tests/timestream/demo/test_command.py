@@ -1,0 +1,188 @@
+"""The demo's options, and the one sentence that each thing that is missing gives."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pyspark_timestream.__main__ import main
+from pyspark_timestream.demo import kafka_container
+from pyspark_timestream.demo.command import choose_port
+from pyspark_timestream.demo.errors import NoDemo
+from pyspark_timestream.demo.example import EXAMPLE, example
+from pyspark_timestream.demo.java import java_version
+from pyspark_timestream.demo.kafka_jars import fetch_jars, has_jars, user_cache
+from pyspark_timestream.demo.kafka_process import free_port
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that something listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield int(listener.getsockname()[1])
+
+
+def command(place: Path, name: str, script: str) -> Path:
+    """A shell script as a command; returns the directory to put on PATH."""
+    place.mkdir(exist_ok=True)
+    (place / name).write_text(f"#!/bin/sh\n{script}\n")
+    (place / name).chmod(0o755)
+    return place
+
+
+# -- ports -----------------------------------------------------------------------------------------
+
+
+def test_port_that_is_wanted_and_free_is_chosen() -> None:
+    port = free_port()
+    assert choose_port(port) == port
+
+
+def test_port_that_is_taken_is_named_with_the_next_step(taken: int) -> None:
+    with pytest.raises(NoDemo, match=rf"^port {taken} is in use: choose another with --port, or"):
+        choose_port(taken)
+
+
+def test_default_port_that_is_taken_gives_way_to_a_free_one(
+    taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark_timestream.demo.command._DEFAULT_PORT", taken)
+    assert choose_port(None) not in (taken, 0)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536])
+def test_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(NoDemo, match=f"--port is {port}; accepted: 1 to 65535"):
+        choose_port(port)
+
+
+def test_command_prints_one_sentence_and_ends_with_one(
+    taken: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--port", str(taken)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+
+
+# -- Java ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("printed", "version"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("what?", 0),
+    ],
+)
+def test_java_version_is_read_from_what_it_prints(printed: str, version: int) -> None:
+    assert java_version(printed) == version
+
+
+def test_missing_java_is_said_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["demo", "--broker", "process"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("no Java here; Spark and Kafka need Java 17 or newer: install")
+
+
+def test_java_that_is_too_old_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "old"
+    home.mkdir()
+    command(home / "bin", "java", "echo 'java version \"1.8.0_402\"' >&2")
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert main(["demo", "--broker", "process"]) == 1
+    assert capsys.readouterr().err.startswith(f"{home}/bin/java is Java 8; Spark and Kafka need")
+
+
+# -- what has to be fetched ------------------------------------------------------------------------
+
+
+def test_kafka_that_cannot_be_fetched_is_no_kafka(tmp_path: Path) -> None:
+    java = command(tmp_path / "bin", "java", "echo 'UNRESOLVED DEPENDENCIES'; exit 1") / "java"
+    lines: list[str] = []
+    with pytest.raises(NoDemo, match="could not be fetched from Maven Central: check the network"):
+        fetch_jars(tmp_path / "cache", str(java), lines.append)
+    assert lines == ["UNRESOLVED DEPENDENCIES\n"]
+    assert (tmp_path / "cache" / "ivy.log").read_text() == lines[0]
+    assert not has_jars(tmp_path / "cache")
+
+
+def test_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "jdk"
+    home.mkdir()
+    command(home / "bin", "java", "echo 'openjdk version \"17.0.15\"' >&2")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert main(["demo", "--broker", "process"]) == 1
+    assert f"Not a directory: '{tmp_path}/file" in capsys.readouterr().err
+
+
+def test_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_cache() == tmp_path / "timestream"
+
+
+def test_engine_that_does_not_answer_is_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not kafka_container.docker_answers()
+    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', 'exit 1')}:/bin")
+    assert not kafka_container.docker_answers()
+
+
+def test_image_that_no_registry_gives_is_named_with_dockers_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = '[ "$1" = image ] || { echo "no such host"; exit 1; }'
+    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
+    with pytest.raises(NoDemo, match=r"Docker could not fetch apache/kafka:\S+: no such host$"):
+        kafka_container.pull()
+
+
+def test_container_is_published_on_this_machine_alone_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f'echo "$@" >>{tmp_path}/asked; [ "$1" != network ] || echo bridge-id'
+    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
+    server = kafka_container.KafkaContainer(9092)
+    server.start()
+    server.close()
+    _, run, remove = (tmp_path / "asked").read_text().splitlines()
+    assert " --publish 127.0.0.1:9092:9092 " in run
+    assert " --env KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:9092 " in run
+    assert run.endswith(f" {kafka_container.IMAGE}")
+    assert remove == f"rm --force --volumes timestream-demo-{os.getpid()}-9092"
+
+
+# -- the example -----------------------------------------------------------------------------------
+
+
+def test_example_has_the_address_of_the_broker() -> None:
+    assert '"kafka.bootstrap.servers", "localhost:4711"' in example("localhost:4711")
+    assert example("localhost:9092") == EXAMPLE
+
+
+def test_demo_is_importable_without_spark_kafka_or_docker() -> None:
+    program = "import sys, pyspark_timestream.demo.command as _;"
+    program += "print([m for m in ('pyspark', 'confluent_kafka', 'docker') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"[]\n"

@@ -1,0 +1,57 @@
+"""The demo's trips: the same for everyone, out of order, one partition behind."""
+
+import json
+from datetime import datetime
+from itertools import pairwise
+
+from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TRIPS_PER_STATION, trips
+
+HOUR_MS = 3_600_000
+DELAY_MS = 5 * 60_000
+"""Of the example's `ctiDelay`."""
+ALL = tuple(trips())
+
+
+def test_trips_with_the_same_seed_are_the_same() -> None:
+    assert tuple(trips()) == ALL
+    assert tuple(trips(1)) != ALL
+
+
+def test_first_trip_is_the_same_on_every_python() -> None:
+    first = ALL[0]
+    assert json.loads(first.value) == {
+        "station": "North", "departed": "2026-01-01T08:00:06.385Z", "minutes": 4.5,
+    }  # fmt: skip
+
+
+def test_each_partition_has_the_trips_of_one_station() -> None:
+    found = [(trip.partition, json.loads(trip.value)["station"]) for trip in ALL]
+    assert {pair: found.count(pair) for pair in set(found)} == dict.fromkeys(
+        enumerate(STATIONS), TRIPS_PER_STATION
+    )
+
+
+def test_trip_says_its_departure_in_its_value() -> None:
+    for trip in ALL[::1000]:
+        departed = datetime.fromisoformat(json.loads(trip.value)["departed"])
+        assert round(departed.timestamp() * 1000) == trip.departed_ms
+
+
+def test_every_partition_is_out_of_order_by_less_than_the_examples_delay() -> None:
+    for partition in range(len(STATIONS)):
+        departed = [trip.departed_ms for trip in ALL if trip.partition == partition]
+        newest, worst = departed[0], 0
+        for instant in departed:
+            worst = max(worst, newest - instant)
+            newest = max(newest, instant)
+        assert DELAY_MS / 2 < worst < DELAY_MS
+        assert any(later < sooner for sooner, later in pairwise(departed))
+
+
+def test_lagging_partition_is_two_hours_behind_in_the_order_of_reports() -> None:
+    newest = dict.fromkeys(range(len(STATIONS)), 0)
+    for number, trip in enumerate(ALL):
+        newest[trip.partition] = max(newest[trip.partition], trip.departed_ms)
+        if number > 1000:
+            behind = max(newest.values()) - newest[LAGGING]
+            assert abs(behind - LAG_HOURS * HOUR_MS) < DELAY_MS
