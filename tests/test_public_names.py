@@ -1,5 +1,13 @@
 """The packages' public names: adding or losing one is a decision, not an accident."""
 
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
 import pyspark_timestream
 import pyspark_tseries
 
@@ -7,9 +15,10 @@ import pyspark_tseries
 def test_the_public_names_of_timestream() -> None:
     names = {"DefaultSource", "PunctuatedProducer", "advance_time", "await_end", "import_ctis"}
     names |= {"configure_spark", "explain_time", "order_by_time", "shift_time", "why"}
+    names |= {"spark_settings"}
     names |= {"BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable", "DataLost"}
     names |= {"DeliveryFailed", "OptionError", "SchemaRefused", "SettingRefused"}
-    names |= {"TimestreamError", "ViolationFound", "WrongInterpreter"}
+    names |= {"TimestreamError", "ViolationFound", "WrongInterpreter", "__version__"}
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)
 
@@ -19,6 +28,44 @@ def test_the_public_names_of_tseries() -> None:
     errors |= {"PermissionDenied", "StoreBusy", "StoreMismatch", "TseriesError", "UnusableStore"}
     errors |= {"OutOfOrder", "WrongClock"}
     results = {"Event", "EventMetadata", "QueryResult"}
-    names = {"DefaultSource", "RangeQuery", "TimeSeries", "describe", *errors, *results}
+    names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "describe"}
+    names |= {*errors, *results}
     assert set(pyspark_tseries.__all__) == names
     assert all(getattr(pyspark_tseries, name) for name in names)
+
+
+def is_exception(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
+CONVERTED = {
+    "pyspark_timestream.demo.errors.NoDemo": "printed by the command `demo`",
+    "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",
+}
+"""Exceptions with a public name inside their package that no caller of the package sees."""
+
+
+@pytest.mark.parametrize("package", [pyspark_timestream, pyspark_tseries], ids=lambda p: p.__name__)
+def test_every_exception_is_exported_or_private_to_its_package(package: ModuleType) -> None:
+    exported = {name for name in package.__all__ if is_exception(getattr(package, name))}
+    found = set()
+    for path in Path(package.__path__[0]).rglob("*.py"):
+        module = path.relative_to(Path(package.__path__[0]).parent).with_suffix("")
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.add((".".join(module.parts), node.name))
+    for module_name, name in found:
+        if "native" in module_name or "__main__" in module_name:
+            continue
+        value = getattr(import_module(module_name.removesuffix(".__init__")), name)
+        if is_exception(value):
+            assert name in exported or f"{module_name}.{name}" in CONVERTED, (module_name, name)
+    for name in exported:
+        described = getattr(package, name).__doc__
+        assert described
+        assert len(described.split()) > 5, name
+
+
+def test_both_packages_have_the_version_of_their_distribution() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", pyspark_timestream.__version__)
+    assert pyspark_tseries.__version__ == pyspark_timestream.__version__
