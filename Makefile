@@ -17,10 +17,13 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
 # name, and no other, gets a second try, and the summary says so.
 RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
+# C2 compiles for hours of work; queries of tests end in seconds, and take 0.6 of the time without it.
+JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+
 # A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak-store soak-native soak-restarts mutants bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -53,6 +56,8 @@ run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tser
 run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
 	@$(BIN)/python integration/flights.py
 
+test test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
+test test-4.2 integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
 	$(BIN)/python -m pytest tests $(WORKERS) $(RERUNS)
 
@@ -67,6 +72,10 @@ integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
 	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)
 
+soak: export FULL_LENGTH := 1
+soak: java $(READY) ## all tests at full length: every example, kill and commit; for an hour and a half; not part of CI
+	$(BIN)/python -m pytest tests integration $(WORKERS) $(RERUNS)
+
 soak-store: export STORE_KILLS := 50
 soak-store: export MODEL_SECONDS := 600
 soak-store: java $(READY) ## a store against its model for ten minutes, four writers for ten more, then 50 kills; not part of CI
@@ -75,7 +84,7 @@ soak-store: java $(READY) ## a store against its model for ten minutes, four wri
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 soak-native: export SOAK_SECONDS := 1800
-soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; two minutes of it are part of CI
+soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; thirty seconds of it are part of CI
 	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
 
 soak-restarts: export RESTART_ROUNDS := 10

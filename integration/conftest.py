@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -31,6 +32,11 @@ SAID = pytest.StashKey[list[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SAID] = []
+
+
+def pytest_unconfigure() -> None:
+    # Libraries bound by nanobind (DuckDB) report as leaked what tests of a worker have frozen.
+    gc.unfreeze()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -17,12 +17,15 @@ from cluster import cluster
 from flights import arguments, flights_job, produce_flights, source_counters, start_query
 from flights_data import expected_hours, flights, judge_flights, kept_rows
 from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end
+from lengths import repetitions
 from pyspark.sql import SparkSession
 
 DROPPING = {"cti_frequency": "20", "cti_delay": "2 hours"}
 """CTIs often enough, and close enough behind, that thousands of flights come too late."""
 
 PART = 20_000
+KILLS = repetitions(2, 5)
+SMALL_BATCH = repetitions(2_500, 1_000)
 
 
 @pytest.fixture(scope="module")
@@ -123,20 +126,20 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
     assert ran(topic, **DROPPING, **options).rows == whole
 
 
-def test_batches_of_a_thousand_change_nothing(ran, part) -> None:
-    fine = ran(part, **DROPPING, max_offsets_per_trigger=1_000)
-    assert fine.batches >= PART / 1_000
+def test_small_batches_change_nothing(ran, part) -> None:
+    fine = ran(part, **DROPPING, max_offsets_per_trigger=SMALL_BATCH)
+    assert fine.batches >= PART / SMALL_BATCH
     assert fine.rows == ran(part, **DROPPING).rows
 
 
 @pytest.mark.timeout(900)
-def test_five_kills_in_flight_change_nothing(spark, broker, topic, whole, tmp_path) -> None:
+def test_kills_in_flight_change_nothing(spark, broker, topic, whole, tmp_path) -> None:
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
     job = flights_job(
         broker.bootstrap, topic, store, checkpoint, max_offsets_per_trigger=30_000, **DROPPING
     )
-    killed = run_killed(job, InBatch(checkpoint), kills=5, timeout=800)
-    assert (killed.hits, killed.exit_code) == (5, 0)
+    killed = run_killed(job, InBatch(checkpoint), kills=KILLS, timeout=800)
+    assert (killed.hits, killed.exit_code) == (KILLS, 0)
     assert stored(spark, store) == whole
 
 

@@ -22,29 +22,31 @@ import pytest
 from broker import Broker, Record, unique_name
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AclOperation, ResourceType
+from lengths import repetitions
 from native_soak import SANITIZE, sanitized_environment
 from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.kafka.client import range_reader as kafka_fetch
+from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
-from pyspark_timestream.kafka.client.native.library import LIBRARY, Gather, native_gather
-from pyspark_timestream.kafka.client.prefetch import SmallRanges
+from pyspark_timestream.kafka.client.native.library import LIBRARY_PATH, Gather, load_gather
+from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.decode.records import Needs, RecordBlock
-from pyspark_timestream.kafka.options.checks import KafkaOptions, read_kafka_options
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not LIBRARY.exists(), reason="the native gather is not built here"),
+    pytest.mark.skipif(not LIBRARY_PATH.exists(), reason="the native gather is not built here"),
 ]
 
-EVERYTHING = Needs(True, True, True, True)
+EVERYTHING = ColumnSet(True, True, True, True)
 PATHS = ("messages", "native")
-BUILD = LIBRARY.with_name("build.py")
-SOAK_SECONDS = os.environ.get("SOAK_SECONDS", "120")
+BUILD = LIBRARY_PATH.with_name("build.py")
+SOAK_SECONDS = os.environ.get("SOAK_SECONDS", str(repetitions(30, 120)))
 """`make soak-native` sets half an hour."""
 
 FUZZ_SECONDS = str(max(5, int(SOAK_SECONDS) // 10))
@@ -54,9 +56,9 @@ FUZZ_SECONDS = str(max(5, int(SOAK_SECONDS) // 10))
 def gather() -> Iterator[Gather]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TIMESTREAM_NATIVE", "1")
-        native_gather.cache_clear()
-        made = native_gather()
-    native_gather.cache_clear()
+        load_gather.cache_clear()
+        made = load_gather()
+    load_gather.cache_clear()
     assert made is not None
     yield made
     assert made.live_buffers() == 0
@@ -77,7 +79,7 @@ class Paths:
     def reader(self, path: str, **options: str) -> Iterator[RangeReader]:
         with pytest.MonkeyPatch.context() as patch:
             chosen = self.gather if path == "native" else None
-            patch.setattr(kafka_fetch, "native_gather", lambda: chosen)
+            patch.setattr(range_reader, "load_gather", lambda: chosen)
             reader = RangeReader(self.options(**options), unique_name("native"))
             assert isinstance(reader._consumer, NativeConsumer) == (path == "native")
             try:
@@ -85,7 +87,7 @@ class Paths:
             finally:
                 reader.close()
 
-    def columns(self, span: Range, needs: Needs = EVERYTHING, **options: str) -> list[Any]:
+    def columns(self, span: Range, needs: ColumnSet = EVERYTHING, **options: str) -> list[Any]:
         """Each path's columns of `span`, or its error."""
         found: list[Any] = []
         for path in PATHS:
@@ -173,7 +175,12 @@ def test_ranges_may_begin_and_end_inside_a_batch(paths: Paths, topic: Topic, cod
 def test_only_the_needed_columns_are_read(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"v", b"k", 0, 5, [("h", b"1")])])
-    for needs in (Needs(), Needs(values=True), Needs(timestamps=True), Needs(headers=True)):
+    for needs in (
+        ColumnSet(),
+        ColumnSet(values=True),
+        ColumnSet(timestamps=True),
+        ColumnSet(headers=True),
+    ):
         one, other = paths.columns(Range(Partition(name, 0), 0, 1), needs)
         assert one == other
         assert len(one) == 1 + needs.timestamps + sum(needs)
@@ -267,7 +274,7 @@ def test_a_batch_with_a_wrong_checksum_is_an_error_and_nothing_is_passed_over(
         assert "MessageSet at offset 1 " in one[1]
         assert "failed CRC32C check" in one[1]
         assert one == other
-        ahead = SmallRanges(paths.options(**spoilt), name)
+        ahead = Prefetcher(paths.options(**spoilt), name)
         found = ahead.read(spans, EVERYTHING)
         ahead.close()
     # One answer may have had both, of which one is spoilt.
@@ -297,7 +304,7 @@ def test_what_is_left_in_the_group_is_found_there(paths: Paths, topic: Topic, pa
     with paths.reader(path, kafka__group__id=name) as reader:
         # Of many sizes: what lies behind a text that does not end would show.
         for size in range(1, 200, 7):
-            reader.leave({zero: (size, "größe" * size), one: (9, "")})
+            reader.commit_state({zero: (size, "größe" * size), one: (9, "")})
             found = consumer.committed([TopicPartition(*part) for part in (zero, one)], timeout=30)
             left = [(part.offset, part.metadata or "") for part in found]
             assert left == [(size, "größe" * size), (9, "")]
@@ -361,7 +368,7 @@ def test_a_block_of_large_records_is_bounded(paths: Paths, topic: Topic) -> None
         producer.flush()
     with paths.reader("native") as reader:
         sizes = []
-        for block in reader.read(Range(Partition(name, 0), 0, 14), Needs(values=True)):
+        for block in reader.read(Range(Partition(name, 0), 0, 14), ColumnSet(values=True)):
             assert block.values is not None
             firsts = [value[0] for value in block.values.to_pylist()]
             assert firsts == list(range(sum(sizes), sum(sizes) + len(firsts)))
@@ -375,7 +382,7 @@ def test_memory_is_given_back(paths: Paths, topic: Topic) -> None:
     name = topic()
     paths.broker.produce(name, [Record(b"x" * 1000) for _ in range(100)])
     with paths.reader("native") as reader:
-        kept = list(reader.read(Range(Partition(name, 0), 0, 100), Needs(values=True)))
+        kept = list(reader.read(Range(Partition(name, 0), 0, 100), ColumnSet(values=True)))
     assert paths.gather.live_buffers() > 0
     taken = pa.chunked_array([block.values for block in kept]).take([99])
     del kept

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from harness import DeltaLog, InBatch, Job, run_killed
+from lengths import repetitions
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -118,6 +119,11 @@ def test_a_batch_is_written_and_read_by_name_without_any_registration(
         *("original_sequence", "original_timestamp", "original_author"),
     ]
     assert read(spark, store, series='["s0", "nobody"]').count() == 2
+    some = read(spark, store, series="s1", columns="value, sequence")
+    assert [row.asDict() for row in some.collect()] == [
+        {"value": 7, "sequence": 2},
+        {"value": 10, "sequence": 3},
+    ]
     assert staged(store) == []
 
 
@@ -321,7 +327,7 @@ def test_complete_and_update_modes_are_refused(
 
 # -- kills ---------------------------------------------------------------------------------------
 
-BATCHES = 6
+BATCHES = repetitions(4, 6)
 SERIES = 1000
 
 
@@ -337,7 +343,9 @@ def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shared", [True, False], ids=["same series", "own series"])
+@pytest.mark.parametrize(
+    "shared", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["same series", "own series"]
+)
 def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, shared: bool) -> None:
     """1,000 series each: the same ones without timestamps, or own ones, checked under `fail`."""
     store, policy = tmp_path / "store", "adjust" if shared else "fail"

@@ -15,19 +15,23 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from harness import DeltaLog, InBatch, Job, run_killed
+from lengths import repetitions
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.maintain.background import clean
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import NO_EVENTS
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe.delivery import deliver
+from pyspark_tseries.subscribe.delivery import read_delivery
 from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import NO_EVENTS, Initial
+from pyspark_tseries.subscribe.position import InitialEvents
 
 SERIES = 20
+COMMITS = repetitions(600, 2000)
+KILLS = repetitions(1, 2)
 
 
 def fill(store: TimeSeries, path: Path, first: int, commits: int) -> None:
@@ -80,7 +84,7 @@ def test_a_subscription_goes_on_where_it_was_across_compaction_and_cleaning(
     fill(store, path, 3, 30)
     compact(str(path))
     fill(store, path, 33, 30)
-    clean(Store.open(str(path)), 2**60)
+    remove_obsolete_files(Store.open(str(path)), 2**60)
     progress = copy(subscribe(spark, path, maxEventsPerTrigger="333"), to, checkpoint)
     for name, sequences in copied(to).items():
         edits = int(name == "s00")
@@ -126,7 +130,7 @@ def test_what_cannot_be_subscribed_to_is_refused_at_once(
 
 
 @pytest.mark.timeout(600)
-def test_a_subscriber_that_was_away_for_2000_commits_finds_them_all(tmp_path: Path) -> None:
+def test_a_subscriber_that_was_away_for_many_commits_finds_them_all(tmp_path: Path) -> None:
     """The store looks after itself meanwhile: files, heads and log entries come and go."""
     path = tmp_path / "store"
     store = TimeSeries.create(
@@ -136,23 +140,23 @@ def test_a_subscriber_that_was_away_for_2000_commits_finds_them_all(tmp_path: Pa
         subscription_range="none",
     )
     store.append("a", -1)
-    follower = Follower(str(path), Initial(NO_EVENTS, {}))
-    start = follower.end(follower.begin(), None)
-    for number in range(2000):
+    follower = Follower(str(path), InitialEvents(NO_EVENTS, {}))
+    start = follower.find_end(follower.find_start(), None)
+    for number in range(COMMITS):
         store.append("ab"[number % 2], number)
     compact(str(path))
-    clean(Store.open(str(path)), time.time_ns() // 1000)
+    remove_obsolete_files(Store.open(str(path)), time.time_ns() // 1000)
     got: list[tuple[str, int]] = []
-    follower = Follower(str(path), Initial(NO_EVENTS, {}))
-    while (end := follower.end(start, 300)) != start:
-        for task in follower.tasks(start, end):
-            for part in deliver(task):
+    follower = Follower(str(path), InitialEvents(NO_EVENTS, {}))
+    while (end := follower.find_end(start, 300)) != start:
+        for task in follower.plan_tasks(start, end):
+            for part in read_delivery(task):
                 names, values = (part[name].to_pylist() for name in ("series", "value"))
                 got += zip(names, values, strict=True)
         start = end
     assert start.missed == 0
     for first, name in enumerate("ab"):
-        assert [value for series, value in got if series == name] == list(range(first, 2000, 2))
+        assert [value for series, value in got if series == name] == list(range(first, COMMITS, 2))
     assert verify(str(path)) == []
 
 
@@ -170,8 +174,8 @@ def test_a_killed_subscriber_loses_and_doubles_nothing(tmp_path: Path) -> None:
 
     arguments = [str(path), str(to), str(checkpoint)]
     job = Job(Path(__file__), arguments, log=tmp_path / "log")
-    result = run_killed(job, InBatch(checkpoint, then=has), kills=2, timeout=500)
-    assert (result.hits, result.exit_code) == (2, 0)
+    result = run_killed(job, InBatch(checkpoint, then=has), kills=KILLS, timeout=500)
+    assert (result.hits, result.exit_code) == (KILLS, 0)
     assert copied(to) == {f"s{i:02}": list(range(40)) for i in range(SERIES)}
     assert verify(str(to)) == []
 

@@ -1,10 +1,32 @@
-"""What all fast tests share: Spark's workers start without compiling PySpark anew."""
+"""What all fast tests share: Spark's workers start without compiling PySpark again."""
 
 import gc
 
+import pytest
+from hypothesis import settings
+from lengths import FULL_LENGTH
 from spark_home import use_installed_pyspark
 
 use_installed_pyspark()
+
+# A run tries a third of the examples, other ones each time; `make soak` tries them all.
+EXAMPLES_SHARE = 3
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave most examples to `make soak`."""
+    if FULL_LENGTH:
+        return
+    seen = set()
+    for item in items:
+        test = getattr(item, "obj", None)
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is None or test in seen:
+            continue
+        seen.add(test)
+        fewer = max(own.max_examples // EXAMPLES_SHARE, 10)
+        test._hypothesis_internal_use_settings = settings(own, max_examples=fewer)
 
 
 def pytest_unconfigure() -> None:

@@ -1,6 +1,17 @@
 """Rules are checked by examples, not by the clock of a shared machine."""
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("tseries", deadline=None)
 settings.load_profile("tseries")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _at_full_priority() -> Iterator[None]:
+    """Keep the command `maintain`, which makes way for others, from slowing the tests after it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.nice", lambda increment: increment)
+        yield

@@ -1,6 +1,6 @@
 """Random programs on a store, with upkeep, damage and other writers in between, against a model.
 
-MODEL_SECONDS says for how long (a minute), MODEL_SEED where it begins: a program that fails says
+MODEL_SECONDS says for how long (ten seconds), MODEL_SEED where it begins: a program that fails says
 its seed, and runs first with it.
 """
 
@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from lengths import repetitions
 from tseries.store_model_writer import Writers
 from tseries.store_program import Program
 
-SECONDS = float(os.environ.get("MODEL_SECONDS", "60"))
+SECONDS = float(os.environ.get("MODEL_SECONDS", repetitions(10, 60)))
 SEED = int(os.environ.get("MODEL_SEED", "0"))
 STEPS = 250
 """A program."""
