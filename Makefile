@@ -23,7 +23,7 @@ JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 # A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -100,6 +100,9 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 	cp tests/mutation/working_copy_conftest.py .work/mutation/tests/conftest.py
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH nice -n 15 timeout 7200 mutmut run --max-children 2
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
+
+picture: java $(READY) ## measure and draw what a lagging partition loses under Spark's watermark, and under CTIs
+	@$(BIN)/python bench/lagging_partition.py
 
 bench: java $(READY) ## side by side with Spark's own sources and sinks: one table of ratios
 	$(BIN)/python bench

@@ -29,6 +29,8 @@ COMPARISONS: Final = (
     "latency",
     "cti_cost",
     "rules",
+    "mechanisms_store",
+    "mechanisms_stream",
     "time_source",
     "tseries_append",
     "tseries_query",

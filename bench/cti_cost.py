@@ -27,8 +27,9 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import Share, TaskPlan, run_task
+from pyspark_timestream.kafka.task import run_task
 
 SCHEMA = "origin string, dest string, carrier string, dep_delay double, start_time timestamp"
 BLOCK = 20_000
@@ -92,7 +93,7 @@ def in_memory(given: dict[Partition, list[RecordBlock]], on: bool) -> Done:
     wanted = pa.schema([(n, types[k]) for n, k in zip(names, kinds, strict=True)])
     projection = project(kafka_options, wanted)
     spans = {part: sum(len(b.offsets) for b in each) for part, each in given.items()}
-    shares = tuple(Share(Range(part, 0, end), PartitionState()) for part, end in spans.items())
+    shares = tuple(TaskRange(Range(part, 0, end), PartitionState()) for part, end in spans.items())
     began = time.process_time()
     found = list(run_task(
         kafka_options,

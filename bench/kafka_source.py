@@ -21,7 +21,7 @@ from sessions import Apart, path_taken
 from side_by_side import Comparison, Done, compare, each_against_peer, report
 from streams import one_batch, summary
 
-from pyspark_timestream.kafka.client.native.library import native_gather
+from pyspark_timestream.kafka.client.native.library import load_gather
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
@@ -155,7 +155,7 @@ def measure(count: int = RECORDS) -> Iterator[Comparison]:
         ways = {
             way: settings
             for way, (_, settings) in WAYS.items()
-            if way != "native" or native_gather() is not None
+            if way != "native" or load_gather() is not None
         }
         apart = {way: open_.enter_context(Apart(**settings)) for way, settings in ways.items()}
         for job in JOBS:

@@ -1,7 +1,7 @@
 """Trigger latency: from a record's produce to the commit of the batch that has it, noop sink.
 
 One partition, 100 records a second; Spark's own Kafka source and ours, in a session with Spark's
-defaults and in one with the README's low-latency settings. When a batch was committed Spark's
+defaults and in one as docs/how-to/low-latency.md says. When a batch was committed Spark's
 commit log says, and which records it has its offset log, for both sources alike.
 
 And a query's start: from `start()` to the commit of its first records, in a session that has run

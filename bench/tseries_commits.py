@@ -65,8 +65,8 @@ def events(path: str) -> int:
 def last_against_first(commits: int, rounds: int) -> Comparison:
     """The last commits of a store in turns with the first of another."""
     compared = min(COMPARED, commits // 2)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        paths = {f"first {compared}": f"{place}/new", f"last {compared}": f"{place}/old"}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
+        paths = {f"first {compared}": f"{location}/new", f"last {compared}": f"{location}/old"}
         contenders = {}
         for name, path in paths.items():
             store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000")
@@ -84,23 +84,23 @@ def last_against_first(commits: int, rounds: int) -> Comparison:
 
 def against_deltalake(rounds: int) -> Comparison:
     """One event a commit, in turns with one row a commit."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        store = TimeSeries.create(f"{place}/ours", {"value": pa.int64()}, "limit 1000")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
+        store = TimeSeries.create(f"{location}/ours", {"value": pa.int64()}, "limit 1000")
 
         def plain(number: int) -> None:
             row = {"series": [f"series {number % SERIES}"], "value": [number]}
-            write_deltalake(f"{place}/theirs", pa.table(row), mode="append")
+            write_deltalake(f"{location}/theirs", pa.table(row), mode="append")
 
         def rows() -> int:
-            if not DeltaTable.is_deltatable(f"{place}/theirs"):
+            if not DeltaTable.is_deltatable(f"{location}/theirs"):
                 return 0
-            return int(DeltaTable(f"{place}/theirs").count())
+            return int(DeltaTable(f"{location}/theirs").count())
 
         contenders = {
             "write_deltalake": in_turn(plain, rows, SMALL),
             "tseries": in_turn(
                 lambda n: store.append(f"series {n % SERIES}", n),
-                lambda: events(f"{place}/ours"),
+                lambda: events(f"{location}/ours"),
                 SMALL,
             ),
         }

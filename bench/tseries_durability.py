@@ -43,9 +43,9 @@ def in_turn(write: Callable[[int], object]) -> Contender:
 
 
 @contextmanager
-def sqlite(place: str, synchronous: str, rows: int) -> Iterator[Contender]:
+def sqlite(location: str, synchronous: str, rows: int) -> Iterator[Contender]:
     """Commits to a database with its log written ahead."""
-    database = sqlite3.connect(f"{place}/{synchronous}{rows}.db", isolation_level=None)
+    database = sqlite3.connect(f"{location}/{synchronous}{rows}.db", isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={synchronous}")
     database.execute("CREATE TABLE events (series TEXT, number INTEGER, value INTEGER)")
@@ -60,9 +60,9 @@ def sqlite(place: str, synchronous: str, rows: int) -> Iterator[Contender]:
     database.close()
 
 
-def tseries(place: str, durability: str, rows: int) -> Contender:
+def tseries(location: str, durability: str, rows: int) -> Contender:
     """Commits to a store."""
-    path = f"{place}/{durability}{rows}"
+    path = f"{location}/{durability}{rows}"
     store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000", durability=durability)
     if rows == 1:
         return in_turn(lambda number: store.append(f"series {number % SERIES}", number))
@@ -77,10 +77,10 @@ def tseries(place: str, durability: str, rows: int) -> Contender:
 def main() -> None:
     """Print the rows."""
     jobs: list[Comparison] = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
         for rows, named in ((1, "one event"), (1000, "1,000 events")):
-            ours = functools.partial(tseries, place, rows=rows)
-            with sqlite(place, "FULL", rows) as full, sqlite(place, "NORMAL", rows) as normal:
+            ours = functools.partial(tseries, location, rows=rows)
+            with sqlite(location, "FULL", rows) as full, sqlite(location, "NORMAL", rows) as normal:
                 pairs = {
                     "synced": {"SQLite, FULL": full, "tseries, fsync": ours("fsync")},
                     "left to the system": {"SQLite, NORMAL": normal, "tseries, os": ours("os")},

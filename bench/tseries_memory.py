@@ -65,22 +65,22 @@ def quarters(kind: str, job: str, path: str, run: Callable[[int], None], rows: i
 
 def by_client(series: int, batches: int) -> Comparison:
     """In this process, which has seen nothing else yet."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        store = TimeSeries.create(place, {"value": pa.float64()}, "unlimited")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
+        store = TimeSeries.create(location, {"value": pa.float64()}, "unlimited")
 
         def run(quarter: int) -> None:
             for number in range(quarter * batches, (quarter + 1) * batches):
                 store.append_many(batch(series, number))
 
         job = "memory, append_many, last/second quarter"
-        return quarters("main", job, place, run, 4 * batches * series)
+        return quarters("main", job, location, run, 4 * batches * series)
 
 
 def by_spark(series: int, batches: int) -> Comparison:
     """In the workers of a query that goes on from its checkpoint in each quarter."""
     spark = local_spark("tseries_memory")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        source = Path(place) / "in"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
+        source = Path(location) / "in"
         source.mkdir()
 
         def run(quarter: int) -> None:
@@ -89,11 +89,11 @@ def by_spark(series: int, batches: int) -> Comparison:
             frame = spark.readStream.schema("series string, timestamp timestamp, value double")
             rows = frame.option("maxFilesPerTrigger", 1).parquet(str(source))
             writer = rows.writeStream.format("tseries").option("retainedRange", "unlimited")
-            writer = writer.option("checkpointLocation", f"{place}/checkpoint")
-            writer.trigger(availableNow=True).start(f"{place}/out").awaitTermination()
+            writer = writer.option("checkpointLocation", f"{location}/checkpoint")
+            writer.trigger(availableNow=True).start(f"{location}/out").awaitTermination()
 
         job = "memory, Spark worker, last/second quarter"
-        found = quarters("worker", job, f"{place}/out", run, 4 * batches * series)
+        found = quarters("worker", job, f"{location}/out", run, 4 * batches * series)
     spark.stop()
     return found
 

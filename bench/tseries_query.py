@@ -4,9 +4,9 @@ One series, and a time slice of all series, as they were written and after compa
 open and DuckDB's connection too, as one keeps them; all have answered before. DuckDB is given the
 table's live files, sorts its result as ours is, and comes in three ways: `DuckDB`, as it is, with a
 filter on the files, which merges no edits and is its best case; `DuckDB, footers kept`, the same
-with `parquet_metadata_cache`; `DuckDB, current values`, by the README's SQL, which is what a store
-with edits takes. A run asks for SERIES_A_RUN series, spread over the store, or for SLICES_A_RUN
-slices; what is compared is the seconds of a query.
+with `parquet_metadata_cache`; `DuckDB, current values`, by the SQL for other engines,
+which is what a store with edits takes. A run asks for SERIES_A_RUN series, spread over the store,
+or for SLICES_A_RUN slices; what is compared is the seconds of a query.
 
 Ours keeps what the log and the footers said, no events. `first query` is that of a new process,
 from opening to result, the imports left out.
@@ -31,8 +31,8 @@ from deltalake import DeltaTable
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.options.values import parse_read
-from pyspark_tseries.read.scan import answer
+from pyspark_tseries.options import parse_read
+from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.store import Store
 
 SERIES_A_RUN = 10
@@ -49,16 +49,16 @@ CURRENT = f"""
         FROM read_parquet(?)
     )
     SELECT {COLUMNS} FROM versions WHERE age = 1 AND series = ? ORDER BY series, place"""
-"""The README's SQL, for a store whose retained range is unlimited."""
+"""The SQL of docs/how-to/other-engines.md, for a store whose retained range is unlimited."""
 
 FIRST = """
 import json, sys, time
-import duckdb
-from pyspark_tseries.client.time_series import TimeSeries
+import duckdb, pyspark_tseries.client.time_series
 who, path, name, files = json.loads(sys.argv[1])
 began = time.perf_counter()
 if who == "tseries":
-    found = TimeSeries.open(path).range_query().select_from(name).to_arrow()
+    store = pyspark_tseries.TimeSeries.open(path)
+    found = store.range_query().select_from(name).to_arrow()
 else:
     found = duckdb.connect().sql(
         "SELECT * FROM read_parquet(?) WHERE series = ? ORDER BY sequence", params=[files, name]
@@ -134,8 +134,8 @@ def time_slice(path: str) -> dict[str, Ask]:
 
     def ours(ends: tuple[datetime, datetime]) -> pa.Table:
         first, last = (end.isoformat() for end in ends)
-        query = parse_read({"path": path, "from": first, "to": last}).asked()
-        return answer(*store.sight(), query).table
+        query = parse_read({"path": path, "from": first, "to": last}).to_query()
+        return run_query(*store.snapshot_with_index(), query).table
 
     return {"DuckDB": duck(False), "DuckDB, footers kept": duck(True), "tseries": ours}
 
@@ -195,8 +195,8 @@ def main() -> None:
         for first in np.linspace(3, SLICES - 5, SLICES_A_RUN).tolist()
     ]
     found: list[Comparison] = []
-    with tempfile.TemporaryDirectory() as place:
-        path = f"{place}/store"
+    with tempfile.TemporaryDirectory() as location:
+        path = f"{location}/store"
         fill(path, size.series, size.events, size.commits)
         for when in ("as written", "compacted"):
             for what, contenders, wanted in (

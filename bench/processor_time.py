@@ -1,0 +1,78 @@
+"""Comparisons by processor time, in turns: a mechanism beside what would be there without it.
+
+All threads count, and nothing else runs in the process (`side_by_side.compare` looks at the
+memory meanwhile). The peer is the simpler way, so a ratio below 1 is what the mechanism saves.
+`report_parts` keeps the rows, what was counted instead of timed, the processor and its load.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from side_by_side import Comparison, heading, rows_of, versions
+
+__all__ = ["Part", "Work", "in_turns", "report_parts"]
+
+ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "7"))
+PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
+
+Work = Callable[[], Any]
+"""Does a job once; what it returns says what was done."""
+
+
+class Part(NamedTuple):
+    """The measurements of one mechanism: times, and what else is counted."""
+
+    times: Callable[[], Iterator[Comparison]]
+    counts: Callable[[], Mapping[str, Any]] = dict
+
+
+def in_turns(job: str, ways: Mapping[str, Work], rows: int, rounds: int = ROUNDS) -> Comparison:
+    """What each of `ways` takes of the processor, the peer first, after a round that warms up.
+
+    Raises:
+        SystemExit: two runs did not do the same work.
+    """
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    done: list[Any] = []
+    for turn in range(1 + rounds):
+        for name in list(ways) if turn % 2 else list(ways)[::-1]:
+            began = time.process_time()
+            done.append(ways[name]())
+            spent_ms = (time.process_time() - began) * 1000
+            if done[-1] != done[0]:
+                raise SystemExit(f"{job}: {name} did {done[-1]}, not {done[0]}")
+            if turn:
+                took[name].append(spent_ms)
+    return Comparison(job, took, rows, "ms", {"run": {"result": done[0]}})
+
+
+def machine() -> dict[str, Any]:
+    """The processor, and how busy it is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": next(iter(models), "unknown"), "load": list(os.getloadavg())}
+
+
+def report_parts(script: str, parts: Mapping[str, Part]) -> None:
+    """Print the rows, and keep them; arguments name the parts to measure, and the others stay."""
+    if "BENCH_RESULTS" not in os.environ:
+        print(heading(), flush=True)
+    PLACE.mkdir(parents=True, exist_ok=True)
+    path = PLACE / f"{Path(script).stem}.json"
+    # Not `jobs`: the page of results has those against peers.
+    kept = json.loads(path.read_text()) if path.exists() else {"mechanisms": {}}
+    for name in sys.argv[1:] or parts:
+        measured: dict[str, Any] = {"began": machine(), "comparisons": []}
+        for comparison in parts[name].times():
+            print(rows_of(comparison), flush=True)
+            measured["comparisons"].append(comparison.to_json())
+        if counts := dict(parts[name].counts()):
+            measured["counts"] = counts
+            print(f"  {counts}", flush=True)
+        kept["mechanisms"][name] = measured | {"ended": machine(), "versions": versions()}
+        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
