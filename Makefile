@@ -7,6 +7,7 @@ READY  := $(VENV)/.ready
 OLDEST := 4.2.1
 VENV42 := .venv-4.2
 READY42 := $(VENV42)/.ready-$(OLDEST)
+READY_DOCS := $(VENV)/.ready-docs
 # An install compiles it; a library of an older source is refused.
 COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
 # Spark starts its workers with `python3` from PATH unless told otherwise.
@@ -23,7 +24,7 @@ JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 # A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -91,6 +92,20 @@ soak-restarts: export RESTART_ROUNDS := 10
 soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of CI
 	$(BIN)/python -m pytest integration/test_rolling_restarts.py $(RERUNS)
 
+$(READY_DOCS): $(READY)
+	@$(BIN)/python -m pip install -q --group docs
+	@touch $@
+
+# Links to other sites are not followed: a build needs no network.
+docs: $(READY_DOCS) ## the documentation as a site in docs/_build/html; a warning or a broken link fails
+	$(BIN)/python -m sphinx -q -n -W -E --keep-going -b html docs docs/_build/html
+	@echo "Open docs/_build/html/index.html"
+
+# The browser is the machine's own.
+docs-check: docs ## a browser searches the site and opens every page; pictures are in docs/_build/screenshots
+	@$(BIN)/python -m pip install -q --group docs-check
+	$(BIN)/python docs/browse.py
+
 # mutmut wants the package under src and its settings in the working directory.
 mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI
 	$(BIN)/python -m pip install -q --group mutation
@@ -110,7 +125,7 @@ bench: java $(READY) ## side by side with Spark's own sources and sinks: one tab
 lint: $(READY) ## ruff, mypy, and which folder imports from which
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
-ci: lint test test-4.2 integration ## all that CI runs
+ci: lint docs test test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
-	rm -rf $(VENV) $(VENV42) .work
+	rm -rf $(VENV) $(VENV42) .work docs/_build

@@ -156,6 +156,6 @@ def alike(both: Iterable[Source], case: Callable[[Source], Outcome], expected: O
 def differ(
     both: Iterable[Source], case: Callable[[Source], Outcome], kafka: Outcome, timestream: Outcome
 ) -> None:
-    """Each source does something else, as the README's table says."""
+    """Each source does something else, as the table of docs/how-to/migrate-from-kafka.md says."""
     found = {source.name: outcome(lambda source=source: case(source)) for source in both}
     assert found == {"kafka": kafka, "timestream": timestream}

@@ -1,7 +1,8 @@
 """JSON for the comparison with `from_json`: literals and documents, and where the two differ.
 
-`IN_FIELDS` and `OF_DOCUMENTS` are the README's list: what of it a literal is about when it is read
-as a type, and which documents. A pair of literal and type that is in none must come out the same.
+`IN_FIELDS` and `OF_DOCUMENTS` are the list of docs/explanation/from-json.md: what a literal is
+about when it is read as a type, and which documents. A pair of literal and
+type that is in none must come out the same.
 """
 
 from __future__ import annotations
@@ -151,17 +152,17 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "`20130101T050000Z`, as a timestamp": _is_our_time,
     "times before year 1 or after 9999-12-31T23:59:59Z": _is_out_of_range,
 }
-"""What the README says -> whether it is about a literal that is read as a type."""
+"""What the page says -> whether it is about a literal that is read as a type."""
 
 OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
     "an empty value, or blanks alone": (b"", b" ", b"\r\n"),
     # Which fields may be kept is not tested.
     "JSON that breaks off or is broken inside a nested value": (),
-    "anything behind the object": (
+    "anything after the object": (
         b'{"w":7}x', b'{"w":7}}', b'{"w":7},', b'{"w":7}{"w":8}', b'{"w":7}\n{"w":8}',
         b'{"w":7} 5', b'{"w":7}\0', b'{"w":7}//x',
     ),
-    "bytes that are no UTF-8": (
+    "bytes that are not UTF-8": (
         b'{"v":"\xff","w":7}', b'{"v":"\xed\xa0\x80","w":7}', b'{"w":7,"\xff":1}',
     ),
     "a name twice, one of the two values not of its type": (
@@ -171,7 +172,7 @@ OF_DOCUMENTS: dict[str, tuple[bytes, ...]] = {
         b'{"w":7,"z":' + b"1" * 1_001 + b"}", b'{"w":7,"' + b"k" * 50_001 + b'":1}',
     ),
 }  # fmt: skip
-"""What the README says -> documents that it is about."""
+"""What the page says -> documents that it is about."""
 
 PLAIN_DOCUMENTS = (
     None, b"null", b" null ", b"5", b'"x"', b"true", b"[]", b"[{}]", b'[{"w":1}]', b"{}", b" { } ",

@@ -1,7 +1,8 @@
 """Batch cases of Spark's own suite (KafkaRelationSuite), by both sources over the same topics.
 
 Facts, not code, of its tests; what is internal to Spark's source (V1 and V2 relations) is left out.
-The marker `difference` names the row of the README's table that a test is about. What takes long,
+The marker `difference` names the row of the table in docs/how-to/migrate-from-kafka.md that a
+test is about. What takes long,
 or is one more of its kind, runs under `make beside-spark` only.
 """
 

@@ -1,4 +1,4 @@
-"""JSON columns against Spark's own `from_json`: alike, but for what the README lists."""
+"""JSON columns against Spark's own `from_json`: alike, but for what the documents list."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 from json_literals import IN_FIELDS, LITERALS, OF_DOCUMENTS, PLAIN_DOCUMENTS, TYPES
 from pyspark.sql import functions as F
 
-from pyspark_timestream.kafka.decode.json import by_block as json_values
+from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs/explanation/from-json.md"
 CORRUPT = "_corrupt_record"
 Row = tuple[Any, ...]
 
@@ -199,16 +199,14 @@ def test_random_documents_become_what_from_json_makes_of_them(
     read = spark_reads(spark, given_, schemas)
     for schema, theirs in read:
         assert not list(differing(given_, schema, we_read(given_, schema), theirs))
-    monkeypatch.setattr(json_values, "_FEW", 1)
+    monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", 1)
     schema, theirs = read[0]
     some = given_[:800]
     assert not list(differing(some, schema, in_arrow_alone(some, schema), theirs[:800]))
 
 
-def test_the_list_of_differences_is_the_readme_s() -> None:
-    section = README.read_text().split("\n### JSON as `from_json` reads it\n")[1].split("\n## ")[0]
-    cells = [line.split(" | ")[0].removeprefix("| ") for line in section.splitlines()]
-    rows = [
-        cell for line, cell in zip(section.splitlines(), cells, strict=True) if line[:2] == "| "
-    ]
+def test_the_list_of_differences_is_the_page_s() -> None:
+    lines = PAGE.read_text().splitlines()
+    cells = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+    rows = [cell for line, cell in zip(lines, cells, strict=True) if line[:2] == "| "]
     assert rows[2:] == [*IN_FIELDS, *OF_DOCUMENTS]

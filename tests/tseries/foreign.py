@@ -1,17 +1,17 @@
-"""The README's SQL for other engines, made for any retained range."""
+"""The SQL of docs/how-to/other-engines.md, made for any retained range."""
 
 import re
 from pathlib import Path
 
 from pyspark_tseries.model.retention import parse_range
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/how-to/other-engines.md").read_text()
 COLUMNS = ("series", "sequence", "value", "original_sequence")
 
 
 def current_values(retained: str) -> str:
-    """The SQL that README ships, its two lines of the retained range as `retained` has it."""
-    (sql,) = re.findall(r'current_values = """(.*?)"""', README, flags=re.DOTALL)
+    """The SQL of the page, its two lines of the retained range as `retained` has it."""
+    (sql,) = re.findall(r'current_values = """(.*?)"""', PAGE, flags=re.DOTALL)
     bounds = parse_range(retained)
     last, limit = "INTERVAL 7 DAY", "-- AND place > last - 10"
     assert sql.count(last) == sql.count(limit) == 1

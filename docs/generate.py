@@ -1,0 +1,202 @@
+"""The parts of the reference that are made from the code when the site is built.
+
+A comment in a page asks for one, and is replaced by it:
+
+- `<!-- options: KafkaOptions -->`: the options of a dataclass, from their declarations.
+- `<!-- settings -->`: the settings that `configure_spark` gives to a session.
+- `<!-- commands: pyspark_tseries -->`: the sub-commands of a package, from their help.
+- `<!-- ratios: kafka_source -->`: the results of a benchmark, from `bench/results`.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark_timestream.clock.options import TimeOptions
+from pyspark_timestream.connector.options import OptionRow, option_rows
+from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
+
+__all__ = [
+    "COMMANDS",
+    "CONNECTORS",
+    "command_names",
+    "generate",
+    "option_entry",
+    "requests",
+    "setup",
+]
+
+CONNECTORS = {
+    connector.__name__: connector
+    for connector in (TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions)
+}
+COMMANDS = ("pyspark_timestream", "pyspark_tseries")
+REQUEST = re.compile(r"^<!-- (options|settings|commands|ratios)(?:: (\w+))? -->$", re.MULTILINE)
+QUOTED = re.compile(r"'([^']*)'")
+"""What an error quotes, and the reference shows as code."""
+RESULTS = Path(__file__).parent.parent / "bench/results"
+EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and batch reads"}
+
+
+def options(connector: str) -> str:
+    """The options of a dataclass by its name, each with a heading of its own."""
+    return "\n\n".join(map(option_entry, option_rows(CONNECTORS[connector])))
+
+
+def option_entry(row: OptionRow) -> str:
+    """An option's heading, its description, and a line of facts."""
+    facts = {
+        "Default": row.default,
+        "Accepted": QUOTED.sub(r"`\1`", row.accepted),
+        "Effect": EFFECTS[row.effect],
+        "On a checkpoint": "may change" if row.may_change else "may not change",
+    }
+    line = " · ".join(f"**{name}:** {text}" for name, text in facts.items())
+    return f"### `{row.name}`\n\n{sentence(row.description)}\n\n{{.facts}}\n{line}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a capital letter in front and a full stop behind."""
+    return f"{text[0].upper()}{text[1:]}".removesuffix(".") + "."
+
+
+def settings() -> str:
+    """The table of what `configure_spark` sets."""
+    rows = [
+        f"| `{each.name}` | {each.value} | {each.reason} |" for each in (INTERPRETER, *SETTINGS)
+    ]
+    return "\n".join(["| setting | set to | why |", "| --- | --- | --- |", *rows])
+
+
+def commands(package: str) -> str:
+    """What a package's sub-commands do, then each with a heading and its help."""
+    helps = {name: help_of(package, name) for name in command_names(package)}
+    entries = [f"### `{name}`\n\n{as_text(each)}" for name, each in helps.items()]
+    return "\n\n".join([as_text(help_of(package)), *entries])
+
+
+def as_text(printed: str) -> str:
+    """A block of text in Markdown."""
+    return f"```text\n{printed}\n```"
+
+
+def command_names(package: str) -> list[str]:
+    """The sub-commands of `python -m PACKAGE`, as its help lists them."""
+    (found,) = re.findall(r"^  \{([^}]*)\}", help_of(package), re.MULTILINE)
+    return [name.strip() for name in found.split(",")]
+
+
+def help_of(package: str, *command: str) -> str:
+    """What `python -m PACKAGE COMMAND --help` prints, 80 columns wide."""
+    main = importlib.import_module(f"{package}.__main__").main
+    printed = io.StringIO()
+    kept = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            main([*command, "--help"])
+    finally:
+        os.environ.pop("COLUMNS") if kept is None else os.environ.update(COLUMNS=kept)
+    return printed.getvalue().rstrip()
+
+
+def ratios(benchmark: str) -> str:
+    """The table of a benchmark's ratios, with the date and the versions it was run with."""
+    results = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
+    rows = [ratio_row(job) for job in results["jobs"]]
+    versions = results["versions"]
+    run = ", ".join(f"{name} {versions[name]}" for name in ("pyspark", "librdkafka", "deltalake"))
+    head = ["| job | least | median | most |", "| --- | --- | --- | --- |"]
+    return "\n".join([*head, *rows, "", "{.facts}", f"Run on {versions['date']} with {run}."])
+
+
+def ratio_row(job: dict[str, Any]) -> str:
+    size = f", {job['rows']:,} rows" if job["rows"] else ""
+    figures = [f"{job['ratio'][name]:.2f}" for name in ("min", "median", "max")]
+    return f"| {' | '.join([job['job'].strip() + size, *figures])} |"
+
+
+PARTS: dict[str, Callable[..., str]] = {
+    "options": options,
+    "settings": settings,
+    "commands": commands,
+    "ratios": ratios,
+}
+
+
+def generate(page: str) -> str:
+    """A page's text with its requests replaced."""
+    return REQUEST.sub(lambda each: PARTS[each[1]](*filter(None, [each[2]])), page)
+
+
+def requests(page: str) -> list[tuple[str, str]]:
+    """What a page asks for: (part, name or the empty string)."""
+    return REQUEST.findall(page)
+
+
+SECTION = re.compile(r"(Args|Attributes|Raises|Returns|Yields):$")
+
+
+def mark_examples(lines: list[str]) -> list[str]:
+    """A docstring's lines, with what stands indented outside of its sections as Python code."""
+    found: list[str] = []
+    heading, before = "", "text"
+    for line in lines:
+        if line and not line.startswith(" "):
+            heading = line
+        is_example = line.startswith("    ") and not before and not SECTION.match(heading)
+        if is_example and not in_example(found):
+            found += [".. code-block:: python", ""]
+        found.append(line)
+        before = line
+    return found
+
+
+def in_example(lines: list[str]) -> bool:
+    """Whether the last line that is not blank is indented."""
+    return next((line.startswith(" ") for line in reversed(lines) if line), False)
+
+
+CALLED = ("PunctuatedProducer",)
+"""The classes that programs call; other objects come from functions."""
+
+
+def hide_constructor(
+    app: Any, kind: str, name: str, thing: Any, options: Any, signature: str, returns: str
+) -> tuple[str | None, str | None] | None:
+    """Leave out the signature of what a program does not construct."""
+    is_called = name.rpartition(".")[2] in CALLED
+    return None if is_called or kind not in ("class", "exception") else ("", None)
+
+
+def replace_examples(
+    app: Any, kind: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
+    """Mark the examples of a docstring before its sections are read.
+
+    Of an exception only the summary is shown: the page itself says what to do.
+    """
+    lines[:] = mark_examples(lines)
+    if kind == "exception" and "" in lines:
+        del lines[lines.index("") :]
+
+
+def replace_requests(app: Any, name: str, source: list[str]) -> None:
+    """Carry out the requests of a page as Sphinx reads it."""
+    source[0] = generate(source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Connect to Sphinx."""
+    app.connect("source-read", replace_requests)
+    app.connect("autodoc-process-signature", hide_constructor)
+    app.connect("autodoc-process-docstring", replace_examples, priority=400)
+    return {"parallel_read_safe": True}

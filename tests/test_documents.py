@@ -1,0 +1,226 @@
+"""README.md and the pages of docs/ say what the code does: tables, links, folders, symptoms."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from documents import PASTED, ROOT, blocks, pages, read, section, table
+from generate import COMMANDS, CONNECTORS, command_names, generate, option_entry, requests
+from timestream.oracle import Event, run
+
+import pyspark_timestream
+import pyspark_tseries
+from pyspark_timestream.connector.options import OptionRow, option_specs
+from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.plan.findings import FIXES, Kind
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.progress import build_progress
+from pyspark_timestream.kafka.ranges import Partition
+
+PAGES = {
+    "TimeOptions": "docs/reference/options-clock.md",
+    "KafkaOptions": "docs/reference/options-kafka.md",
+    "WriteOptions": "docs/reference/options-store.md",
+    "ReadOptions": "docs/reference/options-store.md",
+    "SubscribeOptions": "docs/reference/options-store.md",
+}
+PERFORMANCE = "docs/explanation/performance.md"
+TROUBLESHOOTING = "docs/how-to/troubleshooting.md"
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and MyST make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", read(page), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if re.match("[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (ROOT / page).parent / path if path else ROOT / page
+        assert found.exists(), target
+        text = generate(found.read_text()) if anchor else ""
+        headings = re.findall("^#+ (.*)$", text, re.MULTILINE)
+        assert not anchor or anchor in map(slug, headings), target
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_block_names_its_language_and_why_it_is_not_run(page: str) -> None:
+    assert read(page).count("\n```") == 2 * len(blocks(page))
+    for block in blocks(page):
+        assert block.language, block.text
+        assert block.comment != "not run:", block.text
+        assert not block.not_run or block.language in PASTED, block.text
+
+
+NOT_RUN = 2
+"""Blocks that nothing runs. Raise it only where a reader's machine has what no test has."""
+
+
+def test_blocks_that_are_not_run_are_few_and_counted() -> None:
+    every = [block for page in pages() for block in blocks(page) if block.language in PASTED]
+    assert len([block for block in every if block.not_run]) == NOT_RUN
+
+
+@pytest.mark.parametrize("connector", PAGES)
+def test_every_option_of_a_format_is_on_its_page(connector: str) -> None:
+    assert ("options", connector) in requests(read(PAGES[connector]))
+    generated = generate(read(PAGES[connector]))
+    for spec in option_specs(CONNECTORS[connector]).values():
+        assert f"### `{spec.name}`\n" in generated
+
+
+def test_an_option_shows_all_that_is_declared_of_it() -> None:
+    row = OptionRow(
+        "limit", "none", "'last N' or a number", "at most so many events", "batch", True
+    )
+    assert option_entry(row) == (
+        "### `limit`\n\nAt most so many events.\n\n{.facts}\n"
+        "**Default:** none · **Accepted:** `last N` or a number · "
+        "**Effect:** batch reads · **On a checkpoint:** may change"
+    )
+
+
+def test_every_benchmark_s_results_are_on_the_page() -> None:
+    every = {
+        path.stem: json.loads(path.read_text()) for path in (ROOT / "bench/results").glob("*.json")
+    }
+    # The others are of one picture, not of contenders.
+    names = {name for name, kept in every.items() if "jobs" in kept}
+    asked = [name for part, name in requests(read(PERFORMANCE)) if part == "ratios"]
+    assert sorted(asked) == sorted(names)
+    page = generate(read(PERFORMANCE))
+    for name in names:
+        for job in every[name]["jobs"]:
+            assert f"| {job['job'].strip()}" in page
+
+
+def test_the_progress_page_has_every_key() -> None:
+    page = "docs/reference/progress.md"
+    part = PartitionOffset(0, 5, PartitionState())
+    report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): part}), {})
+    for marker, keys in [
+        ("progress of a stream", report),
+        ("progress of a partition", report["partitions"]["trips"]["0"]),
+    ]:
+        cells = [row[0] for row in table(page, marker)]
+        assert sorted(re.findall("`([^`]+)`", " ".join(cells))) == sorted(keys)
+
+
+def test_the_worked_example_is_what_the_rules_do() -> None:
+    rows = table("docs/explanation/application-time.md", "worked example")
+    times = [int(row[0][:2]) * 60 + int(row[0][3:]) for row in rows]
+    cti = None
+    for number, (_, before, verdict, after) in enumerate(rows, 1):
+        out, *_ = run([Event("point", time) for time in times[:number]], every=1, delay=5)
+        assert before == (cti or "none")
+        assert ("*late*" in verdict) == (("row", number - 1) not in [each[:2] for each in out])
+        raised = [time for kind, time, *_ in out if kind == "cti"]
+        cti = f"{raised[-1] // 60:02}:{raised[-1] % 60:02}"
+        assert after == cti
+
+
+def test_the_session_page_has_every_setting_with_its_reason() -> None:
+    page = generate(read("docs/reference/session.md"))
+    for each in (INTERPRETER, *SETTINGS):
+        assert f"| `{each.name}` | {each.value} | {each.reason} |" in page
+
+
+@pytest.mark.parametrize("package", [pyspark_timestream, pyspark_tseries], ids=lambda p: p.__name__)
+def test_every_public_name_is_in_the_reference(package: ModuleType) -> None:
+    pages_ = sorted((ROOT / "docs/reference").glob("*.md"))
+    documented = "".join(path.read_text() for path in pages_)
+    for name in package.__all__:
+        assert re.search(rf"(auto\w+:: |`){package.__name__}\.{name}\b", documented), name
+
+
+@pytest.mark.parametrize("package", [pyspark_timestream, pyspark_tseries], ids=lambda p: p.__name__)
+def test_every_exception_has_an_entry_that_names_the_next_step(package: ModuleType) -> None:
+    names = [name for name in package.__all__ if is_exception(getattr(package, name))]
+    entries = section("docs/reference/errors.md", f"## `{package.__name__}`")
+    found = re.findall(r"autoexception:: \w+\.(\w+)\n.*\n\n   \*What to do:\* \S", entries)
+    assert sorted(found) == sorted(names)
+
+
+def is_exception(thing: object) -> bool:
+    return isinstance(thing, type) and issubclass(thing, Exception)
+
+
+@pytest.mark.parametrize("package", COMMANDS)
+def test_every_command_is_on_the_page_with_its_help(package: str) -> None:
+    page = generate(read("docs/reference/command-line.md"))
+    assert command_names(package)
+    for name in command_names(package):
+        assert f"### `{name}`\n\n```text\nusage: python -m {package} {name} " in page
+
+
+def test_every_session_of_an_example_is_configured() -> None:
+    packages = [ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"]
+    sources = [path for package in packages for path in package.rglob("*.py")]
+    documents = [read(page) for page in pages()]
+    for text in (*documents, *(path.read_text() for path in sources)):
+        built = [line for line in text.splitlines() if "SparkSession.builder" in line]
+        assert all("configure_spark(SparkSession.builder" in line for line in built), built
+    assert re.search("import .*configure_spark", read("README.md"))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_diagnosis_is_an_entry_of_the_troubleshooting(kind: Kind) -> None:
+    entries = " ".join(read(TROUBLESHOOTING).split()).split(" - ")
+    (entry,) = [entry for entry in entries if entry.startswith(f"**{kind}**")]
+    assert f"Fix: {FIXES[kind]}." in entry
+
+
+def test_differences_from_sparks_kafka_source_are_those_that_tests_show() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "integration").glob("test_beside_*.py"))
+    shown = re.findall(r'@pytest\.mark\.difference\("(.*)"\)', tests)
+    rows = table("docs/how-to/migrate-from-kafka.md", "differences from Spark's Kafka source")
+    assert sorted(row[0] for row in rows) == sorted(shown)
+    # Each gives the reason.
+    assert all(len(row) == 4 and all(row) for row in rows)
+
+
+def test_the_troubleshooting_is_ordered_by_symptom() -> None:
+    symptoms = re.findall(r"^## (.*)$", read(TROUBLESHOOTING), re.MULTILINE)
+    assert symptoms == ["No output", "Rows missing", "Lagging"]
+
+
+def test_every_folder_is_in_the_tour_with_its_purpose() -> None:
+    tour = section("docs/explanation/architecture.md", "## Tour of the code")
+    rows = re.findall(r"^\| `([a-z_/]+)` \| (.*) \|$", tour, re.MULTILINE)
+    told = {folder: purpose for folder, purpose in rows if purpose != "what is in it"}
+    found = {}
+    for root in (ROOT / "sources/pyspark_timestream", ROOT / "sinks/pyspark_tseries"):
+        for place in root.rglob("*/__init__.py"):
+            docstring = ast.get_docstring(ast.parse(place.read_text()))
+            found[str(place.parent.relative_to(root))] = docstring
+    assert told == found
+
+
+def test_the_home_for_a_faster_start_has_all_of_spark_but_the_zip(tmp_path: Path) -> None:
+    (block,) = blocks("docs/how-to/low-latency.md", "console")
+    commands = [line.removeprefix("$ ") for line in block.text.splitlines()]
+    python = str(Path(sys.executable).parent)
+    environment = {"HOME": str(tmp_path), "PATH": f"{python}:{os.environ['PATH']}"}
+    # Twice: a reader may paste it into every shell.
+    for _ in range(2):
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join([*commands, 'echo "$SPARK_HOME $PYSPARK_PYTHON"'])],
+            env=environment, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    home, interpreter = map(Path, done.stdout.split())
+    assert home.is_relative_to(tmp_path)
+    assert (home / "bin" / "spark-submit").exists()
+    assert list((home / "jars").glob("spark-core_*.jar"))
+    assert {path.name for path in home.iterdir()} == {"bin", "jars"}
+    assert interpreter.samefile(sys.executable)
