@@ -8,6 +8,9 @@ OLDEST := 4.2.1
 VENV42 := .venv-4.2
 READY42 := $(VENV42)/.ready-$(OLDEST)
 READY_DOCS := $(VENV)/.ready-docs
+# Built in an environment without Spark, which takes seconds.
+RELEASE := .venv-release
+READY_RELEASE := $(RELEASE)/.ready
 # An install compiles it; a library of an older source is refused.
 COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
 # Spark starts its workers with `python3` from PATH unless told otherwise.
@@ -24,7 +27,7 @@ JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 # A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -49,6 +52,13 @@ $(READY42): pyproject.toml $(COMPILED)
 	@$(PYTHON_IS_NEW)
 	@$(PYTHON) -m venv $(VENV42)
 	@$(call PIP_INSTALL,$(VENV42),--group test pyspark==$(OLDEST) -e .)
+	@touch $@
+
+$(READY_RELEASE): pyproject.toml
+	@$(PYTHON_IS_NEW)
+	@$(PYTHON) -m venv $(RELEASE)
+	@$(RELEASE)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	@$(RELEASE)/bin/python -m pip install -q --group release
 	@touch $@
 
 run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
@@ -125,7 +135,16 @@ bench: java $(READY) ## side by side with Spark's own sources and sinks: one tab
 lint: $(READY) ## ruff, mypy, and which folder imports from which
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
+dist: $(READY_RELEASE) ## the source distribution and the wheel in dist/, checked as PyPI checks them
+	rm -rf dist
+	$(RELEASE)/bin/python -m build --outdir dist
+	$(RELEASE)/bin/python -m twine check --strict dist/*
+
+wheels: $(READY_RELEASE) ## this platform's wheel in dist/, built by cibuildwheel in a container; needs a Docker engine
+	$(RELEASE)/bin/python -m cibuildwheel --platform linux --output-dir dist
+	$(RELEASE)/bin/python -m twine check --strict dist/*.whl
+
 ci: lint docs test test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
-	rm -rf $(VENV) $(VENV42) .work docs/_build
+	rm -rf $(VENV) $(VENV42) $(RELEASE) .work docs/_build dist

@@ -1,6 +1,11 @@
-"""A wheel in a clean virtual environment: both formats are found without a register call."""
+"""A wheel in a clean virtual environment: both formats are found without a register call.
+
+PyPI would take it: its tag says which glibc it needs, and its metadata is complete.
+"""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -20,6 +25,10 @@ store = os.path.abspath("store")
 query = query.option("checkpointLocation", "checkpoint").trigger(availableNow=True).start(store)
 query.awaitTermination()
 print("rows", spark.read.format("tseries").load(store).count())
+
+import importlib.metadata, pyspark_timestream, pyspark_tseries
+version = importlib.metadata.version("pyspark-timestream")
+assert version == pyspark_timestream.__version__ == pyspark_tseries.__version__, version
 """
 
 
@@ -27,6 +36,13 @@ print("rows", spark.read.format("tseries").load(store).count())
 def test_a_built_wheel_works_in_a_clean_environment(tmp_path: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, cwd=tmp_path)
+    if shutil.which("cc"):
+        # PyPI takes no other platform of Linux, and auditwheel finds the same by the ELF itself.
+        platform = wheel.stem.split("-")[-1]
+        assert re.fullmatch(r"manylinux_\d+_\d+_[a-z0-9_]+", platform)
+        audit = run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=tmp_path)
+        assert f'"{platform}"' in audit
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if "dist-info" not in name} == {
         "pyspark_timestream", "pyspark_tseries",

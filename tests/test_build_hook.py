@@ -1,8 +1,10 @@
 """An install goes on without a C compiler, and a wheel with the native gather says its platform."""
 
+import re
 import runpy
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,9 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / NATIVE).mkdir(parents=True)
     for name in ("build.py", "gather.c"):
         shutil.copy(ROOT / NATIVE / name, tmp_path / NATIVE)
-    made = runpy.run_path(str(ROOT / "hatch_build.py"))["GatherHook"]()
+    module = runpy.run_path(str(ROOT / "hatch_build.py"))
+    made = module["GatherHook"]()
+    made.platform_tag = module["platform_tag"]
     made.root, made.warned = str(tmp_path), []
     made.app = SimpleNamespace(display_warning=made.warned.append)
     return made
@@ -53,7 +57,7 @@ def test_a_wheel_with_the_native_gather_is_for_one_platform_and_every_python_3(h
     assert build_data["force_include"] == {
         library: "pyspark_timestream/kafka/client/native/gather.so"
     }
-    assert build_data["tag"].startswith("py3-none-linux_")
+    assert re.fullmatch(r"py3-none-manylinux_2_\d+_[a-z0-9_]+", build_data["tag"])
     assert not build_data["pure_python"]
 
 
@@ -63,3 +67,21 @@ def test_an_editable_install_has_the_library_beside_its_source(hook: Any) -> Non
     hook.initialize("editable", build_data)
     assert (Path(hook.root) / NATIVE / "gather.so").exists()
     assert build_data == {"force_include": {}}
+
+
+@pytest.mark.parametrize(
+    ("symbols", "tag"),
+    [
+        (b"GLIBC_2.2.5 GLIBC_2.14", "manylinux_2_17_x86_64"),
+        (b"GLIBC_2.9 GLIBC_2.34 GLIBC_2.17", "manylinux_2_34_x86_64"),
+        # musl, for one: pip installs it on the machine that built it, and PyPI refuses it.
+        (b"no such symbol", "linux_x86_64"),
+    ],
+)
+def test_a_wheels_platform_is_that_of_its_newest_glibc_symbol(
+    hook: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, symbols: bytes, tag: str
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
+    library = tmp_path / "gather.so"
+    library.write_bytes(b"\x7fELF\x00" + symbols.replace(b" ", b"\x00"))
+    assert hook.platform_tag(library) == tag
