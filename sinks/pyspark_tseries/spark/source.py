@@ -105,6 +105,7 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """A batch of a stream, checked against the store before any task."""
         options = parse_write(self.options)
+        _refuse_batch_number(options)
         checkpoint = checkpoint_directory(self.options)
         check_before_batch(checkpoint, options.location)
         target = _prepare_write(options, schema, overwrite)
@@ -130,6 +131,18 @@ class DefaultSource(DataSource):
             store.subscription if wanted is None else wanted, options.starting_sequence or {}
         )
         return SubscriptionReader(options, initial, schema)
+
+
+def _refuse_batch_number(options: WriteOptions) -> None:
+    """Refuse the number of a batch write in a stream, where it would have no effect."""
+    if options.txn_app_id is not None:
+        raise OptionError(
+            "txnAppId",
+            f"'{options.txn_app_id}' has no effect in a streaming write: each batch of a query is "
+            "stored once anyway",
+            "it in df.write, with 'txnVersion'",
+            "leave both out, or write with df.write in foreachBatch",
+        )
 
 
 def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -> WriteTarget:
