@@ -18,9 +18,9 @@ from side_by_side import Comparison
 from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
 from pyspark_timestream.cti.state import PartitionState
+from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 ROWS: Final = 1_000_000
 
@@ -126,7 +126,7 @@ def fold_blocks(
 
 def json_paths() -> Iterator[Comparison]:
     """JSON by Arrow's parser alone, with the checks for parity, and row by row."""
-    fields = JsonFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
+    fields = WantedFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
     fixed = {"unit": "celsius", "site": "north-hall"}
 
     def texts(bad_in: int) -> pa.Array:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from side_by_side import Comparison, Contender, Done, compare, report
 
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 BLOCK = 20_000
 BLOCKS = 10
@@ -28,7 +28,7 @@ SHUFFLED_US = 50_000
 _RANDOM = np.random.default_rng(1)
 TIMES = 1_700_000_000_000_000 + np.arange(BLOCK) * 1_000
 TIMES += _RANDOM.integers(-SHUFFLED_US, SHUFFLED_US, BLOCK)
-FIELDS = JsonFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
+FIELDS = WantedFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
 Case = tuple[str, TimeRules, Events, Marks]
 
 

@@ -15,9 +15,9 @@ import pytest
 from json_literals import IN_FIELDS, LITERALS, OF_DOCUMENTS, PLAIN_DOCUMENTS, TYPES
 from pyspark.sql import functions as F
 
+from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def spark_reads(
 
 
 def we_read(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
-    block = parse_json(JsonFields(schema), pa.array(documents, pa.binary()))
+    block = parse_json(WantedFields(schema), pa.array(documents, pa.binary()))
     return rows_of(block.columns, block.malformed.tolist())
 
 

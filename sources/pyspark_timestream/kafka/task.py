@@ -65,8 +65,7 @@ def run_task(
                 payload = read_payload(options, projection, block)
                 state, verdicts = step(options.rules, state, payload.events, payload.marks)
                 judged = JudgedBlock(partition, block, payload, verdicts)
-                if payload.json is not None:
-                    invalid_values[partition] += int(np.count_nonzero(payload.json.malformed))
+                invalid_values[partition] += payload.count_invalid_values()
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 prover, news, ctis_us = prover.advance(position, verdicts.cti_us)
@@ -114,7 +113,7 @@ def _select_rows(
     options: KafkaOptions, judged: JudgedBlock
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Select the records that become rows, by the event rules and the parse mode."""
-    keep, parsed = judged.verdicts.keep, judged.payload.json
+    keep, parsed = judged.verdicts.keep, judged.payload.values
     if parsed is None or options.parse_mode == "PERMISSIVE":
         return keep
     broken = keep & parsed.malformed

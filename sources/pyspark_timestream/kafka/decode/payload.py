@@ -1,4 +1,4 @@
-"""Decodes a block of records: event times, edges, writers' marks, and wanted JSON fields.
+"""Decodes a block of records: event times, edges, writers' marks, and wanted fields.
 
 The rules are semantics 1.
 """
@@ -18,8 +18,8 @@ from pyspark_timestream.connector.event_time import (
 )
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
 from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.fields import DecodedBlock, WantedFields
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonBlock, JsonFields
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
     RecordBlock,
@@ -43,7 +43,7 @@ class Payload:
         start_known: n booleans: the start time is readable.
         end_known: n booleans: the end time is readable; None for points.
         edges: n strings, as received; None unless events are edges.
-        json: the parsed values; None if nothing in them is wanted.
+        values: the decoded values; None if nothing in them is wanted.
         marks: the punctuations among the records.
     """
 
@@ -51,8 +51,12 @@ class Payload:
     start_known: Mask
     end_known: Mask | None
     edges: pa.Array | None
-    json: JsonBlock | None
+    values: DecodedBlock | None
     marks: Marks = NO_MARKS
+
+    def count_invalid_values(self) -> int:
+        """Count the values that are malformed."""
+        return 0 if self.values is None else int(np.count_nonzero(self.values.reasons))
 
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
@@ -66,7 +70,7 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
         or any(source.kind == "timestamp" for source in sources),
         keys=wants("key"),
         values=wants("value")
-        or _choose_json_fields(options, projection) is not None
+        or _choose_fields(options, projection) is not None
         or options.cti_header is not None,
         headers=wants("headers")
         or any(source.kind == "header" for source in sources)
@@ -77,7 +81,7 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
 def read_payload(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    """Read event times, edges, punctuations and wanted JSON fields of `block`."""
+    """Read event times, edges, punctuations and wanted fields of `block`."""
     payload = _read_events(options, projection, block)
     if options.cti_header is None and not _needs_record_times(options):
         return payload
@@ -94,7 +98,7 @@ def read_payload(
 def _read_events(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    fields = _choose_json_fields(options, projection)
+    fields = _choose_fields(options, projection)
     parsed = parse_json(fields, block.values) if fields is not None else None
     start_us, start_known = _read_times(options.start_time, options, block, parsed)
     if options.end_time is None:
@@ -145,16 +149,16 @@ def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
     return [s for s in (options.start_time, options.end_time, options.edge) if s is not None]
 
 
-def _choose_json_fields(options: KafkaOptions, projection: Projection | None) -> JsonFields | None:
+def _choose_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:
     """Choose the fields to parse of the values; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
     columns = projection.fields if projection else pa.schema([])
     corrupt = projection is not None and projection.corrupt is not None
-    return JsonFields(columns, raw) if raw or len(columns) or corrupt else None
+    return WantedFields(columns, raw) if raw or len(columns) or corrupt else None
 
 
 def _read_times(
-    source: TimeFrom, options: KafkaOptions, block: RecordBlock, parsed: JsonBlock | None
+    source: TimeFrom, options: KafkaOptions, block: RecordBlock, parsed: DecodedBlock | None
 ) -> Times:
     if source.kind == "timestamp":
         return read_record_times(block.timestamps_ms)
@@ -167,7 +171,7 @@ def _read_times(
     return np.concatenate([us for us, _ in read]), np.concatenate([known for _, known in read])
 
 
-def _read_texts(source: TimeFrom, block: RecordBlock, parsed: JsonBlock | None) -> pa.Array:
+def _read_texts(source: TimeFrom, block: RecordBlock, parsed: DecodedBlock | None) -> pa.Array:
     if source.kind == "header":
         return read_header(block.headers, source.name)
     pieces = parsed.raw[source.name] if parsed else []

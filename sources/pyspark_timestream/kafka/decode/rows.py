@@ -103,7 +103,7 @@ def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.
     """Build the n values of output column `name`, any but `cti`, before rows are dropped."""
     if name in projection.metadata:
         return _build_metadata(projection.metadata[name], judged)
-    parsed = judged.payload.json
+    parsed = judged.payload.values
     if parsed is None:
         raise AssertionError(f"column {name} comes from JSON, and no value was parsed")
     if name == projection.corrupt:

@@ -16,8 +16,8 @@ from pyspark_timestream.connector.event_time import TIME_UNITS, read_number_time
 from pyspark_timestream.connector.instants import format_instant, parse_instant
 from pyspark_timestream.cti.violations import check_times
 from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import JsonFields
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -98,7 +98,7 @@ def _describe_misfits(
     """Describe each of `fields` that does not match in most of the values that are objects."""
     whole = np.array([read is not None for read in objects])
     for field in fields:
-        wrong = parse_json(JsonFields(pa.schema([field])), values).malformed & whole
+        wrong = parse_json(WantedFields(pa.schema([field])), values).malformed & whole
         if not wrong.any() or 2 * np.count_nonzero(wrong) < len(values):
             continue
         row = int(np.argmax(wrong))

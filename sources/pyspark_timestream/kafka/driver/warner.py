@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-import numpy as np
-
 from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.explain.diagnosis import find_warnings
 from pyspark_timestream.explain.history import BatchRecord
@@ -145,7 +143,7 @@ class Warner:
         for block in self._read_newest(part, now):
             payload = read_payload(self._options, self._projection, block)
             state, _ = step(self._options.rules, state, payload.events, payload.marks)
-            invalid += 0 if payload.json is None else int(np.count_nonzero(payload.json.malformed))
+            invalid += payload.count_invalid_values()
         position = now.partitions[part].start_inclusive
         share = PartitionOffset(position, position, state, invalid_values=invalid)
         alone = replace(now, partitions={part: share})

@@ -20,15 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.decode.fields import FINE, TYPE, DecodedBlock, WantedFields
 from pyspark_timestream.kafka.decode.json.by_row import parse_rows
 from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
-from pyspark_timestream.kafka.decode.json.types import (
-    JsonBlock,
-    JsonFields,
-    convert_column,
-    has_map,
-    wire_type,
-)
+from pyspark_timestream.kafka.decode.json.types import convert_column, has_map, wire_type
 
 __all__ = ["parse_json"]
 
@@ -56,7 +51,7 @@ class _ParseFailure(NamedTuple):
     row: int | None
 
 
-def parse_json(fields: JsonFields, values: pa.Array) -> JsonBlock:
+def parse_json(fields: WantedFields, values: pa.Array) -> DecodedBlock:
     """Parse n JSON texts (binary; a null is a row of nulls, not malformed)."""
     texts, joinable = _find_joinable(values)
     if any(has_map(field.type) for field in fields.columns):
@@ -68,13 +63,13 @@ def parse_json(fields: JsonFields, values: pa.Array) -> JsonBlock:
     ]
     if not pieces:
         empty = [pa.array([], field.type) for field in fields.columns]
-        return JsonBlock(empty, {name: [] for name in fields.raw}, np.empty(0, dtype=np.bool_))
-    return JsonBlock(
+        return DecodedBlock(empty, {name: [] for name in fields.raw}, np.empty(0, dtype=np.uint8))
+    return DecodedBlock(
         [pa.concat_arrays(column) for column in zip(*(p.columns for p in pieces), strict=True)]
         if len(fields.columns)
         else [],
         {name: [part for p in pieces for part in p.raw[name]] for name in fields.raw},
-        np.concatenate([p.malformed for p in pieces]),
+        np.concatenate([p.reasons for p in pieces]),
     )
 
 
@@ -126,8 +121,8 @@ def _run_bounds(mask: Mask) -> npt.NDArray[np.int64]:
 
 
 def _parse_run(
-    fields: JsonFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
-) -> Iterator[JsonBlock]:
+    fields: WantedFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
+) -> Iterator[DecodedBlock]:
     """Parse `values[start:stop]`, in pieces, in order.
 
     Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
@@ -140,7 +135,7 @@ def _parse_run(
         end = min(at + (1 if at == failed_at else size), stop)
         alone = not good or end - at <= _MAX_SINGLE_VALUES
         block = None if alone else _parse_joined(fields, texts.slice(at, end - at))
-        if isinstance(block, JsonBlock):
+        if isinstance(block, DecodedBlock):
             yield block
             at, size, singly = end, 4 * size, _MAX_SINGLE_VALUES
             continue
@@ -160,7 +155,7 @@ def _parse_run(
         at = end
 
 
-def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _ParseFailure:
+def _parse_joined(fields: WantedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
     """Parse all of `texts` with Arrow; fails if one of them does not match the fields."""
     first = _parse_first(texts[0].as_py())
     wires = {
@@ -192,7 +187,8 @@ def _parse_joined(fields: JsonFields, texts: pa.Array) -> JsonBlock | _ParseFail
     for part in finished:
         malformed |= part.partial
     parts = {name: [column.combine_chunks()] for name, column in raw.items()}
-    return JsonBlock([part.column for part in finished], parts, malformed)
+    reasons = np.where(malformed, TYPE, FINE).astype(np.uint8)
+    return DecodedBlock([part.column for part in finished], parts, reasons)
 
 
 def _wrap_in_list(texts: pa.Array) -> pa.Array:

@@ -8,6 +8,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from pyspark_timestream.kafka.decode.fields import (
+    FINE,
+    SYNTAX,
+    TYPE,
+    DecodedBlock,
+    WantedFields,
+)
 from pyspark_timestream.kafka.decode.json.scalars import (
     ExactFloat,
     check_type,
@@ -18,7 +25,7 @@ from pyspark_timestream.kafka.decode.json.scalars import (
     to_float,
     to_text,
 )
-from pyspark_timestream.kafka.decode.json.types import JsonBlock, JsonFields, convert_times
+from pyspark_timestream.kafka.decode.json.types import convert_times
 
 __all__ = ["parse_rows"]
 
@@ -31,39 +38,39 @@ _CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.Arrow
 _DECODER: Final = json.JSONDecoder(parse_float=ExactFloat, parse_int=parse_integer)
 
 
-def parse_rows(fields: JsonFields, values: list[bytes | None]) -> JsonBlock:
+def parse_rows(fields: WantedFields, values: list[bytes | None]) -> DecodedBlock:
     """Parse values one by one: unreadable parts become null, readable parts stay."""
     columns: list[list[Any]] = [[] for _ in fields.columns]
     raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
-    malformed = np.zeros(len(values), dtype=np.bool_)
+    reasons = np.zeros(len(values), dtype=np.uint8)
     readers = [
         (column, field.name, _null_on_error(_reader(field.type)))
         for column, field in zip(columns, fields.columns, strict=True)
     ]
     for row, text in enumerate(values):
-        parsed, is_bad = _load(text)
+        parsed, reason = _load(text)
         for column, name, read in readers:
             converted, fits = read(parsed.get(name))
             column.append(converted)
-            is_bad |= not fits
+            reason = reason or (FINE if fits else TYPE)
         for name, found in raw.items():
             found.append(_to_raw(parsed.get(name)))
-        if is_bad:
-            malformed[row] = True
+        if reason:
+            reasons[row] = reason
     typed_columns = zip(columns, fields.columns, strict=True)
     pieces = {name: _group_by_type(found) for name, found in raw.items()}
-    return JsonBlock(
-        [pa.array(column, field.type) for column, field in typed_columns], pieces, malformed
+    return DecodedBlock(
+        [pa.array(column, field.type) for column, field in typed_columns], pieces, reasons
     )
 
 
-def _load(text: bytes | None) -> tuple[dict[str, Any], bool]:
-    """Parse `text` as an object, and return whether it is malformed; a null is an empty object."""
+def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
+    """Parse `text` as an object, and return why it is malformed; a null is an empty object."""
     try:
         value = {} if text is None else _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
-        return {}, True
-    return (value, False) if isinstance(value, dict) else ({}, True)
+        return {}, SYNTAX
+    return (value, FINE) if isinstance(value, dict) else ({}, SYNTAX)
 
 
 def _to_raw(value: Any) -> str | int | float | None:

@@ -1,6 +1,5 @@
 """Types of JSON fields, and the conversion of parsed columns to them."""
 
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -14,8 +13,6 @@ from pyspark_timestream.kafka.decode.json.scalars import to_bytes
 
 __all__ = [
     "ConvertedColumn",
-    "JsonBlock",
-    "JsonFields",
     "convert_column",
     "convert_times",
     "find_unsupported_type",
@@ -25,34 +22,6 @@ __all__ = [
 
 _ZONED_TIME: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
 """The end of a text with a time of day and a zone."""
-
-
-@dataclass(frozen=True, slots=True)
-class JsonFields:
-    """The fields to read of each JSON object.
-
-    Attributes:
-        columns: the fields wanted as columns, with their Arrow types.
-        raw: fields wanted unconverted, for event times and edges: strings, int64 or doubles.
-    """
-
-    columns: pa.Schema
-    raw: tuple[str, ...] = ()
-
-
-class JsonBlock(NamedTuple):
-    """n parsed values.
-
-    Attributes:
-        columns: a column of n per field of `JsonFields.columns`, in that order.
-        raw: per raw field consecutive pieces that add up to n; each is an array of strings,
-            int64 or doubles, or of nulls.
-        malformed: n booleans: the value is not a JSON object, or a field does not match its type.
-    """
-
-    columns: list[pa.Array]
-    raw: dict[str, list[pa.Array]]
-    malformed: Mask
 
 
 def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:

@@ -1,0 +1,66 @@
+"""The fields wanted of payloads, and blocks of decoded payloads: what all payload formats share."""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_timestream.connector.columns import Mask
+
+__all__ = [
+    "FINE",
+    "FRAMING",
+    "REASONS",
+    "SYNTAX",
+    "TYPE",
+    "DecodedBlock",
+    "Reasons",
+    "WantedFields",
+]
+
+Reasons = npt.NDArray[np.uint8]
+
+REASONS: Final = ("", "framing", "syntax", "type")
+"""Why a payload is malformed, by number (semantics 13.3): it lacks the wire format's header, or its
+bytes are not a payload of its schema, or a field is not of the column's type."""
+
+FINE, FRAMING, SYNTAX, TYPE = range(len(REASONS))
+
+
+@dataclass(frozen=True, slots=True)
+class WantedFields:
+    """The fields to read of each payload.
+
+    Attributes:
+        columns: the fields wanted as columns, with their Arrow types.
+        raw: fields wanted unconverted, for event times and edges: strings, numbers or timestamps.
+    """
+
+    columns: pa.Schema
+    raw: tuple[str, ...] = ()
+
+
+class DecodedBlock(NamedTuple):
+    """n decoded payloads.
+
+    Attributes:
+        columns: a column of n per field of `WantedFields.columns`, in that order.
+        raw: per raw field consecutive pieces that add up to n; each is an array of strings,
+            numbers or timestamps, or of nulls.
+        reasons: n numbers: why the payload is malformed, as an index into `REASONS`.
+        schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
+            None if payloads carry no ids.
+    """
+
+    columns: list[pa.Array]
+    raw: dict[str, list[pa.Array]]
+    reasons: Reasons
+    schema_ids: pa.Array | None = None
+
+    @property
+    def malformed(self) -> Mask:
+        """N booleans: the payload is malformed."""
+        malformed: Mask = self.reasons != FINE
+        return malformed
