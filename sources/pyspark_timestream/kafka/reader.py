@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.connector.driver_log import log_like_spark
-from pyspark_timestream.connector.offsets import INITIAL_OFFSET, check_offset, is_initial_offset
+from pyspark_timestream.connector.offsets import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.watermark_settings import find_wrong_settings
 from pyspark_timestream.connector.worker_memory import freeze_objects
@@ -36,8 +36,8 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.plan.offset import (
-    OFFSET_VERSION,
     StreamOffset,
+    check_stream_offset,
     group_name,
 )
 from pyspark_timestream.kafka.plan.positions import (
@@ -146,7 +146,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the batch that `end` describes."""
         if start == end:
             return []
-        check_offset(end, self._options.settings(), OFFSET_VERSION)
+        check_stream_offset(end, self._options.settings())
         offset = StreamOffset.from_json(end)
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from pyspark_timestream.connector.offsets import check_offset, is_initial_offset
+from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.broker import Broker
@@ -44,8 +44,8 @@ from pyspark_timestream.kafka.plan.next_offset import (
     plan_next_offset,
 )
 from pyspark_timestream.kafka.plan.offset import (
-    OFFSET_VERSION,
     StreamOffset,
+    check_stream_offset,
     group_name,
 )
 from pyspark_timestream.kafka.plan.positions import resolve_starts, starting_timestamps
@@ -118,7 +118,7 @@ class StreamDriver:
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
-        check_offset(start, self._options.settings(), OFFSET_VERSION)
+        check_stream_offset(start, self._options.settings())
         run = RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),

@@ -3,11 +3,12 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeGuard
 
 from pyspark_timestream.connector.instants import format_duration, parse_duration
 from pyspark_timestream.connector.options import Parser, whole_number
+from pyspark_timestream.kafka.options.paths import Path, format_path, parse_path
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
@@ -43,21 +44,42 @@ _MAX_DURATION_US: Final = parse_duration("500000 weeks")
 """Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
 
 
+_PREFIXED_FIELD: Final = re.compile(
+    r"timestamp|record:timestamp|(header|field):.*|.*[.`].*", re.IGNORECASE | re.DOTALL
+)
+"""Field paths that a plain name cannot stand for, or that no release before paths could name."""
+
+
 @dataclass(frozen=True, slots=True)
 class TimeFrom:
-    """The source of an event's time or edge: the record's timestamp, a header, or a JSON field.
+    """The source of an event's time or edge: the record's timestamp, a header, or a field.
 
     Attributes:
         kind: `timestamp`, `header` or `field`.
-        name: the header's or field's name; empty for `timestamp`.
+        name: the header's name, or the field's path as `format_path` writes it; empty for
+            `timestamp`.
+        given: for `timestamp`, the option's text if it could also be the name of a field.
     """
 
     kind: str
     name: str = ""
+    given: str = field(default="", compare=False)
+
+    @property
+    def path(self) -> Path:
+        """The field's path."""
+        return parse_path(self.name)
 
     def __str__(self) -> str:
-        """The option's text, which reads back to this."""
-        return {"timestamp": "timestamp", "header": f"header:{self.name}"}.get(self.kind, self.name)
+        """The option's text, which reads back to this and which a checkpoint keeps.
+
+        A field at the top level is its name alone, as before there were paths.
+        """
+        if self.kind == "timestamp":
+            return self.kind
+        if self.kind == "header" or _PREFIXED_FIELD.fullmatch(self.name):
+            return f"{self.kind}:{self.name}"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +95,14 @@ class Frequency:
 
 
 def _parse_time_from(value: str) -> TimeFrom:
-    if value.lower() == "timestamp":
-        return TimeFrom("timestamp")
-    kind, name = ("header", value[7:]) if value[:7].lower() == "header:" else ("field", value)
-    if not name.strip():
-        raise ValueError("the name is empty")
-    return TimeFrom(kind, name)
+    word = value.lower()
+    if word in ("timestamp", "record:timestamp"):
+        return TimeFrom("timestamp", given=value if word == "timestamp" else "")
+    kind, _, name = value.partition(":")
+    if kind.lower() == "header" and value != kind:
+        return TimeFrom("header", _parse_name(name))
+    path = parse_path(name if kind.lower() == "field" and value != kind else value)
+    return TimeFrom("field", format_path(path))
 
 
 def _parse_name(value: str) -> str:
@@ -248,9 +272,17 @@ def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
 
 
 TIME_FROM: Final = Parser(
-    _parse_time_from, "'timestamp', 'header:NAME' or the name of a JSON field", "header:"
+    _parse_time_from,
+    "'timestamp', 'header:NAME', 'field:PATH' or a path alone, such as 'payload.ts_ms'",
+    "header:",
+    "field:a..b",
 )
-EDGE_FROM: Final = Parser(_parse_edge_from, "'header:NAME' or the name of a JSON field", "header:")
+EDGE_FROM: Final = Parser(
+    _parse_edge_from,
+    "'header:NAME', 'field:PATH' or a path alone, such as 'payload.kind'",
+    "header:",
+    "`a",
+)
 NAME: Final = Parser(_parse_name, "a name, not empty", wrong_type=" ")
 MILLISECONDS: Final = Parser(
     _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"

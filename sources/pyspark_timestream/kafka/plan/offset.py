@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pyspark_timestream.connector.offsets import check_offset
 from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.options.older_settings import translate_older_settings
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.warnings import Warnings, warnings_from_json, warnings_to_json
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
@@ -21,6 +23,7 @@ __all__ = [
     "OFFSET_VERSION",
     "PartitionOffset",
     "StreamOffset",
+    "check_stream_offset",
     "group_name",
 ]
 
@@ -200,6 +203,17 @@ def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOff
         for topic, shares in topics.items()
         for number, share in shares.items()
     }
+
+
+def check_stream_offset(offset: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+    """Refuse an offset that this code or `settings`, those of today's options, cannot continue.
+
+    Raises:
+        CheckpointMismatch: a newer format version, or another value of an option in `settings`.
+    """
+    if "settings" in offset and offset.get("version") in range(1, OFFSET_VERSION + 1):
+        offset = {**offset, "settings": translate_older_settings(offset["settings"])}
+    check_offset(offset, settings, OFFSET_VERSION)
 
 
 def group_name(prefix: str, stream: str) -> str:
