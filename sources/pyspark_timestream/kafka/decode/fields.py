@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.options.paths import Path, parse_path
 
 __all__ = [
     "FINE",
@@ -34,12 +35,21 @@ class WantedFields:
     """The fields to read of each payload.
 
     Attributes:
-        columns: the fields wanted as columns, with their Arrow types.
-        raw: fields wanted unconverted, for event times and edges: strings, numbers or timestamps.
+        columns: the fields wanted as columns: the text of each one's path, with its Arrow type.
+        raw: the paths, as text, of fields wanted unconverted, for event times and edges: strings,
+            numbers or timestamps.
     """
 
     columns: pa.Schema
     raw: tuple[str, ...] = ()
+
+    def column_paths(self) -> list[Path]:
+        """Return the path of each column."""
+        return [parse_path(name) for name in self.columns.names]
+
+    def raw_paths(self) -> dict[str, Path]:
+        """Return the path of each raw field, by its text."""
+        return {text: parse_path(text) for text in self.raw}
 
 
 class DecodedBlock(NamedTuple):
@@ -47,8 +57,8 @@ class DecodedBlock(NamedTuple):
 
     Attributes:
         columns: a column of n per field of `WantedFields.columns`, in that order.
-        raw: per raw field consecutive pieces that add up to n; each is an array of strings,
-            numbers or timestamps, or of nulls.
+        raw: per raw field, by the text of its path, consecutive pieces that add up to n; each is
+            an array of strings, numbers or timestamps, or of nulls.
         reasons: n numbers: why the payload is malformed, as an index into `REASONS`.
         schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
             None if payloads carry no ids.

@@ -24,6 +24,8 @@ from pyspark_timestream.kafka.decode.fields import FINE, TYPE, DecodedBlock, Wan
 from pyspark_timestream.kafka.decode.json.by_row import parse_rows
 from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
 from pyspark_timestream.kafka.decode.json.types import convert_column, has_map, wire_type
+from pyspark_timestream.kafka.decode.json.wire_schemas import WireSchemas, take_field
+from pyspark_timestream.kafka.options.paths import descend
 
 __all__ = ["parse_json"]
 
@@ -158,35 +160,33 @@ def _parse_run(
 def _parse_joined(fields: WantedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
     """Parse all of `texts` with Arrow; fails if one of them does not match the fields."""
     first = _parse_first(texts[0].as_py())
-    wires = {
-        field.name: _choose_wire_type(field.type, first.get(field.name)) for field in fields.columns
+    schemas = WireSchemas()
+    column_places = [
+        schemas.add(path, _choose_wire_type(field.type, descend(first, path).value))
+        for path, field in zip(fields.column_paths(), fields.columns, strict=True)
+    ]
+    raw_places = {
+        text: schemas.find(path) or schemas.add(path, _guess_raw_type(descend(first, path).value))
+        for text, path in fields.raw_paths().items()
     }
-    shared = [name for name in fields.raw if wires.get(name) in (pa.string(), pa.int64())]
-    guessed = {
-        name: _RAW_TYPES.get(type(first.get(name)), pa.string())
-        for name in fields.raw
-        if name not in shared
-    }
-    together = {name: kind for name, kind in guessed.items() if name not in wires}
-    again = {name: kind for name, kind in guessed.items() if name in wires}
     buffer = pc.binary_join(_wrap_in_list(texts), "\n")[0].as_buffer()
-    table = _read(buffer, len(texts), pa.schema(wires | together))
-    if isinstance(table, _ParseFailure):
-        return table
-    second = _read(buffer, len(texts), pa.schema(again)) if again else table
-    if isinstance(second, _ParseFailure):
-        return second
-    raw = {name: table.column(name) for name in (*shared, *together)}
-    raw |= {name: second.column(name) for name in again}
+    tables: list[pa.Table] = []
+    for schema in schemas.schemas():
+        table = _read(buffer, len(texts), schema)
+        if isinstance(table, _ParseFailure):
+            return table
+        tables.append(table)
+    raw = {text: take_field(tables, place) for text, place in raw_places.items()}
     if any(map(_loses_digits, raw.values())):
         return _ParseFailure(None)
     finished = [
-        convert_column(table.column(f.name).combine_chunks(), f.type) for f in fields.columns
+        convert_column(take_field(tables, place), field.type)
+        for place, field in zip(column_places, fields.columns, strict=True)
     ]
     malformed = np.zeros(len(texts), dtype=np.bool_)
     for part in finished:
         malformed |= part.partial
-    parts = {name: [column.combine_chunks()] for name, column in raw.items()}
+    parts = {text: [column] for text, column in raw.items()}
     reasons = np.where(malformed, TYPE, FINE).astype(np.uint8)
     return DecodedBlock([part.column for part in finished], parts, reasons)
 
@@ -230,7 +230,12 @@ def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
     return wire_type(target)
 
 
-def _loses_digits(column: pa.ChunkedArray) -> bool:
+def _guess_raw_type(first: Any) -> pa.DataType:
+    """Choose the type of a raw field, by its value in the block's first value."""
+    return _RAW_TYPES.get(type(first), pa.string())
+
+
+def _loses_digits(column: pa.Array) -> bool:
     """Check whether doubles may stand for whole numbers that only an int64 holds exactly."""
     if not pa.types.is_float64(column.type):
         return False

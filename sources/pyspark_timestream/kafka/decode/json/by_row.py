@@ -26,6 +26,7 @@ from pyspark_timestream.kafka.decode.json.scalars import (
     to_text,
 )
 from pyspark_timestream.kafka.decode.json.types import convert_times
+from pyspark_timestream.kafka.options.paths import descend
 
 __all__ = ["parse_rows"]
 
@@ -44,17 +45,22 @@ def parse_rows(fields: WantedFields, values: list[bytes | None]) -> DecodedBlock
     raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
     reasons = np.zeros(len(values), dtype=np.uint8)
     readers = [
-        (column, field.name, _null_on_error(_reader(field.type)))
-        for column, field in zip(columns, fields.columns, strict=True)
+        (column, path[0], path[1:], _null_on_error(_reader(field.type)))
+        for column, path, field in zip(columns, fields.column_paths(), fields.columns, strict=True)
     ]
+    raw_readers = [(raw[text], path[0], path[1:]) for text, path in fields.raw_paths().items()]
     for row, text in enumerate(values):
         parsed, reason = _load(text)
-        for column, name, read in readers:
-            converted, fits = read(parsed.get(name))
+        for column, name, below, read in readers:
+            value, blocked = parsed.get(name), False
+            if below:
+                value, _, blocked = descend(value, below)
+            converted, fits = read(value)
             column.append(converted)
-            reason = reason or (FINE if fits else TYPE)
-        for name, found in raw.items():
-            found.append(_to_raw(parsed.get(name)))
+            reason = reason or (FINE if fits and not blocked else TYPE)
+        for found, name, below in raw_readers:
+            value = parsed.get(name)
+            found.append(_to_raw(descend(value, below).value if below else value))
         if reason:
             reasons[row] = reason
     typed_columns = zip(columns, fields.columns, strict=True)
