@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.decode.field_names import check_field_names
 from pyspark_timestream.kafka.decode.json.types import find_unsupported_type
 from pyspark_timestream.kafka.options.options import KafkaOptions
 
@@ -47,7 +48,7 @@ class Projection:
     Attributes:
         schema: the output columns in order.
         metadata: output column -> the metadata that it contains.
-        fields: the output columns that are fields of the JSON value.
+        fields: the output columns that are fields of the JSON value; each name is a path.
         corrupt: the output column for the text of malformed values; None if not wanted.
     """
 
@@ -91,7 +92,9 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     """Resolve `schema`, which is the user's or from `default_schema`.
 
     Raises:
-        SchemaRefused: a column would always be empty, has another type, or is not nullable.
+        SchemaRefused: a column would always be empty, has another type, is not nullable, or its
+            name leads nowhere.
+        OptionError: an option for times is ambiguous in this schema, or leads nowhere.
     """
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     metadata: dict[str, str] = {}
@@ -112,6 +115,7 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             fields.append(_check_field(column))
     if options.policy == "flag" and "cti" in metadata.values():
         _check_flags(options, metadata)
+    check_field_names(options, pa.schema(fields))
     return Projection(schema, metadata, pa.schema(fields), corrupt)
 
 

@@ -4,6 +4,7 @@ import pyarrow as pa
 import pytest
 from timestream.builders import HEADERS, INSTANT, options, projection
 
+from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.columns import METADATA, default_schema, project
 
@@ -133,3 +134,87 @@ def test_json_values_without_a_schema_are_refused():
         SchemaRefused, match=r"'valueFormat' is 'json'.*next step: add it, or leave"
     ):
         default_schema(options(valueFormat="json"))
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+JSON = {"valueFormat": "json"}
+LONG, TEXT = pa.int64(), pa.string()
+
+
+def test_a_metadata_name_in_backquotes_is_a_field():
+    found = projection(options(**JSON), ("`offset`", LONG), ("offset", LONG))
+    assert found.fields.names == ["`offset`"]
+    assert found.metadata == {"offset": "offset"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "way_out"),
+    [
+        ("a..b", "a name in it is empty", "call the column `a..b`"),
+        ("a`b", "a backquote is inside a name", "call the column `a``b`"),
+        ("`a", "a backquote is not closed", "call the column ```a`"),
+    ],
+)
+def test_a_column_whose_name_is_no_path_is_refused_with_the_name_to_use(name, said, way_out):
+    with pytest.raises(SchemaRefused) as refused:
+        projection(options(**JSON), (name, LONG))
+    message = str(refused.value)
+    assert message.startswith(f"column '{name}' is not the path of a field: {said}")
+    assert message.endswith(way_out)
+    assert projection(options(**JSON), (way_out.rpartition(" ")[2], LONG)).fields
+
+
+OBJECT = pa.struct([("items", pa.list_(pa.struct([("id", LONG)]))), ("tags", pa.map_(TEXT, TEXT))])
+
+
+@pytest.mark.parametrize(
+    ("column", "path", "through"),
+    [
+        (("p", pa.list_(LONG)), "p.id", "'p'"),
+        (("p", pa.map_(TEXT, LONG)), "p.id", "'p'"),
+        (("p", LONG), "p.id", "'p'"),
+        (("p", OBJECT), "p.items.id", "'p.items'"),
+        (("p", OBJECT), "p.tags.a", "'p.tags'"),
+        (("`a.b`.p", OBJECT), "`a.b`.p.tags.a", "'`a.b`.p.tags'"),
+    ],
+)
+def test_a_path_through_what_is_declared_and_is_no_object_is_refused(column, path, through):
+    with pytest.raises(SchemaRefused) as refused:
+        projection(options(**JSON), column, (path, LONG))
+    assert f"column '{path}' goes through {through}, which column '{column[0]}' declares as " in (
+        str(refused.value)
+    )
+    for name in ("startTime", "endTime", "edge"):
+        given = options(**JSON, **{**EDGE, name: f"field:{path}"})
+        with pytest.raises(OptionError) as option_refused:
+            projection(given, column)
+        assert str(option_refused.value).startswith(
+            f"option '{name}': 'field:{path}' goes through {through}, which column"
+        )
+
+
+@pytest.mark.parametrize("held", [OBJECT, TEXT])
+def test_a_path_into_a_struct_or_a_text_is_read_beside_it(held):
+    given = options(**JSON, startTime="p.at")
+    assert projection(given, ("p", held), ("p.id", LONG)).fields.names == ["p", "p.id"]
+
+
+@pytest.mark.parametrize("name", ["timestamp", "TimeStamp"])
+@pytest.mark.parametrize("option", ["startTime", "endTime"])
+def test_a_time_that_means_the_record_s_and_a_field_of_the_schema_is_refused(name, option):
+    given = {"metadataPrefix": "k_", **JSON, **INTERVAL, option: name}
+    with pytest.raises(OptionError) as refused:
+        projection(options(**given), (name, LONG))
+    message = str(refused.value)
+    assert message.startswith(f"option '{option}': '{name}' is ambiguous: ")
+    assert f"'record:timestamp' for the record's, 'field:{name}' for the field" in message
+    for way_out in ("record:timestamp", f"field:{name}"):
+        assert projection(options(**{**given, option: way_out}), (name, LONG)).fields.names
+
+
+def test_the_default_and_a_field_in_another_case_are_not_ambiguous():
+    prefixed = {"metadataPrefix": "k_", **JSON}
+    assert projection(options(**prefixed), ("timestamp", LONG)).fields
+    assert projection(options(**prefixed, startTime="timestamp"), ("Timestamp", LONG)).fields
+    assert projection(options(**JSON, startTime="timestamp"), ("timestamp", INSTANT)).metadata
