@@ -185,6 +185,41 @@ def test_fail_names_the_malformed_event_and_the_expectation(value):
     assert "a readable time in 't'" in message
 
 
+def test_fail_names_a_nested_time_by_its_path():
+    with pytest.raises(ViolationFound, match=r"expected a readable time in 'field:p\.t'\)"):
+        delivered({**FAIL, "startTime": "p.t"}, NUMBER, b'{"p": {"t": 5000}}', b'{"p": 5}')
+
+
+NESTED = {
+    "valueFormat": "json", "startTime": "payload.ts", "ctiFrequency": "1", "ctiDelay": "2 ms",
+    "violationPolicy": "flag",
+}  # fmt: skip
+ids = st.sampled_from([None, 1, "one", {"id": 1}, {"id": None}, {"id": "one"}, [1]])
+changes = st.fixed_dictionaries({"ts": st.sampled_from([None, 5, 6, 9, "soon"]), "after": ids})
+payloads = st.none() | st.just(b"broken") | st.builds(
+    lambda payload: json.dumps({"payload": payload}).encode(), changes | st.just(7)
+)  # fmt: skip
+
+
+@given(st.lists(payloads, max_size=6), st.lists(st.integers(1, 3), max_size=4), st.integers(0, 40))
+@settings(deadline=None)
+def test_rows_of_nested_fields_do_not_depend_on_the_split_into_blocks(values, sizes, repeated):
+    values = [*values, *[b'{"payload": {"ts": 7, "after": {"id": 2}}}'] * repeated]
+    columns = [NUMBER[0], ("payload.after.id", pa.int64()), ("start_time", INSTANT), FLAG, CTI]
+    columns.append(("_corrupt_record", pa.string()))
+    whole = delivered(NESTED, columns, *values)
+    assert delivered(NESTED, columns, *values, sizes=sizes) == whole
+    rows = [row for row in whole[0].to_pylist() if row["cti"] is None]
+    for row, value in zip(rows, values, strict=True):
+        payload = json.loads(value or b"{}").get("payload") if value != b"broken" else None
+        after = payload.get("after") if isinstance(payload, dict) else None
+        found = after.get("id") if isinstance(after, dict) else None
+        assert row["payload.after.id"] == (found if type(found) is int else None)
+        objects = all(isinstance(each, dict | None) for each in (payload, after))
+        fits = objects and type(found) in (int, type(None)) and value != b"broken"
+        assert (row["_corrupt_record"] is None) == fits
+
+
 def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():
     raw = {"ctiFrequency": "1"}
     stamps = [5, 7, 6]

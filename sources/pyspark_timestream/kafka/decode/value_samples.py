@@ -22,12 +22,18 @@ from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
+from pyspark_timestream.kafka.options.paths import Path, descend, format_path, parse_path
 
 __all__ = ["describe_malformed", "describe_unit", "describe_values"]
 
 _MAX_SHOWN_CHARS: Final = 12
 _MAX_NAMES: Final = 8
 """Maximum number of field or header names in a list."""
+
+_MAX_DEPTH: Final = 4
+"""Fields are looked for elsewhere down to this depth."""
+
+_MAX_PATH_CHARS: Final = 80
 
 _SECRET_NAME: Final = re.compile(
     "passw|pwd|secret|token|credential|auth|cookie|private|key$|card|iban|ssn|cvv|pin$", re.I
@@ -102,8 +108,14 @@ def _describe_misfits(
         if not wrong.any() or 2 * np.count_nonzero(wrong) < len(values):
             continue
         row = int(np.argmax(wrong))
-        there = _summarize(field.name, (objects[row] or {}).get(field.name))
         kind = _SPARK_NAMES.get(str(field.type), str(field.type))
+        path = parse_path(field.name)
+        found = descend(objects[row] or {}, path)
+        if found.blocked:
+            parent = _describe_parent(objects[row], path[: found.depth])
+            yield f"field '{field.name}' of .schema(...) is inside another, and {parent}"
+            continue
+        there = _summarize(field.name, found.value)
         yield f"field '{field.name}' is {kind} in .schema(...), and one value there is {there}"
 
 
@@ -140,10 +152,50 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
     read = _parse_object(value)
     if read is None:
         return _describe_non_object(value), None
-    if source.name not in read:
-        fields = [{"name": name} for name in read]
-        return f"there is no field '{source.name}'{_list_names('field', fields, 'name')}", None
-    return "", read[source.name]
+    path, found = source.path, descend(read, source.path)
+    if found.depth == len(path):
+        return "", found.value
+    parent = descend(read, path[: found.depth]).value
+    if isinstance(parent, dict):
+        return _describe_absence(read, path, found.depth), None
+    return _describe_parent(read, path[: found.depth]), None
+
+
+def _describe_parent(read: dict[str, Any] | None, path: Path) -> str:
+    """Describe the value at `path`, where an object was expected."""
+    name = format_path(path)
+    return f"one value in '{name}' is {_summarize(name, descend(read, path).value)}, not an object"
+
+
+def _describe_absence(read: dict[str, Any], path: Path, depth: int) -> str:
+    """Describe that the object at the first `depth` names of `path` lacks the next one."""
+    absent = f"there is no field '{format_path(path)}'"
+    elsewhere = _find_elsewhere(read, path)
+    if elsewhere is not None:
+        option = TimeFrom("field", elsewhere)
+        return f"{absent}, but '{elsewhere}' is there: name it '{option}'"
+    siblings = descend(read, path[:depth]).value
+    fields = [{"name": format_path((*path[:depth], name))} for name in siblings]
+    return f"{absent}{_list_names('field', fields, 'name')}"
+
+
+def _find_elsewhere(read: dict[str, Any], path: Path) -> str | None:
+    """Find the path of a field with the last name of `path`, or with all of `path` as its name."""
+    wanted = {path[-1], ".".join(path)}
+    level: list[tuple[Path, dict[str, Any]]] = [((), read)]
+    for _ in range(_MAX_DEPTH):
+        for parent, inner in level:
+            for name in inner:
+                text = format_path((*parent, name))
+                if name in wanted and len(text) <= _MAX_PATH_CHARS and _is_printable(text):
+                    return text
+        level = [
+            ((*parent, name), each)
+            for parent, inner in level
+            for name, each in inner.items()
+            if isinstance(each, dict)
+        ]
+    return None
 
 
 def _parse_object(value: bytes | None) -> dict[str, Any] | None:
@@ -194,7 +246,11 @@ def _summarize(name: str, value: Any) -> str:
 
 
 def _mask_unprintable(text: str) -> str:
-    return "".join(char if char.isprintable() and char != "'" else "?" for char in text)
+    return "".join(char if _is_printable(char) else "?" for char in text)
+
+
+def _is_printable(text: str) -> bool:
+    return text.isprintable() and "'" not in text
 
 
 def _to_number(value: Any) -> int | float | None:

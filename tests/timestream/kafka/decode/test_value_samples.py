@@ -46,6 +46,42 @@ def test_description_names_the_field_and_its_value(value, said):
     assert malformed(value) == said
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("ts_ms", {"op": "u", "payload": {"ts_ms": 5}},
+         "there is no field 'ts_ms', but 'payload.ts_ms' is there: name it 'field:payload.ts_ms'"),
+        ("payload.ts_ms", {"payload": {"after": {"ts_ms": 5}, "op": "u"}},
+         "there is no field 'payload.ts_ms', but 'payload.after.ts_ms' is there: name it "
+         "'field:payload.after.ts_ms'"),
+        ("payload.ts_ms", {"payload": {"op": 1}, "ts_ms": 5},
+         "there is no field 'payload.ts_ms', but 'ts_ms' is there: name it 'ts_ms'"),
+        ("payload.timestamp", {"payload": {}, "timestamp": 5},
+         "there is no field 'payload.timestamp', but 'timestamp' is there: name it "
+         "'field:timestamp'"),
+        ("event.created", {"event.created": 5, "event": {}},
+         "there is no field 'event.created', but '`event.created`' is there: name it "
+         "'field:`event.created`'"),
+        ("payload.at", {"payload": {"op": 1, "a.b": 2}},
+         "there is no field 'payload.at', but 'payload.op', 'payload.`a.b`'"),
+        ("payload.at", {"payload": {}}, "there is no field 'payload.at', nor any field"),
+        ("payload.at", {"pay": {"x": 1}}, "there is no field 'payload.at', but 'pay'"),
+        ("payload.at", {"payload": None}, "one value in 'payload' is null, not an object"),
+        ("payload.after.at", {"payload": {"after": [1]}},
+         "one value in 'payload.after' is an array, not an object"),
+        ("payload.at", {"payload": "at noon"},
+         "one value in 'payload' is a text of 7 characters that begins 'at ', not an object"),
+        ("secret.at", {"secret": "hunter2"}, "one value in 'secret' is a text, not an object"),
+        ("token.at", {"token": {"at": "hunter2"}}, "one value in 'field:token.at' is a text"),
+        ("payload.at", {"payload": {"at": "noon"}},
+         "one value in 'field:payload.at' is a text of 4 characters that begins 'no'"),
+        ("x", {"a'b": {"x": 5}}, "there is no field 'x', but 'a?b'"),
+    ],
+)  # fmt: skip
+def test_a_nested_field_is_named_by_its_path_and_found_elsewhere(path, value, said):
+    assert malformed(value, startTime=f"field:{path}") == said
+
+
 def test_the_first_malformed_event_is_shown_and_none_where_all_are_well():
     assert malformed({"at": 1}, {"at": "x y"}, {"at": "z"}).endswith("begins 'x'")
     assert malformed({"at": 1}) == ""
@@ -134,6 +170,19 @@ def test_a_field_that_mostly_is_of_another_type_is_named_with_both_types():
         "field 'id' is long in .schema(...), and one value there is a number of 3 characters that "
         "begins '1'; field 'pin' is int in .schema(...), and one value there is a text"
     )
+
+
+def test_a_nested_field_of_another_type_is_named_by_its_path():
+    columns = [("p.id", pa.int64()), ("p.`a.b`", pa.string())]
+    assert wrong({"p": {"id": "one"}}, columns=columns) == (
+        "field 'p.id' is long in .schema(...), and one value there is a text of 3 characters that "
+        "begins 'o'"
+    )
+    assert wrong({"p": [{"id": 1}]}, columns=columns[1:]) == (
+        "field 'p.`a.b`' of .schema(...) is inside another, and one value in 'p' is an array, not "
+        "an object"
+    )
+    assert wrong({"p": None}, {}, {"p": {"x": 1}}, columns=columns) == ""
 
 
 def test_a_field_that_is_of_another_type_in_few_values_is_not_named():
