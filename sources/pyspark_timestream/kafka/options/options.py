@@ -42,7 +42,10 @@ class KafkaOptions(ReadingOptions):
         "valueFormat",
         choice("binary", "json"),
         "binary",
-        description="`json`: schema columns that are not metadata are fields of the JSON value",
+        description=(
+            "`json`: schema columns that are not metadata are fields of the JSON value; the name "
+            "`payload.after.id` leads into objects, and a name in backquotes is literal"
+        ),
     )
     parse_mode: str = option(
         "parseMode",
@@ -76,7 +79,9 @@ class KafkaOptions(ReadingOptions):
         TIME_FROM,
         TimeFrom("timestamp"),
         description=(
-            "where the event's time is: `timestamp` (the record's), `header:NAME`, or a JSON field"
+            "where the event's time is: `timestamp` or `record:timestamp` (the record's), "
+            "`header:NAME`, or a field of the JSON value, as `field:PATH` or by its path alone; "
+            "`payload.ts_ms` is the field `ts_ms` of the object `payload`"
         ),
         may_change=False,
     )
