@@ -13,6 +13,7 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import compute_end_state, run_task
@@ -218,6 +219,15 @@ def test_rows_of_nested_fields_do_not_depend_on_the_split_into_blocks(values, si
         objects = all(isinstance(each, dict | None) for each in (payload, after))
         fits = objects and type(found) in (int, type(None)) and value != b"broken"
         assert (row["_corrupt_record"] is None) == fits
+
+
+def test_an_import_takes_its_ctis_from_nested_fields():
+    source = {"topic": "fast", "frequency": 1, "delay": "1 ms", "startTime": "payload.`ts.ms`"}
+    imported = derive_import_options(options(ctiImport=json.dumps(source)))
+    values = [b'{"payload": {"ts.ms": 5}}', b'{"payload": {"ts.ms": 7}}', b'{"payload": null}']
+    share = TaskRange(Range(at(0, "fast"), 0, 3), PartitionState())
+    end = compute_end_state(imported, share, lambda *_: [block(*values)])
+    assert (end.cti_us, end.malformed) == (6000, 1)
 
 
 def test_without_a_cti_column_there_are_no_cti_rows_and_the_clock_still_runs():

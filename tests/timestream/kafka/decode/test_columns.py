@@ -215,6 +215,6 @@ def test_a_time_that_means_the_record_s_and_a_field_of_the_schema_is_refused(nam
 
 def test_the_default_and_a_field_in_another_case_are_not_ambiguous():
     prefixed = {"metadataPrefix": "k_", **JSON}
-    assert projection(options(**prefixed), ("timestamp", LONG)).fields
+    assert projection(options(**prefixed), ("timestamp", LONG), ("``", LONG)).fields
     assert projection(options(**prefixed, startTime="timestamp"), ("Timestamp", LONG)).fields
     assert projection(options(**JSON, startTime="timestamp"), ("timestamp", INSTANT)).metadata

@@ -102,6 +102,25 @@ def test_long_columns_and_raw_fields_are_what_a_walk_through_json_finds(paths, v
         assert read(fields, values, few) == expected
 
 
+@given(
+    st.lists(names, min_size=2, max_size=3),
+    st.sampled_from(KINDS),
+    st.lists(documents | doubles, min_size=1, max_size=5),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_path_finds_what_a_struct_column_of_its_parents_holds(path, kind, values):
+    struct = kind
+    for name in reversed(path[1:]):
+        struct = pa.struct([(name, struct)])
+    for few in (1, 10**6):
+        nested = read(WantedFields(pa.schema([(quoted(path), kind)])), values, few)
+        whole = read(WantedFields(pa.schema([(quoted(path[:1]), struct)])), values, few)
+        for ((leaf,), _, reason), ((held,), _, expected) in zip(nested, whole, strict=True):
+            for name in path[1:]:
+                held = held and held[name]
+            assert (leaf, reason) == (held, expected)
+
+
 CHANGE = {"payload": {"op": "u", "ts_ms": 5, "after": {"id": 1, "a.b": "z"}, "before": None}}
 
 
