@@ -115,6 +115,27 @@ def test_event_time_comes_from_a_json_field_that_the_schema_need_not_name(stream
     assert [row.start_time.timestamp() for row in made.run() if row.start_time] == [5]
 
 
+def test_nested_fields_are_columns_and_times_and_a_restart_may_add_the_prefix(stream) -> None:
+    def change(second: int) -> Record:
+        value = {"at": second, "payload": {"after": {"id": second, "a.b": "x"}, "second": second}}
+        return Record(json.dumps(value), None, 0, DAY_MS)
+
+    made = stream(
+        [change(5)],
+        schema="start_time timestamp, cti timestamp, `payload.after.id` long, `at` string, "
+        "`payload.after.``a.b``` string",
+        valueFormat="json", startTime="payload.second", timeUnit="s", ctiFrequency=1,
+    )  # fmt: skip
+    made.run()
+    made.broker.produce(made.topic, [change(6)])
+    rows = [row for row in made.run(startTime="field:payload.second") if row.start_time]
+    names = ("start_time", "payload.after.id", "payload.after.`a.b`", "at")
+    found = [tuple(row.asDict()[name] for name in names) for row in rows]
+    assert [(at.timestamp(), *rest) for at, *rest in found] == [(5, 5, "x", "5"), (6, 6, "x", "6")]
+    with pytest.raises(Exception, match=r"option 'startTime' was 'field:payload\.second' when"):
+        made.run(startTime="payload.after.id")
+
+
 @pytest.mark.parametrize(
     ("start", "expected"),
     [("earliest", [0, 1, 2]), ("latest", []), ('{"%s": {"0": 1}}', [1, 2]),

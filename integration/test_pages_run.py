@@ -41,7 +41,14 @@ def trip(minute: int) -> Record:
     return Record(json.dumps({"station": "Central", "minutes": 7.5, "departed": departed}))
 
 
+def change(minute: int, op: str, state: str | None) -> Record:
+    after = {"id": 1, "order.state": state} if state else None
+    captured = {"op": op, "before": None, "after": after, "ts_ms": DAY_MS + 60_000 * minute}
+    return Record(json.dumps({"payload": captured}))
+
+
 TOPICS = {
+    "changes": [change(0, "c", "open"), change(1, "u", "paid"), change(2, "d", None)],
     "trips": [Record(each.value, None, each.partition, each.reported_ms) for each in trips()],
     "rides": [trip(minute) for minute in (10, 6, 70, 8, 130, 66)],
     "orders": [],
