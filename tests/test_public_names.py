@@ -18,7 +18,13 @@ def test_the_public_names_of_timestream() -> None:
     names |= {"spark_settings"}
     names |= {"BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable", "DataLost"}
     names |= {"DeliveryFailed", "OptionError", "SchemaRefused", "SettingRefused"}
-    names |= {"TimestreamError", "ViolationFound", "WrongInterpreter", "__version__"}
+    names |= {
+        "SchemaRegistryError",
+        "TimestreamError",
+        "ViolationFound",
+        "WrongInterpreter",
+        "__version__",
+    }
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)
 

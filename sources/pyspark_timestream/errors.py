@@ -11,6 +11,7 @@ __all__ = [
     "DeliveryFailed",
     "OptionError",
     "SchemaRefused",
+    "SchemaRegistryError",
     "SettingRefused",
     "TimestreamError",
     "ViolationFound",
@@ -127,6 +128,13 @@ class BrokerUnreachable(TimestreamError):
     """The broker does not answer, or answers with a permanent error.
 
     Check the addresses and credentials in the message, then restart: the query resumes.
+    """
+
+
+class SchemaRegistryError(TimestreamError):
+    """The schema registry does not answer, refuses, or lacks a schema that records name.
+
+    Check the address and credentials in the message, then restart: the query resumes.
     """
 
 

@@ -46,13 +46,17 @@ CATALOG_MARK: Final = "provider"
 """The key in the map of Spark's CREATE TABLE, besides `owner`, `location` and `option.*`."""
 
 
-SECRET: Final = re.compile("password|secret|token|credential|jaas|private|[.]key$|[.]pem$")
+SECRET: Final = re.compile(
+    "password|secret|token|credential|jaas|private|user[.]info|[.]key$|[.]pem$"
+)
+_LOGIN: Final = re.compile("://[^/]*@")
 
 
 def is_secret(name: str, value: str) -> bool:
     """True if `name` names a secret, or `value` is an address that contains one."""
     is_address = name.lower().endswith(".url") and "@" not in value
-    return bool(SECRET.search(name.lower())) and not is_address
+    named = bool(SECRET.search(name.lower())) and not is_address
+    return named or _LOGIN.search(value) is not None
 
 
 def quote_value(name: str, value: str) -> str:

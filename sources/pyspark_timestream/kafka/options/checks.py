@@ -10,6 +10,12 @@ from pyspark_timestream.connector.options import OptionError, option_specs, read
 from pyspark_timestream.kafka.options.client_keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import Frequency
+from pyspark_timestream.kafka.options.payload_checks import check_payloads
+from pyspark_timestream.kafka.options.registry_keys import (
+    FOREIGN_PREFIX,
+    PREFIX,
+    read_registry_settings,
+)
 
 __all__ = ["read_kafka_options"]
 
@@ -22,6 +28,9 @@ _FOREIGN: Final = {
     "asks as that does with 'false': without joining a group",
 }
 
+_PREFIXES: Final = ("kafka.", PREFIX.lower(), FOREIGN_PREFIX)
+"""The prefixes of options that are passed on to clients."""
+
 
 def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     """The options of transport `kafka` in Spark's string map.
@@ -30,18 +39,24 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
     given = {key.lower(): value for key, value in raw.items()}
-    plain = {key: value for key, value in given.items() if not key.startswith("kafka.")}
+    plain = {key: value for key, value in given.items() if not key.startswith(_PREFIXES)}
     plain.pop("transport", None)
     # First, since a misspelt option is often why another one is missing.
     options = read_options(KafkaOptions, plain, foreign=_FOREIGN)
     client = read_client_settings(given)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
-    options = replace(options, client=client, starts_by_default=starts.isdisjoint(plain))
+    options = replace(
+        options,
+        client=client,
+        registry=read_registry_settings(given),
+        starts_by_default=starts.isdisjoint(plain),
+    )
     _check_topics(options)
     _check_limits(options)
     _check_shape(options, plain)
     options = _apply_preset(options, plain)
     _check_policy(options, plain)
+    check_payloads(options, plain)
     return options
 
 

@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.options.parsers import (
     Frequency,
     TimeFrom,
 )
-from pyspark_timestream.kafka.options.reading import ReadingOptions
+from pyspark_timestream.kafka.options.payloads import PAYLOAD_SETTINGS, PayloadOptions
 
 __all__ = ["PRESETS", "KafkaOptions"]
 
@@ -32,34 +32,11 @@ _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaOptions(ReadingOptions):
-    """All options of transport `kafka`; its own are about payloads, event times and CTIs."""
+class KafkaOptions(PayloadOptions):
+    """All options of transport `kafka`; its own are about metadata, event times and CTIs."""
 
     include_headers: bool = option(
         "includeHeaders", boolean, False, description="adds the column `headers`"
-    )
-    value_format: str = option(
-        "valueFormat",
-        choice("binary", "json"),
-        "binary",
-        description=(
-            "`json`: schema columns that are not metadata are fields of the JSON value; the name "
-            "`payload.after.id` leads into objects, and a name in backquotes is literal"
-        ),
-    )
-    parse_mode: str = option(
-        "parseMode",
-        choice("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
-        "PERMISSIVE",
-        description=(
-            "a malformed value gives nulls; `DROPMALFORMED`: no row; `FAILFAST`: the query fails"
-        ),
-    )
-    corrupt_column: str = option(
-        "columnNameOfCorruptRecord",
-        NAME,
-        "_corrupt_record",
-        description="a string column of this name in the schema gets a malformed value's text",
     )
     metadata_prefix: str = option(
         "metadataPrefix",
@@ -276,7 +253,11 @@ class KafkaOptions(ReadingOptions):
 
     def settings(self) -> dict[str, str]:
         """The options that define time and records, as text: a checkpoint keeps them."""
-        texts = fixed_settings(self)
+        texts = {
+            name: text
+            for name, text in fixed_settings(self).items()
+            if name not in PAYLOAD_SETTINGS
+        }
         if self.frequency is None:
             del texts["ctiDelay"]
-        return {**texts, **select_record_settings(self.client)}
+        return {**texts, **self.payload_settings(), **select_record_settings(self.client)}

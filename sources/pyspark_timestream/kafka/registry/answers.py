@@ -1,0 +1,170 @@
+"""Errors of the schema registry: what it was asked, what it answered, and the next step."""
+
+import base64
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.errors import SchemaRegistryError
+
+__all__ = [
+    "configuration_error",
+    "late_error",
+    "missing_client_error",
+    "refusal_error",
+    "shape_error",
+    "transport_error",
+]
+
+_MAX_ANSWER: Final = 200
+_URL: Final = "'schemaRegistry.url'"
+_RESUMES: Final = "the query goes on where it stopped"
+
+_SUBJECT_NOT_FOUND: Final = 40401
+_VERSION_NOT_FOUND: Final = 40402
+_SCHEMA_NOT_FOUND: Final = 40403
+
+_CERTIFICATE: Final = (
+    "check option 'schemaRegistry.ssl.ca.location' (whom to trust) and, if the registry wants a "
+    "certificate, 'schemaRegistry.ssl.certificate.location' and 'schemaRegistry.ssl.key.location'; "
+    f"and that {_URL} has the name in the registry's certificate"
+)
+_NETWORK: Final = (
+    f"check option {_URL}, that the registry runs, and the network from the driver and the "
+    f"executors to it; then start the query again: {_RESUMES}"
+)
+_SLOW: Final = (
+    f"see what keeps the registry busy, and start the query again: {_RESUMES}; options "
+    "'schemaRegistry.timeout' and 'schemaRegistry.max.retries' wait longer"
+)
+_TOKEN: Final = "check options 'schemaRegistry.bearer.auth.*'"
+
+
+class _Reason(NamedTuple):
+    answer: str
+    next_step: str
+
+
+def refusal_error(
+    settings: Mapping[str, str], wanted: str, status: int, code: int, answer: str
+) -> SchemaRegistryError:
+    """Build the error of an HTTP status other than 2xx.
+
+    Args:
+        settings: the client's configuration, whose secrets are hidden.
+        wanted: what was asked for.
+        status: the HTTP status.
+        code: the registry's error code; -1 if the answer had none.
+        answer: the text that came with it.
+    """
+    said = f"it answered {status}" + (f" ({answer})" if answer else "")
+    return _error(settings, wanted, _Reason(said, _choose_advice(status, code)))
+
+
+def _choose_advice(status: int, code: int) -> str:
+    if code == _SCHEMA_NOT_FOUND:
+        return (
+            f"check that {_URL} is the registry of the topic's producers; if they write no ids in "
+            "front of their records, set 'valueFraming' or 'keyFraming' to 'none'"
+        )
+    if code in (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND):
+        return "check options 'valueSubject' and 'keySubject', or give the reader's schema itself"
+    if status == 401:
+        return (
+            "check the login: option 'schemaRegistry.basic.auth.user.info', or "
+            "'schemaRegistry.bearer.auth.*'"
+        )
+    if status == 403:
+        return "let this login read the schema and its subject in the registry"
+    if status >= 500 or status in (408, 429):
+        return f"look into the registry's own log, and start the query again: {_RESUMES}"
+    return f"check option {_URL}: no schema registry answers so"
+
+
+def transport_error(
+    settings: Mapping[str, str], wanted: str, error: BaseException
+) -> SchemaRegistryError:
+    """Build the error of a request that got no answer, or none that can be read."""
+    return _error(settings, wanted, _find_reason(error))
+
+
+def _find_reason(error: BaseException) -> _Reason:
+    chain = list(_walk_causes(error))
+    names = {type(each).__name__ for each in chain}
+    if "OAuthTokenError" in names:
+        return _Reason(f"no token could be had for it ({error})", _TOKEN)
+    for each in chain:
+        if isinstance(each, ssl.SSLError):
+            return _Reason(f"the encrypted connection failed ({each})", _CERTIFICATE)
+        if isinstance(each, ConnectionRefusedError):
+            return _Reason("the connection was refused", _NETWORK)
+        if isinstance(each, socket.gaierror):
+            return _Reason("its name is unknown", _NETWORK)
+        if isinstance(each, TimeoutError) or type(each).__name__.endswith("Timeout"):
+            return _Reason("it did not answer in time", _SLOW)
+    if isinstance(error, ValueError):
+        return _Reason(f"its answer is not JSON ({error})", _choose_advice(200, -1))
+    return _Reason(f"{error}" or type(error).__name__, _NETWORK)
+
+
+def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def late_error(settings: Mapping[str, str], wanted: str, limit_s: float) -> SchemaRegistryError:
+    """Build the error of a request that was not answered within all its tries."""
+    return _error(settings, wanted, _Reason(f"no answer was complete in {limit_s:.0f} s", _SLOW))
+
+
+def shape_error(settings: Mapping[str, str], wanted: str, problem: str) -> SchemaRegistryError:
+    """Build the error of an answer that is not what a schema registry sends."""
+    return _error(settings, wanted, _Reason(problem, _choose_advice(200, -1)))
+
+
+def _error(settings: Mapping[str, str], wanted: str, reason: _Reason) -> SchemaRegistryError:
+    answer = _hide_login(" ".join(reason.answer.split()), settings)
+    answer = answer.removesuffix(".")
+    answer = answer if len(answer) <= _MAX_ANSWER else f"{answer[:_MAX_ANSWER]}..."
+    return SchemaRegistryError(
+        f"cannot get {wanted} from the schema registry at {settings['url']}: {answer}",
+        next_step=reason.next_step,
+    )
+
+
+def configuration_error(settings: Mapping[str, str], error: Exception) -> OptionError:
+    """Build the error of a configuration that the client refuses."""
+    return OptionError(
+        "schemaRegistry.*",
+        f"its client says: {_hide_login(str(error), settings)}",
+        "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'",
+        "correct the value; a file must be readable on the driver and on every executor",
+    )
+
+
+def missing_client_error(error: ImportError) -> OptionError:
+    """Build the error of a Python without the client's libraries."""
+    return OptionError(
+        "schemaRegistry.url",
+        f"its client is not installed ({error})",
+        "it with the extra 'registry'",
+        "pip install 'pyspark-timestream[registry]', on the driver and on every executor",
+    )
+
+
+def _hide_login(text: str, settings: Mapping[str, str]) -> str:
+    """`text` with secret settings hidden, also as a header would have them."""
+    login = settings.get("basic.auth.user.info", "")
+    if login:
+        text = text.replace(base64.b64encode(login.encode()).decode(), "[hidden]")
+        password = login.partition(":")[2]
+        # A short one would be found in innocent words.
+        text = text.replace(password, "[hidden]") if len(password) > 3 else text
+    text = hide_secrets(text, settings)
+    return re.sub("://[^/ ]*@", "://[hidden]@", text)

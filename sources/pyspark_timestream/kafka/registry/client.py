@@ -1,0 +1,164 @@
+"""A client of the schema registry whose every request ends: with an answer, or with an error.
+
+confluent-kafka's client waits forever unless told otherwise, and its time-out is one between two
+pieces of an answer. Here a request, with its tries and the pauses between them, has a limit as a
+whole.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from pyspark_timestream.kafka.registry.answers import (
+    configuration_error,
+    late_error,
+    missing_client_error,
+    refusal_error,
+    shape_error,
+    transport_error,
+)
+
+__all__ = ["RegistryClient", "describe_key", "request_limit_s"]
+
+T = TypeVar("T")
+
+_DEFAULTS: Final = {
+    "timeout": "10",
+    "max.retries": "2",
+    "retries.wait.ms": "500",
+    "retries.max.wait.ms": "2000",
+}
+_SPARE_S: Final = 1.0
+"""For what a try does besides waiting, so that its own error comes first."""
+
+
+class RegistryClient:
+    """Asks the schema registry.
+
+    Args:
+        settings: the client's configuration, as `read_registry_settings` returns it.
+
+    Raises:
+        OptionError: the client is not installed, or refuses the configuration.
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        try:
+            from confluent_kafka.schema_registry import SchemaRegistryClient
+            from confluent_kafka.schema_registry.error import SchemaRegistryError
+        except ImportError as error:
+            raise missing_client_error(error) from None
+        self._settings = settings
+        self._refusal: type[Exception] = SchemaRegistryError
+        self._limit_s = request_limit_s(settings)
+        try:
+            self._client = SchemaRegistryClient(_client_config(settings))
+        except (ValueError, TypeError, OSError) as error:
+            raise configuration_error(settings, error) from None
+
+    def close(self) -> None:
+        """Close the connections, those in use by a request that is late as well."""
+        # It may wait for such a request.
+        threading.Thread(target=self._client.close, daemon=True).start()
+
+    def get_schema(self, key: int | bytes, form: str | None, subject: str | None) -> Any:
+        """Return confluent-kafka's `Schema` with an id or a GUID.
+
+        Args:
+            key: the id or GUID.
+            form: what the registry is to make of the text; None for the text itself.
+            subject: a subject in the context of the id; None for the default context.
+        """
+        if isinstance(key, bytes):
+            return self._ask(
+                describe_key(key),
+                lambda: self._client.get_schema_by_guid(_format_guid(key), fmt=form),
+            )
+        return self._ask(
+            describe_key(key),
+            lambda: self._client.get_schema(key, subject_name=subject, fmt=form),
+        )
+
+    def get_version(self, subject: str, version: int | str, form: str | None) -> Any:
+        """Return confluent-kafka's `RegisteredSchema` of a version, or of the version `latest`.
+
+        A version that was deleted is returned too, since another schema may refer to it; the
+        latest one is always one that was not.
+        """
+        is_latest = version == "latest"
+        return self._ask(
+            f"the {version} version of subject '{subject}'"
+            if is_latest
+            else f"version {version} of subject '{subject}'",
+            lambda: self._client.get_version(subject, version, deleted=not is_latest, fmt=form),
+        )
+
+    def _ask(self, wanted: str, request: Callable[[], T]) -> T:
+        """Return the answer to `request`.
+
+        Raises:
+            SchemaRegistryError: the registry refuses, is not reached or does not answer.
+        """
+        answers: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                answers.append(request())
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="timestream-registry", daemon=True)
+        thread.start()
+        thread.join(self._limit_s)
+        if answers:
+            return answers[0]
+        if not errors:
+            raise late_error(self._settings, wanted, self._limit_s)
+        error = errors[0]
+        if isinstance(error, self._refusal):
+            status, code = getattr(error, "http_status_code", 0), getattr(error, "error_code", -1)
+            text = str(getattr(error, "error_message", "") or "")
+            raise refusal_error(self._settings, wanted, status, code or -1, text) from None
+        if isinstance(error, (AttributeError, TypeError, KeyError)):
+            problem = "its answer is JSON of another form"
+            raise shape_error(self._settings, wanted, problem) from None
+        raise transport_error(self._settings, wanted, error) from None
+
+
+def describe_key(key: int | bytes) -> str:
+    """Name the schema with an id or a GUID, for messages."""
+    return (
+        f"the schema with id {key}"
+        if isinstance(key, int)
+        else (f"the schema with GUID {_format_guid(key)}")
+    )
+
+
+def _format_guid(guid: bytes) -> str:
+    digits = guid.hex()
+    return "-".join(
+        digits[begin:end] for begin, end in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
+    )
+
+
+def request_limit_s(settings: Mapping[str, str]) -> float:
+    """Return the time after which a request has failed: its tries, and the pauses between them.
+
+    >>> request_limit_s({"url": "http://a"})
+    32.5
+    """
+    given = {**_DEFAULTS, **settings}
+    tries = int(given["max.retries"]) + 1
+    first_ms, most_ms = int(given["retries.wait.ms"]), int(given["retries.max.wait.ms"])
+    pauses_ms = sum(min(first_ms << min(number, 30), most_ms) for number in range(tries - 1))
+    addresses = len(given["url"].split(","))
+    return _SPARE_S + addresses * (tries * float(given["timeout"]) + pauses_ms / 1000)
+
+
+def _client_config(settings: Mapping[str, str]) -> dict[str, Any]:
+    config: dict[str, Any] = {**_DEFAULTS, **settings}
+    config["timeout"] = float(config["timeout"])
+    for key in ("max.retries", "retries.wait.ms", "retries.max.wait.ms"):
+        config[key] = int(config[key])
+    return config

@@ -1,0 +1,154 @@
+"""The schema registry as a query uses it: schemas by id, each fetched once a process.
+
+A schema never changes under its id, so what was fetched stays known: a query that runs goes on
+while the registry is down, until a record names an id that is new to its process. What is latest is
+asked for each time.
+"""
+
+import base64
+import threading
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final
+
+from pyspark_timestream.kafka.client.pool import Pool
+from pyspark_timestream.kafka.registry.answers import shape_error
+from pyspark_timestream.kafka.registry.client import RegistryClient, describe_key
+from pyspark_timestream.kafka.schemas import AVRO, PROTOBUF, RegisteredSchema, SchemaReference
+
+__all__ = ["SchemaRegistry"]
+
+_FORMS: Final = {"protobuf": "serialized"}
+"""What the registry is asked to make of a text, by format."""
+
+_CONTEXT: Final = ":."
+"""What a subject begins with that is in a context, where ids are apart from those of others."""
+
+_MAX_REFERENCES: Final = 1_000
+
+_Key = tuple[object, ...]
+
+_CLIENTS: Final[Pool[RegistryClient]] = Pool(4, idle_s=60.0)
+_SCHEMAS: Final[dict[_Key, RegisteredSchema]] = {}
+_LOCK: Final = threading.Lock()
+"""Held while a schema is fetched, so that threads of one process fetch it once."""
+
+
+class SchemaRegistry:
+    """Fetches schemas; a value of its settings alone, so that it can go to tasks.
+
+    Args:
+        settings: the client's configuration, as `read_registry_settings` returns it.
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = dict(settings)
+
+    def __repr__(self) -> str:
+        """Show the address alone."""
+        return f"SchemaRegistry({self._settings['url']!r})"
+
+    def check_settings(self) -> None:
+        """Create a client, without a request.
+
+        Raises:
+            OptionError: the client is not installed, or refuses the configuration.
+        """
+        with self._acquire(None):
+            pass
+
+    def fetch_schema(
+        self, key: int | bytes, format: str, subject: str | None = None
+    ) -> RegisteredSchema:
+        """Return the schema with an id or a GUID, and what it refers to.
+
+        Args:
+            key: the id, or the 16 bytes of a GUID.
+            format: the option's word: `avro`, `protobuf` or `json`.
+            subject: a subject; it matters only if it names a context (`:.context:subject`).
+
+        Raises:
+            SchemaRegistryError: the registry refuses, is not reached, does not answer, or lacks
+                the schema.
+        """
+        context = subject if subject is not None and subject.startswith(_CONTEXT) else None
+        place = self._key(format, context, key)
+        with _LOCK:
+            if place not in _SCHEMAS:
+                _SCHEMAS[place] = self._fetch(key, format, context)
+            return _SCHEMAS[place]
+
+    def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:
+        """Return the latest schema of `subject`, its id as `key`; it is asked for each time.
+
+        Raises:
+            SchemaRegistryError: as `fetch_schema`, or the registry lacks the subject.
+        """
+        form = _FORMS.get(format)
+        with self._acquire(form) as client:
+            found = client.get_version(subject, "latest", form)
+            wanted = f"the latest version of subject '{subject}'"
+            if not isinstance(found.schema_id, int):
+                raise shape_error(self._settings, wanted, "its answer lacks an id")
+            read = self._read(client, found.schema_id, found.schema, form, wanted)
+        return read._replace(subject=subject, version=found.version)
+
+    def _fetch(self, key: int | bytes, format: str, context: str | None) -> RegisteredSchema:
+        form = _FORMS.get(format)
+        with self._acquire(form) as client:
+            found = client.get_schema(key, form, context)
+            return self._read(client, key, found, form, describe_key(key))
+
+    def _read(
+        self, client: RegistryClient, key: int | bytes, schema: Any, form: str | None, wanted: str
+    ) -> RegisteredSchema:
+        """Check an answer, and fetch what it refers to."""
+        kind = schema.schema_type or AVRO
+        self._check_text(schema.schema_str, kind, form, wanted)
+        references: dict[str, SchemaReference] = {}
+        self._collect(client, schema, kind, form, references, {})
+        return RegisteredSchema(key, kind, schema.schema_str, tuple(references.values()))
+
+    def _collect(
+        self,
+        client: RegistryClient,
+        schema: Any,
+        kind: str,
+        form: str | None,
+        found: dict[str, SchemaReference],
+        visited: dict[tuple[str, str, int], None],
+    ) -> None:
+        """Add what `schema` refers to to `found`, each after what it refers to itself."""
+        for reference in schema.references or ():
+            place = (reference.name, reference.subject, reference.version)
+            if place in visited:
+                continue
+            visited[place] = None
+            wanted = f"version {reference.version} of subject '{reference.subject}'"
+            if len(visited) > _MAX_REFERENCES:
+                problem = f"it is one of more than {_MAX_REFERENCES} references of a schema"
+                raise shape_error(self._settings, wanted, problem)
+            inner = client.get_version(reference.subject, reference.version, form).schema
+            self._check_text(inner.schema_str, kind, form, wanted)
+            self._collect(client, inner, kind, form, found, visited)
+            found.setdefault(reference.name, SchemaReference(reference.name, inner.schema_str))
+
+    def _check_text(self, text: object, kind: str, form: str | None, wanted: str) -> None:
+        if not isinstance(text, str):
+            raise shape_error(self._settings, wanted, "its answer lacks a schema")
+        if kind == PROTOBUF and form is not None:
+            try:
+                base64.b64decode(text, validate=True)
+            except ValueError:
+                problem = (
+                    "it sent .proto text where 'format=serialized' was asked for, which it does "
+                    "not know; a descriptor set in 'valueSchema' or 'keySchema' does without it"
+                )
+                raise shape_error(self._settings, wanted, problem) from None
+
+    def _acquire(self, form: str | None) -> AbstractContextManager[RegistryClient]:
+        # A client keeps what it was answered without regard to the form.
+        return _CLIENTS.acquire(self._key(form), lambda: RegistryClient(self._settings))
+
+    def _key(self, *more: object) -> _Key:
+        return (tuple(sorted(self._settings.items())), *more)

@@ -1,0 +1,152 @@
+"""Schemas as a registry or a file gave them: values, and what can be said of their texts alone.
+
+A registry answers with a text and the names of the texts that it refers to. Avro's decoder wants
+one text that is complete, which `inline_references` makes.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "AVRO",
+    "JSON",
+    "PROTOBUF",
+    "RegisteredSchema",
+    "SchemaReference",
+    "fingerprint_schema",
+    "inline_references",
+]
+
+AVRO: Final = "AVRO"
+JSON: Final = "JSON"
+PROTOBUF: Final = "PROTOBUF"
+
+_NAMED: Final = ("record", "error", "enum", "fixed")
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+class SchemaReference(NamedTuple):
+    """A schema that another one refers to.
+
+    Attributes:
+        name: the name in the referring text: an Avro type's full name, or a path that a `.proto`
+            file imports.
+        text: as in `RegisteredSchema`.
+    """
+
+    name: str
+    text: str
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema of a registry; it never changes under its id.
+
+    Attributes:
+        key: what it was asked for with: the id, or the 16 bytes of the GUID that a frame carries.
+        type: `AVRO`, `PROTOBUF` or `JSON`.
+        text: JSON, or for Protobuf a `FileDescriptorProto` in base64.
+        references: what it refers to, directly or not; each after those that it refers to itself.
+        subject: the subject of `version`; None if it was asked for by id.
+        version: the version in the subject.
+    """
+
+    key: int | bytes
+    type: str
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    subject: str | None = None
+    version: int | None = None
+
+
+def fingerprint_schema(text: str) -> str:
+    """Return a short text that is equal for equal schemas.
+
+    Of JSON, white space, the order of keys and documentation do not count; names, defaults and
+    aliases do, since a reader's rows depend on them.
+
+    >>> fingerprint_schema('{"type": "int", "doc": "a"}') == fingerprint_schema('{"type":"int"}')
+    True
+    """
+    with contextlib.suppress(ValueError):
+        text = json.dumps(_drop_docs(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _drop_docs(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_drop_docs(each) for each in schema]
+    if isinstance(schema, dict):
+        # A default is a value, whose keys are the user's.
+        return {
+            key: each if key == "default" else _drop_docs(each)
+            for key, each in schema.items()
+            if key != "doc"
+        }
+    return schema
+
+
+def inline_references(schema: RegisteredSchema) -> str:
+    """Return an Avro schema's text with each referenced type defined where it is first used.
+
+    Raises:
+        ValueError: a text is not JSON.
+    """
+    if not schema.references:
+        return schema.text
+    definitions = {each.name: json.loads(each.text) for each in schema.references}
+    return json.dumps(_inline(json.loads(schema.text), "", definitions, set()))
+
+
+def _inline(schema: Any, space: str, definitions: Mapping[str, Any], defined: set[str]) -> Any:
+    """Copy `schema`, which stands in the namespace `space`.
+
+    Args:
+        schema: a type's name, a union, or the definition of a type.
+        space: the enclosing namespace; empty for none.
+        definitions: full name -> the schema to put in its place.
+        defined: full names that are defined already; it is added to.
+    """
+    if isinstance(schema, str):
+        # As in Java, a name that its namespace lacks may be one without a namespace.
+        names = [_full_name(schema, space), schema]
+        known = next((each for each in names if each in defined), None)
+        if schema in _PRIMITIVES or known is not None:
+            return known or schema
+        wanted = next((each for each in names if each in definitions), None)
+        return schema if wanted is None else _inline(definitions[wanted], "", definitions, defined)
+    if isinstance(schema, list):
+        return [_inline(each, space, definitions, defined) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") in _NAMED:
+        return _inline_named(schema, space, definitions, defined)
+    inner = {
+        key: _inline(schema[key], space, definitions, defined)
+        for key in ("type", "items", "values")
+        if key in schema
+    }
+    return {**schema, **inner}
+
+
+def _inline_named(
+    schema: dict[str, Any], space: str, definitions: Mapping[str, Any], defined: set[str]
+) -> Any:
+    name = _full_name(str(schema.get("name", "")), str(schema.get("namespace", space)))
+    if name in defined:
+        return name
+    defined.add(name)
+    own_space, _, simple = name.rpartition(".")
+    copied = {**schema, "name": simple, "namespace": own_space}
+    if "fields" in schema:
+        copied["fields"] = [
+            {**field, "type": _inline(field.get("type"), own_space, definitions, defined)}
+            for field in schema["fields"]
+        ]
+    return copied
+
+
+def _full_name(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
