@@ -16,7 +16,7 @@ from pyspark_timestream.kafka.options.paths import Path
 __all__ = ["Place", "WireSchemas", "take_field"]
 
 _Tree = dict[str, "_Tree | pa.DataType"]
-"""The fields of an object by name; the types of those that are no objects themselves."""
+"""The fields of an object by name; the types of those that are not objects themselves."""
 
 _ALIKE: Final = (pa.string(), pa.int64())
 """Types that are read alike as a column and as a raw field."""
