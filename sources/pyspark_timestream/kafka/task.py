@@ -8,6 +8,7 @@ partitions prove together (semantics 2 and 7). Only the reader, an argument, doe
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pyspark_timestream.cti.step import PartitionState, raise_cti, step
 from pyspark_timestream.cti.stream_cti import TaskFrontier
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
+from pyspark_timestream.kafka.decode.payload import Payload, read_payload, required_columns
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -29,6 +30,7 @@ from pyspark_timestream.kafka.ranges import Partition
 __all__ = ["compute_end_state", "follow_clock", "run_task"]
 
 _LOG = logging.getLogger(__name__)
+_NAMES: Final = {"json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
 
 
 def run_task(
@@ -113,17 +115,25 @@ def _select_rows(
     options: KafkaOptions, judged: JudgedBlock
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Select the records that become rows, by the event rules and the parse mode."""
-    keep, parsed = judged.verdicts.keep, judged.payload.values
-    if parsed is None or options.parse_mode == "PERMISSIVE":
+    keep, malformed = judged.verdicts.keep, judged.payload.find_malformed()
+    if malformed is None or options.parse_mode == "PERMISSIVE":
         return keep
-    broken = keep & parsed.malformed
+    broken = keep & malformed
     if options.parse_mode == "FAILFAST" and broken.any():
+        row = int(np.argmax(broken))
         raise ViolationFound(
-            f"{judged.locate(int(np.argmax(broken)))}: the value is not JSON of the "
-            "schema, and option 'parseMode' is 'FAILFAST'; use 'PERMISSIVE' to get nulls, or "
-            "'DROPMALFORMED' to leave such rows out"
+            f"{judged.locate(row)}: {_describe_malformed(options, judged.payload, row)}, and "
+            "option 'parseMode' is 'FAILFAST'; use 'PERMISSIVE' to get nulls, or 'DROPMALFORMED' "
+            "to leave such rows out"
         )
-    return keep & ~parsed.malformed
+    return keep & ~malformed
+
+
+def _describe_malformed(options: KafkaOptions, payload: Payload, row: int) -> str:
+    values = payload.values
+    if values is None or not values.reasons[row]:
+        return f"the key is not {_NAMES[options.key_format]} of the schema"
+    return f"the value is not {_NAMES[options.value_format]} of the schema"
 
 
 def _warn_of_marks(options: KafkaOptions, judged: JudgedBlock) -> None:

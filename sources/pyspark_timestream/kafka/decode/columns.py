@@ -4,17 +4,17 @@ The rules are semantics 13.1.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.field_names import check_field_names
+from pyspark_timestream.kafka.decode.field_names import check_field_names, check_paths
 from pyspark_timestream.kafka.decode.json.types import find_unsupported_type
 from pyspark_timestream.kafka.options.options import KafkaOptions
 
-__all__ = ["Projection", "default_schema", "project"]
+__all__ = ["DEAD_LETTER", "Projection", "default_schema", "project", "strip_key_prefix"]
 
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -40,6 +40,9 @@ METADATA: Final[dict[str, pa.DataType]] = {
 }
 """Every metadata column with its type, in the order of the default schema."""
 
+DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
+"""What a column says of malformed payloads -> its name after `columnNameOfCorruptRecord`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Projection:
@@ -48,14 +51,17 @@ class Projection:
     Attributes:
         schema: the output columns in order.
         metadata: output column -> the metadata that it contains.
-        fields: the output columns that are fields of the JSON value; each name is a path.
-        corrupt: the output column for the text of malformed values; None if not wanted.
+        fields: the output columns that are fields of the value; each name is a path.
+        key_fields: the output columns that are fields of the key; each name is a path after
+            `keyPrefix`.
+        dead_letter: output column -> what it says of malformed payloads, one of `DEAD_LETTER`.
     """
 
     schema: pa.Schema
     metadata: Mapping[str, str]
     fields: pa.Schema
-    corrupt: str | None
+    key_fields: pa.Schema = field(default_factory=lambda: pa.schema([]))
+    dead_letter: Mapping[str, str] = field(default_factory=dict)
 
     def wants(self, name: str) -> bool:
         """Check whether an output column contains the metadata `name`."""
@@ -66,16 +72,17 @@ def default_schema(options: KafkaOptions) -> pa.Schema:
     """Build the schema used without a user schema: Spark's Kafka columns, then event time.
 
     Raises:
-        SchemaRefused: the values are JSON, so a schema must name their fields.
+        SchemaRefused: values or keys have fields, which a schema must name.
     """
-    if options.value_format == "json":
-        raise SchemaRefused(
-            "option 'valueFormat' is 'json', and no schema was given: the schema names the fields "
-            "that are read from the values",
-            ".schema(...) with fields and metadata columns, such as .schema('name string, "
-            "start_time timestamp, cti timestamp')",
-            "add it, or leave 'valueFormat' out to get the values as they are",
-        )
+    for part, form in (("value", options.value_format), ("key", options.key_format)):
+        if form != "binary":
+            raise SchemaRefused(
+                f"option '{part}Format' is '{form}', and no schema was given: the schema names the "
+                f"fields that are read from the {part}s",
+                ".schema(...) with fields and metadata columns, such as .schema('name string, "
+                "start_time timestamp, cti timestamp')",
+                f"add it, or leave '{part}Format' out to get the {part}s as they are",
+            )
     unfilled = _list_unfilled(options)
     if not options.include_headers:
         unfilled["headers"] = "option 'includeHeaders'"
@@ -99,7 +106,8 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
     by_name = {options.metadata_prefix + name: name for name in METADATA}
     metadata: dict[str, str] = {}
     fields: list[pa.Field] = []
-    corrupt = None
+    key_fields: list[pa.Field] = []
+    dead_letter: dict[str, str] = {}
     for column in schema:
         if not column.nullable:
             raise _column_refused(
@@ -107,16 +115,37 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             )
         if column.name in by_name:
             metadata[column.name] = _check_metadata(options, column, by_name[column.name])
-        elif options.value_format != "json":
+        elif about := _find_dead_letter(options, column):
+            dead_letter[column.name] = about
+        elif options.key_format != "binary" and column.name.startswith(options.key_prefix):
+            key_fields.append(_check_field(options.key_format, column))
+        elif options.value_format == "binary":
             raise _unknown_column(options, column, by_name)
-        elif column.name == options.corrupt_column and pa.types.is_string(column.type):
-            corrupt = column.name
         else:
-            fields.append(_check_field(column))
+            fields.append(_check_field(options.value_format, column))
     if options.policy == "flag" and "cti" in metadata.values():
         _check_flags(options, metadata)
     check_field_names(options, pa.schema(fields))
-    return Projection(schema, metadata, pa.schema(fields), corrupt)
+    check_paths(strip_key_prefix(options, pa.schema(key_fields)))
+    return Projection(schema, metadata, pa.schema(fields), pa.schema(key_fields), dead_letter)
+
+
+def strip_key_prefix(options: KafkaOptions, fields: pa.Schema) -> pa.Schema:
+    """Name the columns `fields` of the key by their paths in it."""
+    skipped = len(options.key_prefix)
+    return pa.schema([each.with_name(each.name[skipped:]) for each in fields])
+
+
+def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
+    """Return what `column` says of malformed payloads; None if it is another column."""
+    if (options.value_format, options.key_format) == ("binary", "binary"):
+        return None
+    payload = pa.string() if options.value_format == "json" else pa.binary()
+    types = {"payload": payload, "reason": pa.string(), "schema_id": pa.int32()}
+    for about, suffix in DEAD_LETTER.items():
+        if column.name == options.corrupt_column + suffix and column.type == types[about]:
+            return about
+    return None
 
 
 def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
@@ -168,8 +197,9 @@ def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:
     return name
 
 
-def _check_field(column: pa.Field) -> pa.Field:
-    bad = find_unsupported_type(column.type)
+def _check_field(form: str, column: pa.Field) -> pa.Field:
+    """Check a field's type; those of other formats than JSON are checked against the schema."""
+    bad = find_unsupported_type(column.type) if form == "json" else None
     if bad is not None:
         raise _column_refused(
             column,
@@ -188,7 +218,7 @@ def _unknown_column(
         column,
         f"is not a metadata column, and option 'valueFormat' is '{options.value_format}'",
         ", ".join(by_name),
-        "set 'valueFormat' to 'json' to read it from the value, or leave it out",
+        "set 'valueFormat' to what the values are, to read it from them, or leave it out",
     )
 
 

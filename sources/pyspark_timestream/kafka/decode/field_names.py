@@ -14,7 +14,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.paths import PATH_FORM, Path, format_path, parse_path
 
-__all__ = ["check_field_names"]
+__all__ = ["check_field_names", "check_paths"]
 
 _PASSABLE: Final = "a path through objects only: columns that are structs, or strings"
 
@@ -30,13 +30,7 @@ def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
         SchemaRefused: the name of a column is not a path, or goes through what is not an object.
         OptionError: an option does, or could mean two things beside these columns.
     """
-    declared = {_parse_column(field.name): field for field in fields}
-    for path, field in declared.items():
-        obstacle = _find_obstacle(path, declared)
-        if obstacle:
-            raise SchemaRefused(
-                f"column '{field.name}' {obstacle}", _PASSABLE, "leave one of the two out"
-            )
+    declared = check_paths(fields)
     for option, source in _list_sources(options):
         if source.given and (source.given,) in declared:
             raise OptionError(
@@ -54,6 +48,22 @@ def check_field_names(options: KafkaOptions, fields: pa.Schema) -> None:
                 _PASSABLE,
                 "change the type of the column, or leave it out",
             )
+
+
+def check_paths(fields: pa.Schema) -> Mapping[Path, pa.Field]:
+    """Check that columns, by the paths that are their names, lead to one field each.
+
+    Raises:
+        SchemaRefused: the name of a column is not a path, or goes through what is not an object.
+    """
+    declared = {_parse_column(field.name): field for field in fields}
+    for path, field in declared.items():
+        obstacle = _find_obstacle(path, declared)
+        if obstacle:
+            raise SchemaRefused(
+                f"column '{field.name}' {obstacle}", _PASSABLE, "leave one of the two out"
+            )
+    return declared
 
 
 def _parse_column(name: str) -> Path:

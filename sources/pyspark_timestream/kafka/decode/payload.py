@@ -17,9 +17,9 @@ from pyspark_timestream.connector.event_time import (
     read_value_times,
 )
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
-from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.columns import Projection, strip_key_prefix
 from pyspark_timestream.kafka.decode.fields import DecodedBlock, WantedFields
-from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.formats import decode_part
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
     RecordBlock,
@@ -44,6 +44,7 @@ class Payload:
         end_known: n booleans: the end time is readable; None for points.
         edges: n strings, as received; None unless events are edges.
         values: the decoded values; None if nothing in them is wanted.
+        keys: the decoded keys; None if nothing in them is wanted.
         marks: the punctuations among the records.
     """
 
@@ -52,11 +53,18 @@ class Payload:
     end_known: Mask | None
     edges: pa.Array | None
     values: DecodedBlock | None
+    keys: DecodedBlock | None = None
     marks: Marks = NO_MARKS
 
+    def find_malformed(self) -> Mask | None:
+        """Find the records whose value or key is malformed; None if neither was decoded."""
+        masks = [part.malformed for part in (self.values, self.keys) if part is not None]
+        return np.logical_or.reduce(masks) if masks else None
+
     def count_invalid_values(self) -> int:
-        """Count the values that are malformed."""
-        return 0 if self.values is None else int(np.count_nonzero(self.values.reasons))
+        """Count the records whose value or key is malformed."""
+        malformed = self.find_malformed()
+        return 0 if malformed is None else int(np.count_nonzero(malformed))
 
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:
@@ -68,13 +76,14 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
         or wants("timestampType")
         or _needs_record_times(options)
         or any(source.kind == "timestamp" for source in sources),
-        keys=wants("key"),
+        keys=wants("key") or _choose_key_fields(options, projection) is not None,
         values=wants("value")
         or _choose_fields(options, projection) is not None
         or options.cti_header is not None,
         headers=wants("headers")
         or any(source.kind == "header" for source in sources)
-        or options.cti_header is not None,
+        or options.cti_header is not None
+        or _has_framed_headers(options, projection),
     )
 
 
@@ -98,20 +107,20 @@ def read_payload(
 def _read_events(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    fields = _choose_fields(options, projection)
-    parsed = parse_json(fields, block.values) if fields is not None else None
+    parsed = _decode_values(options, projection, block)
+    keys = _decode_keys(options, projection, block)
     start_us, start_known = _read_times(options.start_time, options, block, parsed)
     if options.end_time is None:
-        return Payload(Events(start_us, start_known), start_known, None, None, parsed)
+        return Payload(Events(start_us, start_known), start_known, None, None, parsed, keys)
     end_us, end_known = _read_times(options.end_time, options, block, parsed)
     if options.edge is None:
         events = Events(start_us, start_known & end_known, end_us)
-        return Payload(events, start_known, end_known, None, parsed)
+        return Payload(events, start_known, end_known, None, parsed, keys)
     edges = _read_texts(options.edge, block, parsed)
     is_start, is_end = _equals(edges, "start"), _equals(edges, "end")
     readable = start_known & (is_start | (is_end & end_known))
     events = Events(start_us, readable, end_us, is_end)
-    return Payload(events, start_known, end_known, edges, parsed)
+    return Payload(events, start_known, end_known, edges, parsed, keys)
 
 
 def _needs_record_times(options: KafkaOptions) -> bool:
@@ -153,8 +162,40 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Want
     """Choose the fields to parse of the values; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
     columns = projection.fields if projection else pa.schema([])
-    corrupt = projection is not None and projection.corrupt is not None
+    corrupt = projection is not None and options.value_format != "binary" and projection.dead_letter
     return WantedFields(columns, raw) if raw or len(columns) or corrupt else None
+
+
+def _choose_key_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:
+    """Choose the fields to parse of the keys; None if none is needed."""
+    if projection is None or not len(projection.key_fields):
+        return None
+    return WantedFields(strip_key_prefix(options, projection.key_fields))
+
+
+def _has_framed_headers(options: KafkaOptions, projection: Projection | None) -> bool:
+    values, keys = options.value_rules, options.key_rules
+    return (values.framing == "header" and _choose_fields(options, projection) is not None) or (
+        keys.framing == "header" and _choose_key_fields(options, projection) is not None
+    )
+
+
+def _decode_values(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> DecodedBlock | None:
+    wanted = _choose_fields(options, projection)
+    if wanted is None:
+        return None
+    return decode_part(options, options.value_rules, wanted, block.values, block.headers)
+
+
+def _decode_keys(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> DecodedBlock | None:
+    wanted = _choose_key_fields(options, projection)
+    if wanted is None:
+        return None
+    return decode_part(options, options.key_rules, wanted, block.keys, block.headers)
 
 
 def _read_times(

@@ -16,6 +16,7 @@ from pyspark_timestream.connector.columns import NEVER, Mask
 from pyspark_timestream.connector.event_time import read_record_timestamps
 from pyspark_timestream.cti.step import ADJUSTED, VIOLATIONS, Verdicts
 from pyspark_timestream.kafka.decode.columns import METADATA, Projection
+from pyspark_timestream.kafka.decode.fields import REASONS, DecodedBlock
 from pyspark_timestream.kafka.decode.payload import Payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import Partition
@@ -103,13 +104,39 @@ def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.
     """Build the n values of output column `name`, any but `cti`, before rows are dropped."""
     if name in projection.metadata:
         return _build_metadata(projection.metadata[name], judged)
-    parsed = judged.payload.values
-    if parsed is None:
-        raise AssertionError(f"column {name} comes from JSON, and no value was parsed")
-    if name == projection.corrupt:
-        values = _require(judged.block.values)
-        return _decode_texts(pc.if_else(pa.array(parsed.malformed), values, None))
-    return parsed.columns[projection.fields.get_field_index(name)]
+    if name in projection.dead_letter:
+        return _build_dead_letter(projection, name, judged)
+    place = projection.fields.get_field_index(name)
+    if place >= 0:
+        return _require(judged.payload.values).columns[place]
+    return _require(judged.payload.keys).columns[projection.key_fields.get_field_index(name)]
+
+
+def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -> pa.Array:
+    """Build what column `name` says of malformed payloads; null elsewhere."""
+    values, keys = judged.payload.values, judged.payload.keys
+    if projection.dead_letter[name] == "reason":
+        return _name_reasons(values, keys, len(judged.block.offsets))
+    kind = projection.schema.field(name).type
+    if values is None:
+        return pa.nulls(len(judged.block.offsets), kind)
+    malformed = pa.array(values.malformed)
+    if projection.dead_letter[name] == "schema_id":
+        ids = pa.nulls(len(malformed), kind) if values.schema_ids is None else values.schema_ids
+        return pc.if_else(malformed, ids, None)
+    found = pc.if_else(malformed, _require(judged.block.values), None)
+    return _decode_texts(found) if pa.types.is_string(kind) else found
+
+
+def _name_reasons(values: DecodedBlock | None, keys: DecodedBlock | None, rows: int) -> pa.Array:
+    """Name why each record is malformed: `type` for its value, else `key type` for its key."""
+    # Not module constants: Arrow would load pandas for them, even in the driver.
+    named = pa.array([None, *REASONS[1:]], pa.string())
+    found = pa.nulls(rows, pa.string()) if values is None else named.take(pa.array(values.reasons))
+    if keys is None:
+        return found
+    of_keys = pa.array([None, *(f"key {reason}" for reason in REASONS[1:])], pa.string())
+    return pc.coalesce(found, of_keys.take(pa.array(keys.reasons)))
 
 
 def _decode_texts(values: pa.Array) -> pa.Array:

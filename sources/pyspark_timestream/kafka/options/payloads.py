@@ -10,6 +10,7 @@ from typing import Final, Literal, NamedTuple
 
 from pyspark_timestream.connector.options import Parser, choice, option, option_specs
 from pyspark_timestream.kafka.options.parsers import NAME
+from pyspark_timestream.kafka.options.readers import ReaderSchema, SchemaSource
 from pyspark_timestream.kafka.options.reading import ReadingOptions
 from pyspark_timestream.kafka.schemas import fingerprint_schema
 
@@ -105,10 +106,14 @@ class PayloadOptions(ReadingOptions):
     Attributes:
         registry: the registry client's configuration, `schemaRegistry.` stripped; may hold secrets.
         schema_texts: option name -> the schema that `load_schemas` found under it.
+        readers: part -> the schema that it is read by, once the query has fixed it.
+        source: returns the schemas that payloads were written with; None without a registry.
     """
 
     registry: Mapping[str, str] = field(default_factory=dict, repr=False)
     schema_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    readers: Mapping[Part, ReaderSchema] = field(default_factory=dict, repr=False)
+    source: SchemaSource | None = field(default=None, repr=False)
     value_format: str = option(
         "valueFormat",
         choice(*FORMATS),

@@ -6,6 +6,7 @@ partitions, imported CTIs) are part of it for the same reason.
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
+Only a stream whose payloads have schemas has `schemas`.
 """
 
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any, Final
 from pyspark_timestream.connector.offsets import check_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.options.older_settings import translate_older_settings
+from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.warnings import Warnings, warnings_from_json, warnings_to_json
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
@@ -114,6 +116,7 @@ class StreamOffset:
             wall clock when each was first missed.
         bounded: a bounded run planned the batch.
         warnings: the warnings given up to this batch.
+        schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
     """
 
     stream: str
@@ -131,6 +134,7 @@ class StreamOffset:
     hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     bounded: bool = False
     warnings: Warnings = field(default_factory=dict)
+    schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
@@ -147,6 +151,8 @@ class StreamOffset:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys: Spark compares offsets as text."""
         hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
+        read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
+        schemas = {"schemas": read_by} if read_by else {}
         return {
             **({"bounded": True} if self.bounded else {}),
             "closing": self.closing,
@@ -157,6 +163,7 @@ class StreamOffset:
             "number": self.number,
             "opening": self.opening_us,
             "partitions": _shares_to_json(self.partitions),
+            **schemas,
             "settings": dict(sorted(self.settings.items())),
             "starts": self.starts,
             "stream": self.stream,
@@ -187,6 +194,10 @@ class StreamOffset:
             # Before version 3 only the closing batch showed that the run was bounded.
             bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
             warnings=warnings_from_json(value.get("warnings", {})),
+            schemas={
+                part: ReaderSchema.from_json(each)
+                for part, each in value.get("schemas", {}).items()
+            },
         )
 
 

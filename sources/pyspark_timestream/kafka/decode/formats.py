@@ -1,0 +1,169 @@
+"""Decodes values and keys by their format and framing (semantics 13.6).
+
+A row is a function of the record's bytes, the reader's schema and the writer's. The reader's is
+fixed when the query first starts, and a writer's never changes under its id: both reach this module
+in the options. A writer's schema that cannot be had is an error of the task; only bytes that
+contradict a schema make a payload malformed.
+"""
+
+import base64
+import functools
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.decode.fields import FRAMING, DecodedBlock, WantedFields
+from pyspark_timestream.kafka.decode.framing import (
+    HEADERS,
+    FramedBlock,
+    Writer,
+    split_header_frames,
+    split_unframed,
+    split_value_frames,
+)
+from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.payloads import PayloadRules
+from pyspark_timestream.kafka.options.readers import ReaderSchema
+from pyspark_timestream.kafka.schemas import (
+    AVRO,
+    JSON,
+    PROTOBUF,
+    RegisteredSchema,
+    inline_references,
+)
+
+if TYPE_CHECKING:
+    from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
+    from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
+
+__all__ = ["check_columns", "decode_part"]
+
+_TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
+
+
+def decode_part(
+    options: KafkaOptions,
+    rules: PayloadRules,
+    wanted: WantedFields,
+    payloads: pa.Array,
+    headers: pa.Array | None,
+) -> DecodedBlock:
+    """Decode n values or keys (binary); a null is a row of nulls, and is not malformed.
+
+    Args:
+        options: the options; with the reader's schema and the source of writers' schemas, where
+            the format needs them.
+        rules: the options of this part of the record.
+        wanted: the fields to read.
+        payloads: n binary.
+        headers: the records' headers; None unless they hold the frames.
+
+    Raises:
+        SchemaRegistryError: a writer's schema cannot be had.
+        SchemaRefused: a writer's schema cannot be read by the reader's.
+    """
+    framed = _split_frames(rules, payloads, headers)
+    match rules.format:
+        case "avro":
+            block = _read_avro(options, rules, wanted, framed)
+        case "protobuf":
+            block = _read_protobuf(options, rules, wanted, framed)
+        case _:
+            for writer in framed.writers if rules.has_registry else ():
+                _fetch(options, rules, writer)
+            block = parse_json(wanted, framed.bodies)
+    if not framed.bad.any():
+        return block._replace(schema_ids=framed.schema_ids)
+    reasons = np.where(framed.bad, np.uint8(FRAMING), block.reasons)
+    return block._replace(reasons=reasons, schema_ids=framed.schema_ids)
+
+
+def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | None) -> FramedBlock:
+    indexed = rules.format == "protobuf"
+    if rules.framing == "confluent":
+        return split_value_frames(payloads, indexed=indexed)
+    if rules.framing == "header":
+        assert headers is not None, "frames in headers are read with the headers"
+        return split_header_frames(payloads, headers, HEADERS[rules.part], indexed=indexed)
+    return split_unframed(payloads)
+
+
+def _fetch(options: KafkaOptions, rules: PayloadRules, writer: Writer) -> RegisteredSchema:
+    """Fetch a writer's schema; it is of the type that the format reads."""
+    assert options.source is not None, "frames are looked up in a registry"
+    key = writer.guid if writer.schema_id is None else writer.schema_id
+    assert key is not None, "a frame holds an id or a GUID"
+    found = options.source.fetch_schema(key, rules.format, rules.subject)
+    wanted = _TYPES[rules.format]
+    if found.type != wanted:
+        shown = key if isinstance(key, int) else key.hex()
+        raise SchemaRefused(
+            f"schema {shown}, which wrote {rules.part}s of this topic, is {found.type}, and option "
+            f"'{rules.option_name('format')}' is '{rules.format}'",
+            f"{rules.part}s of one format in a topic",
+            f"read them as '{found.type.lower()}', or in queries of their own",
+        )
+    return found
+
+
+def _read_avro(
+    options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, framed: FramedBlock
+) -> DecodedBlock:
+    from pyspark_timestream.kafka.decode.avro.read import read_avro
+
+    reader = _create_avro_reader(options.readers[rules.part])
+    if not rules.has_registry:
+        # Nothing but the options says who wrote them.
+        writers = {0: rules.schema or reader.text}
+        codes = pa.array(np.zeros(len(framed.bodies), dtype=np.int32))
+    else:
+        writers = {
+            code: _inline(_fetch(options, rules, writer))
+            for code, writer in enumerate(framed.writers)
+        }
+        codes = pa.array(framed.codes, mask=framed.codes < 0)
+    return read_avro(reader, wanted, framed.bodies, writers, codes)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _inline(schema: RegisteredSchema) -> str:
+    return inline_references(schema)
+
+
+def _read_protobuf(
+    options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, framed: FramedBlock
+) -> DecodedBlock:
+    from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
+
+    given = options.readers[rules.part]
+
+    def find_message(writer: Writer) -> str | None:
+        if not rules.has_registry:
+            return given.message
+        return _name_message(_fetch(options, rules, writer), writer.message or ())
+
+    return read_framed_protobuf(_create_protobuf_reader(given), wanted, framed, find_message)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _name_message(schema: RegisteredSchema, indexes: tuple[int, ...]) -> str | None:
+    from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
+
+    return find_message_name(schema.text.encode(), indexes)
+
+
+@functools.lru_cache(maxsize=16)
+def _create_protobuf_reader(given: ReaderSchema) -> "ProtobufReader":
+    from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+
+    return create_reader(base64.b64decode(given.text), given.message)
+
+
+@functools.lru_cache(maxsize=16)
+def _create_avro_reader(given: ReaderSchema) -> "AvroReader":
+    from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
+
+    return parse_avro_reader(given.text)
