@@ -124,7 +124,15 @@ def read_text_times(texts: pa.Array, unit: str | None) -> Times:
 
 
 def read_value_times(values: pa.Array, unit: str) -> Times:
-    """Times of a payload's column: texts or numbers; values of other types are unreadable."""
+    """Times of a payload's column: texts, numbers, dates or timestamps; others are unreadable.
+
+    Dates and timestamps have their own unit, whatever `unit` is; a date is its midnight.
+    """
+    if pa.types.is_timestamp(values.type):
+        return read_number_times(values.view(pa.int64()), values.type.unit)
+    if pa.types.is_date32(values.type):
+        days = values.view(pa.int32()).cast(pa.int64())
+        return read_number_times(pc.multiply(days, _DAY_US // 1_000_000), "s")
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return read_text_times(values, unit)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):

@@ -1,11 +1,12 @@
 """Event times out of text and numbers: exact, and the same whatever stands beside them."""
 
 import math
-from datetime import UTC, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from time import thread_time
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,13 @@ from pyspark_timestream.connector.event_time import (
     read_text_times,
     read_value_times,
 )
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_instant, parse_instant
+from pyspark_timestream.connector.instants import (
+    FINAL_US,
+    MIN_US,
+    format_instant,
+    from_datetime,
+    parse_instant,
+)
 from pyspark_timestream.producer.marks import parse_mark_time
 from pyspark_tseries.model.query import Point, parse_anchor
 
@@ -344,6 +351,33 @@ def test_a_column_of_any_other_type_has_no_times():
         assert listed(read_value_times(other, "ms")) == [None, None]
     assert listed(read_value_times(pa.array(["5", None]), "s")) == [5_000_000, None]
     assert listed(read_value_times(pa.array([5, None]), "s")) == [5_000_000, None]
+
+
+def test_a_timestamp_has_its_own_unit_and_is_unreadable_outside_the_calendar():
+    seconds = pa.array([1_357_016_400, None, -1], pa.int64())
+    for unit, per_second in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
+        for zone in (None, "UTC", "Asia/Tokyo"):
+            times = pc.multiply(seconds, per_second).view(pa.timestamp(unit, tz=zone))
+            expected = [1_357_016_400_000_000, None, -1_000_000]
+            assert listed(read_value_times(times, "ns")) == expected
+    edges = pa.array([MIN_US - 1, MIN_US, FINAL_US, FINAL_US + 1, 2**63 - 1, -(2**63)])
+    found = listed(read_value_times(edges.view(pa.timestamp("us")), "ms"))
+    assert found == [None, MIN_US, FINAL_US, None, None, None]
+    endless = pa.array([2**63 - 1, -(2**63)]).view(pa.timestamp("s"))
+    assert listed(read_value_times(endless, "ms")) == [None, None]
+    nanos = pa.array([1_999, -1]).view(pa.timestamp("ns"))
+    assert listed(read_value_times(nanos, "ms")) == [1, -1]
+
+
+def test_a_date_is_its_midnight_in_utc_and_is_unreadable_outside_the_calendar():
+    days = [date(1970, 1, 1), date(2013, 1, 1), date(1, 1, 1), date(9999, 12, 31), None]
+    midnights = [
+        None if day is None else from_datetime(datetime(day.year, day.month, day.day, tzinfo=UTC))
+        for day in days
+    ]
+    assert listed(read_value_times(pa.array(days, pa.date32()), "s")) == midnights
+    beyond = pa.array([-719_163, 2_932_897, 2**31 - 1, -(2**31)], pa.int32()).view(pa.date32())
+    assert listed(read_value_times(beyond, "s")) == [None] * 4
 
 
 def test_nothing_gives_nothing():
