@@ -17,14 +17,9 @@ def test_the_public_names_of_timestream() -> None:
     names |= {"configure_spark", "explain_time", "order_by_time", "shift_time", "why"}
     names |= {"spark_settings"}
     names |= {"BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable", "DataLost"}
-    names |= {"DeliveryFailed", "OptionError", "SchemaRefused", "SettingRefused"}
-    names |= {
-        "SchemaRegistryError",
-        "TimestreamError",
-        "ViolationFound",
-        "WrongInterpreter",
-        "__version__",
-    }
+    names |= {"DeliveryFailed", "MissingExtra", "OptionError", "SchemaRefused", "SettingRefused"}
+    names |= {"SchemaRegistryError", "TimestreamError", "ViolationFound", "WrongInterpreter"}
+    names |= {"__version__"}
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         CheckpointUnreadable,
         DataLost,
         DeliveryFailed,
+        MissingExtra,
         OptionError,
         SchemaRefused,
         SchemaRegistryError,
@@ -46,6 +47,7 @@ __all__ = [
     "DataLost",
     "DefaultSource",
     "DeliveryFailed",
+    "MissingExtra",
     "OptionError",
     "PunctuatedProducer",
     "SchemaRefused",
@@ -71,8 +73,8 @@ __version__ = "0.2.0"
 
 _PLACES: Final = {
     **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
-    **dict.fromkeys(["DataLost", "DeliveryFailed", "SchemaRefused", "TimestreamError"], "errors"),
-    **dict.fromkeys(["SettingRefused", "ViolationFound", "WrongInterpreter"], "errors"),
+    **dict.fromkeys(["DataLost", "DeliveryFailed", "MissingExtra", "SchemaRefused"], "errors"),
+    **dict.fromkeys(["SettingRefused", "TimestreamError", "ViolationFound", "WrongInterpreter"], "errors"),
     **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames.watermark"),
     "DefaultSource": "source",
     "OptionError": "errors",

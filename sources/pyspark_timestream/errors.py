@@ -9,6 +9,7 @@ __all__ = [
     "CheckpointUnreadable",
     "DataLost",
     "DeliveryFailed",
+    "MissingExtra",
     "OptionError",
     "SchemaRefused",
     "SchemaRegistryError",
@@ -140,6 +141,10 @@ class SchemaRegistryError(TimestreamError):
 
 class DeliveryFailed(TimestreamError):
     """The producer could not deliver a record or a mark: produce again what the message names."""
+
+
+class MissingExtra(TimestreamError):
+    """A library of an optional extra is not installed: run the pip command of the message."""
 
 
 class WrongInterpreter(TimestreamError):

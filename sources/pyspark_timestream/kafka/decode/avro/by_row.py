@@ -1,0 +1,288 @@
+"""Reads Avro payloads one by one: types that contain themselves, long arrays, and small blocks.
+
+The steps become functions once for each plan. The results are those of `by_block`.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.kafka.decode.avro.binaries import convert_bytes, format_uuid
+from pyspark_timestream.kafka.decode.avro.resolution import (
+    Again,
+    Plan,
+    Record,
+    Repeated,
+    Scalar,
+    Step,
+    Union,
+)
+from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, TYPE, Reasons
+
+__all__ = ["RowReader"]
+
+_MAX_DEPTH: Final = 100
+"""Values of a type that contains itself may be nested so deep."""
+
+_INT_BYTES: Final = 5
+_LONG_BYTES: Final = 10
+_INT_BOUND: Final = 2**31
+_LONG_BOUND: Final = 2**63
+_FLOAT: Final = struct.Struct("<f")
+_DOUBLE: Final = struct.Struct("<d")
+
+_BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
+"""Raised where bytes contradict their schema, or end too early."""
+
+
+class _Row:
+    """A payload that is being read: its bytes, and the place of the next one."""
+
+    __slots__ = ("at", "data", "depth", "unfit")
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at, self.depth, self.unfit = data, 0, 0, False
+
+    def read_varint(self, most: int) -> int:
+        """Read a whole number that takes up to `most` bytes."""
+        data, at = self.data, self.at
+        byte = data[at]
+        number, shift = byte & 127, 7
+        while byte > 127:
+            at += 1
+            byte = data[at]
+            number |= (byte & 127) << shift
+            shift += 7
+            if shift > 7 * most:
+                raise ValueError("a number has too many bytes")
+        self.at = at + 1
+        return (number >> 1) ^ -(number & 1)
+
+    def read_long(self) -> int:
+        """Read a long."""
+        number = self.read_varint(_LONG_BYTES)
+        if not -_LONG_BOUND <= number < _LONG_BOUND:
+            raise ValueError("a long has more than 64 bits")
+        return number
+
+    def read_int(self) -> int:
+        """Read an int."""
+        number = self.read_varint(_INT_BYTES)
+        if not -_INT_BOUND <= number < _INT_BOUND:
+            raise ValueError("an int has more than 32 bits")
+        return number
+
+    def read_index(self, size: int) -> int:
+        """Read an index below `size`."""
+        chosen = self.read_int()
+        if not 0 <= chosen < size:
+            raise ValueError("an index is out of range")
+        return chosen
+
+    def take(self, length: int) -> bytes:
+        """Take the next `length` bytes."""
+        if not 0 <= length <= len(self.data) - self.at:
+            raise ValueError("a length exceeds the payload")
+        begin = self.at
+        self.at += length
+        return self.data[begin : self.at]
+
+
+Reader = Callable[[_Row], Any]
+
+
+class RowReader:
+    """Reads payloads by one plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._type = plan.step.type if not isinstance(plan.step, Again) else None
+        self._recursive: dict[str, Reader] = {}
+        for name, step in plan.recursive.items():
+            self._recursive[name] = self._build(step)
+        self._read = self._build(plan.step)
+
+    def read(self, bodies: list[bytes]) -> tuple[pa.Array, Reasons]:
+        """Read payloads; return also why each is malformed."""
+        values: list[Any] = []
+        reasons = np.full(len(bodies), FINE, np.uint8)
+        for number, body in enumerate(bodies):
+            row = _Row(body)
+            try:
+                value = self._read(row)
+                if row.at != len(body):
+                    raise ValueError("bytes are left over")
+            except _BROKEN:
+                values.append(None)
+                reasons[number] = SYNTAX
+                continue
+            values.append(value)
+            if row.unfit:
+                reasons[number] = TYPE
+        return pa.array(values, self._type), reasons
+
+    def _build(self, step: Step) -> Reader:
+        match step:
+            case Scalar():
+                return _build_scalar(step)
+            case Record():
+                return self._build_record(step)
+            case Union():
+                return self._build_union(step)
+            case Repeated():
+                return self._build_repeated(step)
+            case Again(name):
+                return self._build_again(name)
+
+    def _build_again(self, name: str) -> Reader:
+        readers = self._recursive
+
+        def read(row: _Row) -> None:
+            row.depth += 1
+            if row.depth > _MAX_DEPTH:
+                raise ValueError("values are nested too deep")
+            readers[name](row)
+            row.depth -= 1
+
+        return read
+
+    def _build_record(self, step: Record) -> Reader:
+        readers = [self._build(field) for field, _ in step.fields]
+        if step.type is None:
+
+            def skip(row: _Row) -> None:
+                for each in readers:
+                    each(row)
+
+            return skip
+        names = [None if at is None else step.type.field(at).name for _, at in step.fields]
+        pairs = list(zip(names, readers, strict=True))
+        defaults = {
+            step.type.field(at).name: value[0].as_py() for at, value in step.defaults.items()
+        }
+
+        def read(row: _Row) -> dict[str, Any]:
+            value = dict(defaults)
+            for name, each in pairs:
+                part = each(row)
+                if name is not None:
+                    value[name] = part
+            return value
+
+        return read
+
+    def _build_union(self, step: Union) -> Reader:
+        readers = [self._build(branch) for branch in step.branches]
+        fits = step.fits if step.type is not None else (True,) * len(readers)
+        count = len(readers)
+
+        def read(row: _Row) -> Any:
+            chosen = row.read_index(count)
+            value = readers[chosen](row)
+            if fits[chosen]:
+                return value
+            row.unfit = True
+            return None
+
+        return read
+
+    def _build_repeated(self, step: Repeated) -> Reader:
+        read_item, keyed, wanted = self._build(step.item), step.keyed, step.type is not None
+
+        def read(row: _Row) -> Any:
+            budget = len(row.data) - row.at
+            items: list[Any] = []
+            entries: dict[str, Any] = {}
+            while True:
+                count = row.read_long()
+                if count == 0:
+                    return list(entries.items()) if keyed else items
+                end = -1
+                if count < 0:
+                    count, size = -count, row.read_long()
+                    end = row.at + size
+                    if not row.at <= end <= len(row.data):
+                        raise ValueError("a block exceeds the payload")
+                budget -= count
+                if budget < 0:
+                    raise ValueError("an array has more items than the payload has bytes")
+                for _ in range(count):
+                    key = row.take(row.read_long()) if keyed else b""
+                    value = read_item(row)
+                    if wanted and keyed:
+                        entries[key.decode()] = value
+                    elif wanted:
+                        items.append(value)
+                if end not in (-1, row.at):
+                    raise ValueError("a block is not as long as it says")
+
+        return read
+
+
+def _build_scalar(step: Scalar) -> Reader:
+    read = _build_primitive(step)
+    if step.type is None or step.kind in ("null", "boolean"):
+        return read
+    if step.kind == "enum":
+        return lambda row: _fit(row, step.symbols[read(row)])
+    if step.kind == "string":
+        return read if pa.types.is_binary(step.type) else lambda row: read(row).decode()
+    if step.kind == "fixed" and pa.types.is_string(step.type):
+        return lambda row: format_uuid(read(row))
+    if step.kind in ("bytes", "fixed"):
+        return lambda row: _convert(row, read(row), step.type)
+    if pa.types.is_timestamp(step.type):
+        return lambda row: _scale(row, read(row), step.scale)
+    if pa.types.is_float32(step.type) and step.kind != "float":
+        return lambda row: float(np.float32(read(row)))
+    return (lambda row: float(read(row))) if pa.types.is_floating(step.type) else read
+
+
+def _build_primitive(step: Scalar) -> Reader:
+    match step.kind:
+        case "null":
+            return lambda row: None
+        case "boolean":
+            return _read_boolean
+        case "int":
+            return _Row.read_int
+        case "long":
+            return _Row.read_long
+        case "float":
+            return lambda row: _FLOAT.unpack(row.take(4))[0]
+        case "double":
+            return lambda row: _DOUBLE.unpack(row.take(8))[0]
+        case "enum":
+            return lambda row: row.read_index(len(step.symbols))
+        case "fixed":
+            return lambda row: row.take(step.size)
+    return lambda row: row.take(row.read_long())
+
+
+def _read_boolean(row: _Row) -> bool:
+    byte = row.take(1)
+    if byte > b"\1":
+        raise ValueError("a boolean is neither 0 nor 1")
+    return byte == b"\1"
+
+
+def _fit(row: _Row, value: Any) -> Any:
+    if value is None:
+        row.unfit = True
+    return value
+
+
+def _convert(row: _Row, data: bytes, target: pa.DataType) -> Any:
+    try:
+        return convert_bytes(data, target)
+    except ValueError:
+        row.unfit = True
+        return None
+
+
+def _scale(row: _Row, number: int, scale: tuple[int, int]) -> int | None:
+    times, over = scale
+    scaled = number * times // over
+    return _fit(row, scaled if -_LONG_BOUND < scaled < _LONG_BOUND else None)

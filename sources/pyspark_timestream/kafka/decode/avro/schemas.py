@@ -1,0 +1,161 @@
+"""Avro schemas: parsed, checked against the columns that are wanted, and as trees of `Wanted`.
+
+A schema is a JSON text. Its names are resolved by fastavro, once a process. Values are read as
+these types: a decimal is a decimal, a `date` a date, timestamps of every unit are timestamps in
+microseconds, in UTC or `local-` without a zone, an enum and a uuid are strings, and `bytes`,
+`fixed` and `duration` are binary. Other logical types (`time-millis`) mean nothing, and leave a
+plain number. A union with null is a nullable value; a union of several other types cannot be read.
+"""
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from pyspark_timestream.errors import MissingExtra
+
+__all__ = [
+    "AvroReader",
+    "ParsedSchema",
+    "Schema",
+    "describe",
+    "kind_of",
+    "parse_avro_reader",
+    "parse_schema",
+    "read_as",
+    "time_unit",
+]
+
+Schema = Any
+"""An Avro schema as fastavro returns it: a name, a list, or a dict; names are full."""
+
+_PLAIN: Final = {
+    "null": pa.null(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "fixed": pa.binary(),
+    "string": pa.string(),
+    "enum": pa.string(),
+}
+"""The type that a value is read as, by its Avro type without logical types."""
+
+_TIMES: Final = {
+    f"{local}timestamp-{unit}": (pa.timestamp("us", tz=zone), scale)
+    for local, zone in (("", "UTC"), ("local-", None))
+    for unit, scale in (("millis", (1_000, 1)), ("micros", (1, 1)), ("nanos", (1, 1_000)))
+}
+"""Logical type of a long -> the type that it is read as, and (multiply by, then divide by)."""
+
+_MAX_DECIMAL_DIGITS: Final = 38
+
+
+@dataclass(frozen=True, slots=True)
+class AvroReader:
+    """The reader's schema of a topic: it decides which fields there are, and their defaults.
+
+    Attributes:
+        text: the schema as JSON.
+        fingerprint: SHA-256 of the parsing canonical form, in hexadecimal digits.
+    """
+
+    text: str
+    fingerprint: str
+
+
+class ParsedSchema(NamedTuple):
+    """A parsed schema, and the schemas that it names by their full names."""
+
+    schema: Schema
+    names: Mapping[str, Schema]
+
+    def look_up(self, schema: Schema) -> Schema:
+        """Return what `schema` stands for: a name is replaced by its schema."""
+        return self.names.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def parse_avro_reader(text: str) -> AvroReader:
+    """Parse the reader's schema.
+
+    Raises:
+        ValueError: `text` is not an Avro schema.
+        MissingExtra: fastavro is not installed.
+    """
+    parsed = parse_schema(text)
+    from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+    canonical = to_parsing_canonical_form(parsed.schema)
+    return AvroReader(text, fingerprint(canonical, "SHA-256"))
+
+
+@functools.lru_cache(maxsize=1_000)
+def parse_schema(text: str) -> ParsedSchema:
+    """Parse the JSON text of a schema.
+
+    Raises:
+        ValueError: it is not an Avro schema.
+        MissingExtra: fastavro is not installed.
+    """
+    try:
+        import fastavro.schema
+    except ImportError as error:
+        raise MissingExtra(
+            "valueFormat 'avro' needs fastavro: pip install 'pyspark-timestream[avro]'"
+        ) from error
+    names: dict[str, Schema] = {}
+    try:
+        parsed = fastavro.schema.parse_schema(json.loads(text), names)
+        return ParsedSchema(parsed, names)
+    except Exception as error:  # fastavro raises KeyError, TypeError and others for bad schemas.
+        problem = f"{type(error).__name__}: {error}"
+        raise ValueError(f"the text is not an Avro schema ({problem})") from error
+
+
+def kind_of(schema: Schema) -> str:
+    """Name the Avro type of a schema that has been looked up: `union`, `record`, `long`, ..."""
+    if isinstance(schema, list):
+        return "union"
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    return "record" if kind == "error" else str(kind)
+
+
+def read_as(schema: Schema) -> pa.DataType:
+    """Return the type that a scalar schema is read as."""
+    kind = kind_of(schema)
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    if logical == "decimal" and kind in ("bytes", "fixed"):
+        precision, scale = schema.get("precision"), schema.get("scale") or 0
+        if isinstance(precision, int) and 0 < precision <= _MAX_DECIMAL_DIGITS:
+            return pa.decimal128(precision, scale)
+    if logical == "date" and kind == "int":
+        return pa.date32()
+    if logical in _TIMES and kind == "long":
+        return _TIMES[logical][0]
+    if logical == "uuid" and kind == "fixed" and schema["size"] == 16:
+        return pa.string()
+    return _PLAIN[kind]
+
+
+def time_unit(schema: Schema) -> tuple[int, int] | None:
+    """Return (multiply by, then divide by) for microseconds; None if it is not a timestamp."""
+    if not isinstance(schema, dict) or kind_of(schema) != "long":
+        return None
+    return _TIMES[schema["logicalType"]][1] if schema.get("logicalType") in _TIMES else None
+
+
+def describe(schema: Schema) -> str:
+    """Describe a schema in a few words, for messages."""
+    if isinstance(schema, list):
+        return f"union of {', '.join(describe(branch) for branch in schema)}"
+    if isinstance(schema, str):
+        return schema
+    name = f" {schema['name']}" if "name" in schema else ""
+    logical = f" ({schema['logicalType']})" if "logicalType" in schema else ""
+    return f"{kind_of(schema)}{name}{logical}"
+
