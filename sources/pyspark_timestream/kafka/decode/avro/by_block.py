@@ -179,7 +179,6 @@ def _read_enum(step: Scalar, places: Places) -> pa.Array:
 
 def _read_repeated(step: Repeated, places: Places) -> pa.Array:
     """Read the first item of every row, then the second, and so on; then put them in order."""
-    budget = places.ends - places.at
     left = np.zeros(len(places), np.int64)
     sized_end = np.full(len(places), -1, np.int64)
     open_rows = np.arange(len(places))[~places.broken]
@@ -190,10 +189,9 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
         fresh = open_rows[left[open_rows] == 0]
         if len(fresh):
             part = places.select(fresh)
-            counts, ends = part.read_block_header(sized_end[fresh], budget[fresh])
+            counts, ends = part.read_block_header(sized_end[fresh])
             places.update(fresh, part)
             left[fresh], sized_end[fresh] = counts, ends
-            budget[fresh] -= counts
             open_rows = open_rows[(left[open_rows] > 0) & ~places.broken[open_rows]]
         if not len(open_rows):
             break

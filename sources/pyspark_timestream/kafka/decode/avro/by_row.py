@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, TYPE, Reasons
 __all__ = ["RowReader"]
 
 _MAX_DEPTH: Final = 100
-"""Values of a type that contains itself may be nested so deep."""
+"""Records may be nested so deep, where the writer's schema has a type that contains itself."""
 
 _INT_BYTES: Final = 5
 _LONG_BYTES: Final = 10
@@ -41,10 +41,11 @@ _BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
 class _Row:
     """A payload that is being read: its bytes, and the place of the next one."""
 
-    __slots__ = ("at", "data", "depth", "unfit")
+    __slots__ = ("at", "budget", "data", "depth", "unfit")
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.depth, self.unfit = data, 0, 0, False
+        self.budget = len(data)  # Of items; only items without bytes could be more.
 
     def read_varint(self, most: int) -> int:
         """Read a whole number that takes up to `most` bytes."""
@@ -99,7 +100,7 @@ class RowReader:
 
     def __init__(self, plan: Plan) -> None:
         self._type = plan.step.type if not isinstance(plan.step, Again) else None
-        self._recursive: dict[str, Reader] = {}
+        self._recursive: dict[str, Reader] = dict.fromkeys(plan.recursive, _read_nothing)
         for name, step in plan.recursive.items():
             self._recursive[name] = self._build(step)
         self._read = self._build(plan.step)
@@ -128,7 +129,8 @@ class RowReader:
             case Scalar():
                 return _build_scalar(step)
             case Record():
-                return self._build_record(step)
+                read = self._build_record(step)
+                return _limit_depth(read) if self._recursive else read
             case Union():
                 return self._build_union(step)
             case Repeated():
@@ -138,15 +140,7 @@ class RowReader:
 
     def _build_again(self, name: str) -> Reader:
         readers = self._recursive
-
-        def read(row: _Row) -> None:
-            row.depth += 1
-            if row.depth > _MAX_DEPTH:
-                raise ValueError("values are nested too deep")
-            readers[name](row)
-            row.depth -= 1
-
-        return read
+        return lambda row: readers[name](row)
 
     def _build_record(self, step: Record) -> Reader:
         readers = [self._build(field) for field, _ in step.fields]
@@ -192,7 +186,6 @@ class RowReader:
         read_item, keyed, wanted = self._build(step.item), step.keyed, step.type is not None
 
         def read(row: _Row) -> Any:
-            budget = len(row.data) - row.at
             items: list[Any] = []
             entries: dict[str, Any] = {}
             while True:
@@ -205,9 +198,9 @@ class RowReader:
                     end = row.at + size
                     if not row.at <= end <= len(row.data):
                         raise ValueError("a block exceeds the payload")
-                budget -= count
-                if budget < 0:
-                    raise ValueError("an array has more items than the payload has bytes")
+                row.budget -= count
+                if row.budget < 0:
+                    raise ValueError("there are more items than the payload has bytes")
                 for _ in range(count):
                     key = row.take(row.read_long()) if keyed else b""
                     value = read_item(row)
@@ -219,6 +212,22 @@ class RowReader:
                     raise ValueError("a block is not as long as it says")
 
         return read
+
+
+def _read_nothing(row: _Row) -> None:
+    """Stand in for a reader that is not built yet."""
+
+
+def _limit_depth(read: Reader) -> Reader:
+    def read_deeper(row: _Row) -> Any:
+        row.depth += 1
+        if row.depth > _MAX_DEPTH:
+            raise ValueError("records are nested too deep")
+        value = read(row)
+        row.depth -= 1
+        return value
+
+    return read_deeper
 
 
 def _build_scalar(step: Scalar) -> Reader:

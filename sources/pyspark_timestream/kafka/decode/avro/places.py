@@ -40,9 +40,10 @@ class Places:
         broken: n booleans: the row's bytes contradict its schema.
         unfit: n booleans: a value of the row does not fit the type that it is read as.
         late: n booleans: the row has to be read by itself.
+        budget: n numbers of items that the row's arrays and maps may still have.
     """
 
-    __slots__ = ("_bytes", "_words", "at", "broken", "ends", "late", "unfit")
+    __slots__ = ("_bytes", "_words", "at", "broken", "budget", "ends", "late", "unfit")
 
     def __init__(
         self,
@@ -50,8 +51,10 @@ class Places:
         words: npt.NDArray[np.uint64],
         at: Longs,
         ends: Longs,
+        budget: Longs,
     ) -> None:
         self._bytes, self._words, self.at, self.ends = data, words, at, ends
+        self.budget = budget
         self.broken, self.unfit, self.late = (np.zeros(len(at), np.bool_) for _ in range(3))
 
     @classmethod
@@ -65,18 +68,20 @@ class Places:
         padded = np.concatenate((data[bounds[0] : bounds[-1]], padding))
         words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
         bounds -= bounds[0]
-        return cls(padded, words, bounds[:-1].copy(), bounds[1:])
+        return cls(padded, words, bounds[:-1], bounds[1:], np.diff(bounds))
 
     def __len__(self) -> int:
         return len(self.at)
 
     def select(self, rows: Longs) -> "Places":
         """Return the places of some rows, to be read on their own; they are in order."""
-        return Places(self._bytes, self._words, self.at[rows], self.ends[rows])
+        at, ends, budget = self.at[rows], self.ends[rows], self.budget[rows]
+        return Places(self._bytes, self._words, at, ends, budget)
 
     def update(self, rows: Longs, part: "Places") -> None:
         """Take over the places of some rows after they have been read."""
         self.at[rows] = part.at
+        self.budget[rows] = part.budget
         self.broken[rows] |= part.broken
         self.unfit[rows] |= part.unfit
         self.late[rows] |= part.late
@@ -202,15 +207,14 @@ class Places:
         )
         return both.take(pa.array(np.arange(0, len(bounds) - 1, 2)))
 
-    def read_block_header(self, sized_end: Longs, budget: Longs) -> tuple[Longs, Longs]:
+    def read_block_header(self, sized_end: Longs) -> tuple[Longs, Longs]:
         """Read the headers of the next blocks of n arrays or maps.
 
-        A block that gave its size must end where it said. An array has at most as many items as
-        the payload has bytes where the array begins.
+        A block that gave its size must end where it said. All arrays and maps of a payload have
+        together at most as many items as it has bytes: only items without bytes could be more.
 
         Args:
             sized_end: n places where the block before must have ended; -1 if it gave no size.
-            budget: n numbers of items that the array may still have.
 
         Returns:
             n numbers of items, 0 for the end of the array and for broken rows, and n places where
@@ -229,5 +233,7 @@ class Places:
             self.update(sized, part)
             counts = np.where(counts < 0, -counts, counts)
         # The least number stays negative.
-        self.broken |= (counts < 0) | (counts > budget)
-        return np.where(self.broken, 0, counts), ends
+        self.broken |= (counts < 0) | (counts > self.budget)
+        counts = np.where(self.broken, 0, counts)
+        self.budget -= counts
+        return counts, ends

@@ -1,0 +1,279 @@
+"""Writers' and readers' schemas that differ: resolved as Avro says, and as fastavro does it."""
+
+import io
+import json
+from dataclasses import replace
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.builders import INSTANT
+from timestream.kafka.decode.avro.drawn_schemas import (
+    PLAIN,
+    Drawn,
+    comparable,
+    nullable,
+    parse,
+    record_of,
+    types,
+    write,
+)
+from timestream.kafka.decode.avro.test_read import COPIES, read, rows_of
+
+from pyspark_timestream import SchemaRefused
+from pyspark_timestream.kafka.decode.fields import FINE, TYPE
+
+WITH_DEFAULT = [each for each in PLAIN if each.default is not None]
+WIDER = {
+    "int": [("long", pa.int64(), int), ("float", pa.float32(), float), ("double", pa.float64(), float)],
+    "long": [("float", pa.float32(), float), ("double", pa.float64(), float)],
+    "float": [("double", pa.float64(), float)],
+    "string": [("bytes", pa.binary(), lambda text: text)],
+}
+"""Avro type -> wider types, with the column's type and how fastavro's values become Arrow's."""
+
+
+def with_default(drawn):
+    return drawn if drawn.default is not None else nullable(drawn)
+
+
+@st.composite
+def pairs(draw, compatibility):
+    """A writer's and a reader's record as drawn fields by name, compatible as Confluent says.
+
+    `backward`: the reader is newer, and may have lost any field. `forward`: the writer is newer.
+    Fields that one side lacks have defaults where the reader has them; `full` is both at once.
+    """
+    shared = {f"s{i}": draw(types(f"s{i}", 1)) for i in range(draw(st.integers(1, 3)))}
+    gone = {f"w{i}": draw(types(f"w{i}", 1)) for i in range(draw(st.integers(0, 2)))}
+    new = {f"r{i}": draw(defaulted(f"r{i}")) for i in range(draw(st.integers(0, 2)))}
+    if compatibility == "forward":
+        new = {}
+    if compatibility == "full":
+        gone = {name: with_default(each) for name, each in gone.items()}
+    widened = {
+        name: draw(widen(each)) if compatibility == "backward" else each
+        for name, each in shared.items()
+    }
+    writer = {**shared, **gone}
+    reader = {**widened, **new}
+    order = st.permutations
+    return (
+        {name: writer[name] for name in draw(order(list(writer)))},
+        {name: reader[name] for name in draw(order(list(reader)))},
+        set(new),
+    )
+
+
+@st.composite
+def defaulted(draw, name):
+    if draw(st.booleans()):
+        return draw(st.sampled_from(WITH_DEFAULT))
+    return nullable(draw(types(name, 1)))
+
+
+@st.composite
+def widen(draw, drawn):
+    """Promote a type, or let it be null as well."""
+    wider = WIDER.get(drawn.schema, []) if isinstance(drawn.schema, str) else []
+    if wider and draw(st.booleans()):
+        schema, column, convert = draw(st.sampled_from(wider))
+        drawn = Drawn(schema, column, drawn.values, convert)
+    return nullable(drawn) if draw(st.booleans()) else drawn
+
+
+def schema_of(fields, new=()):
+    schema = record_of("Evolved", fields).schema
+    for field in schema["fields"]:
+        if field["name"] in new:
+            field["default"] = fields[field["name"]].default
+    return schema
+
+
+@pytest.mark.parametrize("compatibility", ["backward", "forward", "full"])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_compatible_schemas_are_resolved_as_fastavro_does(compatibility, data):
+    written, wanted, new = data.draw(pairs(compatibility))
+    writer, reader = schema_of(written), schema_of(wanted, new)
+    values = data.draw(st.lists(record_of("Evolved", written).values, min_size=2, max_size=4))
+    bodies = write(writer, values)
+    columns = data.draw(st.lists(st.sampled_from(list(wanted)), min_size=1, unique=True))
+    fields = [pa.field(name, wanted[name].column) for name in columns]
+    expected = []
+    for body in bodies:
+        oracle = fastavro.schemaless_reader(io.BytesIO(body), parse(writer), parse(reader))
+        row = [convert_new(wanted[name], oracle[name], name in new) for name in columns]
+        expected.append((comparable(to_single(row, fields)), FINE))
+    for copies in (1, COPIES):
+        ids = pa.array([5] * len(bodies) * copies, pa.int32())
+        block = read(reader, fields, bodies * copies, (), {5: json.dumps(writer)}, ids)
+        assert rows_of(block) == expected * copies
+
+
+def convert_new(drawn, value, is_new):
+    """fastavro leaves the default of bytes as text."""
+    if is_new and drawn.schema == "bytes" and isinstance(value, str):
+        return value.encode("latin-1")
+    return drawn.convert(value)
+
+
+def to_single(row, fields):
+    """Promotion to float rounds to single precision, and Python has doubles only."""
+    return [
+        pa.scalar(value, pa.float64()).cast(pa.float32()).as_py()
+        if pa.types.is_float32(field.type) and value is not None
+        else value
+        for value, field in zip(row, fields, strict=True)
+    ]
+
+
+def record(*fields, **more):
+    keys = ("name", "type", "default", "aliases")
+    return {
+        "type": "record",
+        "name": "Evolved",
+        "fields": [dict(zip(keys, field, strict=False)) for field in fields],
+        **more,
+    }
+
+
+@pytest.fixture(params=[1, 60], ids=["one by one", "in columns"])
+def resolve(request):
+    """Write values, read column `x` as `kind`: (values, reasons) of one copy."""
+
+    def run(writer, values, reader, kind):
+        bodies = write(writer, values) * request.param
+        ids = pa.array([1] * len(bodies), pa.int32())
+        columns = [pa.field("x", kind)]
+        block = read(reader, columns, bodies, (), {1: json.dumps(writer)}, ids)
+        found = rows_of(block)
+        assert found == found[: len(values)] * request.param
+        return [row[0] for row, _ in found[: len(values)]], [why for _, why in found[: len(values)]]
+
+    return run
+
+
+def test_a_field_is_found_by_the_readers_alias(resolve):
+    reader = record(("x", "long", 0, ["was"]))
+    assert resolve(record(("was", "int")), [{"was": 7}], reader, pa.int64()) == ([7], [FINE])
+
+
+def test_a_field_of_the_writer_goes_by_its_own_name_before_an_alias(resolve):
+    writer = record(("x", "int"), ("was", "int"))
+    reader = record(("x", "long", 0, ["was"]))
+    assert resolve(writer, [{"x": 1, "was": 2}], reader, pa.int64()) == ([1], [FINE])
+
+
+def test_a_null_that_the_readers_type_lacks_does_not_fit(resolve):
+    writer = record(("x", ["null", "string"]))
+    values = [{"x": "a"}, {"x": None}]
+    expected = (["a", None], [FINE, TYPE])
+    assert resolve(writer, values, record(("x", "string")), pa.string()) == expected
+
+
+def test_a_branch_that_the_readers_type_cannot_hold_does_not_fit(resolve):
+    writer = record(("x", ["int", "string", "long"]))
+    values = [{"x": 1}, {"x": "one"}, {"x": 2**40}]
+    found = resolve(writer, values, record(("x", "long")), pa.int64())
+    assert found == ([1, None, 2**40], [FINE, TYPE, FINE])
+
+
+def test_a_symbol_that_the_readers_enum_lacks_does_not_fit_without_a_default(resolve):
+    enum = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
+    fewer = {**enum, "symbols": ["C", "A"]}
+    values = [{"x": "A"}, {"x": "B"}, {"x": "C"}]
+    found = resolve(record(("x", enum)), values, record(("x", fewer)), pa.string())
+    assert found == (["A", None, "C"], [FINE, TYPE, FINE])
+    found = resolve(
+        record(("x", enum)), values, record(("x", {**fewer, "default": "A"})), pa.string()
+    )
+    assert found == (["A", "A", "C"], [FINE, FINE, FINE])
+
+
+def test_a_union_of_records_is_read_as_the_record_of_the_same_name(resolve):
+    records = [{**record(("n", "int")), "name": name} for name in ("P", "Q")]
+    values = [{"x": ("P", {"n": 1})}, {"x": ("Q", {"n": 2})}]
+    point = pa.struct([("n", pa.int32())])
+    found = resolve(record(("x", records)), values, record(("x", records[1])), point)
+    assert found == ([None, {"n": 2}], [TYPE, FINE])
+
+
+@pytest.mark.parametrize("unit", ["millis", "micros", "nanos"])
+def test_a_timestamp_keeps_its_writers_unit(resolve, unit):
+    ticks = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}[unit]
+    writer = record(("x", {"type": "long", "logicalType": f"timestamp-{unit}"}))
+    plain = json.loads(json.dumps(writer).replace('"logicalType"', '"no"'))
+    body = write(plain, [{"x": 1_700_000_000 * ticks}])[0]
+    for read_unit in ("millis", "micros", "nanos"):
+        reader = record(("x", {"type": "long", "logicalType": f"timestamp-{read_unit}"}))
+        ids = pa.array([1] * 60, pa.int32())
+        block = read(reader, [pa.field("x", INSTANT)], [body] * 60, (), {1: json.dumps(writer)}, ids)
+        assert set(block.columns[0].view(pa.int64()).to_pylist()) == {1_700_000_000_000_000}
+
+
+def test_milliseconds_beyond_64_bits_of_microseconds_do_not_fit(resolve):
+    reader = record(("x", {"type": "long", "logicalType": "timestamp-millis"}))
+    values = [{"x": each} for each in (0, 2**62, -(2**63), 253_402_300_800_000)]
+    column, reasons = resolve(record(("x", "long")), values, reader, INSTANT)
+    assert [each is None for each in column] == [False, True, True, True]
+    assert reasons == [FINE, TYPE, TYPE, TYPE]
+
+
+def test_bytes_may_be_read_as_text_as_far_as_they_are_utf_8(resolve):
+    values = [{"x": b"caf\xc3\xa9"}, {"x": b"\xff"}]
+    found = resolve(record(("x", "bytes")), values, record(("x", "string")), pa.string())
+    assert found == (["café", None], [FINE, TYPE])
+
+
+def test_a_uuid_of_type_fixed_is_text(resolve):
+    uuid = {"type": "fixed", "name": "U", "size": 16}
+    reader = record(("x", {**uuid, "logicalType": "uuid"}))
+    found = resolve(record(("x", uuid)), [{"x": bytes(range(16))}], reader, pa.string())
+    assert found == (["00010203-0405-0607-0809-0a0b0c0d0e0f"], [FINE])
+
+
+def test_decimals_beyond_their_precision_do_not_fit(resolve):
+    decimal = {"type": "bytes", "logicalType": "decimal", "precision": 3, "scale": 1}
+    values = [{"x": each} for each in (b"\x03\xe7", b"\x03\xe8", b"", b"\xfc\x19", b"\0" * 20)]
+    column, reasons = resolve(
+        record(("x", "bytes")), values, record(("x", decimal)), pa.decimal128(3, 1)
+    )
+    assert list(map(str, column)) == ["99.9", "None", "None", "-99.9", "0.0"]
+    assert reasons == [FINE, TYPE, TYPE, FINE, FINE]
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "words"),
+    [
+        (("x", "string"), ("x", "long"), "'x' was written as Avro type string.* has long"),
+        (("y", "long"), ("x", "long"), "without the field 'x' .* no default"),
+        (("x", ["null", "string"]), ("x", ["null", "long"]), None),
+        (("x", ["string"]), ("x", "long"), "union of string"),
+    ],
+)
+def test_schemas_that_cannot_be_resolved_are_refused_and_no_payload_is_blamed(
+    writer, reader, words, resolve
+):
+    value = {"x": None} if words is None else {"x": "a", "y": 1}
+    if words is None:
+        assert resolve(record(writer), [value], record(reader), pa.int64()) == ([None], [FINE])
+        return
+    with pytest.raises(SchemaRefused, match=words):
+        resolve(record(writer), [value], record(reader), pa.int64())
+
+
+def test_a_field_that_is_not_wanted_need_not_be_resolved(resolve):
+    writer = record(("x", "int"), ("other", "string"))
+    reader = record(("x", "int"), ("other", "long"), ("new", "long"))
+    assert resolve(writer, [{"x": 1, "other": "a"}], reader, pa.int32()) == ([1], [FINE])
+
+
+def test_defaults_of_nested_types_are_converted(resolve):
+    inner = record(("n", "int"), ("b", "bytes", "\u00ff"))
+    reader = record(("x", {"type": "array", "items": {**inner, "name": "I"}}, [{"n": 3}]))
+    kind = pa.list_(pa.struct([("b", pa.binary()), ("n", pa.int64())]))
+    found = resolve(record(("y", "int")), [{"y": 1}], reader, kind)
+    assert found == ([[{"b": b"\xff", "n": 3}]], [FINE])
