@@ -68,7 +68,7 @@ class Places:
         padded = np.concatenate((data[bounds[0] : bounds[-1]], padding))
         words = np.ndarray((len(padded) - _WORD + 1,), "<u8", padded, strides=(1,))
         bounds -= bounds[0]
-        return cls(padded, words, bounds[:-1], bounds[1:], np.diff(bounds))
+        return cls(padded, words, bounds[:-1].copy(), bounds[1:].copy(), np.diff(bounds))
 
     def __len__(self) -> int:
         return len(self.at)
