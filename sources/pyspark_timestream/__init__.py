@@ -74,7 +74,9 @@ __version__ = "0.2.0"
 _PLACES: Final = {
     **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
     **dict.fromkeys(["DataLost", "DeliveryFailed", "MissingExtra", "SchemaRefused"], "errors"),
-    **dict.fromkeys(["SettingRefused", "TimestreamError", "ViolationFound", "WrongInterpreter"], "errors"),
+    **dict.fromkeys(
+        ["SettingRefused", "TimestreamError", "ViolationFound", "WrongInterpreter"], "errors"
+    ),
     **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames.watermark"),
     "DefaultSource": "source",
     "OptionError": "errors",

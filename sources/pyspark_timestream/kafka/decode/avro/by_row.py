@@ -245,7 +245,8 @@ def _build_scalar(step: Scalar) -> Reader:
     if pa.types.is_timestamp(step.type):
         return lambda row: _scale(row, read(row), step.scale)
     if pa.types.is_float32(step.type) and step.kind != "float":
-        return lambda row: float(np.float32(read(row)))
+        # As a column of whole numbers is promoted: a double in between would round twice.
+        return lambda row: float(np.int64(read(row)).astype(np.float32))
     return (lambda row: float(read(row))) if pa.types.is_floating(step.type) else read
 
 
@@ -294,4 +295,7 @@ def _convert(row: _Row, data: bytes, target: pa.DataType) -> Any:
 def _scale(row: _Row, number: int, scale: tuple[int, int]) -> int | None:
     times, over = scale
     scaled = number * times // over
-    return _fit(row, scaled if -_LONG_BOUND < scaled < _LONG_BOUND else None)
+    if -_LONG_BOUND < scaled < _LONG_BOUND:
+        return scaled
+    row.unfit = True
+    return None

@@ -162,7 +162,8 @@ class Places:
         read = self._bytes[self.at]
         self.broken |= read > 1
         self._advance(1)
-        return read == 1
+        chosen: Mask = read == 1
+        return chosen
 
     def read_floats(self, size: int) -> npt.NDArray[np.floating]:
         """Read n floats of 4 bytes, or doubles of 8."""

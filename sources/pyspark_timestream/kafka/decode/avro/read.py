@@ -38,6 +38,9 @@ Longs = npt.NDArray[np.int64]
 _FEW_BODIES: Final = 40
 """Up to this many payloads are read one by one, which costs less than calling numpy for them."""
 
+_PIECE_BODIES: Final = 8_192
+"""The payloads that are read at a time: their columns fit into a processor's cache."""
+
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 
@@ -77,10 +80,11 @@ def read_avro(
     total = 0
     for text, rows in _group(reader, bodies, writers, schema_ids):
         codec = _build_codec(reader, wanted, text)
-        whole = len(rows) == len(bodies)
-        group = bodies if whole else bodies.take(pa.array(rows))
-        values, reasons[rows] = _read_group(codec, group)
-        pieces.append(values)
+        group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
+        for start in range(0, len(rows), _PIECE_BODIES):
+            piece = slice(start, start + _PIECE_BODIES)
+            values, reasons[rows[piece]] = _read_piece(codec, group[piece])
+            pieces.append(values)
         order[rows] = np.arange(total, total + len(rows))
         total += len(rows)
     columns, raw, unfit = _take_fields(reader, wanted, pieces, order)
@@ -113,7 +117,7 @@ def _build_codec(reader: AvroReader, wanted: WantedFields, writer: str) -> _Code
     return _Codec(plan, RowReader(plan))
 
 
-def _read_group(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
+def _read_piece(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     """Read the payloads of one writer, without nulls, as structs; malformed ones are null."""
     if len(bodies) <= _FEW_BODIES or not can_read_block(codec.plan):
         return codec.rows.read(bodies.to_pylist())
@@ -142,10 +146,8 @@ def _take_fields(
     unfit = np.zeros(len(order), np.bool_)
     struct = build_wanted(reader, wanted).type
     values = pa.concat_arrays(pieces) if pieces else pa.array([], struct)
-    if (order < 0).any():
+    if len(values) < len(order) or (order[1:] < order[:-1]).any():
         values = values.take(pa.array(order, mask=order < 0))
-    elif len(pieces) > 1:
-        values = values.take(pa.array(order))
     columns = []
     for column in wanted.columns:
         cast = cast_column(_take_path(values, column.name), column.type)

@@ -335,4 +335,3 @@ def _convert_default(wanted: Wanted, default: Any) -> Any:
         times, over = time_unit(wanted.schema) or (1, 1)
         return default * times // over
     return default
-

@@ -111,10 +111,22 @@ def parse_schema(text: str) -> ParsedSchema:
     names: dict[str, Schema] = {}
     try:
         parsed = fastavro.schema.parse_schema(json.loads(text), names)
+        _check_names(names)
         return ParsedSchema(parsed, names)
     except Exception as error:  # fastavro raises KeyError, TypeError and others for bad schemas.
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"the text is not an Avro schema ({problem})") from error
+
+
+def _check_names(names: Mapping[str, Schema]) -> None:
+    """Check what fastavro does not: sizes, and that a record's fields differ in name."""
+    for name, schema in names.items():
+        size = schema.get("size", 0)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ValueError(f"the size of {name} is {size!r}")
+        fields = [field["name"] for field in schema.get("fields", ())]
+        if len(set(fields)) < len(fields):
+            raise ValueError(f"{name} has two fields of the same name")
 
 
 def kind_of(schema: Schema) -> str:
@@ -128,7 +140,7 @@ def kind_of(schema: Schema) -> str:
 def read_as(schema: Schema) -> pa.DataType:
     """Return the type that a scalar schema is read as."""
     kind = kind_of(schema)
-    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    logical = _logical_type(schema)
     if logical == "decimal" and kind in ("bytes", "fixed"):
         precision, scale = schema.get("precision"), schema.get("scale") or 0
         if isinstance(precision, int) and 0 < precision <= _MAX_DECIMAL_DIGITS:
@@ -144,9 +156,13 @@ def read_as(schema: Schema) -> pa.DataType:
 
 def time_unit(schema: Schema) -> tuple[int, int] | None:
     """Return (multiply by, then divide by) for microseconds; None if it is not a timestamp."""
-    if not isinstance(schema, dict) or kind_of(schema) != "long":
-        return None
-    return _TIMES[schema["logicalType"]][1] if schema.get("logicalType") in _TIMES else None
+    logical = _logical_type(schema)
+    return _TIMES[logical][1] if logical in _TIMES and kind_of(schema) == "long" else None
+
+
+def _logical_type(schema: Schema) -> str | None:
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    return logical if isinstance(logical, str) else None
 
 
 def describe(schema: Schema) -> str:
@@ -158,4 +174,3 @@ def describe(schema: Schema) -> str:
     name = f" {schema['name']}" if "name" in schema else ""
     logical = f" ({schema['logicalType']})" if "logicalType" in schema else ""
     return f"{kind_of(schema)}{name}{logical}"
-

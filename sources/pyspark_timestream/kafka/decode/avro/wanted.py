@@ -57,8 +57,6 @@ class WantedField(NamedTuple):
     default: Any
 
 
-
-
 def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> None:
     """Check that the reader's schema has the wanted columns, and fields with times and edges.
 

@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, date
 from decimal import Decimal
 from typing import Any
 
@@ -31,7 +31,7 @@ class Drawn:
 INT = st.integers(-(2**31), 2**31 - 1)
 LONG = st.one_of(st.integers(-200, 200), st.integers(-(2**63), 2**63 - 1))
 TEXT = st.text(max_size=12)
-MOMENTS = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30))
+MOMENTS = st.datetimes().filter(lambda moment: 1 < moment.year < 9999)
 AWARE = MOMENTS.map(lambda moment: moment.replace(tzinfo=UTC))
 
 
@@ -74,7 +74,9 @@ PLAIN = [
 def named(draw, name):
     kind = draw(st.sampled_from(["enum", "fixed", "decimal"]))
     if kind == "enum":
-        symbols = draw(st.lists(st.from_regex("[A-Z]{1,3}", fullmatch=True), min_size=1, unique=True))
+        symbols = draw(
+            st.lists(st.from_regex("[A-Z]{1,3}", fullmatch=True), min_size=1, unique=True)
+        )
         schema = {"type": "enum", "name": name, "symbols": symbols}
         return Drawn(schema, pa.string(), st.sampled_from(symbols), default=symbols[0])
     size = draw(st.integers(1, 9))

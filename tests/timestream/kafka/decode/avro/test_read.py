@@ -17,7 +17,7 @@ from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
 from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, WantedFields
 
 COPIES = 25
-"""So many of a few payloads are read in columns."""
+"""With so many copies, two payloads are read in columns."""
 
 
 def read(schema, columns, bodies, raw=(), writers=None, ids=None):
@@ -183,3 +183,19 @@ def test_blocks_of_a_sliced_array_are_read_at_their_own_places():
     wanted = WantedFields(pa.schema([("id", pa.int64())]))
     block = read_avro(reader, wanted, bodies.slice(100, 100), {})
     assert block.columns[0].to_pylist() == list(range(100, 200))
+
+
+def test_large_blocks_are_read_in_pieces_that_come_back_in_order():
+    bodies = write(plain(LOG), ({"id": i, "text": str(i), "at": i} for i in range(20_000)))
+    bodies[9_000] = b"\xff"
+    ids = pa.array([i // 50 % 2 for i in range(20_000)], pa.int32())
+    writers = {0: json.dumps(LOG), 1: json.dumps({**LOG, "doc": "the same"})}
+    for block in (
+        read(LOG, [pa.field("text", pa.string())], bodies, ("id",)),
+        read(LOG, [pa.field("text", pa.string())], bodies, ("id",), writers, ids),
+    ):
+        numbers = [None if i == 9_000 else i for i in range(20_000)]
+        assert pa.concat_arrays(block.raw["id"]).to_pylist() == numbers
+        texts = [None if number is None else str(number) for number in numbers]
+        assert block.columns[0].to_pylist() == texts
+        assert block.reasons.nonzero()[0].tolist() == [9_000]
