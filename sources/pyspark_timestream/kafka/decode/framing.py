@@ -1,0 +1,251 @@
+"""Splits framed payloads into bodies and the ids of the schemas that wrote them (semantics 13.3).
+
+A frame is Confluent's wire format. It begins with a zero byte and a schema's id of four bytes, big
+end first; or with a byte of one and a schema's GUID of sixteen bytes. In front of a Protobuf
+message follow the indexes that lead to its type in the schema: a count and that number of indexes,
+each a zigzag varint; a single zero byte stands for the first message. `confluent` frames stand in
+front of the body, `header` frames are a header of the record and leave the body alone.
+
+Only the lengths of frames are computed per record, in columns; equal frames are then parsed once.
+Whether a frame is well formed is a matter of its own bytes: whether its id is known is the
+registry's affair, and not knowing it makes no record malformed.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, Reasons
+from pyspark_timestream.kafka.decode.records import find_header, take_header_values
+
+__all__ = [
+    "HEADERS",
+    "MAX_INDEXES",
+    "FramedBlock",
+    "Writer",
+    "split_header_frames",
+    "split_unframed",
+    "split_value_frames",
+]
+
+HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
+"""The record header with the frame, by the part of the record that it is about."""
+
+MAX_INDEXES: Final = 100
+"""Frames with more message indexes are malformed: Protobuf's own readers stop at this nesting."""
+
+_ID_LENGTH: Final = 5
+_GUID_LENGTH: Final = 17
+_MAX_VARINT: Final = 5
+"""Maximum number of bytes of a 32-bit varint."""
+
+_MAX_ID: Final = 2**31 - 1
+
+Places = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Writer(NamedTuple):
+    """The schema that wrote a payload, as its frame names it.
+
+    Attributes:
+        schema_id: the schema's id; None if the frame names a GUID.
+        guid: the schema's GUID, 16 bytes; None if the frame names an id.
+        message: the place of the message type in a Protobuf schema: its index among the top-level
+            messages, then the index among that one's nested messages, and so on; None without.
+    """
+
+    schema_id: int | None = None
+    guid: bytes | None = None
+    message: tuple[int, ...] | None = None
+
+
+class FramedBlock(NamedTuple):
+    """n payloads without their frames.
+
+    Attributes:
+        bodies: n binary: the payload behind its frame; null if the payload is null or malformed.
+        schema_ids: n int32: the id of the writer's schema; null if there is none or it is a GUID.
+        writers: the different writers of the block, in order of appearance.
+        codes: n int32: the payload's writer as an index into `writers`; -1 if there is none.
+        bad: n booleans: the frame is malformed.
+    """
+
+    bodies: pa.Array
+    schema_ids: pa.Array
+    writers: tuple[Writer, ...]
+    codes: npt.NDArray[np.int32]
+    bad: Mask
+
+    @property
+    def reasons(self) -> Reasons:
+        """N numbers: why the payload is malformed as far as its frame shows."""
+        return np.where(self.bad, FRAMING, FINE).astype(np.uint8)
+
+
+def split_unframed(payloads: pa.Array) -> FramedBlock:
+    """Return payloads without frames as they are."""
+    nothing = np.full(len(payloads), -1, dtype=np.int32)
+    ids = pa.nulls(len(payloads), pa.int32())
+    return FramedBlock(payloads, ids, (), nothing, np.zeros(len(payloads), dtype=np.bool_))
+
+
+def split_value_frames(payloads: pa.Array, *, indexed: bool = False) -> FramedBlock:
+    """Split n binary payloads into frame and body; `indexed` frames name a Protobuf message."""
+    frames, bodies, bad = _cut(payloads, indexed)
+    return _resolve(frames, bodies, bad, indexed)
+
+
+def split_header_frames(
+    payloads: pa.Array, headers: pa.Array, name: str, *, indexed: bool = False
+) -> FramedBlock:
+    """Read the frames of n binary payloads from the record header `name`.
+
+    A payload without that header, or with bytes behind the frame in it, is malformed; a null
+    payload never is.
+    """
+    frames, rest, bad = _cut(take_header_values(headers, find_header(headers, name)), indexed)
+    longer = np.array(rest.is_valid()) & (_measure(rest) > 0)
+    bad = (bad | longer | np.array(frames.is_null())) & np.array(payloads.is_valid())
+    return _resolve(_blank(frames, np.array(payloads.is_null()) | bad), payloads, bad, indexed)
+
+
+def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
+    """Cut payloads behind their frames; frames and bodies are null where there is none."""
+    n = len(payloads)
+    present = np.array(payloads.is_valid())
+    starts, ends, data = _locate(payloads)
+    lengths = _measure_frames(data, starts, ends, indexed)
+    bad = present & (lengths == 0)
+    bounds = np.empty(2 * n + 1, dtype=np.int32)
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, ends[-1] if n else 0
+    # Frames and bodies alternate as the elements of one array over the bytes of the payloads.
+    buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
+    pieces = pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
+    absent = bad | ~present
+    frames = np.arange(0, 2 * n, 2)
+    return (
+        pieces.take(pa.array(frames, mask=absent)),
+        pieces.take(pa.array(frames + 1, mask=absent)),
+        bad,
+    )
+
+
+def _locate(payloads: pa.Array) -> tuple[Places, Places, Bytes]:
+    """Return the starts and the ends of payloads in their buffer, and the buffer."""
+    if not len(payloads):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    _, offsets, data = payloads.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[payloads.offset :][: len(payloads) + 1]
+    wide = bounds.astype(np.int64)
+    return wide[:-1], wide[1:], np.frombuffer(data or b"", np.uint8)
+
+
+def _measure(values: pa.Array) -> Places:
+    starts, ends, _ = _locate(values)
+    return ends - starts
+
+
+def _measure_frames(data: Bytes, starts: Places, ends: Places, indexed: bool) -> Places:
+    """Return the length of each frame; 0 where it is malformed."""
+    magic = _read_bytes(data, starts, ends)
+    lengths = np.where(magic == 0, _ID_LENGTH, np.where(magic == 1, _GUID_LENGTH, 0))
+    lengths[ends - starts < lengths] = 0
+    if indexed:
+        framed = np.flatnonzero(lengths)
+        places = starts[framed] + lengths[framed]
+        # The first message, which most schemas write, is a single zero byte.
+        first = _read_bytes(data, places, ends[framed]) == 0
+        behind = places + 1
+        behind[~first] = _skip_indexes(data, places[~first], ends[framed[~first]])
+        lengths[framed] = np.where(behind > 0, behind - starts[framed], 0)
+    return lengths
+
+
+def _skip_indexes(data: Bytes, places: Places, ends: Places) -> Places:
+    """Return the places behind arrays of message indexes; 0 where one is malformed."""
+    counts, places = _read_varints(data, places, ends)
+    # A negative count is odd in zigzag.
+    sound = (places > 0) & (counts % 2 == 0) & (counts <= 2 * MAX_INDEXES)
+    left = np.where(sound, counts // 2, 0)
+    places = np.where(sound, places, 0)
+    while (rows := np.flatnonzero(left)).size:
+        indexes, behind = _read_varints(data, places[rows], ends[rows])
+        places[rows] = np.where(indexes % 2 == 0, behind, 0)
+        left[rows] = np.where(places[rows] > 0, left[rows] - 1, 0)
+    return places
+
+
+def _read_varints(data: Bytes, places: Places, ends: Places) -> tuple[Places, Places]:
+    """Read a 32-bit varint at each place; return values and the places behind, 0 if malformed."""
+    values = np.zeros(len(places), dtype=np.int64)
+    behind = np.zeros(len(places), dtype=np.int64)
+    rows = np.arange(len(places))
+    for step in range(_MAX_VARINT):
+        at = places[rows] + step
+        read = _read_bytes(data, at, ends[rows])
+        rows, at, read = rows[read >= 0], at[read >= 0], read[read >= 0]
+        values[rows] |= (read & 0x7F) << (7 * step)
+        last = read < 0x80
+        behind[rows[last]] = at[last] + 1
+        rows = rows[~last]
+    return values, np.where(values < 2**32, behind, 0)
+
+
+def _read_bytes(data: Bytes, places: Places, ends: Places) -> Places:
+    """Read a byte at each place; -1 where the payload ends before."""
+    inside = places < ends
+    if not inside.any():
+        return np.full(len(places), -1, dtype=np.int64)
+    return np.where(inside, data[np.where(inside, places, 0)], -1).astype(np.int64)
+
+
+def _resolve(frames: pa.Array, bodies: pa.Array, bad: Mask, indexed: bool) -> FramedBlock:
+    """Parse each different frame once; frames that differ in bytes alone are one writer."""
+    encoded = frames.dictionary_encode()
+    writers: dict[Writer, int] = {}
+    meaning = np.full(len(encoded.dictionary) + 1, -1, dtype=np.int32)
+    for place, frame in enumerate(encoded.dictionary.to_pylist()):
+        writer = _parse_frame(frame, indexed)
+        if writer is not None:
+            meaning[place] = writers.setdefault(writer, len(writers))
+    # The last place stands for no frame.
+    codes = meaning[encoded.indices.fill_null(len(meaning) - 1).to_numpy(zero_copy_only=False)]
+    framed = np.array(frames.is_valid())
+    beyond = framed & (codes < 0)
+    if beyond.any():
+        bad = bad | beyond
+    if (bad & np.array(bodies.is_valid())).any():
+        bodies = _blank(bodies, bad)
+    ids = np.array([writer.schema_id or 0 for writer in writers] + [0], dtype=np.int32)
+    named = np.array([writer.schema_id is not None for writer in writers] + [False])
+    return FramedBlock(bodies, pa.array(ids[codes], mask=~named[codes]), tuple(writers), codes, bad)
+
+
+def _parse_frame(frame: bytes, indexed: bool) -> Writer | None:
+    """Parse a frame of the right length; None if its id is beyond every registry's."""
+    length = _GUID_LENGTH if frame[0] else _ID_LENGTH
+    message = _parse_indexes(frame[length:]) if indexed else None
+    if frame[0]:
+        return Writer(guid=frame[1:length], message=message)
+    schema_id = int.from_bytes(frame[1:length])
+    return Writer(schema_id, message=message) if schema_id <= _MAX_ID else None
+
+
+def _parse_indexes(frame: bytes) -> tuple[int, ...]:
+    numbers, shift = [0], 0
+    for byte in frame[:-1]:
+        numbers[-1] |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(0)
+            shift = 0
+    numbers[-1] |= frame[-1] << shift
+    return tuple(number // 2 for number in numbers[1:]) or (0,)
+
+
+def _blank(values: pa.Array, absent: Mask) -> pa.Array:
+    return values.take(pa.array(np.arange(len(values)), mask=absent))

@@ -1,0 +1,116 @@
+"""Decodes Protobuf payloads: n messages of the reader's type to columns.
+
+The reader's message alone decides what is read, by Protobuf's own rules of evolution. A field that
+the payload lacks is its default, or null where the schema tells absence apart (a message, an
+`optional` field, a member of a oneof); a field that the reader does not know is skipped. The
+writer's schema tells only which message was written: another than the reader's is malformed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.kafka.decode.fields import (
+    FINE,
+    FRAMING,
+    SYNTAX,
+    TYPE,
+    DecodedBlock,
+    Reasons,
+    WantedFields,
+)
+from pyspark_timestream.kafka.decode.framing import FramedBlock, Writer
+from pyspark_timestream.kafka.decode.protobuf.blocks import BlockReader, parse_block
+from pyspark_timestream.kafka.decode.protobuf.columns import (
+    nest_plans,
+    plan_columns,
+    plan_raw_fields,
+)
+from pyspark_timestream.kafka.decode.protobuf.paths import split_path
+from pyspark_timestream.kafka.decode.protobuf.plans import Plan
+from pyspark_timestream.kafka.decode.protobuf.projection import create_handler, needs_rewriting
+from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader, compile_reader
+
+__all__ = ["read_framed_protobuf", "read_protobuf"]
+
+
+class _Decoder(NamedTuple):
+    """What decodes the wanted fields of one reader."""
+
+    blocks: BlockReader
+    columns: list[Plan]
+    raw: dict[str, Plan]
+
+
+def read_framed_protobuf(
+    reader: ProtobufReader,
+    wanted: WantedFields,
+    framed: FramedBlock,
+    find_message: Callable[[Writer], str | None],
+) -> DecodedBlock:
+    """Decode the bodies of `framed`; `find_message` names the message that a writer wrote.
+
+    A payload with another message than the reader's, or with a place where its schema has none, is
+    malformed by its frame. What `find_message` raises is passed on.
+    """
+    reasons = framed.reasons
+    foreign = [find_message(writer) != reader.message for writer in framed.writers]
+    # The last place stands for no writer.
+    reasons[np.array([*foreign, False])[framed.codes]] = FRAMING
+    block = read_protobuf(reader, wanted, framed.bodies, reasons)
+    return block._replace(schema_ids=framed.schema_ids)
+
+
+def read_protobuf(
+    reader: ProtobufReader,
+    wanted: WantedFields,
+    bodies: pa.Array,
+    reasons: Reasons | None = None,
+) -> DecodedBlock:
+    """Decode n binary messages; a null is a row of nulls, not malformed.
+
+    Args:
+        reader: the message to read.
+        wanted: the fields to read of it.
+        bodies: n binary.
+        reasons: n numbers: why a payload is malformed already, which leaves it unread; None: none.
+    """
+    decoder = _create_decoder(reader, wanted)
+    n = len(bodies)
+    reasons = np.zeros(n, dtype=np.uint8) if reasons is None else reasons.copy()
+    readable = np.array(bodies.is_valid().to_numpy(zero_copy_only=False)) & (reasons == FINE)
+    rows = np.flatnonzero(readable)
+    parsed = parse_block(decoder.blocks, bodies if len(rows) == n else bodies.take(pa.array(rows)))
+    reasons[rows[~parsed.fine]] = SYNTAX
+    rows = rows[parsed.fine]
+    whole = len(rows) == n
+    places = np.full(n, -1, dtype=np.int64)
+    places[rows] = np.arange(len(rows))
+    spread = pa.array(places, mask=places < 0)
+    columns = []
+    for field, plan in zip(wanted.columns, decoder.columns, strict=True):
+        converted = plan.convert(pc.struct_field(parsed.rows, split_path(field.name)))
+        columns.append(converted.column if whole else converted.column.take(spread))
+        reasons[rows[converted.partial]] = TYPE
+    raw = {}
+    for name, plan in decoder.raw.items():
+        column = plan.convert(pc.struct_field(parsed.rows, split_path(name))).column
+        raw[name] = [column if whole else column.take(spread)]
+    return DecodedBlock(columns, raw, reasons)
+
+
+@functools.lru_cache(maxsize=64)
+def _create_decoder(reader: ProtobufReader, wanted: WantedFields) -> _Decoder:
+    compiled = compile_reader(reader)
+    columns = plan_columns(reader, wanted.columns)
+    raw = plan_raw_fields(reader, wanted.raw)
+    named = [(field.name, plan) for field, plan in zip(wanted.columns, columns, strict=True)]
+    tree = nest_plans([*named, *raw.items()])
+    handler = create_handler(compiled.descriptor, tree) if tree else None
+    rewrite = needs_rewriting(compiled.descriptor, tree)
+    blocks = BlockReader(compiled.block_class, handler, rewrite)
+    return _Decoder(blocks, columns, raw)

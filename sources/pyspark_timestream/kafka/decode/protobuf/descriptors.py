@@ -1,0 +1,209 @@
+"""Descriptors of Protobuf schemas: sets of files, complete and in one form.
+
+A set that comes from a registry, a compiler or Python differs in what reading does not need. All
+of it is left out, and so are Protobuf's own files, which come from the installed library: the same
+schema has the same fingerprint wherever it was compiled and whatever library reads it.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.decode.protobuf.libraries import import_libraries
+
+__all__ = ["build_descriptor_set", "find_message_name", "list_messages", "normalize", "well_known"]
+
+_WELL_KNOWN: Final = {
+    f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"
+    for name in (
+        *("any", "api", "descriptor", "duration", "empty", "field_mask", "source_context"),
+        *("struct", "timestamp", "type", "wrappers"),
+    )
+} | {
+    f"google/type/{name}.proto": f"google.type.{name}_pb2"
+    for name in (
+        *("calendar_period", "color", "date", "datetime", "dayofweek", "expr", "fraction"),
+        *("interval", "latlng", "localized_text", "money", "month", "phone_number"),
+        *("postal_address", "quaternion", "timeofday", "decimal"),
+    )
+}
+"""The files that registries take for granted, and the modules that have them."""
+
+_CONFLUENT: Final = {
+    # Options of schemas alone, which reading does not need.
+    "confluent/meta.proto": b"\n\x14confluent/meta.proto\x12\tconfluentb\x06proto3",
+    "confluent/type/decimal.proto": (
+        b'\n\x1cconfluent/type/decimal.proto\x12\x0econfluent.type":\n\x07Decimal'
+        b"\x12\r\n\x05value\x18\x01 \x01(\x0c\x12\x11\n\tprecision\x18\x02 \x01(\r"
+        b"\x12\r\n\x05scale\x18\x03 \x01(\x05b\x06proto3"
+    ),
+}
+"""The files of Confluent's registry that schemas import, compiled."""
+
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/\s]+=*\s*")
+_MAIN: Final = "main.proto"
+
+
+def build_descriptor_set(main: bytes, references: Mapping[str, bytes]) -> bytes:
+    """Build a descriptor set from a registry's answers to `format=serialized`.
+
+    Args:
+        main: the schema: a FileDescriptorProto, as it is or in base64.
+        references: the files that it imports, directly or not, by the name of the import.
+
+    Returns:
+        A FileDescriptorSet of the files and the imported ones of Protobuf, imports first.
+    """
+    files = {name: _parse_file(name, data) for name, data in references.items()}
+    file = _parse_file("", main)
+    if not file.name or file.name in files:
+        file.name = _MAIN
+    files[file.name] = file
+    proto = import_libraries().descriptor_pb2.FileDescriptorSet()
+    proto.file.extend(_order(files, [file.name]))
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _parse_file(name: str, data: bytes) -> Any:
+    libraries = import_libraries()
+    try:
+        decoded = base64.b64decode(data) if _BASE64.fullmatch(data) else data
+        file = libraries.descriptor_pb2.FileDescriptorProto.FromString(decoded)
+    except (binascii.Error, _decode_error()) as error:
+        what = f"the imported schema '{name}'" if name else "the schema"
+        raise SchemaRefused(
+            f"{what} is not a compiled Protobuf file",
+            "a FileDescriptorProto, as it is or in base64",
+            "ask the registry for it with format=serialized",
+        ) from error
+    if name:
+        file.name = name
+    return file
+
+
+def normalize(descriptor_set: bytes, message: str) -> bytes:
+    """Keep of a set what reading `message` needs.
+
+    Raises:
+        SchemaRefused: it is not a descriptor set, or lacks the message or a file.
+    """
+    libraries = import_libraries()
+    try:
+        proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
+    except _decode_error() as error:
+        raise SchemaRefused(
+            "the Protobuf descriptor is not a descriptor set",
+            "a FileDescriptorSet",
+            "write it with protoc --descriptor_set_out=FILE --include_imports",
+        ) from error
+    files = {file.name: file for file in proto.file}
+    homes = [name for name, file in files.items() if message in _messages(file)]
+    if not homes:
+        names = sorted(name for file in files.values() for name in _messages(file))
+        raise SchemaRefused(
+            f"the Protobuf descriptor lacks the message '{message}'",
+            ", ".join(names[:20]) or "a descriptor set with messages",
+            "give the message's full name, with its package",
+        )
+    normal = libraries.descriptor_pb2.FileDescriptorSet()
+    normal.file.extend(
+        _strip(file)
+        for file in _order(files, homes[:1])
+        if file.name not in (_WELL_KNOWN.keys() | _CONFLUENT.keys())
+    )
+    return bytes(normal.SerializeToString(deterministic=True))
+
+
+def list_messages(descriptor_set: bytes) -> list[str]:
+    """List the full names of the messages of a set, without those of Protobuf's own files."""
+    proto = import_libraries().descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
+    return [name for file in proto.file if file.name not in _WELL_KNOWN for name in _messages(file)]
+
+
+def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
+    """Return the full name of the message at `indexes` of a schema; None if there is none.
+
+    Args:
+        main: the schema: a FileDescriptorProto, as it is or in base64.
+        indexes: the message indexes of a frame. Entries of maps are not counted: they are messages
+            in descriptors, and not in the text of a schema, by which writers count.
+    """
+    file = _parse_file("", main)
+    names, messages = [file.package] if file.package else [], file.message_type
+    for index in indexes:
+        counted = [message for message in messages if not message.options.map_entry]
+        if not 0 <= index < len(counted):
+            return None
+        names.append(counted[index].name)
+        messages = counted[index].nested_type
+    return ".".join(names)
+
+
+def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
+    """List `names` and all that they import, imports first."""
+    ordered: dict[str, Any] = {}
+    pending: list[tuple[str, bool]] = [(name, False) for name in names]
+    while pending:
+        name, imported = pending.pop()
+        file = well_known(name) or files.get(name)
+        if file is None:
+            raise SchemaRefused(
+                f"the Protobuf descriptor lacks the imported file '{name}'",
+                "a set with all imports",
+                "write it with protoc --descriptor_set_out=FILE --include_imports",
+            )
+        if imported:
+            ordered.setdefault(name, file)
+        elif name not in ordered:
+            pending.append((name, True))
+            pending.extend((each, False) for each in file.dependency if each not in ordered)
+        if len(pending) > 10_000:
+            raise SchemaRefused(f"the Protobuf file '{name}' imports itself")
+    return list(ordered.values())
+
+
+def well_known(name: str) -> Any | None:
+    """Return the file `name` of those that need not be in a set; None if it is not one."""
+    libraries = import_libraries()
+    if name in _CONFLUENT:
+        return libraries.descriptor_pb2.FileDescriptorProto.FromString(_CONFLUENT[name])
+    if name not in _WELL_KNOWN:
+        return None
+    module = libraries.import_module(_WELL_KNOWN[name])
+    return libraries.descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+
+
+def _strip(file: Any) -> Any:
+    stripped = type(file).FromString(file.SerializeToString())
+    stripped.ClearField("source_code_info")
+    stripped.ClearField("service")
+    for message in _walk(stripped.message_type):
+        for field in message.field:
+            field.ClearField("json_name")
+    return stripped
+
+
+def _walk(messages: Iterable[Any]) -> Iterator[Any]:
+    for message in messages:
+        yield message
+        yield from _walk(message.nested_type)
+
+
+def _messages(file: Any) -> list[str]:
+    """List the full names of the messages of `file`."""
+
+    def names(scope: str, messages: Iterable[Any]) -> Iterator[str]:
+        for message in messages:
+            if not message.options.map_entry:
+                yield scope + message.name
+                yield from names(f"{scope}{message.name}.", message.nested_type)
+
+    return list(names(f"{file.package}." if file.package else "", file.message_type))
+
+
+def _decode_error() -> type[Exception]:
+    error: type[Exception] = import_libraries().DecodeError
+    return error

@@ -1,0 +1,374 @@
+"""Plans of columns: the fields that a column needs of a message, and how it is made of them.
+
+A plan is made once, and refuses a type that the field cannot be read as.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.decode.protobuf.casts import (
+    INSTANT,
+    cast_column,
+    cast_dates,
+    cast_durations,
+    cast_enums,
+    cast_timestamps,
+    fits,
+    to_mask,
+)
+
+__all__ = [
+    "GROUP",
+    "MAX_FIELD_NUMBER",
+    "Converted",
+    "Misfit",
+    "Plan",
+    "Tree",
+    "describe_type",
+    "merge_trees",
+    "plan_field",
+    "plan_raw",
+]
+
+Tree: TypeAlias = dict[str, Any]
+"""The fields needed of a message, each with its own tree; None: a scalar, or a message's bytes."""
+
+GROUP: Final = "(group)"
+"""The JSON name of fields in Protobuf's outdated group encoding, which Arrow's reader lacks."""
+
+MAX_FIELD_NUMBER: Final = 100_000
+"""ptars reserves memory by the largest field number of each message."""
+
+_SCALARS: Final = (
+    ("double", pa.float64()),
+    ("float", pa.float32()),
+    ("int64", pa.int64()),
+    ("uint64", pa.uint64()),
+    ("int32", pa.int32()),
+    ("fixed64", pa.uint64()),
+    ("fixed32", pa.uint32()),
+    ("bool", pa.bool_()),
+    ("string", pa.binary()),
+    ("group", pa.null()),
+    ("message", pa.null()),
+    ("bytes", pa.binary()),
+    ("uint32", pa.uint32()),
+    ("enum", pa.int32()),
+    ("sfixed32", pa.int32()),
+    ("sfixed64", pa.int64()),
+    ("sint32", pa.int32()),
+    ("sint64", pa.int64()),
+)
+"""Protobuf's types by their number, from 1, and what they are in Arrow."""
+
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in (
+        *("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes"),
+    )
+)
+_TIMESTAMP, _DURATION, _DATE = (
+    "google.protobuf.Timestamp",
+    "google.protobuf.Duration",
+    "google.type.Date",
+)
+_TIMES: Final[dict[str, tuple[pa.DataType, str, Tree, Any]]] = {
+    _TIMESTAMP: (INSTANT, "a timestamp", {"seconds": None, "nanos": None}, cast_timestamps),
+    _DURATION: (
+        pa.duration("us"),
+        "an interval day to second",
+        {"seconds": None, "nanos": None},
+        cast_durations,
+    ),
+    _DATE: (pa.date32(), "a date", {"year": None, "month": None, "day": None}, cast_dates),
+}
+
+
+class Converted(NamedTuple):
+    """A column of n values in its wanted type.
+
+    Attributes:
+        column: the column.
+        partial: n booleans: a part of the value did not match its type and is null.
+        void: n booleans: the whole value did not match; a list with such an item is void as well.
+    """
+
+    column: pa.Array
+    partial: Mask
+    void: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The fields that a column needs of a field, and the conversion to the column."""
+
+    tree: Tree | None
+    convert: Callable[[pa.Array], Converted]
+
+
+class Misfit(Exception):
+    """A field cannot be read as the type of a column.
+
+    Args:
+        problem: why not.
+        accepts: what it can be read as.
+    """
+
+    def __init__(self, problem: str, accepts: str) -> None:
+        super().__init__(problem)
+        self.problem, self.accepts = problem, accepts
+
+
+def describe_type(field: Any) -> str:
+    """Describe the type of a field as a schema's text does."""
+    if _is_map(field):
+        key, value = field.message_type.fields
+        return f"map<{describe_type(key)}, {describe_type(value)}>"
+    if field.type in (field.TYPE_MESSAGE, field.TYPE_GROUP):
+        name = field.message_type.full_name
+    elif field.type == field.TYPE_ENUM:
+        name = field.enum_type.full_name
+    else:
+        name = _SCALARS[field.type - 1][0]
+    return f"repeated {name}" if field.is_repeated else str(name)
+
+
+def _is_map(field: Any) -> bool:
+    """Check whether a field is a map."""
+    return bool(
+        field.type == field.TYPE_MESSAGE
+        and field.is_repeated
+        and field.message_type.GetOptions().map_entry
+    )
+
+
+def plan_field(field: Any, target: pa.DataType) -> Plan:
+    """Plan the reading of `field` as `target`.
+
+    Raises:
+        Misfit: it cannot be read so.
+    """
+    _check_readable(field)
+    if _is_map(field):
+        if not pa.types.is_map(target):
+            raise _misfit(field, target, "a map")
+        key, value = field.message_type.fields
+        keys, values = _plan_one(key, target.key_type), _plan_one(value, target.item_type)
+        tree: Tree = {"key": None, "value": values.tree}
+        return Plan(tree, lambda array: _convert_map(array, keys, values, target))
+    if field.is_repeated:
+        if not pa.types.is_list(target):
+            raise _misfit(field, target, "an array")
+        items = _plan_one(field, target.value_type)
+        return Plan(items.tree, lambda array: _convert_list(array, items, target))
+    return _plan_one(field, target)
+
+
+def plan_raw(field: Any) -> Plan:
+    """Plan the reading of `field` for an event time or an edge: failures are nulls.
+
+    Raises:
+        Misfit: it is neither a text, a number nor a time.
+    """
+    _check_readable(field)
+    found = field
+    if not field.is_repeated and field.type == field.TYPE_MESSAGE:
+        name = field.message_type.full_name
+        if name == _DATE:
+            days = plan_field(field, pa.date32())
+            return Plan(days.tree, lambda array: _cast_days(days.convert(array)))
+        if name == _TIMESTAMP:
+            return plan_field(field, INSTANT)
+        if name in _WRAPPERS:
+            found = field.message_type.fields_by_name["value"]
+    kind = _SCALARS[found.type - 1][1]
+    if found.type in (found.TYPE_STRING, found.TYPE_ENUM):
+        target = pa.string()
+    elif pa.types.is_integer(kind):
+        target = pa.int64()
+    elif pa.types.is_floating(kind):
+        target = pa.float64()
+    else:
+        target = None
+    if target is None or field.is_repeated:
+        raise Misfit(
+            f"'{field.full_name}' is {describe_type(field)}",
+            f"a {_TIMESTAMP}, {_DATE}, string, number or enum that is not repeated",
+        )
+    return plan_field(field, target)
+
+
+def _check_readable(field: Any) -> None:
+    if field.json_name == GROUP:
+        raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
+    if field.number > MAX_FIELD_NUMBER:
+        raise Misfit(
+            f"'{field.full_name}' has the number {field.number}",
+            f"fields with numbers up to {MAX_FIELD_NUMBER}",
+        )
+
+
+def _cast_days(days: Converted) -> Converted:
+    return days._replace(column=days.column.cast(pa.timestamp("s")).cast(INSTANT))
+
+
+def _plan_one(field: Any, target: pa.DataType) -> Plan:
+    """Plan the reading of one value of `field`, which may be repeated."""
+    if field.type == field.TYPE_MESSAGE:
+        return _plan_message(field, target)
+    if field.type == field.TYPE_ENUM and pa.types.is_string(target):
+        names: dict[int, str] = {}
+        for value in field.enum_type.values:
+            names.setdefault(value.number, value.name)
+        return Plan(None, lambda array: _mark(cast_enums(array, names), _none(array)))
+    if field.type == field.TYPE_BYTES and pa.types.is_string(target):
+        raise _misfit(field, target, "binary")
+    if not fits(_SCALARS[field.type - 1][1], target):
+        raise _misfit(field, target, _list_targets(field))
+    return Plan(None, lambda array: _mark(*cast_column(array, target)))
+
+
+def _plan_message(field: Any, target: pa.DataType) -> Plan:
+    message = field.message_type
+    if pa.types.is_struct(target):
+        return _plan_struct(field, target)
+    if message.full_name in _TIMES:
+        kind, _, tree, cast = _TIMES[message.full_name]
+        if target == kind:
+            return Plan(tree, lambda array: _mark(*cast(array)))
+    if message.full_name in _WRAPPERS:
+        value = message.fields_by_name["value"]
+        try:
+            inner = _plan_one(value, target)
+        except Misfit as misfit:
+            raise _misfit(field, target, misfit.accepts) from None
+        return Plan(
+            {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "value"))
+        )
+    if pa.types.is_binary(target):
+        return Plan(None, lambda array: _mark(array, _none(array)))
+    named = _TIMES.get(message.full_name)
+    raise _misfit(
+        field, target, f"{named[1]}, a struct or binary" if named else "a struct or binary"
+    )
+
+
+def _plan_struct(field: Any, target: pa.StructType) -> Plan:
+    inner = [target.field(i) for i in range(target.num_fields)]
+    plans: dict[str, Plan] = {}
+    for each in inner:
+        found = field.message_type.fields_by_name.get(each.name)
+        if found is None:
+            names = [each.name for each in field.message_type.fields]
+            raise Misfit(
+                f"message '{field.message_type.full_name}' lacks the field '{each.name}'",
+                ", ".join(names) or "a message with fields",
+            )
+        plans[each.name] = plan_field(found, each.type)
+
+    def convert(array: pa.Array) -> Converted:
+        parts = [plans[each.name].convert(pc.struct_field(array, each.name)) for each in inner]
+        partial = _none(array)
+        for part in parts:
+            partial |= part.partial
+        children = [part.column for part in parts]
+        column = pa.StructArray.from_arrays(children, fields=inner, mask=array.is_null())
+        return Converted(column, partial, _none(array))
+
+    return Plan({name: plan.tree for name, plan in plans.items()}, convert)
+
+
+def _convert_list(array: pa.Array, plan: Plan, target: pa.ListType) -> Converted:
+    starts, rows = _locate_items(array)
+    items = plan.convert(array.values.slice(starts[0], starts[-1] - starts[0]))
+    partial, void = _gather(items, rows, len(array))
+    offsets = pa.array(starts - starts[0], pa.int32())
+    absent = pa.array(void | to_mask(array.is_null()))
+    column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
+    return Converted(column, partial, void)
+
+
+def _convert_map(array: pa.Array, keys: Plan, values: Plan, target: pa.MapType) -> Converted:
+    starts, rows = _locate_items(array)
+    entries = array.values.slice(starts[0], starts[-1] - starts[0])
+    names = keys.convert(pc.struct_field(entries, "key"))
+    items = values.convert(pc.struct_field(entries, "value"))
+    partial, void = _gather(items, rows, len(array))
+    void[rows[names.void]] = True
+    partial |= void
+    absent = pa.array(void | to_mask(array.is_null()))
+    offsets = pa.array(starts - starts[0], pa.int32())
+    if names.void.any():
+        # Arrow refuses a null key, even in a map that is null.
+        names = names._replace(column=_fill_keys(names.column))
+    column = pa.MapArray.from_arrays(offsets, names.column, items.column, target, mask=absent)
+    return Converted(column, partial, void)
+
+
+def _fill_keys(keys: pa.Array) -> pa.Array:
+    zero: Any = "" if pa.types.is_string(keys.type) else 0
+    return pc.fill_null(keys, pa.scalar(zero).cast(keys.type))
+
+
+def _locate_items(array: pa.Array) -> tuple[np.typing.NDArray[np.int64], Any]:
+    """Return the bounds of each list among all items, and the row of each item."""
+    starts = array.offsets.to_numpy().astype(np.int64)
+    return starts, np.repeat(np.arange(len(array)), np.diff(starts))
+
+
+def _gather(items: Converted, rows: Any, n: int) -> tuple[Mask, Mask]:
+    partial, void = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    partial[rows[items.partial]] = True
+    void[rows[items.void]] = True
+    return partial, void
+
+
+def _mark(column: pa.Array, failed: Mask) -> Converted:
+    return Converted(column, failed, failed)
+
+
+def _none(array: pa.Array) -> Mask:
+    return np.zeros(len(array), dtype=np.bool_)
+
+
+def _misfit(field: Any, target: pa.DataType, accepts: str) -> Misfit:
+    problem = f"'{field.full_name}' is {describe_type(field)}, which is not read as {target}"
+    return Misfit(problem, accepts)
+
+
+def _list_targets(field: Any) -> str:
+    kind = _SCALARS[field.type - 1][1]
+    if field.type == field.TYPE_STRING:
+        return "a string or binary"
+    if field.type == field.TYPE_ENUM:
+        return "a string, for its name, or a number"
+    if field.type == field.TYPE_BYTES:
+        return "binary"
+    if pa.types.is_integer(kind):
+        return "a number, a decimal or a string"
+    return "a float or a double" if pa.types.is_floating(kind) else "a boolean"
+
+
+def merge_trees(trees: Sequence[Tree]) -> Tree:
+    """Merge the fields that several columns need.
+
+    Raises:
+        ValueError: one needs a message's fields, and another its bytes; the text is the path.
+    """
+    merged: Tree = {}
+    for name in dict.fromkeys(name for tree in trees for name in tree):
+        found = [tree[name] for tree in trees if name in tree]
+        inner = [tree for tree in found if tree is not None]
+        if inner and len(inner) < len(found):
+            raise ValueError(name)
+        try:
+            merged[name] = merge_trees(inner) if inner else None
+        except ValueError as error:
+            raise ValueError(f"{name}.{error}") from None
+    return merged
