@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,11 +29,12 @@ from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import Projection, default_schema, project
-from pyspark_timestream.kafka.decode.payload import required_columns
+from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.driver.warner import warn_about_read
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.plan.offset import (
     StreamOffset,
@@ -54,6 +55,8 @@ from pyspark_timestream.kafka.read_modes import (
     ignored_in_batch,
     plan_stream_tasks,
 )
+from pyspark_timestream.kafka.registry.readers import fix_readers, with_readers
+from pyspark_timestream.kafka.registry.schema_files import load_schemas
 from pyspark_timestream.kafka.task import run_task
 
 __all__ = ["KafkaTransport"]
@@ -69,7 +72,7 @@ class KafkaTransport:
     """
 
     def __init__(self, raw: Mapping[str, str]) -> None:
-        self._options = read_kafka_options(raw)
+        self._options = load_schemas(read_kafka_options(raw))
         self._given = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
@@ -100,11 +103,13 @@ class KafkaTask(InputPartition):
         plan: the work of the task.
         group: the consumer group to commit to.
         offset: the batch, restricted to the task's partitions; None to commit nothing.
+        readers: the schemas that payloads are read by, by part.
     """
 
     plan: TaskPlan
     group: str = ""
     offset: StreamOffset | None = None
+    readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
 @hide_tracebacks
@@ -148,14 +153,18 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         check_stream_offset(end, self._options.settings())
         offset = StreamOffset.from_json(end)
+        readers: Mapping[str, ReaderSchema] = {}
+        if self._options.has_schemas:
+            readers = self._get_driver().fix_readers(offset.schemas)
         group = group_name(self._options.group_prefix, offset.stream)
         before = -1 if is_initial_offset(start) else StreamOffset.from_json(start).number
         if offset.number == before + 1:
             plans = plan_stream_tasks(self._options, offset)
-            return [KafkaTask(plan, group, _restrict_to_task(offset, plan)) for plan in plans]
-        return [
-            KafkaTask(plan, group) for plan in self._get_driver().plan_joined_batches(start, offset)
-        ]
+            return [
+                KafkaTask(plan, group, _restrict_to_task(offset, plan), readers) for plan in plans
+            ]
+        joined = self._get_driver().plan_joined_batches(start, offset)
+        return [KafkaTask(plan, group, readers=readers) for plan in joined]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `KafkaTask`."""
@@ -179,6 +188,7 @@ class BatchTask(InputPartition):
     """A task of a batch read as Spark ships it, and keeps it for later evaluations."""
 
     share: ReadSlice
+    readers: Mapping[str, ReaderSchema] = field(default_factory=dict)
 
 
 @hide_tracebacks
@@ -198,7 +208,10 @@ class KafkaBatchReader(DataSourceReader):
         broker = Broker(self._options, self._group)
         listed = broker.partitions()
         starts, stops = self._bounds(broker, listed, listed)
-        return [BatchTask(share) for share in slice_read(self._options, starts, stops)]
+        options = fix_readers(self._options, {})
+        check_schemas(options, self._projection)
+        shares = slice_read(options, starts, stops)
+        return [BatchTask(share, options.readers) for share in shares]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Run in a task: return the rows of one `BatchTask`."""
@@ -207,7 +220,8 @@ class KafkaBatchReader(DataSourceReader):
             listed = broker.partitions()
             bounds = self._bounds(broker, listed, select_partitions(partition.share, listed))
         plan = plan_slice(self._options, partition.share, listed, *bounds)
-        yield from _read_task(self._options, self._projection, KafkaTask(plan, self._group), True)
+        task = KafkaTask(plan, self._group, readers=partition.readers)
+        yield from _read_task(self._options, self._projection, task, True)
 
     def _bounds(
         self, broker: Broker, listed: Sequence[Partition], asked: Sequence[Partition]
@@ -243,6 +257,7 @@ def _extend_connect_timeout(options: KafkaOptions) -> KafkaOptions:
 def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask, is_batch: bool = False
 ) -> Iterator[pa.RecordBatch]:
+    options = with_readers(options, task.readers)
     ended: dict[Partition, PartitionState] = {}
     invalid_values: Counter[Partition] = Counter()
     # Ranges that are read in pieces are not prefetched.

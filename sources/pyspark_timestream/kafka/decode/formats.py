@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
     from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
 
-__all__ = ["check_columns", "decode_part"]
+__all__ = ["check_fields", "decode_part"]
 
 _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 
@@ -79,6 +79,24 @@ def decode_part(
         return block._replace(schema_ids=framed.schema_ids)
     reasons = np.where(framed.bad, np.uint8(FRAMING), block.reasons)
     return block._replace(reasons=reasons, schema_ids=framed.schema_ids)
+
+
+def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: WantedFields) -> None:
+    """Check that the reader's schema has the wanted fields, with types that can be read.
+
+    Raises:
+        SchemaRefused: it does not.
+    """
+    if rules.format == "avro":
+        from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
+
+        reader = _create_avro_reader(options.readers[rules.part])
+        check_avro_columns(reader, wanted.columns, wanted.raw)
+    if rules.format == "protobuf":
+        from pyspark_timestream.kafka.decode.protobuf.columns import check_protobuf_columns
+
+        message = _create_protobuf_reader(options.readers[rules.part])
+        check_protobuf_columns(message, wanted.columns, wanted.raw)
 
 
 def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | None) -> FramedBlock:

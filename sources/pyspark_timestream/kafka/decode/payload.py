@@ -19,7 +19,7 @@ from pyspark_timestream.connector.event_time import (
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
 from pyspark_timestream.kafka.decode.columns import Projection, strip_key_prefix
 from pyspark_timestream.kafka.decode.fields import DecodedBlock, WantedFields
-from pyspark_timestream.kafka.decode.formats import decode_part
+from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
     RecordBlock,
@@ -31,7 +31,7 @@ from pyspark_timestream.kafka.decode.records import (
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 
-__all__ = ["Payload", "read_payload", "required_columns"]
+__all__ = ["Payload", "check_schemas", "read_payload", "required_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,20 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
         or options.cti_header is not None
         or _has_framed_headers(options, projection),
     )
+
+
+def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
+    """Check the wanted fields against the schemas that values and keys are read by.
+
+    Raises:
+        SchemaRefused: a schema lacks one, or has it with another type.
+    """
+    for rules, wanted in (
+        (options.value_rules, _choose_fields(options, projection)),
+        (options.key_rules, _choose_key_fields(options, projection)),
+    ):
+        if wanted is not None:
+            check_fields(options, rules, wanted)
 
 
 def read_payload(

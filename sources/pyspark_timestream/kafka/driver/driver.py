@@ -20,12 +20,14 @@ from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.driver.end_states import EndStates, copy_start_states, find_end_states
 from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
 from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
 from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.joined_batches import join_batches
 from pyspark_timestream.kafka.plan.losses import (
@@ -52,6 +54,7 @@ from pyspark_timestream.kafka.plan.positions import resolve_starts, starting_tim
 from pyspark_timestream.kafka.plan.progress import build_progress
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.registry.readers import fix_readers
 from pyspark_timestream.kafka.task import compute_end_state
 
 __all__ = ["StreamDriver"]
@@ -102,6 +105,8 @@ class StreamDriver:
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
+        self._projection = projection
+        self._has_readers = False
         self._warner = Warner(options, projection, reader)
 
     def limit_to_current_ends(self) -> None:
@@ -116,9 +121,25 @@ class StreamDriver:
         self._bounds = dict(self._get_ends(fresh=True))
         self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
+    def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
+        """Fix the schemas that payloads are read by, once a run, and return them by part.
+
+        Raises:
+            SchemaRegistryError: the registry does not give a schema.
+            SchemaRefused: a schema does not have the fields that are wanted.
+            CheckpointMismatch: a schema is no longer the one that was recorded.
+        """
+        if not self._has_readers and self._options.has_schemas:
+            self._options = fix_readers(self._options, recorded)
+            check_schemas(self._options, self._projection)
+            self._warner = Warner(self._options, self._projection, self._reader)
+            self._has_readers = True
+        return self._options.readers
+
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_stream_offset(start, self._options.settings())
+        self.fix_readers({} if is_initial_offset(start) else StreamOffset.from_json(start).schemas)
         run = RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),
@@ -142,6 +163,7 @@ class StreamDriver:
                 return dict(start)
             # A checkpoint older than a setting keeps that setting from here on.
             planned = replace(planned, settings=self._options.settings())
+        planned = replace(planned, schemas=self._options.readers)
         if run.new_start or any(span.size for span in planned.ranges()):
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned

@@ -17,6 +17,7 @@ from pyspark_timestream.explain.recent_counts import (
 )
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import read_payload
+from pyspark_timestream.kafka.decode.payload_samples import describe_payloads
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.decode.value_samples import (
     describe_malformed,
@@ -199,21 +200,35 @@ class Warner:
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
         reader = self._reader(options, group_name(options.group_prefix, now.stream))
         try:
-            return list(reader.read(span, ColumnSet(timestamps=True, values=True, headers=True)))
+            keys = options.key_format != "binary"
+            return list(reader.read(span, ColumnSet(True, keys, values=True, headers=True)))
         finally:
             reader.close()
 
 
-def _describe_malformed(options: KafkaOptions, _: Projection | None, block: RecordBlock) -> str:
-    return describe_malformed(options, block)
+def _describe_malformed(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    if _is_plain_json(options):
+        return describe_malformed(options, block)
+    return describe_payloads(options, projection, block)
 
 
 def _describe_unit(options: KafkaOptions, _: Projection | None, block: RecordBlock) -> str:
-    return describe_unit(options, block)
+    return describe_unit(options, block) if _is_plain_json(options) else ""
 
 
-def _describe_values(_: KafkaOptions, projection: Projection | None, block: RecordBlock) -> str:
-    return "" if projection is None else describe_values(projection, block)
+def _describe_values(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    if projection is None or not _is_plain_json(options) or len(projection.key_fields):
+        return describe_payloads(options, projection, block)
+    return describe_values(projection, block)
+
+
+def _is_plain_json(options: KafkaOptions) -> bool:
+    """True if values are texts, as far as their fields are read."""
+    return options.value_format in ("binary", "json") and options.value_rules.framing == "none"
 
 
 _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {

@@ -112,7 +112,7 @@ class PayloadOptions(ReadingOptions):
 
     registry: Mapping[str, str] = field(default_factory=dict, repr=False)
     schema_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
-    readers: Mapping[Part, ReaderSchema] = field(default_factory=dict, repr=False)
+    readers: Mapping[str, ReaderSchema] = field(default_factory=dict, repr=False)
     source: SchemaSource | None = field(default=None, repr=False)
     value_format: str = option(
         "valueFormat",
@@ -237,6 +237,12 @@ class PayloadOptions(ReadingOptions):
         "_corrupt_record",
         description="a string column of this name in the schema gets a malformed value's text",
     )
+
+    @property
+    def has_schemas(self) -> bool:
+        """True if values or keys are read by schemas, or their schemas are looked up."""
+        formats = {self.value_format, self.key_format}
+        return bool(self.registry) or not formats.isdisjoint(SCHEMA_FORMATS)
 
     @property
     def value_rules(self) -> PayloadRules:

@@ -84,14 +84,14 @@ def test_with_json_every_other_column_is_a_field():
     found = projection(given, *columns, ("_corrupt_record", pa.string()))
     assert found.fields.names == ["price", "at"]
     assert found.metadata == {"offset": "offset"}
-    assert found.corrupt == "_corrupt_record"
+    assert found.dead_letter == {"_corrupt_record": "payload"}
     assert not found.wants("cti")
 
 
 def test_the_column_of_malformed_values_can_have_another_name():
     given = options(valueFormat="json", columnNameOfCorruptRecord="broken")
-    assert projection(given, ("broken", pa.string())).corrupt == "broken"
-    assert projection(given, ("_corrupt_record", pa.string())).corrupt is None
+    assert projection(given, ("broken", pa.string())).dead_letter == {"broken": "payload"}
+    assert not projection(given, ("_corrupt_record", pa.string())).dead_letter
 
 
 @pytest.mark.parametrize(

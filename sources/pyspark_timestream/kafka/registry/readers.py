@@ -1,0 +1,112 @@
+"""Fixes the schemas that a query reads by: at its first start, and the same ones after (13.7)."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused
+from pyspark_timestream.kafka.decode.protobuf.descriptors import (
+    build_descriptor_set,
+    find_message_name,
+)
+from pyspark_timestream.kafka.options.payloads import SCHEMA_FORMATS, PayloadOptions, PayloadRules
+from pyspark_timestream.kafka.options.readers import ReaderSchema, SchemaSource
+from pyspark_timestream.kafka.registry.registry import SchemaRegistry
+from pyspark_timestream.kafka.schemas import (
+    RegisteredSchema,
+    fingerprint_schema,
+    inline_references,
+)
+
+__all__ = ["fix_readers", "with_readers"]
+
+T = TypeVar("T", bound=PayloadOptions)
+
+_FIRST_MESSAGE: Final = (0,)
+
+
+def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
+    """Return `options` with the schemas that values and keys are read by.
+
+    Args:
+        options: the options, with the texts of their own schemas.
+        recorded: what an earlier start of the query recorded, by part; empty at the first start,
+            which takes a subject's latest schema.
+
+    Raises:
+        SchemaRegistryError: the registry does not give a schema.
+        SchemaRefused: a subject's schema is of another type than the format.
+        CheckpointMismatch: a schema is no longer the one that was recorded.
+    """
+    source = SchemaRegistry(options.registry) if options.registry else None
+    readers: dict[str, ReaderSchema] = {}
+    for rules in (options.value_rules, options.key_rules):
+        if rules.format in SCHEMA_FORMATS:
+            found = _find_reader(rules, source, recorded.get(rules.part))
+            readers[rules.part] = found
+            _check_recorded(rules, found, recorded.get(rules.part))
+    return with_readers(options, readers)
+
+
+def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
+    """Return `options` with these schemas, and with the registry of writers' schemas."""
+    source = SchemaRegistry(options.registry) if options.registry else None
+    return replace(options, readers=readers, source=source)
+
+
+def _find_reader(
+    rules: PayloadRules, source: SchemaSource | None, recorded: ReaderSchema | None
+) -> ReaderSchema:
+    if not rules.needs_latest:
+        text = rules.reader_schema or rules.schema or ""
+        return _create_reader(text, rules.message or "")
+    assert isinstance(source, SchemaRegistry), "the latest schema is a registry's"
+    assert rules.subject is not None, "the options name the subject of the latest schema"
+    if recorded is None or recorded.schema_id is None:
+        found = source.fetch_latest(rules.subject, rules.format)
+        place = found.subject, found.version
+    else:
+        found = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
+        place = recorded.subject, recorded.version
+    reader = _read_registered(rules, found)
+    assert isinstance(found.key, int), "a subject's schema has an id"
+    return replace(reader, schema_id=found.key, subject=place[0], version=place[1])
+
+
+def _read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
+    if found.type.lower() != rules.format:
+        name = rules.option_name("format")
+        raise SchemaRefused(
+            f"the latest schema of subject '{rules.subject}' is {found.type}, and option '{name}' "
+            f"is '{rules.format}'",
+            f"'{name}' = '{found.type.lower()}', or a subject with a schema of that format",
+            f"set '{name}' or '{rules.option_name('subject')}'",
+        )
+    if rules.format == "avro":
+        return _create_reader(inline_references(found), "")
+    main = found.text.encode()
+    references = {each.name: each.text.encode() for each in found.references}
+    message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""
+    descriptor_set = build_descriptor_set(main, references)
+    return _create_reader(base64.b64encode(descriptor_set).decode(), message)
+
+
+def _create_reader(text: str, message: str) -> ReaderSchema:
+    return ReaderSchema(text, fingerprint_schema(text), message)
+
+
+def _check_recorded(
+    rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None
+) -> None:
+    """Refuse another schema than the recorded one: rows would change in mid-stream."""
+    if recorded is None or recorded.fingerprint == found.fingerprint:
+        return
+    name = rules.option_name("subject")
+    was = f"schema {recorded.schema_id} (version {recorded.version} of '{recorded.subject}')"
+    raise CheckpointMismatch(
+        f"{was}, by which this checkpoint reads {rules.part}s, had fingerprint "
+        f"{recorded.fingerprint} and has {found.fingerprint} in the registry of today: an id never "
+        "changes its schema, so this is another registry; set 'schemaRegistry.url' back, or start "
+        f"with a new checkpoint, which takes the latest schema of '{name}'"
+    )
