@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.schemas import (
     inline_references,
 )
 
-__all__ = ["fix_readers", "with_readers"]
+__all__ = ["check_recorded", "fix_readers", "read_registered", "with_readers"]
 
 T = TypeVar("T", bound=PayloadOptions)
 
@@ -45,7 +45,7 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
         if rules.format in SCHEMA_FORMATS:
             found = _find_reader(rules, source, recorded.get(rules.part))
             readers[rules.part] = found
-            _check_recorded(rules, found, recorded.get(rules.part))
+            check_recorded(rules, found, recorded.get(rules.part))
     return with_readers(options, readers)
 
 
@@ -69,12 +69,17 @@ def _find_reader(
     else:
         found = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
         place = recorded.subject, recorded.version
-    reader = _read_registered(rules, found)
+    reader = read_registered(rules, found)
     assert isinstance(found.key, int), "a subject's schema has an id"
     return replace(reader, schema_id=found.key, subject=place[0], version=place[1])
 
 
-def _read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
+def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
+    """Make a registered schema the one that a part is read by.
+
+    Raises:
+        SchemaRefused: it is of another type than the format.
+    """
     if found.type.lower() != rules.format:
         name = rules.option_name("format")
         raise SchemaRefused(
@@ -96,10 +101,12 @@ def _create_reader(text: str, message: str) -> ReaderSchema:
     return ReaderSchema(text, fingerprint_schema(text), message)
 
 
-def _check_recorded(
-    rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None
-) -> None:
-    """Refuse another schema than the recorded one: rows would change in mid-stream."""
+def check_recorded(rules: PayloadRules, found: ReaderSchema, recorded: ReaderSchema | None) -> None:
+    """Refuse another schema than the recorded one: rows would change in mid-stream.
+
+    Raises:
+        CheckpointMismatch: it is another one.
+    """
     if recorded is None or recorded.fingerprint == found.fingerprint:
         return
     name = rules.option_name("subject")

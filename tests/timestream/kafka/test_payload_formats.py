@@ -1,0 +1,260 @@
+"""The rows of one task are the same in every payload format, and malformed payloads say why."""
+
+import base64
+import io
+import json
+import struct
+from dataclasses import replace
+
+import fastavro
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from timestream.builders import INSTANT, at, block, options, projection
+
+from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.errors import (
+    CheckpointMismatch,
+    SchemaRefused,
+    SchemaRegistryError,
+    ViolationFound,
+)
+from pyspark_timestream.kafka.decode.payload import check_schemas
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.kafka.registry.readers import check_recorded, fix_readers, read_registered
+from pyspark_timestream.kafka.registry.schema_files import load_schemas
+from pyspark_timestream.kafka.schemas import RegisteredSchema
+from pyspark_timestream.kafka.task import run_task
+
+COLUMNS = [("origin", pa.string()), ("delay", pa.float64()), ("start_time", INSTANT)]
+CTI = ("cti", INSTANT)
+TRIPS = [("JFK", 2.5, 5_000), ("LGA", None, 1_000), ("EWR", -1.0, 9_000)]
+
+AVRO = {
+    "type": "record",
+    "name": "Trip",
+    "fields": [
+        {"name": "origin", "type": "string"},
+        {"name": "delay", "type": ["null", "double"]},
+        {"name": "departed", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+
+
+def trip_file():
+    """The same message in Protobuf."""
+    file = descriptor_pb2.FileDescriptorProto(name="trip.proto", package="shop", syntax="proto3")
+    file.dependency.append("google/protobuf/timestamp.proto")
+    message = file.message_type.add(name="Trip")
+    message.field.add(name="origin", number=1, type=9, label=1)
+    message.field.add(name="delay", number=2, type=1, label=1, proto3_optional=True, oneof_index=0)
+    message.oneof_decl.add(name="_delay")
+    message.field.add(
+        name="departed", number=3, type=11, label=1, type_name=".google.protobuf.Timestamp"
+    )
+    return file
+
+
+def as_json(origin, delay, ms):
+    return json.dumps({"origin": origin, "delay": delay, "departed": ms}).encode()
+
+
+def as_avro(origin, delay, ms):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, AVRO, {"origin": origin, "delay": delay, "departed": ms})
+    return out.getvalue()
+
+
+def as_protobuf(origin, delay, ms):
+    from google.protobuf import timestamp_pb2
+
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    pool.Add(trip_file())
+    trip = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Trip"))(origin=origin)
+    if delay is not None:
+        trip.delay = delay
+    trip.departed.FromMilliseconds(ms)
+    return trip.SerializeToString()
+
+
+SCHEMAS = {
+    7: RegisteredSchema(7, "AVRO", json.dumps(AVRO)),
+    8: RegisteredSchema(8, "PROTOBUF", base64.b64encode(trip_file().SerializeToString()).decode()),
+    9: RegisteredSchema(9, "JSON", "{}"),
+}
+
+
+class Source:
+    """A registry in memory."""
+
+    def fetch_schema(self, key, format, subject=None):
+        if key not in SCHEMAS:
+            raise SchemaRegistryError(f"there is no schema {key}")
+        return SCHEMAS[key]
+
+
+@pytest.fixture
+def descriptor_set(tmp_path):
+    from google.protobuf import timestamp_pb2
+
+    files = descriptor_pb2.FileDescriptorSet()
+    files.file.add().ParseFromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    files.file.append(trip_file())
+    path = tmp_path / "trips.desc"
+    path.write_bytes(files.SerializeToString())
+    return str(path)
+
+
+def fixed(raw, **more) -> KafkaOptions:
+    """Options with the readers' schemas, as the driver fixes them."""
+    return replace(fix_readers(load_schemas(options(**raw)), {}), **more)
+
+
+def delivered(given, columns, *values, **more):
+    """The rows of a task over one partition with these values from offset 0."""
+    wanted = projection(given, *columns)
+    plan = TaskPlan((TaskRange(Range(at(0), 0, len(values)), PartitionState()),))
+    records = [block(*values, **more)]
+    tables = list(run_task(given, wanted, plan, lambda *_: records, lambda *_: None))
+    return pa.Table.from_batches(tables, wanted.schema).to_pylist()
+
+
+BY_FIELD = {"startTime": "departed", "ctiFrequency": "1"}
+
+
+def test_the_rows_of_a_task_are_the_same_in_json_avro_and_protobuf(descriptor_set):
+    plain = fixed({"valueFormat": "json", **BY_FIELD})
+    rows = delivered(plain, [*COLUMNS, CTI], *(as_json(*trip) for trip in TRIPS))
+    assert [row["origin"] for row in rows if row["cti"] is None] == ["JFK", "EWR"]
+    avro = fixed({"valueFormat": "avro", "valueSchema": json.dumps(AVRO), **BY_FIELD})
+    assert delivered(avro, [*COLUMNS, CTI], *(as_avro(*trip) for trip in TRIPS)) == rows
+    described = {"valueSchema": descriptor_set, "valueMessage": "shop.Trip"}
+    protobuf = fixed({"valueFormat": "protobuf", **described, **BY_FIELD})
+    assert delivered(protobuf, [*COLUMNS, CTI], *(as_protobuf(*trip) for trip in TRIPS)) == rows
+
+
+def registered(form, **more):
+    """Options with a registry: the reader's schema is the writer's."""
+    raw = {"valueFormat": form, "schemaRegistry.url": "http://none:1", **more}
+    number = {"avro": 7, "protobuf": 8, "json": None}[form]
+    readers = {}
+    if number is not None:
+        given = options(**raw)
+        readers = {"value": read_registered(given.value_rules, SCHEMAS[number])}
+    return replace(options(**raw), readers=readers, source=Source())
+
+
+def framed(number, body, index=b""):
+    return struct.pack(">bI", 0, number) + index + body
+
+
+LETTERS = [
+    ("_corrupt_record", pa.binary()),
+    ("_corrupt_record_reason", pa.string()),
+    ("_corrupt_record_schema_id", pa.int32()),
+]
+
+
+def test_malformed_values_are_dead_letters_with_their_bytes_reason_and_schema_id():
+    good, cut = framed(7, as_avro("JFK", 1.0, 5_000)), framed(7, as_avro("JFK", 1.0, 5_000)[:-1])
+    columns = [("origin", pa.string()), *LETTERS]
+    rows = delivered(registered("avro"), columns, good, cut, b"\x07", None)
+    assert [tuple(row.values()) for row in rows] == [
+        ("JFK", None, None, None),
+        (None, cut, "syntax", 7),
+        (None, b"\x07", "framing", None),
+        (None, None, None, None),
+    ]
+
+
+def test_malformed_messages_are_dead_letters_with_their_bytes_reason_and_schema_id():
+    good, cut = as_protobuf("JFK", 1.0, 5_000), as_protobuf("JFK", 1.0, 5_000)[:-1]
+    values = [framed(8, good, b"\0"), framed(8, cut, b"\0"), framed(8, good, b"\x02\x08")]
+    rows = delivered(registered("protobuf"), [("origin", pa.string()), *LETTERS], *values)
+    assert [tuple(row.values()) for row in rows] == [
+        ("JFK", None, None, None),
+        (None, values[1], "syntax", 8),
+        (None, values[2], "framing", 8),
+    ]
+
+
+def test_values_in_the_framing_of_json_schema_are_read_as_json():
+    columns = [("origin", pa.string()), ("_corrupt_record", pa.string()), *LETTERS[1:]]
+    text = as_json("JFK", 1.0, 5_000)
+    rows = delivered(registered("json"), columns, framed(9, text), text, framed(9, b"{"))
+    assert [tuple(row.values()) for row in rows] == [
+        ("JFK", None, None, None),
+        (None, text.decode(), "framing", None),
+        (None, "\0\0\0\0\t{", "syntax", 9),
+    ]
+
+
+@pytest.mark.parametrize("form", ["avro", "protobuf", "json"])
+def test_a_value_of_an_unknown_schema_fails_the_task_and_is_never_malformed(form):
+    given = registered(form, parseMode="DROPMALFORMED")
+    with pytest.raises(SchemaRegistryError, match="no schema 99"):
+        delivered(given, COLUMNS[:1], framed(99, b"", b"\0" if form == "protobuf" else b""))
+
+
+def test_drop_leaves_malformed_values_out_and_failfast_names_the_record():
+    values = [framed(7, as_avro(*trip)) for trip in TRIPS] + [framed(7, b"")]
+    rows = delivered(registered("avro", parseMode="DROPMALFORMED"), COLUMNS[:1], *values)
+    assert [row["origin"] for row in rows] == ["JFK", "LGA", "EWR"]
+    with pytest.raises(ViolationFound, match="offset 3: the value is not Avro of the schema"):
+        delivered(registered("avro", parseMode="FAILFAST"), COLUMNS[:1], *values)
+
+
+def test_keys_have_fields_under_their_prefix_in_a_format_of_their_own():
+    given = fixed({"valueFormat": "json", "keyFormat": "avro", "keySchema": json.dumps(AVRO)})
+    columns = [("origin", pa.string()), ("key.origin", pa.string()), LETTERS[1]]
+    keys = [as_avro("JFK", 1.0, 5_000), b"\x07", None, b"\x07"]
+    rows = delivered(given, columns, b'{"origin": "LGA"}', b"{}", b"{}", b"", keys=keys)
+    assert [tuple(row.values()) for row in rows] == [
+        ("LGA", "JFK", None),
+        (None, None, "key syntax"),
+        (None, None, None),
+        (None, None, "syntax"),
+    ]
+
+
+def test_keys_alone_can_have_fields_under_a_prefix_of_the_users_choice():
+    given = fixed({"keyFormat": "json", "keyPrefix": "k_"})
+    columns = [("value", pa.binary()), ("k_a.b", pa.int64())]
+    rows = delivered(given, columns, b"x", keys=[b'{"a": {"b": 3}}'])
+    assert rows == [{"value": b"x", "k_a.b": 3}]
+
+
+@pytest.mark.parametrize("form", ["avro", "protobuf"])
+def test_a_column_that_the_reader_s_schema_lacks_is_refused_before_a_task_runs(form):
+    given = registered(form)
+    check_schemas(given, projection(given, *COLUMNS[:2]))
+    for bad in ("lost", pa.string()), ("origin", pa.date32()):
+        with pytest.raises(SchemaRefused, match=f"'{bad[0]}'"):
+            check_schemas(given, projection(given, bad))
+
+
+@pytest.mark.parametrize("form", ["avro", "protobuf", "json"])
+def test_a_schema_of_another_format_than_the_option_fails_the_task(form):
+    number, index = (8 if form == "avro" else 7), (b"\0" if form == "protobuf" else b"")
+    with pytest.raises(SchemaRefused, match=f"'valueFormat' is '{form}'"):
+        delivered(registered(form), COLUMNS[:1], framed(number, b"", index))
+
+
+def test_frames_in_a_header_leave_the_value_alone():
+    given = registered("avro", valueFraming="header")
+    headers = [[{"key": "__value_schema_id", "value": framed(7, b"")}], []]
+    values = [as_avro("JFK", 1.0, 5_000), as_avro("LGA", 1.0, 5_000)]
+    rows = delivered(given, [COLUMNS[0], LETTERS[1]], *values, headers=headers)
+    assert [tuple(row.values()) for row in rows] == [("JFK", None), (None, "framing")]
+
+
+def test_a_registry_with_another_schema_under_the_recorded_id_is_refused():
+    given = registered("avro")
+    recorded = replace(given.readers["value"], schema_id=7, subject="topic-value", version=3)
+    check_recorded(given.value_rules, given.readers["value"], recorded)
+    other = replace(recorded, fingerprint="sha256:0")
+    with pytest.raises(CheckpointMismatch, match=r"schema 7 \(version 3 of 'topic-value'\)"):
+        check_recorded(given.value_rules, given.readers["value"], other)
