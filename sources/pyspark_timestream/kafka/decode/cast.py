@@ -47,11 +47,12 @@ def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     if pa.types.is_list(source):
         return pa.types.is_list(target) and can_cast(source.value_type, target.value_type)
     if pa.types.is_map(source):
-        return (
-            pa.types.is_map(target)
-            and can_cast(source.key_type, target.key_type)
-            and can_cast(source.item_type, target.item_type)
-        )
+        if not pa.types.is_map(target):
+            return False
+        # A key may not be null, so it has to fit.
+        texts = _is_text(source.key_type) and pa.types.is_string(target.key_type)
+        same = texts or source.key_type == target.key_type
+        return same and can_cast(source.item_type, target.item_type)
     return _can_cast_scalar(source, target)
 
 

@@ -72,6 +72,12 @@ def test_decimals_are_rounded_half_up_and_fit_or_are_null(source, target, data):
     assert unfit == [row for row, value in enumerate(expected) if value is None]
 
 
+def test_halves_are_rounded_away_from_zero_as_spark_rounds_them():
+    halves = [Decimal("2.5"), Decimal("-2.5"), Decimal("1.5"), Decimal("-0.5"), Decimal("0.4")]
+    expected = [Decimal(3), Decimal(-3), Decimal(2), Decimal(-1), Decimal(0)]
+    assert cast(halves, pa.decimal128(3, 1), pa.decimal128(2, 0)) == (expected, [])
+
+
 def test_whole_numbers_become_decimals_and_floating_point():
     wide = [2**63 - 1, -(2**63), None]
     assert cast(wide, pa.int64(), pa.decimal128(19, 0)) == (list(map(to_decimal, wide)), [])
@@ -170,6 +176,7 @@ def test_slices_are_cast_like_whole_columns(data):
         (pa.list_(pa.int32()), pa.int32()),
         (pa.map_(pa.string(), pa.int32()), pa.map_(pa.string(), pa.bool_())),
         (pa.map_(pa.string(), pa.int32()), NARROW),
+        (pa.map_(pa.int64(), pa.int32()), pa.map_(pa.int32(), pa.int32())),
     ],
     ids=str,
 )

@@ -5,10 +5,11 @@ arithmetic on arrays, and moves the places on. So nothing is ever allocated by a
 payload claims: a length is compared with the bytes that the payload has left, and a payload that
 claims more is broken. So is one with an index that its union or enum lacks, a whole number with too
 many digits, a boolean that is neither 0 nor 1, text that is not UTF-8, or bytes left over. The
-others go on. Payloads that take many rounds (long arrays) are left to `by_row`, whose results are
-the same.
+others go on. An array takes as many rounds as it has items, so payloads with much longer ones than
+others are left to `by_row`, whose results are the same.
 """
 
+import itertools
 from typing import Final
 
 import numpy as np
@@ -30,10 +31,10 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
 
 __all__ = ["can_read_block", "read_block"]
 
-_MAX_ROUNDS: Final = 64
-"""Payloads with a longer array are read one by one: a round costs the same for one as for many."""
-
-_FEW_ROWS: Final = 4
+_FEW_ROUNDS: Final = 8
+_FEW_ROWS: Final = 32
+"""After a few rounds of reading an array, its last few rows are read one by one: a round costs the
+same for one row as for many."""
 
 
 def can_read_block(plan: Plan) -> bool:
@@ -185,7 +186,7 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
     items: list[pa.Array] = []
     keys: list[pa.Array] = []
     owners: list[npt.NDArray[np.int64]] = []
-    for round_number in range(_MAX_ROUNDS + 1):
+    for rounds in itertools.count():
         fresh = open_rows[left[open_rows] == 0]
         if len(fresh):
             part = places.select(fresh)
@@ -195,7 +196,7 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
             open_rows = open_rows[(left[open_rows] > 0) & ~places.broken[open_rows]]
         if not len(open_rows):
             break
-        if round_number == _MAX_ROUNDS or (round_number > 8 and len(open_rows) <= _FEW_ROWS):
+        if rounds >= _FEW_ROUNDS and len(open_rows) < _FEW_ROWS:
             places.late[open_rows] = True
             places.broken[open_rows] = True
             break

@@ -50,7 +50,7 @@ class Scalar:
         kind: the writer's type.
         type: the type to read it as; None: it is passed over.
         size: the bytes of a fixed value.
-        symbols: the reader's symbol, None if it has none, for each of an enum; without a type,
+        symbols: the reader's symbol for each of an enum, None if it lacks it; without a type,
             the writer's.
         scale: (multiply by, then divide by) for a timestamp in microseconds.
     """
@@ -234,12 +234,13 @@ class _Resolver:
         return found["name"].split(".")[-1] not in names
 
     def _read_record(self, what: str, schema: Schema, wanted: Wanted) -> Step:
-        # A field that the writer has under its own name is not taken by another's alias.
-        names = {each["name"] for each in schema["fields"]}
+        written = {each["name"] for each in schema["fields"]}
+        aliases = _list_aliases(wanted.schema)
         places: dict[str, int] = {}
         defaults: dict[int, pa.Array] = {}
         for place, field_ in enumerate(wanted.fields):
-            known = [name for name in (field_.name, *field_.aliases) if name in names]
+            names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
+            known = [name for name in names if name in written]
             if known:
                 places[known[0]] = place
             else:
@@ -270,6 +271,17 @@ def _unresolved(what: str, writer: Schema, wanted: Wanted) -> _Unresolved:
     )
 
 
+def _list_aliases(record: Schema) -> dict[str, str]:
+    """List the aliases of a record's fields, each with its field; names go before aliases."""
+    names = {field["name"] for field in record["fields"]}
+    found: dict[str, str] = {}
+    for field_ in record["fields"]:
+        for alias in field_.get("aliases", ()):
+            if alias not in names:
+                found.setdefault(alias, field_["name"])
+    return found
+
+
 def _names_of(schema: Schema) -> list[str]:
     return [schema["name"], *schema.get("aliases", ())]
 
@@ -298,7 +310,7 @@ def _read_default(what: str, wanted: WantedField) -> pa.Array:
     if wanted.default is NO_DEFAULT:
         raise _Unresolved(
             f"{what} was written without the field '{wanted.name}' of the reader's schema, which "
-            "has no default for it",
+            "lacks a default for it",
             "a reader's schema with a default for it",
             "add the default, or leave the column out",
         )

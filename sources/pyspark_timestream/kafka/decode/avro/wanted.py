@@ -49,10 +49,9 @@ class Wanted:
 
 
 class WantedField(NamedTuple):
-    """A wanted field of a record: its name, its names in other schemas, and its JSON default."""
+    """A wanted field of a record: its name, its type, and its default as JSON."""
 
     name: str
-    aliases: tuple[str, ...]
     wanted: Wanted
     default: Any
 
@@ -82,7 +81,15 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
 def _find(parsed: ParsedSchema, what: str, path: str) -> Schema:
     """Return the schema of the field at `path`."""
     schema = parsed.schema
-    for part in split_path(path):
+    try:
+        parts = split_path(path)
+    except ValueError as error:
+        raise SchemaRefused(
+            f"{what} is not the path of a field",
+            "names with dots between them, such as after.id; in backquotes, a name with dots",
+            "correct it, or leave it out",
+        ) from error
+    for part in parts:
         record = _strip_null(parsed, what, schema)[0]
         if kind_of(record) != "record":
             raise SchemaRefused(
@@ -189,7 +196,6 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Wa
         fields = tuple(
             WantedField(
                 name,
-                tuple(by_name[name].get("aliases", ())),
                 _build(parsed, by_name[name]["type"], below),
                 by_name[name].get("default", NO_DEFAULT),
             )

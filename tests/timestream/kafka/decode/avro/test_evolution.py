@@ -2,6 +2,7 @@
 
 import io
 import json
+from decimal import Decimal
 
 import fastavro
 import pyarrow as pa
@@ -170,6 +171,13 @@ def test_a_field_of_the_writer_goes_by_its_own_name_before_an_alias(resolve):
     assert resolve(writer, [{"x": 1, "was": 2}], reader, pa.int64()) == ([1], [FINE])
 
 
+def test_an_alias_yields_to_a_name_and_to_an_earlier_alias(resolve):
+    both = record(("x", "long", 5, ["was"]), ("was", "long", 6), ("y", "long", 7, ["was"]))
+    assert resolve(record(("was", "int")), [{"was": 1}], both, pa.int64()) == ([5], [FINE])
+    same = record(("y", "long", 7, ["was"]), ("x", "long", 5, ["was"]))
+    assert resolve(record(("was", "int")), [{"was": 1}], same, pa.int64()) == ([5], [FINE])
+
+
 def test_a_null_that_the_readers_type_lacks_does_not_fit(resolve):
     writer = record(("x", ["null", "string"]))
     values = [{"x": "a"}, {"x": None}]
@@ -240,21 +248,48 @@ def test_a_uuid_of_type_fixed_is_text(resolve):
     assert found == (["00010203-0405-0607-0809-0a0b0c0d0e0f"], [FINE])
 
 
-def test_decimals_beyond_their_precision_do_not_fit(resolve):
+@pytest.mark.parametrize("more", [[], [b"\0" * 20]], ids=["short", "short and long"])
+def test_decimals_beyond_their_precision_do_not_fit(resolve, more):
     decimal = {"type": "bytes", "logicalType": "decimal", "precision": 3, "scale": 1}
-    values = [{"x": each} for each in (b"\x03\xe7", b"\x03\xe8", b"", b"\xfc\x19", b"\0" * 20)]
+    bodies = [b"\x03\xe7", b"\x03\xe8", b"", b"\xfc\x19", b"\xfc\x18", b"\0" * 8, *more]
+    values = [{"x": each} for each in bodies]
     column, reasons = resolve(
         record(("x", "bytes")), values, record(("x", decimal)), pa.decimal128(3, 1)
     )
-    assert list(map(str, column)) == ["99.9", "None", "None", "-99.9", "0.0"]
-    assert reasons == [FINE, TYPE, TYPE, FINE, FINE]
+    expected = ["99.9", "None", "None", "-99.9", "None", "0.0", *["0.0" for _ in more]]
+    assert list(map(str, column)) == expected
+    assert reasons == [TYPE if each == "None" else FINE for each in expected]
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "kind"),
+    [
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 1},
+            pa.decimal128(9, 1),
+        ),
+        (
+            {"type": "fixed", "name": "F", "size": 2},
+            {"type": "fixed", "name": "F", "size": 3},
+            pa.binary(),
+        ),
+    ],
+    ids=["scale", "size"],
+)
+def test_decimals_of_other_scales_and_fixed_of_other_sizes_are_refused(
+    resolve, writer, reader, kind
+):
+    value = {"x": b"ab"} if "size" in writer else {"x": Decimal("1.25")}
+    with pytest.raises(SchemaRefused, match="'x' was written as"):
+        resolve(record(("x", writer)), [value], record(("x", reader)), kind)
 
 
 @pytest.mark.parametrize(
     ("writer", "reader", "words"),
     [
         (("x", "string"), ("x", "long"), "'x' was written as Avro type string.* has long"),
-        (("y", "long"), ("x", "long"), "without the field 'x' .* no default"),
+        (("y", "long"), ("x", "long"), "without the field 'x' .* lacks a default"),
         (("x", ["string"]), ("x", "long"), "union of string"),
     ],
 )

@@ -148,6 +148,21 @@ def test_a_key_that_occurs_twice_has_its_last_value(copies):
     assert block.columns[0].to_pylist() == [[("k", 5)]] * copies
 
 
+@pytest.mark.parametrize("copies", [1, COPIES])
+def test_maps_and_arrays_inside_others_are_read_by_the_same_rules(copies):
+    twice = zigzag(2) + zigzag(1) + b"k" + zigzag(4) + zigzag(1) + b"k" + zigzag(5) + b"\0"
+    inner = {"type": "map", "values": "long"}
+    kind = pa.list_(pa.map_(pa.string(), pa.int64()))
+    body = zigzag(1) + zigzag(2) + twice + twice + b"\0"
+    block = read(record(["null", array(inner)]), [pa.field("f0", kind)], [body, b"\0"] * copies)
+    assert block.columns[0].to_pylist() == [[[("k", 5)], [("k", 5)]], None] * copies
+    many = zigzag(100) + b"\2" * 100 + b"\0"
+    body = zigzag(1) + zigzag(1) + many + b"\0"
+    nested = record(["null", array(array("long"))])
+    block = read(nested, [pa.field("f0", pa.list_(LONGS))], [body, b"\0"] * copies)
+    assert block.columns[0].to_pylist() == [[[1] * 100], None] * copies
+
+
 LINKED = {
     "type": "record",
     "name": "R",
@@ -184,12 +199,13 @@ def test_types_that_contain_themselves_are_passed_over_to_a_limit():
     assert deep.reasons.tolist() == block.reasons.tolist()
 
 
-@pytest.mark.parametrize("length", [63, 64, 65, 66, 5_000])
-def test_long_arrays_are_read_whole_beside_short_ones(length):
+@pytest.mark.parametrize("many", [1, 50])
+@pytest.mark.parametrize("length", [7, 8, 9, 10, 500])
+def test_long_arrays_are_read_whole_beside_short_ones(length, many):
     def body(count):
         return zigzag(count) + b"".join(map(zigzag, range(count))) + b"\0"
 
-    counts = [length, *[1, 2, 3] * 20, length]
+    counts = [length, *[1, 2, 3] * 20, *[length] * many]
     block = read(record(array("long")), [pa.field("f0", LONGS)], [body(n) for n in counts])
     assert block.columns[0].to_pylist() == [list(range(count)) for count in counts]
     assert not block.malformed.any()

@@ -11,7 +11,11 @@ from timestream.builders import INSTANT
 from pyspark_timestream import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.avro import schemas
 from pyspark_timestream.kafka.decode.avro.paths import split_path
-from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader, parse_schema
+from pyspark_timestream.kafka.decode.avro.schemas import (
+    inline_references,
+    parse_avro_reader,
+    parse_schema,
+)
 from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
 
 POINT = {
@@ -78,6 +82,7 @@ def test_columns_that_the_schema_can_fill_are_accepted(name, kind):
         ("at", pa.timestamp("us"), "column 'at' is timestamp"),
         ("local", INSTANT, "column 'local' is timestamp"),
         ("price", pa.float64(), r"bytes \(decimal\); accepted: decimal128\(9, 0\)"),
+        ("a..b", pa.int64(), "column 'a..b' is not the path of a field; accepted: names with"),
         ("nix", pa.int64(), "column 'nix' is not in .* 'nix'; accepted: id, text, at, "),
         ("point.y", pa.int64(), "column 'point.y' .* record shop.v1.Point lacks 'y'.*: x, next"),
         ("id.x", pa.int64(), "column 'id.x' names 'x' inside an Avro long, and only records"),
@@ -151,6 +156,31 @@ def test_the_fingerprint_depends_on_the_canonical_form_only():
     # The example of Avro's documentation for SHA-256.
     digest = "3f2b87a9fe7cc9b13835598c3981cd45e3e355309e5090aa0933d7becb6fba45"
     assert parse_avro_reader('"int"').fingerprint == digest
+
+
+def test_references_are_put_where_their_types_come_first():
+    unit = {"type": "enum", "name": "u.Unit", "symbols": ["A", "B"]}
+    fields = [{"name": "n", "type": "int"}, {"name": "unit", "type": "u.Unit"}]
+    point = {"type": "record", "name": "p.Point", "fields": fields}
+    line = {
+        "type": "record",
+        "name": "Line",
+        "namespace": "l",
+        "fields": [
+            {"name": "from", "type": ["null", "p.Point"], "default": None},
+            {"name": "to", "type": {"type": "array", "items": "p.Point"}},
+            {"name": "unit", "type": "u.Unit"},
+        ],
+    }
+    whole = inline_references(json.dumps(line), [json.dumps(unit), json.dumps(point)])
+    fields[1] = {"name": "unit", "type": unit}
+    line["fields"][0]["type"] = ["null", point]
+    assert json.loads(whole)["fields"][0]["default"] is None
+    assert parse_avro_reader(whole).fingerprint == parse_avro_reader(json.dumps(line)).fingerprint
+    with pytest.raises(ValueError, match=r"UnknownType: p\.Point"):
+        inline_references(json.dumps({**line, "fields": [{"name": "a", "type": "p.Point"}]}), [])
+    itself = json.dumps(SCHEMA)
+    assert parse_avro_reader(inline_references(itself, [])).fingerprint == READER.fingerprint
 
 
 def test_a_reader_crosses_processes():
