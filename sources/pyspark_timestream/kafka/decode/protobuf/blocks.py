@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.decode.protobuf.libraries import import_libraries
 
 __all__ = ["BlockReader", "MessageBlock", "parse_block"]
 
@@ -34,6 +35,9 @@ A parsed message takes up to some hundred times the memory of its bytes.
 
 _ROW_TAG: Final = 0x0A
 """Field 1, length-delimited."""
+
+
+Places = npt.NDArray[np.int64]
 
 
 class BlockReader(NamedTuple):
@@ -69,22 +73,18 @@ def parse_block(reader: BlockReader, messages: pa.Array) -> MessageBlock:
     parts: list[pa.Array] = []
     for start, stop in _split(messages):
         data, bounds = _join(messages.slice(start, stop - start))
-        pending = [(0, stop - start)]
-        while pending:
-            first, last = pending.pop()
-            part = _parse(reader, data[bounds[first] : bounds[last]], last - first)
-            if part is not None:
-                parts.append(part)
-            elif last - first == 1:
-                fine[start + first] = False
-            else:
-                middle = (first + last) // 2
-                pending += [(middle, last), (first, middle)]
+        fine[start:stop] = _judge(reader.block_class, data, bounds)
+        if reader.handler is None:
+            continue
+        good = np.flatnonzero(fine[start:stop])
+        if len(good) < stop - start:
+            data, bounds = _keep(data, bounds, good)
+        converted, failed = _convert(reader, data, bounds)
+        parts += converted
+        fine[start + good[failed]] = False
     if reader.handler is None:
         return MessageBlock(None, fine)
-    if not parts:
-        parts.append(_create_empty(reader.handler))
-    return MessageBlock(pa.concat_arrays(parts), fine)
+    return MessageBlock(pa.concat_arrays(parts or [_to_rows(reader.handler, b"", 0)]), fine)
 
 
 def _split(messages: pa.Array) -> Iterator[tuple[int, int]]:
@@ -100,7 +100,7 @@ def _split(messages: pa.Array) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _join(messages: pa.Array) -> tuple[memoryview, npt.NDArray[np.int64]]:
+def _join(messages: pa.Array) -> tuple[memoryview, Places]:
     """Write n messages as the rows of one; return also the bounds of the rows in it."""
     n = len(messages)
     ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
@@ -122,29 +122,73 @@ def _join(messages: pa.Array) -> tuple[memoryview, npt.NDArray[np.int64]]:
     return memoryview(joined.buffers()[2]), bounds.astype(np.int64)
 
 
-def _parse(reader: BlockReader, data: memoryview, rows: int) -> pa.Array | None:
-    """Parse `rows` messages; None if one of them, or all, cannot be parsed.
-
-    ptars' panics are no Exceptions.
-    """
-    try:
-        block = reader.block_class.FromString(data)
-        if reader.handler is None:
-            return pa.nulls(rows)
-        if not reader.rewrite:
-            # ptars refuses groups, which may be among the unknown fields.
-            with contextlib.suppress(ValueError):
-                return _convert(reader.handler, data, rows)
-        block.DiscardUnknownFields()
-        written = block.SerializePartialToString(deterministic=True)
-        return _convert(reader.handler, written, rows)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-        raise
-    except BaseException:
-        return None
+def _judge(block_class: Any, data: memoryview, bounds: Places) -> Mask:
+    """Find the well-formed rows of n."""
+    fine = np.ones(len(bounds) - 1, dtype=np.bool_)
+    pending = [(0, len(fine))]
+    decode_error = import_libraries().DecodeError
+    while pending:
+        first, last = pending.pop()
+        try:
+            block_class.FromString(data[bounds[first] : bounds[last]])
+        except decode_error:
+            if last - first == 1:
+                fine[first] = False
+            else:
+                pending += _halve(first, last)
+    return fine
 
 
-def _convert(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
+def _keep(data: memoryview, bounds: Places, rows: Places) -> tuple[memoryview, Places]:
+    """Keep `rows`, which rise, of the rows in `data`."""
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+    kept = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
+    return memoryview(kept), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
+
+
+def _convert(
+    reader: BlockReader, data: memoryview, bounds: Places
+) -> tuple[list[pa.Array], list[int]]:
+    """Convert n well-formed rows; return also the rows at which ptars fails: none is known."""
+    parts: list[pa.Array] = []
+    failed: list[int] = []
+    pending = [(0, len(bounds) - 1)] if len(bounds) > 1 else []
+    while pending:
+        first, last = pending.pop()
+        piece = data[bounds[first] : bounds[last]]
+        try:
+            part = _convert_piece(reader, piece, last - first)
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except BaseException:
+            # A panic of ptars is no Exception.
+            if last - first == 1:
+                failed.append(first)
+            else:
+                pending += _halve(first, last)
+            continue
+        # ptars' arrays have room for many rows: of few, a copy is kept.
+        parts.append(part if last - first == len(bounds) - 1 else part.take(np.arange(len(part))))
+    return parts, failed
+
+
+def _halve(first: int, last: int) -> list[tuple[int, int]]:
+    middle = (first + last) // 2
+    return [(middle, last), (first, middle)]
+
+
+def _convert_piece(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
+    if not reader.rewrite:
+        # ptars refuses groups, which may be among the unknown fields.
+        with contextlib.suppress(ValueError):
+            return _to_rows(reader.handler, data, rows)
+    block = reader.block_class.FromString(data)
+    block.DiscardUnknownFields()
+    written = block.SerializePartialToString(deterministic=True)
+    return _to_rows(reader.handler, written, rows)
+
+
+def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
     """Convert the block of `data` to an array of its rows."""
     bounds = pa.py_buffer(np.array([0, len(data)], dtype=np.int32))
     blocks = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, bounds, pa.py_buffer(data)])
@@ -152,7 +196,3 @@ def _convert(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
     if len(found) != rows:
         raise ValueError(f"{len(found)} rows instead of {rows}")
     return found
-
-
-def _create_empty(handler: Any) -> pa.Array:
-    return _convert(handler, b"", 0)

@@ -6,6 +6,7 @@ A value that its column cannot hold is null and marked as failed; nulls stay nul
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -89,29 +90,29 @@ def _limit(column: pa.Array, least: int, most: int) -> pa.Array:
 
 def cast_timestamps(messages: pa.Array) -> tuple[pa.Array, Mask]:
     """Read messages of seconds and nanos as timestamps, rounded down to the microsecond."""
-    seconds, nanos, present = _read_integers(messages, "seconds", "nanos")
+    seconds, nanos = _read_integers(messages, "seconds", "nanos")
     legal = (seconds >= _MIN_SECONDS) & (seconds <= _MAX_SECONDS) & (nanos >= 0) & (nanos < _NANOS)
     us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
-    return _finish(us, INSTANT, present, legal)
+    return _finish(us, INSTANT, messages, legal)
 
 
 def cast_durations(messages: pa.Array) -> tuple[pa.Array, Mask]:
     """Read messages of seconds and nanos as durations, rounded down to the microsecond."""
-    seconds, nanos, present = _read_integers(messages, "seconds", "nanos")
+    seconds, nanos = _read_integers(messages, "seconds", "nanos")
     legal = (np.abs(nanos) < _NANOS) & (seconds >= -_MAX_DURATION_S) & (seconds <= _MAX_DURATION_S)
     legal &= np.sign(seconds) * np.sign(nanos) >= 0
     us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
-    return _finish(us, pa.duration("us"), present, legal)
+    return _finish(us, pa.duration("us"), messages, legal)
 
 
 def cast_dates(messages: pa.Array) -> tuple[pa.Array, Mask]:
     """Read messages of year, month and day as dates."""
-    year, month, day, present = _read_integers(messages, "year", "month", "day")
+    year, month, day = _read_integers(messages, "year", "month", "day")
     legal = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     first, after = (each.astype("datetime64[D]").astype(np.int64) for each in (months, months + 1))
     days = first + np.where(legal, day, 1) - 1
-    return _finish(days.astype(np.int32), pa.date32(), present, legal & (days < after))
+    return _finish(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
 
 
 def cast_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
@@ -121,16 +122,19 @@ def cast_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
     return pa.array(texts, pa.string()).take(encoded.indices)
 
 
-def _read_integers(messages: pa.Array, *names: str) -> list[np.typing.NDArray[np.int64]]:
-    """Read the integer fields `names`, and whether the message is there."""
+def _read_integers(messages: pa.Array, *names: str) -> list[npt.NDArray[np.int64]]:
+    """Read the integer fields `names`; 0 where the message is absent."""
     arrays = [pc.fill_null(pc.struct_field(messages, name), 0) for name in names]
-    read = [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
-    return [*read, to_mask(messages.is_valid())]
+    return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
 
 
 def _finish(
-    values: np.typing.NDArray[np.generic], target: pa.DataType, present: Mask, legal: Mask
+    values: npt.NDArray[np.int32] | npt.NDArray[np.int64],
+    target: pa.DataType,
+    messages: pa.Array,
+    legal: Mask,
 ) -> tuple[pa.Array, Mask]:
+    present = to_mask(messages.is_valid())
     storage = pa.int32() if values.dtype == np.int32 else pa.int64()
     return pa.array(values, storage, mask=~(present & legal)).cast(target), present & ~legal
 

@@ -10,6 +10,7 @@ from pyspark_timestream.kafka.decode.protobuf.plans import (
     Misfit,
     Plan,
     Tree,
+    check_readable,
     describe_type,
     merge_trees,
     plan_field,
@@ -101,6 +102,7 @@ def _find_field(reader: ProtobufReader, name: str) -> Any:
     message, field = compile_reader(reader).descriptor, None
     for part in split_path(name):
         if field is not None:
+            check_readable(field)
             if field.type != field.TYPE_MESSAGE or field.is_repeated:
                 raise Misfit(
                     f"'{field.full_name}' is {describe_type(field)}, which is not a single message",

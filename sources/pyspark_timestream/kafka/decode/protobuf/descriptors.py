@@ -100,27 +100,26 @@ def normalize(descriptor_set: bytes, message: str) -> bytes:
             "write it with protoc --descriptor_set_out=FILE --include_imports",
         ) from error
     files = {file.name: file for file in proto.file}
-    homes = [name for name, file in files.items() if message in _messages(file)]
+    own = {name: _messages(file) for name, file in files.items() if not _is_granted(name)}
+    homes = [name for name, messages in own.items() if message in messages]
     if not homes:
-        names = sorted(name for file in files.values() for name in _messages(file))
+        names = sorted(name for messages in own.values() for name in messages)
         raise SchemaRefused(
             f"the Protobuf descriptor lacks the message '{message}'",
             ", ".join(names[:20]) or "a descriptor set with messages",
             "give the message's full name, with its package",
         )
     normal = libraries.descriptor_pb2.FileDescriptorSet()
-    normal.file.extend(
-        _strip(file)
-        for file in _order(files, homes[:1])
-        if file.name not in (_WELL_KNOWN.keys() | _CONFLUENT.keys())
-    )
+    ordered = _order(files, homes[:1])
+    normal.file.extend(_strip(file) for file in ordered if not _is_granted(file.name))
     return bytes(normal.SerializeToString(deterministic=True))
 
 
 def list_messages(descriptor_set: bytes) -> list[str]:
     """List the full names of the messages of a set, without those of Protobuf's own files."""
     proto = import_libraries().descriptor_pb2.FileDescriptorSet.FromString(descriptor_set)
-    return [name for file in proto.file if file.name not in _WELL_KNOWN for name in _messages(file)]
+    own = [file for file in proto.file if not _is_granted(file.name)]
+    return [name for file in own for name in _messages(file)]
 
 
 def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
@@ -145,7 +144,8 @@ def find_message_name(main: bytes, indexes: Sequence[int]) -> str | None:
 def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
     """List `names` and all that they import, imports first."""
     ordered: dict[str, Any] = {}
-    pending: list[tuple[str, bool]] = [(name, False) for name in names]
+    entered: set[str] = set()
+    pending = [(name, False) for name in names]
     while pending:
         name, imported = pending.pop()
         file = well_known(name) or files.get(name)
@@ -156,13 +156,22 @@ def _order(files: Mapping[str, Any], names: Iterable[str]) -> list[Any]:
                 "write it with protoc --descriptor_set_out=FILE --include_imports",
             )
         if imported:
-            ordered.setdefault(name, file)
+            ordered[name] = file
         elif name not in ordered:
+            if name in entered:
+                raise SchemaRefused(
+                    f"the Protobuf file '{name}' and others import each other",
+                    "imports without a circle",
+                    "write the set with protoc --descriptor_set_out=FILE --include_imports",
+                )
+            entered.add(name)
             pending.append((name, True))
             pending.extend((each, False) for each in file.dependency if each not in ordered)
-        if len(pending) > 10_000:
-            raise SchemaRefused(f"the Protobuf file '{name}' imports itself")
     return list(ordered.values())
+
+
+def _is_granted(name: str) -> bool:
+    return name in _WELL_KNOWN or name in _CONFLUENT
 
 
 def well_known(name: str) -> Any | None:

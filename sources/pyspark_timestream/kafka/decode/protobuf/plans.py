@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -30,6 +31,7 @@ __all__ = [
     "Misfit",
     "Plan",
     "Tree",
+    "check_readable",
     "describe_type",
     "merge_trees",
     "plan_field",
@@ -154,7 +156,7 @@ def plan_field(field: Any, target: pa.DataType) -> Plan:
     Raises:
         Misfit: it cannot be read so.
     """
-    _check_readable(field)
+    check_readable(field)
     if _is_map(field):
         if not pa.types.is_map(target):
             raise _misfit(field, target, "a map")
@@ -176,7 +178,7 @@ def plan_raw(field: Any) -> Plan:
     Raises:
         Misfit: it is neither a text, a number nor a time.
     """
-    _check_readable(field)
+    check_readable(field)
     found = field
     if not field.is_repeated and field.type == field.TYPE_MESSAGE:
         name = field.message_type.full_name
@@ -204,7 +206,12 @@ def plan_raw(field: Any) -> Plan:
     return plan_field(field, target)
 
 
-def _check_readable(field: Any) -> None:
+def check_readable(field: Any) -> None:
+    """Check that a field, or the fields in it, can be read at all.
+
+    Raises:
+        Misfit: they cannot.
+    """
     if field.json_name == GROUP:
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
     if field.number > MAX_FIELD_NUMBER:
@@ -295,8 +302,10 @@ def _convert_list(array: pa.Array, plan: Plan, target: pa.ListType) -> Converted
 
 
 def _convert_map(array: pa.Array, keys: Plan, values: Plan, target: pa.MapType) -> Converted:
+    """Convert repeated entries to maps, in the order of their keys."""
     starts, rows = _locate_items(array)
     entries = array.values.slice(starts[0], starts[-1] - starts[0])
+    entries = entries.take(_sort_keys(rows, pc.struct_field(entries, "key")))
     names = keys.convert(pc.struct_field(entries, "key"))
     items = values.convert(pc.struct_field(entries, "value"))
     partial, void = _gather(items, rows, len(array))
@@ -311,12 +320,18 @@ def _convert_map(array: pa.Array, keys: Plan, values: Plan, target: pa.MapType) 
     return Converted(column, partial, void)
 
 
+def _sort_keys(rows: Any, keys: pa.Array) -> pa.Array:
+    """Sort the entries of each row: Google's library promises no order."""
+    table = pa.table({"row": rows, "key": keys})
+    return pc.sort_indices(table, sort_keys=[("row", "ascending"), ("key", "ascending")])
+
+
 def _fill_keys(keys: pa.Array) -> pa.Array:
     zero: Any = "" if pa.types.is_string(keys.type) else 0
     return pc.fill_null(keys, pa.scalar(zero).cast(keys.type))
 
 
-def _locate_items(array: pa.Array) -> tuple[np.typing.NDArray[np.int64], Any]:
+def _locate_items(array: pa.Array) -> tuple[npt.NDArray[np.int64], Any]:
     """Return the bounds of each list among all items, and the row of each item."""
     starts = array.offsets.to_numpy().astype(np.int64)
     return starts, np.repeat(np.arange(len(array)), np.diff(starts))

@@ -127,12 +127,14 @@ def _remove_groups(file: Any, groups: frozenset[str]) -> None:
         scope = f"{scope}{message.name}."
         pending.extend((scope, each) for each in message.nested_type)
         message.ClearField("extension")
-        message.options.ClearField("message_set_wire_format")
+        if message.HasField("options"):
+            message.options.ClearField("message_set_wire_format")
         for field in message.field:
             if scope + field.name in groups:
                 field.type, field.json_name = field.TYPE_BYTES, GROUP
                 field.ClearField("type_name")
-                field.options.features.ClearField("message_encoding")
+                if field.options.HasField("features"):
+                    field.options.features.ClearField("message_encoding")
 
 
 def _describe_block(descriptor: Any) -> Any:

@@ -173,11 +173,11 @@ def _expect_present(value, path_field, target):
     if pa.types.is_map(target):
         key, inner = path_field.message_type.fields
         parts = {k: expect_one(value[k], inner, target.item_type) for k in value}
-        keys = {k: expect_one(k, key, target.key_type)[0] for k in parts}
-        if any(void for _, _, void in parts.values()):
+        keys = [expect_one(k, key, target.key_type) for k in value]
+        if any(void for _, _, void in [*parts.values(), *keys]):
             return None, False
         return (
-            sorted(((keys[k], part) for k, (part, _, _) in parts.items()), key=lambda p: p[0]),
+            [(expect_one(k, key, target.key_type)[0], parts[k][0]) for k in sorted(parts)],
             all(fine for _, fine, _ in parts.values()),
         )
     if pa.types.is_list(target):
@@ -262,7 +262,7 @@ def show(value):
         return {name: show(inner) for name, inner in value.items()}
     if isinstance(value, list):
         if value and isinstance(value[0], tuple):
-            return sorted(((show(k), show(v)) for k, v in value), key=lambda pair: pair[0])
+            return [(show(k), show(v)) for k, v in value]
         return [show(inner) for inner in value]
     if isinstance(value, float):
         return repr(value)
