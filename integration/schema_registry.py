@@ -46,7 +46,7 @@ class Mode(Enum):
     GONE = "each connection is closed without an answer"
     BROKEN = "answers are not JSON"
     FOREIGN = "answers are JSON of another form"
-    REFLECTING = "each request is refused with 401, and the answer quotes its headers"
+    REFLECTING = "each request is refused with 401, and the answer quotes its login"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Handler(BaseHTTPRequestHandler):
             case Mode.ELSEWHERE:
                 raise Refusal(404, 404, "HTTP 404 Not Found")
             case Mode.REFLECTING:
-                raise Refusal(401, 401, f"Refused: {dict(self.headers)}")
+                raise Refusal(401, 401, f"Refused: {self.headers.get('Authorization')}")
             case Mode.BROKEN:
                 return b'{"schema": "{\\"type'
             case Mode.FOREIGN:

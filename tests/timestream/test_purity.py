@@ -79,3 +79,12 @@ def test_a_query_starts_without_loading_pandas():
     """Spark starts a process for every stream, and pandas would be a third of what that loads."""
     done = subprocess.run([sys.executable, "-c", START], check=False, timeout=120)
     assert done.returncode == 0
+
+
+def test_only_the_registry_imports_the_registrys_client():
+    naming = {
+        str(path.relative_to(ROOT).parent)
+        for path in ROOT.rglob("*.py")
+        if "import" in path.read_text() and "confluent_kafka.schema_registry" in path.read_text()
+    }
+    assert naming == {"kafka/registry"}

@@ -326,7 +326,7 @@ class PayloadOptions(ReadingOptions):
         if text is None:
             return None
         if name not in self.schema_texts and not is_schema_text(text):
-            raise ValueError(f"the schema of '{name}' has not been loaded")
+            raise ValueError(f"the schema of '{name}' is still a path")
         return fingerprint_schema(text)
 
 

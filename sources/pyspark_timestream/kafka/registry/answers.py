@@ -14,6 +14,7 @@ __all__ = [
     "configuration_error",
     "late_error",
     "missing_client_error",
+    "proto_text_error",
     "refusal_error",
     "shape_error",
     "transport_error",
@@ -22,6 +23,9 @@ __all__ = [
 _MAX_ANSWER: Final = 200
 _URL: Final = "'schemaRegistry.url'"
 _RESUMES: Final = "the query goes on where it stopped"
+
+_UNKNOWN: Final = "Unknown Schema Registry Error: "
+"""What confluent-kafka's client puts in front of an answer that is not a registry's."""
 
 _SUBJECT_NOT_FOUND: Final = 40401
 _VERSION_NOT_FOUND: Final = 40402
@@ -60,7 +64,8 @@ def refusal_error(
         code: the registry's error code; -1 if the answer had none.
         answer: the text that came with it.
     """
-    said = f"it answered {status}" + (f" ({answer})" if answer else "")
+    answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
+    said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
     return _error(settings, wanted, _Reason(said, _choose_advice(status, code)))
 
 
@@ -81,7 +86,7 @@ def _choose_advice(status: int, code: int) -> str:
         return "let this login read the schema and its subject in the registry"
     if status >= 500 or status in (408, 429):
         return f"look into the registry's own log, and start the query again: {_RESUMES}"
-    return f"check option {_URL}: no schema registry answers so"
+    return f"check option {_URL} and its path: Confluent's registry would not answer so"
 
 
 def transport_error(
@@ -126,6 +131,17 @@ def late_error(settings: Mapping[str, str], wanted: str, limit_s: float) -> Sche
 def shape_error(settings: Mapping[str, str], wanted: str, problem: str) -> SchemaRegistryError:
     """Build the error of an answer that is not what a schema registry sends."""
     return _error(settings, wanted, _Reason(problem, _choose_advice(200, -1)))
+
+
+def proto_text_error(settings: Mapping[str, str], wanted: str) -> SchemaRegistryError:
+    """Build the error of a registry that sends `.proto` text, which Python cannot read."""
+    reason = _Reason(
+        "it sent .proto text, although it was asked for format=serialized",
+        "use a registry that knows that format, such as Confluent's; or leave 'schemaRegistry.*' "
+        "out, and set 'valueSchema' or 'keySchema' to a descriptor set, with 'valueFraming' or "
+        "'keyFraming' = 'confluent'",
+    )
+    return _error(settings, wanted, reason)
 
 
 def _error(settings: Mapping[str, str], wanted: str, reason: _Reason) -> SchemaRegistryError:

@@ -6,7 +6,8 @@ whole.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from pyspark_timestream.kafka.registry.answers import (
@@ -18,7 +19,7 @@ from pyspark_timestream.kafka.registry.answers import (
     transport_error,
 )
 
-__all__ = ["RegistryClient", "describe_key", "request_limit_s"]
+__all__ = ["RegistryClient", "describe_key", "open_client", "request_limit_s"]
 
 T = TypeVar("T")
 
@@ -51,15 +52,19 @@ class RegistryClient:
         self._settings = settings
         self._refusal: type[Exception] = SchemaRegistryError
         self._limit_s = request_limit_s(settings)
+        self._is_late = False
         try:
             self._client = SchemaRegistryClient(_client_config(settings))
         except (ValueError, TypeError, OSError) as error:
             raise configuration_error(settings, error) from None
 
     def close(self) -> None:
-        """Close the connections, those in use by a request that is late as well."""
-        # It may wait for such a request.
-        threading.Thread(target=self._client.close, daemon=True).start()
+        """Close the connections, that of a request without an answer as well."""
+        if self._is_late:
+            # It would wait for that request.
+            threading.Thread(target=self._client.close, daemon=True).start()
+        else:
+            self._client.close()
 
     def get_schema(self, key: int | bytes, form: str | None, subject: str | None) -> Any:
         """Return confluent-kafka's `Schema` with an id or a GUID.
@@ -114,6 +119,7 @@ class RegistryClient:
         if answers:
             return answers[0]
         if not errors:
+            self._is_late = True
             raise late_error(self._settings, wanted, self._limit_s)
         error = errors[0]
         if isinstance(error, self._refusal):
@@ -124,6 +130,23 @@ class RegistryClient:
             problem = "its answer is JSON of another form"
             raise shape_error(self._settings, wanted, problem) from None
         raise transport_error(self._settings, wanted, error) from None
+
+
+@contextmanager
+def open_client(settings: Mapping[str, str]) -> Iterator[RegistryClient]:
+    """Lend a client for one schema and what that refers to.
+
+    It is not kept: a process asks once for each id, and confluent-kafka's client remembers what it
+    was answered without regard to the format.
+
+    Raises:
+        OptionError: the client is not installed, or refuses the configuration.
+    """
+    client = RegistryClient(settings)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 def describe_key(key: int | bytes) -> str:

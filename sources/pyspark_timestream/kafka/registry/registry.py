@@ -8,12 +8,10 @@ asked for each time.
 import base64
 import threading
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from pyspark_timestream.kafka.client.pool import Pool
-from pyspark_timestream.kafka.registry.answers import shape_error
-from pyspark_timestream.kafka.registry.client import RegistryClient, describe_key
+from pyspark_timestream.kafka.registry.answers import proto_text_error, shape_error
+from pyspark_timestream.kafka.registry.client import RegistryClient, describe_key, open_client
 from pyspark_timestream.kafka.schemas import AVRO, PROTOBUF, RegisteredSchema, SchemaReference
 
 __all__ = ["SchemaRegistry"]
@@ -28,7 +26,6 @@ _MAX_REFERENCES: Final = 1_000
 
 _Key = tuple[object, ...]
 
-_CLIENTS: Final[Pool[RegistryClient]] = Pool(4, idle_s=60.0)
 _SCHEMAS: Final[dict[_Key, RegisteredSchema]] = {}
 _LOCK: Final = threading.Lock()
 """Held while a schema is fetched, so that threads of one process fetch it once."""
@@ -54,7 +51,7 @@ class SchemaRegistry:
         Raises:
             OptionError: the client is not installed, or refuses the configuration.
         """
-        with self._acquire(None):
+        with open_client(self._settings):
             pass
 
     def fetch_schema(
@@ -85,7 +82,7 @@ class SchemaRegistry:
             SchemaRegistryError: as `fetch_schema`, or the registry lacks the subject.
         """
         form = _FORMS.get(format)
-        with self._acquire(form) as client:
+        with open_client(self._settings) as client:
             found = client.get_version(subject, "latest", form)
             wanted = f"the latest version of subject '{subject}'"
             if not isinstance(found.schema_id, int):
@@ -95,7 +92,7 @@ class SchemaRegistry:
 
     def _fetch(self, key: int | bytes, format: str, context: str | None) -> RegisteredSchema:
         form = _FORMS.get(format)
-        with self._acquire(form) as client:
+        with open_client(self._settings) as client:
             found = client.get_schema(key, form, context)
             return self._read(client, key, found, form, describe_key(key))
 
@@ -140,15 +137,7 @@ class SchemaRegistry:
             try:
                 base64.b64decode(text, validate=True)
             except ValueError:
-                problem = (
-                    "it sent .proto text where 'format=serialized' was asked for, which it does "
-                    "not know; a descriptor set in 'valueSchema' or 'keySchema' does without it"
-                )
-                raise shape_error(self._settings, wanted, problem) from None
-
-    def _acquire(self, form: str | None) -> AbstractContextManager[RegistryClient]:
-        # A client keeps what it was answered without regard to the form.
-        return _CLIENTS.acquire(self._key(form), lambda: RegistryClient(self._settings))
+                raise proto_text_error(self._settings, wanted) from None
 
     def _key(self, *more: object) -> _Key:
         return (tuple(sorted(self._settings.items())), *more)
