@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.kafka.decode.avro.by_block import can_read_block, read_block
 from pyspark_timestream.kafka.decode.avro.by_row import RowReader
-from pyspark_timestream.kafka.decode.avro.paths import split_path
 from pyspark_timestream.kafka.decode.avro.places import Places
 from pyspark_timestream.kafka.decode.avro.resolution import Plan, resolve
 from pyspark_timestream.kafka.decode.avro.schemas import AvroReader, parse_schema
@@ -30,6 +29,7 @@ from pyspark_timestream.kafka.decode.fields import (
     Reasons,
     WantedFields,
 )
+from pyspark_timestream.kafka.options.paths import parse_path
 
 __all__ = ["read_avro"]
 
@@ -157,7 +157,7 @@ def _take_fields(
 
 
 def _take_path(values: pa.Array, path: str) -> pa.Array:
-    for name in split_path(path):
+    for name in parse_path(path):
         values = pc.struct_field(values, name)
     return values
 

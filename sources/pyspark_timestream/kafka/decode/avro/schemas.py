@@ -9,7 +9,7 @@ plain number. A union with null is a nullable value; a union of several other ty
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,6 @@ __all__ = [
     "ParsedSchema",
     "Schema",
     "describe",
-    "inline_references",
     "kind_of",
     "parse_avro_reader",
     "parse_schema",
@@ -103,47 +102,6 @@ def parse_schema(text: str) -> ParsedSchema:
         ValueError: it is not an Avro schema.
         MissingExtra: fastavro is not installed.
     """
-    return _parse_texts((text,))
-
-
-def inline_references(text: str, references: Sequence[str]) -> str:
-    """Put the types that a registry's schema refers to into the schema, where they come first.
-
-    Args:
-        text: the schema as JSON.
-        references: the schemas that it refers to; one that another refers to comes before it.
-
-    Raises:
-        ValueError: one of them is not an Avro schema, or refers to a type that is not there.
-        MissingExtra: fastavro is not installed.
-    """
-    parsed = _parse_texts((*references, text))
-    return json.dumps(_inline(parsed, parsed.schema, set()))
-
-
-def _inline(parsed: ParsedSchema, schema: Schema, seen: set[str]) -> Schema:
-    if isinstance(schema, list):
-        return [_inline(parsed, branch, seen) for branch in schema]
-    if isinstance(schema, str) and schema in seen:
-        return schema
-    found = parsed.look_up(schema)
-    if isinstance(found, str):
-        return found
-    if "name" in found:
-        seen.add(found["name"])
-    whole = {key: value for key, value in found.items() if not key.startswith("__")}
-    for part in ("items", "values"):
-        if part in whole:
-            whole[part] = _inline(parsed, whole[part], seen)
-    if "fields" in whole:
-        whole["fields"] = [
-            {**field, "type": _inline(parsed, field["type"], seen)} for field in whole["fields"]
-        ]
-    return whole
-
-
-def _parse_texts(texts: Sequence[str]) -> ParsedSchema:
-    """Parse schemas that may use the names of those before them; return the last one."""
     try:
         import fastavro.schema
     except ImportError as error:
@@ -151,10 +109,8 @@ def _parse_texts(texts: Sequence[str]) -> ParsedSchema:
             "valueFormat 'avro' needs fastavro: pip install 'pyspark-timestream[avro]'"
         ) from error
     names: dict[str, Schema] = {}
-    parsed = None
     try:
-        for text in texts:
-            parsed = fastavro.schema.parse_schema(json.loads(text), names)
+        parsed = fastavro.schema.parse_schema(json.loads(text), names)
         _check_names(names)
         return ParsedSchema(parsed, names)
     except Exception as error:  # fastavro raises KeyError, TypeError and others for bad schemas.

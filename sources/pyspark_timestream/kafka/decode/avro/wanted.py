@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.avro.paths import split_path
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
     ParsedSchema,
@@ -20,6 +19,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
 )
 from pyspark_timestream.kafka.decode.cast import can_cast
 from pyspark_timestream.kafka.decode.fields import WantedFields
+from pyspark_timestream.kafka.options.paths import parse_path
 
 __all__ = ["NO_DEFAULT", "Wanted", "WantedField", "build_wanted", "check_avro_columns"]
 
@@ -82,7 +82,7 @@ def _find(parsed: ParsedSchema, what: str, path: str) -> Schema:
     """Return the schema of the field at `path`."""
     schema = parsed.schema
     try:
-        parts = split_path(path)
+        parts = parse_path(path)
     except ValueError as error:
         raise SchemaRefused(
             f"{what} is not the path of a field",
@@ -164,9 +164,9 @@ def build_wanted(reader: AvroReader, fields: WantedFields) -> Wanted:
     """Build the part of the reader's schema that `fields` need; they have been checked."""
     shape: Shape = {}
     for column in fields.columns:
-        _add(shape, split_path(column.name), _shape_of(column.type))
+        _add(shape, parse_path(column.name), _shape_of(column.type))
     for name in fields.raw:
-        _add(shape, split_path(name), {})
+        _add(shape, parse_path(name), {})
     parsed = parse_schema(reader.text)
     return _build(parsed, parsed.schema, shape)
 

@@ -5,7 +5,6 @@ from typing import Any
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.protobuf.paths import split_path
 from pyspark_timestream.kafka.decode.protobuf.plans import (
     Misfit,
     Plan,
@@ -17,6 +16,7 @@ from pyspark_timestream.kafka.decode.protobuf.plans import (
     plan_raw,
 )
 from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader, compile_reader
+from pyspark_timestream.kafka.options.paths import parse_path
 
 __all__ = ["check_protobuf_columns", "nest_plans", "plan_columns", "plan_raw_fields"]
 
@@ -75,7 +75,7 @@ def nest_plans(plans: list[tuple[str, Plan]]) -> Tree:
 
 
 def _nest(name: str, plan: Plan) -> Tree:
-    *parents, last = split_path(name)
+    *parents, last = parse_path(name)
     tree: Tree = {last: plan.tree}
     for parent in reversed(parents):
         tree = {parent: tree}
@@ -100,7 +100,7 @@ def _refuse_misfit(
 def _find_field(reader: ProtobufReader, name: str) -> Any:
     """Find the field at the path `name`, which leads through single messages."""
     message, field = compile_reader(reader).descriptor, None
-    for part in split_path(name):
+    for part in parse_path(name):
         if field is not None:
             check_readable(field)
             if field.type != field.TYPE_MESSAGE or field.is_repeated:

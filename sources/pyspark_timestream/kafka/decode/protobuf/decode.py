@@ -30,10 +30,10 @@ from pyspark_timestream.kafka.decode.protobuf.columns import (
     plan_columns,
     plan_raw_fields,
 )
-from pyspark_timestream.kafka.decode.protobuf.paths import split_path
 from pyspark_timestream.kafka.decode.protobuf.plans import Plan
 from pyspark_timestream.kafka.decode.protobuf.projection import create_handler, needs_rewriting
 from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader, compile_reader
+from pyspark_timestream.kafka.options.paths import parse_path
 
 __all__ = ["read_framed_protobuf", "read_protobuf"]
 
@@ -93,12 +93,12 @@ def read_protobuf(
     spread = pa.array(places, mask=places < 0)
     columns = []
     for field, plan in zip(wanted.columns, decoder.columns, strict=True):
-        converted = plan.convert(pc.struct_field(parsed.rows, split_path(field.name)))
+        converted = plan.convert(pc.struct_field(parsed.rows, parse_path(field.name)))
         columns.append(converted.column if whole else converted.column.take(spread))
         reasons[rows[converted.partial]] = TYPE
     raw = {}
     for name, plan in decoder.raw.items():
-        column = plan.convert(pc.struct_field(parsed.rows, split_path(name))).column
+        column = plan.convert(pc.struct_field(parsed.rows, parse_path(name))).column
         raw[name] = [column if whole else column.take(spread)]
     return DecodedBlock(columns, raw, reasons)
 

@@ -4,7 +4,7 @@ import functools
 import importlib
 from typing import Any, NamedTuple
 
-from pyspark_timestream.errors import OptionError
+from pyspark_timestream.errors import MissingExtra
 
 __all__ = ["Libraries", "import_libraries"]
 
@@ -25,11 +25,11 @@ class Libraries(NamedTuple):
 
 
 @functools.cache
-def import_libraries(option: str = "valueFormat") -> Libraries:
+def import_libraries() -> Libraries:
     """Import the modules.
 
     Raises:
-        OptionError: one of them is not installed; `option` asked for it.
+        MissingExtra: one of them is not installed.
     """
     try:
         return Libraries(
@@ -40,9 +40,7 @@ def import_libraries(option: str = "valueFormat") -> Libraries:
             importlib.import_module("google.protobuf.message").DecodeError,
         )
     except ImportError as error:
-        raise OptionError(
-            option,
-            f"'protobuf' needs libraries that this Python lacks ({error})",
-            "'protobuf' where they are installed",
-            "pip install 'pyspark-timestream[protobuf]' on the driver and on the workers",
+        raise MissingExtra(
+            f"valueFormat 'protobuf' needs {error.name or 'ptars'}: "
+            "pip install 'pyspark-timestream[protobuf]'"
         ) from error

@@ -39,7 +39,7 @@ def create_reader(descriptor_set: bytes, message: str) -> ProtobufReader:
 
     Raises:
         SchemaRefused: the set is damaged or incomplete, or lacks the message.
-        OptionError: the libraries are not installed.
+        MissingExtra: the libraries are not installed.
     """
     reader = ProtobufReader(normalize(descriptor_set, message), message)
     compile_reader(reader)

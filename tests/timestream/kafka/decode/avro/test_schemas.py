@@ -10,9 +10,7 @@ from timestream.builders import INSTANT
 
 from pyspark_timestream import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.avro import schemas
-from pyspark_timestream.kafka.decode.avro.paths import split_path
 from pyspark_timestream.kafka.decode.avro.schemas import (
-    inline_references,
     parse_avro_reader,
     parse_schema,
 )
@@ -158,31 +156,6 @@ def test_the_fingerprint_depends_on_the_canonical_form_only():
     assert parse_avro_reader('"int"').fingerprint == digest
 
 
-def test_references_are_put_where_their_types_come_first():
-    unit = {"type": "enum", "name": "u.Unit", "symbols": ["A", "B"]}
-    fields = [{"name": "n", "type": "int"}, {"name": "unit", "type": "u.Unit"}]
-    point = {"type": "record", "name": "p.Point", "fields": fields}
-    line = {
-        "type": "record",
-        "name": "Line",
-        "namespace": "l",
-        "fields": [
-            {"name": "from", "type": ["null", "p.Point"], "default": None},
-            {"name": "to", "type": {"type": "array", "items": "p.Point"}},
-            {"name": "unit", "type": "u.Unit"},
-        ],
-    }
-    whole = inline_references(json.dumps(line), [json.dumps(unit), json.dumps(point)])
-    fields[1] = {"name": "unit", "type": unit}
-    line["fields"][0]["type"] = ["null", point]
-    assert json.loads(whole)["fields"][0]["default"] is None
-    assert parse_avro_reader(whole).fingerprint == parse_avro_reader(json.dumps(line)).fingerprint
-    with pytest.raises(ValueError, match=r"UnknownType: p\.Point"):
-        inline_references(json.dumps({**line, "fields": [{"name": "a", "type": "p.Point"}]}), [])
-    itself = json.dumps(SCHEMA)
-    assert parse_avro_reader(inline_references(itself, [])).fingerprint == READER.fingerprint
-
-
 def test_a_reader_crosses_processes():
     assert pickle.loads(pickle.dumps(READER)) == READER
 
@@ -193,22 +166,3 @@ def test_a_missing_library_is_one_sentence_with_the_pip_line(monkeypatch):
     parse_schema.cache_clear()
     with pytest.raises(MissingExtra, match="pip install 'pyspark-timestream\\[avro\\]'"):
         schemas.parse_avro_reader('"int"')
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("a", ("a",)),
-        ("a.b.c", ("a", "b", "c")),
-        ("`a.b`.c", ("a.b", "c")),
-        ("a.`b``c`", ("a", "b`c")),
-    ],
-)
-def test_a_path_is_split_at_its_dots(name, parts):
-    assert split_path(name) == parts
-
-
-@pytest.mark.parametrize("name", ["", ".", "a.", ".a", "a..b", "`a", "a`b", "`a`b", "``"])
-def test_a_name_that_is_not_a_path_is_refused(name):
-    with pytest.raises(ValueError, match="is not a path"):
-        split_path(name)

@@ -82,7 +82,6 @@ NUMBERS = "accepted: a number, a decimal or a string"
         ),
         ("labels.key", pa.string(), ["is map<string, int32>, which is not a single message"]),
         ("i.x", pa.int32(), ["'m.M.i' is int32, which is not a single message"]),
-        ("", pa.int32(), ["'m.M' lacks the field ''"]),
         ("far_place.x", pa.int32(), ["'m.M.far_place' has the number 200001"]),
         ("far", pa.int32(), ["'m.M.far' has the number 200000", "numbers up to 100000"]),
     ],
