@@ -57,7 +57,7 @@ def check_offset(
             what = (
                 "which records there are"
                 if name.startswith(_CLIENT_PREFIX)
-                else "the stream's time"
+                else "the stream's time or rows"
             )
             back = f"set it back to '{old}'" if name in stored else "leave it out"
             raise CheckpointMismatch(

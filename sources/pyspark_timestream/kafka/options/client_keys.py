@@ -119,7 +119,7 @@ ENGINE_OWNED: Final = {
     "enable.auto.commit": "nothing: offsets live in Spark's checkpoint",
     "enable.auto.offset.store": "nothing: offsets live in Spark's checkpoint",
     "enable.partition.eof": "nothing: the source needs it to end a range by position",
-    "key.deserializer": "the column `key` and Spark's functions on it",
+    "key.deserializer": "option 'keyFormat', or Spark's functions on the column `key`",
     "value.deserializer": "option 'valueFormat', or Spark's functions on the column `value`",
     "interceptor.classes": "nothing: librdkafka has no interceptors",
     "request.timeout.ms": "kafka.socket.timeout.ms (librdkafka's name for it; this one is for "

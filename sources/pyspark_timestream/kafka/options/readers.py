@@ -30,6 +30,7 @@ class ReaderSchema:
         schema_id: its id in the registry; None if an option gave it.
         subject: the registry's subject that it was the latest of; None if an option gave it.
         version: its version in that subject.
+        registered: the schema as the registry has it, so that tasks need not fetch it again.
     """
 
     text: str
@@ -38,6 +39,7 @@ class ReaderSchema:
     schema_id: int | None = None
     subject: str | None = None
     version: int | None = None
+    registered: RegisteredSchema | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what an offset keeps: where the text is, and how to know it again."""

@@ -51,7 +51,12 @@ def fix_readers(options: T, recorded: Mapping[str, ReaderSchema]) -> T:
 
 def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
     """Return `options` with these schemas, and with the registry of writers' schemas."""
-    source = SchemaRegistry(options.registry) if options.registry else None
+    known = {}
+    for rules in (options.value_rules, options.key_rules):
+        reader = readers.get(rules.part)
+        if reader is not None and reader.registered is not None:
+            known[rules.format, reader.registered.key] = reader.registered
+    source = SchemaRegistry(options.registry, known) if options.registry else None
     return replace(options, readers=readers, source=source)
 
 
@@ -71,7 +76,8 @@ def _find_reader(
         place = recorded.subject, recorded.version
     reader = read_registered(rules, found)
     assert isinstance(found.key, int), "a subject's schema has an id"
-    return replace(reader, schema_id=found.key, subject=place[0], version=place[1])
+    subject, version = place
+    return replace(reader, schema_id=found.key, subject=subject, version=version, registered=found)
 
 
 def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:

@@ -32,14 +32,21 @@ _LOCK: Final = threading.Lock()
 
 
 class SchemaRegistry:
-    """Fetches schemas; a value of its settings alone, so that it can go to tasks.
+    """Fetches schemas; a value, so that it can go to tasks.
 
     Args:
         settings: the client's configuration, as `read_registry_settings` returns it.
+        known: schemas that need not be fetched, such as the reader's, under format and id. Spark
+            replaces a worker that was idle for a minute, and a new one knows nothing else.
     """
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        known: Mapping[tuple[str, int | bytes], RegisteredSchema] | None = None,
+    ) -> None:
         self._settings = dict(settings)
+        self._known = dict(known or {})
 
     def __repr__(self) -> str:
         """Show the address alone."""
@@ -68,6 +75,8 @@ class SchemaRegistry:
             SchemaRegistryError: the registry refuses, is not reached, does not answer, or lacks
                 the schema.
         """
+        if (format, key) in self._known:
+            return self._known[format, key]
         context = subject if subject is not None and subject.startswith(_CONTEXT) else None
         place = self._key(format, context, key)
         with _LOCK:

@@ -95,6 +95,16 @@ def test_fetch_schema_that_is_known_needs_no_registry(stub):
         assert registry.fetch_schema(number, "avro").text == LONG
 
 
+def test_schema_that_is_sent_along_needs_no_registry_in_a_new_process(stub):
+    number = stub.register("trips-value", LONG)
+    latest = connect(stub.url).fetch_latest("trips-value", "avro")
+    settings = {"url": stub.url, **QUICK}
+    sent = pickle.dumps(SchemaRegistry(settings, {("avro", latest.key): latest}))
+    stub.mode = Mode.GONE
+    assert pickle.loads(sent).fetch_schema(number, "avro") == latest
+    refusal(lambda: pickle.loads(sent).fetch_schema(number, "protobuf"))
+
+
 def test_fetch_schema_under_another_login_asks_again(stub):
     number = stub.register("trips-value", LONG)
     connect(stub.url).fetch_schema(number, "avro")
@@ -300,6 +310,27 @@ def test_registry_that_recovers_between_tries_answers(stub):
 )
 def test_limit_of_a_request_is_its_tries_its_pauses_and_a_second(more, seconds):
     assert request_limit_s({"url": "http://a", **more}) == pytest.approx(seconds)
+
+
+def test_client_without_settings_waits_no_longer_than_the_documents_say(monkeypatch):
+    given = []
+
+    class Recorder:
+        def __init__(self, config):
+            given.append(config)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr("confluent_kafka.schema_registry.SchemaRegistryClient", Recorder)
+    SchemaRegistry({"url": "http://a"}).check_settings()
+    SchemaRegistry({"url": "http://a", "timeout": "2.5", "max.retries": "7"}).check_settings()
+    # Left alone, the client waits forever.
+    limits = {"retries.wait.ms": 500, "retries.max.wait.ms": 2000}
+    assert given == [
+        {"url": "http://a", "timeout": 10.0, "max.retries": 2, **limits},
+        {"url": "http://a", "timeout": 2.5, "max.retries": 7, **limits},
+    ]
 
 
 def test_unknown_id_names_it_and_what_may_be_wrong(stub):
