@@ -41,6 +41,7 @@ def is_exception(value: object) -> bool:
 
 CONVERTED = {
     "pyspark_timestream.demo.errors.NoDemo": "printed by the command `demo`",
+    "pyspark_timestream.kafka.decode.protobuf.plans.Misfit": "becomes SchemaRefused",
     "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",
 }
 """Exceptions with a public name inside their package that no caller of the package sees."""

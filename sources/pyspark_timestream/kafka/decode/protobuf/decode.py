@@ -39,7 +39,7 @@ __all__ = ["read_framed_protobuf", "read_protobuf"]
 
 
 class _Decoder(NamedTuple):
-    """What decodes the wanted fields of one reader."""
+    """The decoding of the wanted fields of one reader."""
 
     blocks: BlockReader
     columns: list[Plan]

@@ -3,16 +3,13 @@
 A plan is made once, and refuses a type that the field cannot be read as.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.columns import Mask
 from pyspark_timestream.kafka.decode.protobuf.casts import (
     INSTANT,
     cast_column,
@@ -21,13 +18,19 @@ from pyspark_timestream.kafka.decode.protobuf.casts import (
     cast_enums,
     cast_timestamps,
     fits,
-    to_mask,
+)
+from pyspark_timestream.kafka.decode.protobuf.nested import (
+    Convert,
+    Converted,
+    convert_list,
+    convert_map,
+    convert_struct,
+    mark,
 )
 
 __all__ = [
     "GROUP",
     "MAX_FIELD_NUMBER",
-    "Converted",
     "Misfit",
     "Plan",
     "Tree",
@@ -92,26 +95,12 @@ _TIMES: Final[dict[str, tuple[pa.DataType, str, Tree, Any]]] = {
 }
 
 
-class Converted(NamedTuple):
-    """A column of n values in its wanted type.
-
-    Attributes:
-        column: the column.
-        partial: n booleans: a part of the value did not match its type and is null.
-        void: n booleans: the whole value did not match; a list with such an item is void as well.
-    """
-
-    column: pa.Array
-    partial: Mask
-    void: Mask
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The fields that a column needs of a field, and the conversion to the column."""
 
     tree: Tree | None
-    convert: Callable[[pa.Array], Converted]
+    convert: Convert
 
 
 class Misfit(Exception):
@@ -163,12 +152,12 @@ def plan_field(field: Any, target: pa.DataType) -> Plan:
         key, value = field.message_type.fields
         keys, values = _plan_one(key, target.key_type), _plan_one(value, target.item_type)
         tree: Tree = {"key": None, "value": values.tree}
-        return Plan(tree, lambda array: _convert_map(array, keys, values, target))
+        return Plan(tree, lambda array: convert_map(array, keys.convert, values.convert, target))
     if field.is_repeated:
         if not pa.types.is_list(target):
             raise _misfit(field, target, "an array")
         items = _plan_one(field, target.value_type)
-        return Plan(items.tree, lambda array: _convert_list(array, items, target))
+        return Plan(items.tree, lambda array: convert_list(array, items.convert, target))
     return _plan_one(field, target)
 
 
@@ -233,12 +222,12 @@ def _plan_one(field: Any, target: pa.DataType) -> Plan:
         names: dict[int, str] = {}
         for value in field.enum_type.values:
             names.setdefault(value.number, value.name)
-        return Plan(None, lambda array: _mark(cast_enums(array, names), _none(array)))
+        return Plan(None, lambda array: mark(cast_enums(array, names)))
     if field.type == field.TYPE_BYTES and pa.types.is_string(target):
         raise _misfit(field, target, "binary")
     if not fits(_SCALARS[field.type - 1][1], target):
         raise _misfit(field, target, _list_targets(field))
-    return Plan(None, lambda array: _mark(*cast_column(array, target)))
+    return Plan(None, lambda array: mark(*cast_column(array, target)))
 
 
 def _plan_message(field: Any, target: pa.DataType) -> Plan:
@@ -248,7 +237,7 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
     if message.full_name in _TIMES:
         kind, _, tree, cast = _TIMES[message.full_name]
         if target == kind:
-            return Plan(tree, lambda array: _mark(*cast(array)))
+            return Plan(tree, lambda array: mark(*cast(array)))
     if message.full_name in _WRAPPERS:
         value = message.fields_by_name["value"]
         try:
@@ -259,7 +248,7 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
             {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "value"))
         )
     if pa.types.is_binary(target):
-        return Plan(None, lambda array: _mark(array, _none(array)))
+        return Plan(None, lambda array: mark(array))
     named = _TIMES.get(message.full_name)
     raise _misfit(
         field, target, f"{named[1]}, a struct or binary" if named else "a struct or binary"
@@ -279,77 +268,11 @@ def _plan_struct(field: Any, target: pa.StructType) -> Plan:
             )
         plans[each.name] = plan_field(found, each.type)
 
-    def convert(array: pa.Array) -> Converted:
-        parts = [plans[each.name].convert(pc.struct_field(array, each.name)) for each in inner]
-        partial = _none(array)
-        for part in parts:
-            partial |= part.partial
-        children = [part.column for part in parts]
-        column = pa.StructArray.from_arrays(children, fields=inner, mask=array.is_null())
-        return Converted(column, partial, _none(array))
-
-    return Plan({name: plan.tree for name, plan in plans.items()}, convert)
-
-
-def _convert_list(array: pa.Array, plan: Plan, target: pa.ListType) -> Converted:
-    starts, rows = _locate_items(array)
-    items = plan.convert(array.values.slice(starts[0], starts[-1] - starts[0]))
-    partial, void = _gather(items, rows, len(array))
-    offsets = pa.array(starts - starts[0], pa.int32())
-    absent = pa.array(void | to_mask(array.is_null()))
-    column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
-    return Converted(column, partial, void)
-
-
-def _convert_map(array: pa.Array, keys: Plan, values: Plan, target: pa.MapType) -> Converted:
-    """Convert repeated entries to maps, in the order of their keys."""
-    starts, rows = _locate_items(array)
-    entries = array.values.slice(starts[0], starts[-1] - starts[0])
-    entries = entries.take(_sort_keys(rows, pc.struct_field(entries, "key")))
-    names = keys.convert(pc.struct_field(entries, "key"))
-    items = values.convert(pc.struct_field(entries, "value"))
-    partial, void = _gather(items, rows, len(array))
-    void[rows[names.void]] = True
-    partial |= void
-    absent = pa.array(void | to_mask(array.is_null()))
-    offsets = pa.array(starts - starts[0], pa.int32())
-    if names.void.any():
-        # Arrow refuses a null key, even in a map that is null.
-        names = names._replace(column=_fill_keys(names.column))
-    column = pa.MapArray.from_arrays(offsets, names.column, items.column, target, mask=absent)
-    return Converted(column, partial, void)
-
-
-def _sort_keys(rows: Any, keys: pa.Array) -> pa.Array:
-    """Sort the entries of each row: Google's library promises no order."""
-    table = pa.table({"row": rows, "key": keys})
-    return pc.sort_indices(table, sort_keys=[("row", "ascending"), ("key", "ascending")])
-
-
-def _fill_keys(keys: pa.Array) -> pa.Array:
-    zero: Any = "" if pa.types.is_string(keys.type) else 0
-    return pc.fill_null(keys, pa.scalar(zero).cast(keys.type))
-
-
-def _locate_items(array: pa.Array) -> tuple[npt.NDArray[np.int64], Any]:
-    """Return the bounds of each list among all items, and the row of each item."""
-    starts = array.offsets.to_numpy().astype(np.int64)
-    return starts, np.repeat(np.arange(len(array)), np.diff(starts))
-
-
-def _gather(items: Converted, rows: Any, n: int) -> tuple[Mask, Mask]:
-    partial, void = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    partial[rows[items.partial]] = True
-    void[rows[items.void]] = True
-    return partial, void
-
-
-def _mark(column: pa.Array, failed: Mask) -> Converted:
-    return Converted(column, failed, failed)
-
-
-def _none(array: pa.Array) -> Mask:
-    return np.zeros(len(array), dtype=np.bool_)
+    converters = [plans[each.name].convert for each in inner]
+    return Plan(
+        {name: plan.tree for name, plan in plans.items()},
+        lambda array: convert_struct(array, converters, inner),
+    )
 
 
 def _misfit(field: Any, target: pa.DataType, accepts: str) -> Misfit:
