@@ -9,6 +9,7 @@ from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
     find_message_name,
+    normalize,
 )
 from pyspark_timestream.kafka.options.payloads import SCHEMA_FORMATS, PayloadOptions, PayloadRules
 from pyspark_timestream.kafka.options.readers import ReaderSchema, SchemaSource
@@ -99,7 +100,7 @@ def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchem
     main = found.text.encode()
     references = {each.name: each.text.encode() for each in found.references}
     message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""
-    descriptor_set = build_descriptor_set(main, references)
+    descriptor_set = normalize(build_descriptor_set(main, references), message)
     return _create_reader(base64.b64encode(descriptor_set).decode(), message)
 
 

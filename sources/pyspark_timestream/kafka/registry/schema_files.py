@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark_timestream.connector.options import OptionError, option_specs
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.decode.protobuf.descriptors import normalize
 from pyspark_timestream.kafka.options.payloads import (
     LATEST_SCHEMA,
     PayloadOptions,
@@ -38,9 +40,11 @@ def _load_schema(rules: PayloadRules, name: str, given: str) -> str:
     """Return Avro's JSON, or Protobuf's descriptor set in base64."""
     if rules.format == "protobuf":
         content = _read_file(name, given)
-        if not content.startswith(b"\x0a"):
-            raise _error(name, f"'{given}' is not a descriptor set")
-        return base64.b64encode(content).decode()
+        try:
+            # Compiled again, or by another compiler, the same schema is the same text.
+            return base64.b64encode(normalize(content, rules.message or "")).decode()
+        except SchemaRefused as error:
+            raise _error(name, f"'{given}': {error}") from None
     if is_schema_text(given):
         what, text = "its text", given
     else:

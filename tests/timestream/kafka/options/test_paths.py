@@ -204,7 +204,7 @@ def test_a_checkpoint_refuses_a_plain_name_whose_meaning_has_changed():
         )
     assert str(refused.value) == (
         "option 'startTime' was 'field:`event.created`' when this checkpoint was made and is "
-        "'field:event.created' now; it defines the stream's time, so set it back to "
+        "'field:event.created' now; it defines the stream's time or rows, so set it back to "
         "'field:`event.created`' or start with a new checkpoint"
     )
 

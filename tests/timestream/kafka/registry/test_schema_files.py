@@ -4,6 +4,7 @@ import base64
 import pickle
 
 import pytest
+from google.protobuf import descriptor_pb2
 from timestream.builders import options
 
 from pyspark_timestream import OptionError
@@ -11,7 +12,6 @@ from pyspark_timestream.kafka.registry.schema_files import load_schemas
 from pyspark_timestream.kafka.schemas import fingerprint_schema
 
 TRIP = '{"type": "record", "name": "Trip", "fields": [{"name": "t", "type": "long"}]}'
-DESCRIPTORS = b"\x0a\x03\x0a\x01a"
 
 
 def refusal(**raw):
@@ -64,11 +64,32 @@ def test_every_schema_option_is_loaded(tmp_path):
     assert loaded.key_rules.reader_schema == loaded.value_rules.reader_schema == TRIP
 
 
-def test_descriptor_set_travels_as_text(tmp_path):
-    file = tmp_path / "trips.desc"
-    file.write_bytes(DESCRIPTORS)
-    given = options(valueFormat="protobuf", valueSchema=str(file), valueMessage="a.B")
-    assert base64.b64decode(load_schemas(given).value_rules.schema) == DESCRIPTORS
+def write_descriptors(path, *more):
+    """A set with the message `a.B`; `more` is what reading it does not need."""
+    files = descriptor_pb2.FileDescriptorSet()
+    file = files.file.add(name="b.proto", package="a", syntax="proto3")
+    file.message_type.add(name="B").field.add(name="t", number=1, type=3, label=1)
+    files.file.extend(more)
+    path.write_bytes(files.SerializeToString())
+    return options(valueFormat="protobuf", valueSchema=str(path), valueMessage="a.B")
+
+
+def test_descriptor_set_travels_as_text_and_compiled_again_is_the_same_schema(tmp_path):
+    loaded = load_schemas(write_descriptors(tmp_path / "b.desc"))
+    found = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(loaded.value_rules.schema))
+    assert [file.name for file in found.file] == ["b.proto"]
+    other = descriptor_pb2.FileDescriptorProto(name="other.proto", syntax="proto3")
+    again = load_schemas(write_descriptors(tmp_path / "again.desc", other))
+    assert again.settings() == loaded.settings()
+
+
+def test_descriptor_set_without_the_message_is_refused_with_those_that_it_has(tmp_path):
+    write_descriptors(tmp_path / "b.desc")
+    message = refusal(
+        valueFormat="protobuf", valueSchema=str(tmp_path / "b.desc"), valueMessage="a.C"
+    )
+    assert "lacks the message 'a.C'" in message
+    assert "a.B" in message
 
 
 def test_latest_is_not_a_path():
