@@ -7,7 +7,7 @@ import uuid
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyspark_timestream.kafka.decode.fields import FINE, FRAMING
@@ -241,6 +241,7 @@ def test_writers_that_differ_in_bytes_alone_are_one():
     assert framed.codes.tolist() == [0, 0, 1]
 
 
+@settings(deadline=None)
 @given(
     st.one_of(st.integers(0, 2**31 - 1), st.binary(min_size=16, max_size=16)),
     st.none() | st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=5),

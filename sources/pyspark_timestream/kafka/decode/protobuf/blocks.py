@@ -1,12 +1,13 @@
 """Reads blocks of messages: Google's library judges them, ptars makes them Arrow.
 
 ptars is fast, and trusts: of bytes that no Protobuf library writes, it reads some that it should
-refuse (overlong tags, lengths beyond 64 bits, ragged packed fields). So Google's library parses
-them first. n messages, each with a tag and its length in front, are one message of n rows, and
-parsing that costs less than what ptars takes. Where the two read the same bytes differently (both
-members of a oneof, a repeated key of a map, groups), Google's library rewrites the block without
-unknown fields, in the one form that all libraries agree on, and ptars reads that. A block that is
-refused is halved until the malformed rows are alone; so a row never depends on its neighbours.
+refuse (overlong tags, ragged packed fields) and panics at others (lengths that wrap around). So
+Google's library parses them first. n messages, each with a tag and its length in front, are one
+message of n rows, and parsing that costs less than what ptars takes. A block that it refuses is
+halved until the malformed rows are alone; so a row never depends on its neighbours. Where the two
+read the same bytes differently (both members of a oneof, a repeated key of a map), Google's library
+rewrites the rows without unknown fields, in the one form that all libraries agree on, and ptars
+reads that.
 
 The rules are then those of Google's library: it skips unknown fields and groups, the last of a
 repeated scalar counts, repeated messages merge, and more than 99 levels are malformed.
@@ -179,7 +180,7 @@ def _halve(first: int, last: int) -> list[tuple[int, int]]:
 
 def _convert_piece(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
     if not reader.rewrite:
-        # ptars refuses groups, which may be among the unknown fields.
+        # Should ptars refuse what Google's library accepts, it may read what that one writes.
         with contextlib.suppress(ValueError):
             return _to_rows(reader.handler, data, rows)
     block = reader.block_class.FromString(data)

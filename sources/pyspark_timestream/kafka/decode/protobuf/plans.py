@@ -30,7 +30,6 @@ from pyspark_timestream.kafka.decode.protobuf.nested import (
 
 __all__ = [
     "GROUP",
-    "MAX_FIELD_NUMBER",
     "Misfit",
     "Plan",
     "Tree",
@@ -46,9 +45,6 @@ Tree: TypeAlias = dict[str, Any]
 
 GROUP: Final = "(group)"
 """The JSON name of fields in Protobuf's outdated group encoding, which Arrow's reader lacks."""
-
-MAX_FIELD_NUMBER: Final = 100_000
-"""ptars reserves memory by the largest field number of each message."""
 
 _SCALARS: Final = (
     ("double", pa.float64()),
@@ -196,18 +192,13 @@ def plan_raw(field: Any) -> Plan:
 
 
 def check_readable(field: Any) -> None:
-    """Check that a field, or the fields in it, can be read at all.
+    """Check that a field can be read at all.
 
     Raises:
-        Misfit: they cannot.
+        Misfit: it cannot.
     """
     if field.json_name == GROUP:
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
-    if field.number > MAX_FIELD_NUMBER:
-        raise Misfit(
-            f"'{field.full_name}' has the number {field.number}",
-            f"fields with numbers up to {MAX_FIELD_NUMBER}",
-        )
 
 
 def _cast_days(days: Converted) -> Converted:

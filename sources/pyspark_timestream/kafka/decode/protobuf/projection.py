@@ -1,9 +1,10 @@
 """The messages that ptars reads: those of the reader, cut down to the fields that are needed.
 
-ptars builds all of a message's fields, recurses into its own type without end, and reads Protobuf's
-own types in its own way. The messages of a projection have none of that: only needed fields, a new
-type at every place, texts as bytes, enums as numbers, and maps as what they are on the wire,
-repeated messages of a key and a value.
+ptars builds all of a message's fields, those of its own type as bytes, and reads Protobuf's own
+types in its own way: a date that does not exist is 1970-01-01, a late timestamp the last of 2262.
+The messages of a projection have none of that: only needed fields, a new type at every place, texts
+as bytes, enums as numbers, and maps as what they are on the wire, repeated messages of a key and a
+value.
 """
 
 from typing import Any, Final

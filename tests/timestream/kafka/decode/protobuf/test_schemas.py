@@ -11,6 +11,7 @@ from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, TYPE, WantedFields
 from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
+from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
 
 COLORS = {0: "RED", 1: "GREEN"}
 SCHEMA = Schema(file(message("M", field("s", 1, "string"), field("i", 2, "int64"))))
@@ -106,3 +107,33 @@ def test_a_reader_and_its_fingerprint_survive_pickling():
         reader, WantedFields(pa.schema([("i", pa.int64())])), pa.array([b"\x10\5"])
     )
     assert found.columns[0].to_pylist() == [5]
+
+
+def test_what_confluents_serializer_writes_is_read_with_the_schema_that_it_registered():
+    clients = pytest.importorskip("confluent_kafka.schema_registry")
+    protobuf = pytest.importorskip("confluent_kafka.schema_registry.protobuf")
+    serialization = pytest.importorskip("confluent_kafka.serialization")
+    schema = Schema(
+        file(
+            message("First"),
+            message("M", nested=[message("Inner", field("i", 1, "int64"))]),
+        ),
+        name="m.M.Inner",
+    )
+    client = clients.SchemaRegistryClient.new_client({"url": "mock://protobuf"})
+    serialize = protobuf.ProtobufSerializer(
+        schema.Message, client, {"use.deprecated.format": False, "auto.register.schemas": True}
+    )
+    field_of = serialization.SerializationContext("topic", serialization.MessageField.VALUE)
+    payloads = pa.array([serialize(schema.Message(i=i), field_of) for i in range(3)])
+
+    def find_message(writer):
+        registered = client.get_schema(writer.schema_id).schema_str.encode()
+        return find_message_name(registered, writer.message)
+
+    framed = split_value_frames(payloads, indexed=True)
+    wanted = WantedFields(pa.schema([("i", pa.int64())]))
+    block = read_framed_protobuf(schema.reader, wanted, framed, find_message)
+    assert block.columns[0].to_pylist() == [0, 1, 2]
+    assert not block.malformed.any()
+    assert {writer.message for writer in framed.writers} == {(1, 0)}
