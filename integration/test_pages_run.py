@@ -1,8 +1,8 @@
 """Every code block of README.md and of docs/ runs, page by page, as a reader would paste it.
 
 The blocks of a page run in order, in one namespace that has `spark`. Files under `/data` go to a
-directory of the page's own, `localhost:9092` is the test broker, and the topics of `TOPICS` have
-records.
+directory of the page's own, `localhost:9092` is the test broker, `localhost:8081` a schema registry
+of the tests, and the topics of `TOPICS` have records.
 `tests/documents.py` says which comments change what happens to a block.
 """
 
@@ -23,7 +23,9 @@ import pytest
 from broker import Broker, Record
 from documents import PASTED, ROOT, Block, blocks, pages, read
 from kafka_query import DAY_MS
+from payload_topics import PAYLOAD_TOPICS, serve_page_registry, write_descriptor_set
 from pyspark.sql import SparkSession
+from schema_registry import SchemaRegistryStub
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 
 from pyspark_timestream.demo.trips import trips
@@ -52,6 +54,7 @@ TOPICS = {
     "trips": [Record(each.value, None, each.partition, each.reported_ms) for each in trips()],
     "rides": [trip(minute) for minute in (10, 6, 70, 8, 130, 66)],
     "orders": [],
+    **PAYLOAD_TOPICS,
 }
 
 
@@ -61,6 +64,12 @@ def topics(broker: Broker) -> Broker:
         broker.create_topic(name, 1 + max((each.partition or 0 for each in records), default=0))
         broker.produce(name, records)
     return broker
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[SchemaRegistryStub]:
+    with serve_page_registry() as registry:
+        yield registry
 
 
 @dataclass
@@ -135,11 +144,17 @@ def check_comments(block: Block, printed: str) -> None:
 
 @pytest.fixture
 def reader(
-    spark: SparkSession, topics: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    topics: Broker,
+    registry: SchemaRegistryStub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    yield Reader(spark, topics, tmp_path)
+    write_descriptor_set(tmp_path / "stops.desc")
+    names = {"http://localhost:8081": registry.url}
+    yield Reader(spark, topics, tmp_path, names=names)
     for query in spark.streams.active:
         query.stop()
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -128,6 +129,14 @@ def test_the_worked_example_is_what_the_rules_do() -> None:
         raised = [time for kind, time, *_ in out if kind == "cti"]
         cti = f"{raised[-1] // 60:02}:{raised[-1] % 60:02}"
         assert after == cti
+
+
+def test_the_extras_are_those_that_pip_installs() -> None:
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    told = {row[0].strip("`"): row[2] for row in table("docs/reference/index.md", "extras")}
+    assert told.keys() == project["optional-dependencies"].keys()
+    for name, needs in project["optional-dependencies"].items():
+        assert all(re.split(r"[\[<>=]", each)[0] in told[name] for each in needs), name
 
 
 def test_the_session_page_has_every_setting_with_its_reason() -> None:

@@ -43,7 +43,7 @@ def run_task(
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of the task, and pass each partition's end state to `keep_state`.
 
-    `invalid_values` counts the values of each partition that do not match the JSON schema.
+    `invalid_values` counts the records of each partition whose value or key is malformed.
 
     Raises:
         ViolationFound: an event or value on which the options demand failure.

@@ -1,6 +1,6 @@
 """The columns of the Kafka transport: names, types, and which of them a query wants.
 
-The rules are semantics 13.1.
+The rules are semantics 13.1, 13.2, 13.11 and 13.12.
 """
 
 from collections.abc import Mapping

@@ -24,7 +24,7 @@ __all__ = [
 Reasons = npt.NDArray[np.uint8]
 
 REASONS: Final = ("", "framing", "syntax", "type")
-"""Why a payload is malformed, by number (semantics 13.3): it lacks the wire format's header, or its
+"""Why a payload is malformed, by number (semantics 13.6): it lacks the wire format's header, or its
 bytes are not a payload of its schema, or a field is not of the column's type."""
 
 FINE, FRAMING, SYNTAX, TYPE = range(len(REASONS))

@@ -1,4 +1,4 @@
-"""Splits framed payloads into bodies and the ids of the schemas that wrote them (semantics 13.3).
+"""Splits framed payloads into bodies and the ids of the schemas that wrote them (semantics 13.8).
 
 A frame is Confluent's wire format. It begins with a zero byte and a schema's id of four bytes, big
 end first; or with a byte of one and a schema's GUID of sixteen bytes. In front of a Protobuf

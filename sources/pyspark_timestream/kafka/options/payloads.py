@@ -228,14 +228,19 @@ class PayloadOptions(ReadingOptions):
         choice("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
         "PERMISSIVE",
         description=(
-            "a malformed value gives nulls; `DROPMALFORMED`: no row; `FAILFAST`: the query fails"
+            "a malformed value or key gives nulls; `DROPMALFORMED`: no row; `FAILFAST`: the query "
+            "fails"
         ),
     )
     corrupt_column: str = option(
         "columnNameOfCorruptRecord",
         NAME,
         "_corrupt_record",
-        description="a string column of this name in the schema gets a malformed value's text",
+        description=(
+            "a column of this name in the schema gets a malformed value: a string for `json`, else "
+            "binary; with `_reason` after it (a string) why it is malformed, with `_schema_id` (an "
+            "int) the id of its schema"
+        ),
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Fixes the schemas that a query reads by: at its first start, and the same ones after (13.7)."""
+"""Fixes the schemas that a query reads by, at its first start (semantics 13.7)."""
 
 import base64
 from collections.abc import Mapping

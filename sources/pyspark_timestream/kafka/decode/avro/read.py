@@ -1,8 +1,9 @@
 """Reads Avro payloads into columns: groups by writer's schema, decodes, casts, restores the order.
 
-A row is a function of the payload's bytes, the reader's schema and the writer's schema. Payloads of
-one writer are read together in columns (`by_block`), and one by one where that is not possible or
-does not pay (`by_row`); the results are the same, so they do not depend on a payload's neighbours.
+A row is a function of the payload's bytes, the reader's schema and the writer's schema (semantics
+13.6 and 13.9). Payloads of one writer are read together in columns (`by_block`), and one by one
+where that is not possible or does not pay (`by_row`); the results are the same, so they do not
+depend on a payload's neighbours.
 """
 
 import functools

@@ -3,7 +3,8 @@
 The reader's message alone decides what is read, by Protobuf's own rules of evolution. A field that
 the payload lacks is its default, or null where the schema tells absence apart (a message, an
 `optional` field, a member of a oneof); a field that the reader does not know is skipped. The
-writer's schema tells only which message was written: another than the reader's is malformed.
+writer's schema tells only which message was written: another than the reader's is malformed. The
+rules are semantics 13.10.
 """
 
 import functools
