@@ -64,15 +64,15 @@ CASES = {
     ),
     "field of another type": Case(
         at(*[DAY_S + second for second in range(9)], price="1,50"), 1, FIELD,
-        f"price double, {COLUMNS}", "values of another type",
-        "partition 0: 9 of 9 values are not JSON of the schema; what does not fit is null; field "
+        f"price double, {COLUMNS}", "malformed values",
+        "partition 0: 9 of 9 records have a malformed value or key (reasons: 9 type); field "
         "'price' is double in .schema(...), and one value there is a text of 4 characters that "
         "begins '1,'",
     ),
     "cut": Case(
         at(*[DAY_S + second for second in range(9)], price="1,50"), 1,
-        {"valueFormat": "json", "minPartitions": "3"}, "price double", "values of another type",
-        "of its newest records, 9 of 9 values are not JSON of the schema",
+        {"valueFormat": "json", "minPartitions": "3"}, "price double", "malformed values",
+        "of its newest records, 9 of 9 records have a malformed value or key (reasons: 9 type)",
     ),
     "late": Case(
         [*map(event, (5, 1, 9, 3, 10, 11)), event(7, 1), event(7, 1), event(2, 1)], 2,

@@ -23,7 +23,7 @@ from pyspark_timestream.explain.mistakes import (
     find_improbable_times,
     find_late_rows,
     find_malformed_events,
-    find_wrong_types,
+    find_malformed_values,
     makes_ctis,
 )
 from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
@@ -130,7 +130,7 @@ def _find_causes(history: History) -> list[Finding]:
     return [
         *find_malformed_events(history),
         *find_improbable_times(history),
-        *find_wrong_types(history),
+        *find_malformed_values(history),
     ]
 
 

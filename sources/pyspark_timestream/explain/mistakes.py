@@ -1,4 +1,4 @@
-"""Mistakes that a stream's counters show: unreadable or improbable times, wrong values, late rows.
+"""Mistakes that counters show: unreadable or improbable times, malformed values, late rows.
 
 Each rule examines the clocks before the last batch of a history, and earlier batches only to find
 the beginning. So a driver that has just planned and a reader of a checkpoint find the same.
@@ -10,14 +10,15 @@ from typing import Final
 from pyspark_timestream.connector.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import BatchRecord, History, find_unchanged_since
-from pyspark_timestream.kafka.plan.findings import Finding, Kind, name_partitions
+from pyspark_timestream.kafka.plan.findings import Finding, Kind, list_counts, name_partitions
+from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, NO_MALFORMED_VALUES
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
     "find_improbable_times",
     "find_late_rows",
     "find_malformed_events",
-    "find_wrong_types",
+    "find_malformed_values",
     "makes_ctis",
     "report_start_at_end",
 ]
@@ -27,8 +28,6 @@ _EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
 
 _MIN_FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
 _DAY_US: Final = 86_400_000_000
-_MAX_COUNTED: Final = 10
-"""The partitions that are listed with their counts; the rest is summed up."""
 
 
 def find_malformed_events(history: History) -> Iterator[Finding]:
@@ -69,27 +68,33 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
     )
 
 
-def find_wrong_types(history: History) -> Iterator[Finding]:
-    """A finding for the partitions most of whose values are not JSON of the schema."""
+def find_malformed_values(history: History) -> Iterator[Finding]:
+    """A finding for the partitions most of whose records have a malformed value or key."""
     shares = history[-1].offset.partitions
     parts = sorted(
-        p for p, share in shares.items() if 2 * share.invalid_values >= share.state.events > 0
+        p
+        for p, share in shares.items()
+        if 2 * share.malformed_values.total >= share.state.events > 0
     )
     if not parts:
         return
-    unfit = sum(shares[part].invalid_values for part in parts)
+    found = sum((shares[part].malformed_values for part in parts), NO_MALFORMED_VALUES)
     events = sum(shares[part].state.events for part in parts)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in found.by_reason)
+    most = max(found.by_reason, key=lambda pair: pair[1], default=("", 0))
 
     def counted(moment: BatchRecord) -> bool:
-        return any(p in moment.offset.partitions and moment.offset.partitions[p].invalid_values
-                   for p in parts)  # fmt: skip
+        known = moment.offset.partitions
+        return any(part in known and known[part].malformed_values.total for part in parts)
 
     yield Finding(
-        Kind.WRONG_TYPE,
+        Kind.MALFORMED_VALUES,
         name_partitions(parts),
-        f"{unfit} of {events} values are not JSON of the schema; what does not fit is null",
+        f"{found.total} of {events} records have a malformed value or key"
+        + (f" (reasons: {reasons})" if reasons else ""),
         find_unchanged_since(history, counted),
         frozenset(parts),
+        advice=NEXT_STEPS.get(most[0], ""),
     )
 
 
@@ -100,17 +105,13 @@ def find_late_rows(history: History) -> Iterator[Finding]:
     }
     if not dropped:
         return
-    parts = sorted(dropped, key=lambda part: (-dropped[part], part))
     total, events = sum(dropped.values()), sum(s.events for s in _list_states(history[-1]).values())
-    counts = [f"{dropped[part]} of {part}" for part in parts[:_MAX_COUNTED]]
-    rest = sum(dropped[part] for part in parts[_MAX_COUNTED:])
-    if rest:
-        counts.append(f"{rest} of {len(parts) - _MAX_COUNTED} more partitions")
+    parts = sorted(dropped, key=lambda part: (-dropped[part], part))
     yield Finding(
         Kind.LATE_ROWS,
         name_partitions(parts),
         f"{total} of {events} events came after a CTI that they precede and were dropped: "
-        + ", ".join(counts),
+        + list_counts(dropped),
         find_unchanged_since(history, _has_counted(parts, "dropped")),
         frozenset(parts),
         level=total.bit_length(),

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.mistakes import find_malformed_events, find_wrong_types
+from pyspark_timestream.explain.mistakes import find_malformed_events, find_malformed_values
 from pyspark_timestream.kafka.plan.findings import Finding
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
@@ -62,7 +62,7 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Finding]:
     """The mistakes that the last events of the stream at `now` show, whatever came before."""
     moment = BatchRecord(0, dataclasses.replace(now, partitions=recent.counts))
-    found = [*find_malformed_events((moment,)), *find_wrong_types((moment,))]
+    found = [*find_malformed_events((moment,)), *find_malformed_values((moment,))]
     return [dataclasses.replace(each, text=f"lately, {each.text}") for each in found]
 
 
@@ -74,5 +74,5 @@ def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> Partiti
         malformed=after.state.malformed - before.state.malformed,
     )
     return dataclasses.replace(
-        after, state=state, invalid_values=after.invalid_values - before.invalid_values
+        after, state=state, malformed_values=after.malformed_values - before.malformed_values
     )

@@ -1,7 +1,6 @@
 """Spark adapters of transport `kafka`: a stream and a batch reader over the pure plan and task."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -36,6 +35,7 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import (
     StreamOffset,
     check_stream_offset,
@@ -259,7 +259,7 @@ def _read_task(
 ) -> Iterator[pa.RecordBatch]:
     options = with_readers(options, task.readers)
     ended: dict[Partition, PartitionState] = {}
-    invalid_values: Counter[Partition] = Counter()
+    malformed: dict[Partition, MalformedValues] = {}
     # Ranges that are read in pieces are not prefetched.
     whole = [share for share in task.plan.ranges if share.lead is None and not share.raises]
     spans = [share.span for share in whole]
@@ -267,17 +267,15 @@ def _read_task(
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire_reader(patient, task.group) as reader:
         read = prefetch_small_ranges(patient, task.group, spans, needs, reader.read)
-        yield from run_task(options, projection, task.plan, read, ended.__setitem__, invalid_values)
+        yield from run_task(options, projection, task.plan, read, ended.__setitem__, malformed)
         if task.offset:
             settings = _find_broken_settings() if projection.wants("cti") else {}
             reader.commit_state(
-                _encode_end_states(options, task.plan, task.offset, ended, invalid_values, settings)
+                _encode_end_states(options, task.plan, task.offset, ended, malformed, settings)
             )
     if is_batch:
         ends = {share.span.partition: share.span.end_exclusive for share in task.plan.ranges}
-        finished = {
-            part: (ends[part], state, invalid_values[part]) for part, state in ended.items()
-        }
+        finished = {part: (ends[part], state, malformed[part]) for part, state in ended.items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
     freeze_objects()
@@ -288,7 +286,7 @@ def _encode_end_states(
     plan: TaskPlan,
     offset: StreamOffset,
     ended: Mapping[Partition, PartitionState],
-    invalid_values: Mapping[Partition, int],
+    malformed: Mapping[Partition, MalformedValues],
     settings: Mapping[str, str],
 ) -> dict[Partition, tuple[int, str]]:
     """Encode what to commit to the group: offsets, for lag tools, and the clocks there.
@@ -298,7 +296,7 @@ def _encode_end_states(
     found = {}
     for part, end in ((share.span.partition, share.span.end_exclusive) for share in plan.ranges):
         if end == offset.partitions[part].end_exclusive:
-            content = (ended[part], invalid_values[part], settings)
+            content = (ended[part], malformed[part], settings)
             found[part] = (
                 end,
                 "" if options.is_cut else encode_group_metadata(offset, part, *content),

@@ -6,24 +6,25 @@ partitions prove together (semantics 2 and 7). Only the reader, an argument, doe
 """
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.connector.columns import Instants
+from pyspark_timestream.connector.columns import Instants, Mask
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.cti.step import PartitionState, raise_cti, step
 from pyspark_timestream.cti.stream_cti import TaskFrontier
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import Payload, read_payload, required_columns
+from pyspark_timestream.kafka.decode.fields import FINE, REASONS, RECORD_REASONS
+from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -39,16 +40,16 @@ def run_task(
     plan: TaskPlan,
     read: ReadRange,
     keep_state: Callable[[Partition, PartitionState], None],
-    invalid_values: Counter[Partition] | None = None,
+    malformed_values: dict[Partition, MalformedValues] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Return the rows of the task, and pass each partition's end state to `keep_state`.
 
-    `invalid_values` counts the records of each partition whose value or key is malformed.
+    `malformed_values` gets the counts of each partition's records whose value or key is malformed.
 
     Raises:
         ViolationFound: an event or value on which the options demand failure.
     """
-    invalid_values = Counter() if invalid_values is None else invalid_values
+    counted = {} if malformed_values is None else malformed_values
     needs = required_columns(options, projection)
     has_ctis = projection.wants("cti")
     if plan.opening_us is not None and has_ctis:
@@ -57,6 +58,7 @@ def run_task(
     prover = TaskFrontier(own, plan.others_us, plan.emitted_us)
     for position, share in enumerate(plan.ranges):
         state, partition = _find_start_state(options, share, read), share.span.partition
+        counted.setdefault(partition, NO_MALFORMED_VALUES)
         for raised_us, span in share.split_at_raises():
             if raised_us is not None:
                 state = raise_cti(state, raised_us)
@@ -67,7 +69,7 @@ def run_task(
                 payload = read_payload(options, projection, block)
                 state, verdicts = step(options.rules, state, payload.events, payload.marks)
                 judged = JudgedBlock(partition, block, payload, verdicts)
-                invalid_values[partition] += payload.count_invalid_values()
+                counted[partition] += MalformedValues.from_reasons(payload.count_malformed())
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 prover, news, ctis_us = prover.advance(position, verdicts.cti_us)
@@ -111,29 +113,26 @@ def follow_clock(
         yield state, judgement.cti_us
 
 
-def _select_rows(
-    options: KafkaOptions, judged: JudgedBlock
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _select_rows(options: KafkaOptions, judged: JudgedBlock) -> Mask:
     """Select the records that become rows, by the event rules and the parse mode."""
-    keep, malformed = judged.verdicts.keep, judged.payload.find_malformed()
-    if malformed is None or options.parse_mode == "PERMISSIVE":
+    keep, reasons = judged.verdicts.keep, judged.payload.find_reasons()
+    if reasons is None or options.parse_mode == "PERMISSIVE":
         return keep
-    broken = keep & malformed
+    broken: Mask = keep & (reasons != FINE)
     if options.parse_mode == "FAILFAST" and broken.any():
         row = int(np.argmax(broken))
         raise ViolationFound(
-            f"{judged.locate(row)}: {_describe_malformed(options, judged.payload, row)}, and "
+            f"{judged.locate(row)}: {_describe_malformed(options, reasons[row])}, and "
             "option 'parseMode' is 'FAILFAST'; use 'PERMISSIVE' to get nulls, or 'DROPMALFORMED' "
             "to leave such rows out"
         )
-    return keep & ~malformed
+    return keep & ~broken
 
 
-def _describe_malformed(options: KafkaOptions, payload: Payload, row: int) -> str:
-    values = payload.values
-    if values is None or not values.reasons[row]:
-        return f"the key is not {_NAMES[options.key_format]} of the schema"
-    return f"the value is not {_NAMES[options.value_format]} of the schema"
+def _describe_malformed(options: KafkaOptions, reason: int) -> str:
+    of_key = RECORD_REASONS[reason] not in REASONS
+    part, form = ("key", options.key_format) if of_key else ("value", options.value_format)
+    return f"the {part} is not {_NAMES[form]} of the schema (reason: {RECORD_REASONS[reason]})"
 
 
 def _warn_of_marks(options: KafkaOptions, judged: JudgedBlock) -> None:

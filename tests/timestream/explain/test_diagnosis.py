@@ -16,6 +16,7 @@ from pyspark_timestream.explain.diagnosis import diagnose, find_warnings
 from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.kafka.plan.findings import FIXES, Finding, Kind, name_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import GivenWarning
 
@@ -319,7 +320,7 @@ def test_a_partition_that_loses_lately_what_it_did_not_before_is_named():
     assert found([share(now)])[0][0] is Kind.LATE_ROWS
 
 
-# -- malformed events, improbable times, values of another type -----------------------------------
+# -- malformed events, improbable times, malformed values -----------------------------------------
 
 AT = {"startTime": "at", "timeUnit": "s", **COUNT}
 
@@ -368,12 +369,37 @@ def test_who_asks_for_no_event_times_is_not_told_of_them():
     assert {Kind.MALFORMED, Kind.IMPROBABLE_TIMES}.isdisjoint(dict(found([there], settings={})))
 
 
-def test_values_that_mostly_are_no_json_of_the_schema_are_told():
-    finding = only([share(state(1, events=4))], [share(state(1, events=8), invalid_values=4)])
-    assert (finding.kind, finding.culprit) == (Kind.WRONG_TYPE, "topic 'topic' partition 0")
-    assert finding.text.startswith("4 of 8 values are not JSON of the schema")
+def test_records_most_of_which_are_malformed_are_reported_by_reason():
+    half = MalformedValues.from_reasons({"key type": 1, "framing": 3})
+    finding = only([share(state(1, events=4))], [share(state(1, events=8), malformed_values=half)])
+    assert (finding.kind, finding.culprit) == (Kind.MALFORMED_VALUES, "topic 'topic' partition 0")
+    assert finding.text == (
+        "4 of 8 records have a malformed value or key (reasons: 3 framing, 1 key type)"
+    )
     assert finding.since_us == NOON + SECOND
-    assert found([share(state(1, events=9), invalid_values=4)])[0][0] is Kind.CAUGHT_UP
+    assert found([share(state(1, events=9), malformed_values=half)])[0][0] is Kind.CAUGHT_UP
+
+
+@pytest.mark.parametrize(
+    ("counts", "option"),
+    [
+        ({"framing": 5, "type": 4}, "'valueFraming'"),
+        ({"syntax": 5, "type": 4}, "'valueFormat'"),
+        ({"framing": 1, "type": 8}, ".schema(...)"),
+        ({"framing": 4, "key framing": 5}, "'keyFraming'"),
+        ({"key syntax": 5, "key type": 4}, "'keyFormat'"),
+        ({"a reason of a later version": 9}, FIXES[Kind.MALFORMED_VALUES]),
+    ],
+)
+def test_fix_of_malformed_values_is_that_of_the_most_frequent_reason(counts, option):
+    malformed = MalformedValues.from_reasons(counts)
+    assert option in only([share(state(1, events=9), malformed_values=malformed)]).fix
+
+
+def test_malformed_values_of_an_earlier_version_are_reported_without_reasons():
+    finding = only([share(state(1, events=9), malformed_values=MalformedValues(9))])
+    assert finding.text == "9 of 9 records have a malformed value or key"
+    assert finding.fix == FIXES[Kind.MALFORMED_VALUES]
 
 
 # -- rows dropped as late -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a stream has counted lately: wrong data is told soon, however much was well before."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from pyspark_timestream.explain.recent_counts import (
     update_counts,
 )
 from pyspark_timestream.kafka.plan.findings import Kind
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
 SETTINGS = options(valueFormat="json", startTime="at", ctiFrequency="1").settings()
@@ -21,9 +23,10 @@ YEARS = 1_000_000
 """So many events were well before."""
 
 
-def share(events, malformed=0, invalid_values=0):
+def share(events, malformed=0, malformed_values=0, reason="type"):
     state = PartitionState(events=events, malformed=malformed)
-    return PartitionOffset(events, events, state, invalid_values=invalid_values)
+    counted = MalformedValues.from_reasons({reason: malformed_values})
+    return PartitionOffset(events, events, state, malformed_values=counted)
 
 
 def stands(**shares):
@@ -42,7 +45,8 @@ def told(*courses):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("malformed", Kind.MALFORMED), ("invalid_values", Kind.WRONG_TYPE)]
+    ("name", "kind"),
+    [("malformed", Kind.MALFORMED), ("malformed_values", Kind.MALFORMED_VALUES)],
 )
 def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
     bad = share(YEARS + 12, **{name: 12})
@@ -54,6 +58,16 @@ def test_the_counts_are_those_of_the_last_events():
     recent = update_counts(RecentCounts(), {at(0): share(YEARS, 7)}, {at(0): share(YEARS + 20, 22)})
     (finding,) = find_recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
     assert finding.text.startswith("lately, 15 of 20 events have no time that can be read")
+
+
+def test_the_reasons_of_recent_malformed_values_are_those_of_the_last_events():
+    before = replace(share(YEARS), malformed_values=MalformedValues.from_reasons({"syntax": 8}))
+    more = MalformedValues.from_reasons({"syntax": 9, "framing": 12})
+    now = replace(share(YEARS + 20), malformed_values=more)
+    recent = update_counts(RecentCounts(), {at(0): before}, {at(0): now})
+    (finding,) = find_recent_mistakes(recent, stands(p0=now))
+    assert finding.text.startswith("lately, 13 of 20 records have a malformed value or key")
+    assert finding.text.endswith("(reasons: 12 framing, 1 syntax)")
 
 
 @given(st.lists(st.integers(0, 30), max_size=20))

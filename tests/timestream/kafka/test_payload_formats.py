@@ -21,6 +21,7 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.registry.readers import check_recorded, fix_readers, read_registered
@@ -113,12 +114,12 @@ def fixed(raw, **more) -> KafkaOptions:
     return replace(fix_readers(load_schemas(options(**raw)), {}), **more)
 
 
-def delivered(given, columns, *values, **more):
+def delivered(given, columns, *values, counted=None, **more):
     """The rows of a task over one partition with these values from offset 0."""
     wanted = projection(given, *columns)
     plan = TaskPlan((TaskRange(Range(at(0), 0, len(values)), PartitionState()),))
     records = [block(*values, **more)]
-    tables = list(run_task(given, wanted, plan, lambda *_: records, lambda *_: None))
+    tables = list(run_task(given, wanted, plan, lambda *_: records, lambda *_: None, counted))
     return pa.Table.from_batches(tables, wanted.schema).to_pylist()
 
 
@@ -161,7 +162,9 @@ LETTERS = [
 def test_malformed_values_are_dead_letters_with_their_bytes_reason_and_schema_id():
     good, cut = framed(7, as_avro("JFK", 1.0, 5_000)), framed(7, as_avro("JFK", 1.0, 5_000)[:-1])
     columns = [("origin", pa.string()), *LETTERS]
-    rows = delivered(registered("avro"), columns, good, cut, b"\x07", None)
+    counted = {}
+    rows = delivered(registered("avro"), columns, good, cut, b"\x07", None, counted=counted)
+    assert counted == {at(0): MalformedValues.from_reasons({"framing": 1, "syntax": 1})}
     assert [tuple(row.values()) for row in rows] == [
         ("JFK", None, None, None),
         (None, cut, "syntax", 7),
@@ -203,7 +206,9 @@ def test_drop_leaves_malformed_values_out_and_failfast_names_the_record():
     values = [framed(7, as_avro(*trip)) for trip in TRIPS] + [framed(7, b"")]
     rows = delivered(registered("avro", parseMode="DROPMALFORMED"), COLUMNS[:1], *values)
     assert [row["origin"] for row in rows] == ["JFK", "LGA", "EWR"]
-    with pytest.raises(ViolationFound, match="offset 3: the value is not Avro of the schema"):
+    with pytest.raises(
+        ViolationFound, match=r"offset 3: the value is not Avro of the schema \(reason: syntax\)"
+    ):
         delivered(registered("avro", parseMode="FAILFAST"), COLUMNS[:1], *values)
 
 
@@ -211,13 +216,19 @@ def test_keys_have_fields_under_their_prefix_in_a_format_of_their_own():
     given = fixed({"valueFormat": "json", "keyFormat": "avro", "keySchema": json.dumps(AVRO)})
     columns = [("origin", pa.string()), ("key.origin", pa.string()), LETTERS[1]]
     keys = [as_avro("JFK", 1.0, 5_000), b"\x07", None, b"\x07"]
-    rows = delivered(given, columns, b'{"origin": "LGA"}', b"{}", b"{}", b"", keys=keys)
+    values, counted = [b'{"origin": "LGA"}', b"{}", b"{}", b""], {}
+    rows = delivered(given, columns, *values, keys=keys, counted=counted)
     assert [tuple(row.values()) for row in rows] == [
         ("LGA", "JFK", None),
         (None, None, "key syntax"),
         (None, None, None),
         (None, None, "syntax"),
     ]
+    # A record counts once, for the reason that its column shows.
+    assert counted == {at(0): MalformedValues.from_reasons({"key syntax": 1, "syntax": 1})}
+    strict = replace(given, parse_mode="FAILFAST")
+    with pytest.raises(ViolationFound, match=r"1: the key is not Avro .* \(reason: key syntax\)"):
+        delivered(strict, columns, *values, keys=keys)
 
 
 def test_keys_alone_can_have_fields_under_a_prefix_of_the_users_choice():

@@ -14,11 +14,13 @@ __all__ = [
     "FINE",
     "FRAMING",
     "REASONS",
+    "RECORD_REASONS",
     "SYNTAX",
     "TYPE",
     "DecodedBlock",
     "Reasons",
     "WantedFields",
+    "find_record_reasons",
 ]
 
 Reasons = npt.NDArray[np.uint8]
@@ -28,6 +30,9 @@ REASONS: Final = ("", "framing", "syntax", "type")
 bytes are not a payload of its schema, or a field is not of the column's type."""
 
 FINE, FRAMING, SYNTAX, TYPE = range(len(REASONS))
+
+RECORD_REASONS: Final = (*REASONS, *(f"key {reason}" for reason in REASONS[1:]))
+"""Why a record is malformed, by number: the reason of its value, or else that of its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +79,14 @@ class DecodedBlock(NamedTuple):
         """N booleans: the payload is malformed."""
         malformed: Mask = self.reasons != FINE
         return malformed
+
+
+def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) -> Reasons | None:
+    """Find why each record is malformed, as an index into `RECORD_REASONS`.
+
+    None if neither values nor keys were decoded.
+    """
+    if keys is None:
+        return None if values is None else values.reasons
+    of_keys = keys.reasons + np.where(keys.malformed, np.uint8(TYPE), np.uint8(FINE))
+    return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)

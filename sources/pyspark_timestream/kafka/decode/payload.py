@@ -18,7 +18,13 @@ from pyspark_timestream.connector.event_time import (
 )
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
 from pyspark_timestream.kafka.decode.columns import Projection, strip_key_prefix
-from pyspark_timestream.kafka.decode.fields import DecodedBlock, WantedFields
+from pyspark_timestream.kafka.decode.fields import (
+    RECORD_REASONS,
+    DecodedBlock,
+    Reasons,
+    WantedFields,
+    find_record_reasons,
+)
 from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
@@ -56,15 +62,18 @@ class Payload:
     keys: DecodedBlock | None = None
     marks: Marks = NO_MARKS
 
-    def find_malformed(self) -> Mask | None:
-        """Find the records whose value or key is malformed; None if neither was decoded."""
-        masks = [part.malformed for part in (self.values, self.keys) if part is not None]
-        return np.logical_or.reduce(masks) if masks else None
+    def find_reasons(self) -> Reasons | None:
+        """Find why each record is malformed; see `find_record_reasons`."""
+        return find_record_reasons(self.values, self.keys)
 
-    def count_invalid_values(self) -> int:
-        """Count the records whose value or key is malformed."""
-        malformed = self.find_malformed()
-        return 0 if malformed is None else int(np.count_nonzero(malformed))
+    def count_malformed(self) -> dict[str, int]:
+        """Count the records whose value or key is malformed, by reason, without zeros."""
+        reasons = self.find_reasons()
+        if reasons is None or not reasons.any():
+            return {}
+        counts = np.bincount(reasons, minlength=len(RECORD_REASONS)).tolist()
+        named = zip(RECORD_REASONS, counts, strict=True)
+        return {reason: count for reason, count in named if reason and count}
 
 
 def required_columns(options: KafkaOptions, projection: Projection | None) -> ColumnSet:

@@ -16,7 +16,7 @@ from pyspark_timestream.connector.columns import NEVER, Mask
 from pyspark_timestream.connector.event_time import read_record_timestamps
 from pyspark_timestream.cti.step import ADJUSTED, VIOLATIONS, Verdicts
 from pyspark_timestream.kafka.decode.columns import METADATA, Projection
-from pyspark_timestream.kafka.decode.fields import REASONS, DecodedBlock
+from pyspark_timestream.kafka.decode.fields import RECORD_REASONS, Reasons
 from pyspark_timestream.kafka.decode.payload import Payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.ranges import Partition
@@ -114,9 +114,9 @@ def _build_column(name: str, projection: Projection, judged: JudgedBlock) -> pa.
 
 def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -> pa.Array:
     """Build what column `name` says of malformed payloads; null elsewhere."""
-    values, keys = judged.payload.values, judged.payload.keys
+    values = judged.payload.values
     if projection.dead_letter[name] == "reason":
-        return _name_reasons(values, keys, len(judged.block.offsets))
+        return _name_reasons(judged.payload.find_reasons(), len(judged.block.offsets))
     kind = projection.schema.field(name).type
     if values is None:
         return pa.nulls(len(judged.block.offsets), kind)
@@ -128,15 +128,12 @@ def _build_dead_letter(projection: Projection, name: str, judged: JudgedBlock) -
     return _decode_texts(found) if pa.types.is_string(kind) else found
 
 
-def _name_reasons(values: DecodedBlock | None, keys: DecodedBlock | None, rows: int) -> pa.Array:
+def _name_reasons(reasons: Reasons | None, rows: int) -> pa.Array:
     """Name why each record is malformed: `type` for its value, else `key type` for its key."""
-    # Not module constants: Arrow would load pandas for them, even in the driver.
-    named = pa.array([None, *REASONS[1:]], pa.string())
-    found = pa.nulls(rows, pa.string()) if values is None else named.take(pa.array(values.reasons))
-    if keys is None:
-        return found
-    of_keys = pa.array([None, *(f"key {reason}" for reason in REASONS[1:])], pa.string())
-    return pc.coalesce(found, of_keys.take(pa.array(keys.reasons)))
+    if reasons is None:
+        return pa.nulls(rows, pa.string())
+    # Not a module constant: Arrow would load pandas for it, even in the driver.
+    return pa.array([None, *RECORD_REASONS[1:]], pa.string()).take(pa.array(reasons))
 
 
 def _decode_texts(values: pa.Array) -> pa.Array:

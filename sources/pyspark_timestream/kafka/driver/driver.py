@@ -261,7 +261,7 @@ class StreamDriver:
             written=written,
         )
         ended = self._get_end_states(previous)
-        seen = replace(seen, invalid_values=ended.invalid_values)
+        seen = replace(seen, malformed_values=ended.malformed_values)
         now = empty_offset(previous, ended.states, positions, run, seen)
         warnings = self._warner.update(previous, now, ends, now_us, ended.findings)
         seen = replace(seen, warnings=warnings)

@@ -18,6 +18,7 @@ from pyspark_timestream.kafka.plan.group_metadata import (
     decode_group_metadata,
     describe_missing_states,
 )
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition, Range
 
@@ -32,13 +33,13 @@ class EndStates:
 
     Attributes:
         states: every partition's clock.
-        invalid_values: per partition, how many values did not match the JSON schema, as far as
-            tasks counted them.
+        malformed_values: per partition, the malformed values and keys, as far as tasks counted
+            them.
         findings: problems met on the way, for the user.
     """
 
     states: Mapping[Partition, PartitionState]
-    invalid_values: Mapping[Partition, int]
+    malformed_values: Mapping[Partition, MalformedValues]
     findings: tuple[Finding, ...] = ()
 
 
@@ -46,7 +47,7 @@ def copy_start_states(offset: StreamOffset) -> EndStates:
     """Return the states at the start of the batch `offset`, as if it read nothing."""
     return EndStates(
         {part: share.state for part, share in offset.partitions.items()},
-        {part: share.invalid_values for part, share in offset.partitions.items()},
+        {part: share.malformed_values for part, share in offset.partitions.items()},
     )
 
 
@@ -66,24 +67,24 @@ def find_end_states(
         group: the name of the consumer group.
     """
     begun = copy_start_states(offset)
-    states, invalid = dict(begun.states), dict(begun.invalid_values)
+    states, malformed = dict(begun.states), dict(begun.malformed_values)
     left: dict[Partition, GroupMetadata] = {}
     for span in offset.ranges():
         if not span.size:
             continue
         part = span.partition
         left[part] = decode_group_metadata(offset, part, metadata.get(part))
-        invalid[part] += left[part].invalid_values
+        malformed[part] += left[part].malformed_values
         found = left[part].state
         if found is None and read_again is not None:
             found = read_again(span)
         states[part] = found or states[part]
     if not left:
-        return EndStates(states, invalid, _repeat_findings(offset))
+        return EndStates(states, malformed, _repeat_findings(offset))
     findings = [*_find_broken_settings(left), *_find_refused_states(left, states)]
     if any(each.state is None for each in left.values()):
         findings += _find_missing_states(left, group, is_read_again=read_again is not None)
-    return EndStates(states, invalid, tuple(findings))
+    return EndStates(states, malformed, tuple(findings))
 
 
 def _repeat_findings(offset: StreamOffset) -> tuple[Finding, ...]:

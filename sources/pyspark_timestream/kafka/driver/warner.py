@@ -26,6 +26,7 @@ from pyspark_timestream.kafka.decode.value_samples import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.plan.findings import REPEATED_RUN_ADVICE, Finding, Kind
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset, group_name
 from pyspark_timestream.kafka.plan.warnings import Warnings, find_new_warnings, update_warnings
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -121,7 +122,7 @@ class Warner:
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         if self._recent.counts:
             return find_recent_mistakes(self._recent, now)
-        given = (previous.warnings.get(kind) for kind in (Kind.MALFORMED, Kind.WRONG_TYPE))
+        given = (previous.warnings.get(kind) for kind in (Kind.MALFORMED, Kind.MALFORMED_VALUES))
         return [each.finding for each in given if each is not None and each.holds]
 
     def _find_uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
@@ -140,13 +141,13 @@ class Warner:
         return self._sampled
 
     def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Finding]:
-        state, invalid = PartitionState(), 0
+        state, malformed = PartitionState(), NO_MALFORMED_VALUES
         for block in self._read_newest(part, now):
             payload = read_payload(self._options, self._projection, block)
             state, _ = step(self._options.rules, state, payload.events, payload.marks)
-            invalid += payload.count_invalid_values()
+            malformed += MalformedValues.from_reasons(payload.count_malformed())
         position = now.partitions[part].start_inclusive
-        share = PartitionOffset(position, position, state, invalid_values=invalid)
+        share = PartitionOffset(position, position, state, malformed_values=malformed)
         alone = replace(now, partitions={part: share})
         found = find_warnings((BatchRecord(0, alone),), 0)
         return [replace(each, text=f"of its newest records, {each.text}") for each in found]
@@ -234,7 +235,7 @@ def _is_plain_json(options: KafkaOptions) -> bool:
 _DESCRIPTIONS: Final[Mapping[Kind, DescribeBlock]] = {
     Kind.MALFORMED: _describe_malformed,
     Kind.IMPROBABLE_TIMES: _describe_unit,
-    Kind.WRONG_TYPE: _describe_values,
+    Kind.MALFORMED_VALUES: _describe_values,
 }
 
 
@@ -255,7 +256,7 @@ def warn_about_read(
     options: KafkaOptions,
     projection: Projection,
     reader: "Callable[[KafkaOptions, str], RangeReader]",
-    ended: Mapping[Partition, tuple[int, PartitionState, int]],
+    ended: Mapping[Partition, tuple[int, PartitionState, MalformedValues]],
 ) -> None:
     """Log the mistakes in the records that a task of a batch read has read.
 
@@ -263,12 +264,11 @@ def warn_about_read(
         options: the options of the read.
         projection: the columns that it wants.
         reader: creates the reader of a few sample records.
-        ended: partition -> its end offset, the clock there, and how many values did not match the
-            JSON schema.
+        ended: partition -> its end offset, the clock there, and its malformed values and keys.
     """
     shares = {
-        part: PartitionOffset(at, at, state, invalid_values=n)
-        for part, (at, state, n) in ended.items()
+        part: PartitionOffset(at, at, state, malformed_values=malformed)
+        for part, (at, state, malformed) in ended.items()
     }
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=shares)

@@ -42,7 +42,7 @@ class KafkaOptions(PayloadOptions):
         "metadataPrefix",
         text,
         "",
-        description="goes before all metadata column names, for JSON fields of the same names",
+        description="goes before all metadata column names, for fields of the same names",
     )
     shape: str = option(
         "eventShape",
@@ -57,7 +57,7 @@ class KafkaOptions(PayloadOptions):
         TimeFrom("timestamp"),
         description=(
             "where the event's time is: `timestamp` or `record:timestamp` (the record's), "
-            "`header:NAME`, or a field of the JSON value, as `field:PATH` or by its path alone; "
+            "`header:NAME`, or a field of the value, as `field:PATH` or by its path alone; "
             "`payload.ts_ms` is the field `ts_ms` of the object `payload`"
         ),
         may_change=False,

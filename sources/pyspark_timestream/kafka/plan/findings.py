@@ -14,11 +14,15 @@ __all__ = [
     "REPEATED_RUN_ADVICE",
     "Finding",
     "Kind",
+    "list_counts",
     "name_partitions",
 ]
 
 _MAX_NAMED: Final = 3
 """Partitions that a sentence names; it counts the others."""
+
+_MAX_COUNTED: Final = 10
+"""Partitions that are listed with their counts; the rest is summed up."""
 
 
 class Kind(StrEnum):
@@ -26,7 +30,7 @@ class Kind(StrEnum):
 
     MALFORMED = "malformed events"
     IMPROBABLE_TIMES = "improbable times"
-    WRONG_TYPE = "values of another type"
+    MALFORMED_VALUES = "malformed values"
     OWN_WATERMARK = "a watermark beside the CTIs"
     NO_ADVANCE_TIME = "state without advance_time"
     START_AT_END = "a start at the end"
@@ -57,9 +61,9 @@ FIXES: Final[Mapping[Kind, str]] = {
         "set 'timeUnit' to the unit of the numbers, or name another field in 'startTime', and "
         "start with a new checkpoint"
     ),
-    Kind.WRONG_TYPE: (
-        "correct the field's type in .schema(...), or declare it a string; "
-        "'columnNameOfCorruptRecord' shows such values"
+    Kind.MALFORMED_VALUES: (
+        "compare 'valueFormat', 'valueFraming' and the types in .schema(...) with what the "
+        "producer writes; 'columnNameOfCorruptRecord' shows such values and their reasons"
     ),
     Kind.OWN_WATERMARK: (
         "call advance_time(df) in place of withWatermark: it makes the CTIs Spark's watermark"
@@ -192,3 +196,17 @@ def name_partitions(parts: Sequence[Partition]) -> str:
     """
     shown = ", ".join(str(part) for part in parts[:_MAX_NAMED])
     return shown if len(parts) <= _MAX_NAMED else f"{shown} and {len(parts) - _MAX_NAMED} more"
+
+
+def list_counts(counts: Mapping[Partition, int]) -> str:
+    """List the partitions with the greatest counts, and sum up the others.
+
+    >>> list_counts({Partition("t", 0): 2, Partition("t", 1): 7})
+    "7 of topic 't' partition 1, 2 of topic 't' partition 0"
+    """
+    parts = sorted(counts, key=lambda part: (-counts[part], part))
+    listed = [f"{counts[part]} of {part}" for part in parts[:_MAX_COUNTED]]
+    rest = sum(counts[part] for part in parts[_MAX_COUNTED:])
+    if rest:
+        listed.append(f"{rest} of {len(parts) - _MAX_COUNTED} more partitions")
+    return ", ".join(listed)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -48,8 +49,8 @@ class GroupMetadata:
 
     Attributes:
         state: the clock after the range, committed by a task of this batch; None if missing.
-        invalid_values: values of the range that did not match the JSON schema, as far as a task
-            counted them.
+        malformed_values: the malformed values and keys of the range, as far as a task counted
+            them.
         settings: settings of the session that break what CTIs promise, name -> value, as a task
             has seen them.
         refused_length: how long the text with the state was, which the broker did not take; None:
@@ -59,7 +60,7 @@ class GroupMetadata:
     """
 
     state: PartitionState | None = None
-    invalid_values: int = 0
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES
     settings: tuple[tuple[str, str], ...] = ()
     refused_length: int | None = None
     other_stream: str | None = None
@@ -69,7 +70,7 @@ def encode_group_metadata(
     offset: StreamOffset,
     partition: Partition,
     end: PartitionState,
-    invalid_values: int = 0,
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES,
     settings: Mapping[str, str] | None = None,
 ) -> str:
     """Encode the text that a task commits for a partition after its range, in ASCII.
@@ -78,7 +79,7 @@ def encode_group_metadata(
         offset: the batch.
         partition: one of its partitions.
         end: the clock after the range.
-        invalid_values: how many of its values did not match the JSON schema.
+        malformed_values: its malformed values and keys.
         settings: settings of the session that break what CTIs promise.
     """
     value = {
@@ -86,8 +87,8 @@ def encode_group_metadata(
         "packed": _pack(end, offset.partitions[partition].state),
         "settings": dict(settings or {}),
         "stream": offset.stream[:_STREAM_PREFIX_LENGTH],
-        "unfit": invalid_values,
         "version": _VERSION,
+        **malformed_values.to_json(),
     }
     return _to_text({name: each for name, each in value.items() if each})
 
@@ -118,7 +119,7 @@ def decode_group_metadata(
             return GroupMetadata(other_stream=stream if is_other else None)
         return GroupMetadata(
             state=_decode_state(value, offset.partitions[partition].state),
-            invalid_values=value.get("unfit", 0),
+            malformed_values=MalformedValues.from_json(value),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
         )

@@ -22,6 +22,7 @@ from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.idleness import idle_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic, Pending, defer, release
 from pyspark_timestream.kafka.plan.joined_batches import remember_beginning, remember_raise
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import Warnings
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
@@ -80,7 +81,7 @@ class Observation:
         written: the ends of the logs at that time, including open transactions; the ends where
             it is not known.
         warnings: the warnings up to now; None for those of the previous offset.
-        invalid_values: per partition, the values so far that did not match the JSON schema.
+        malformed_values: per partition, the malformed values and keys so far.
     """
 
     now_us: int = 0
@@ -90,7 +91,7 @@ class Observation:
     imported: ImportedTopic | None = None
     written: Mapping[Partition, int] = field(default_factory=dict)
     warnings: Warnings | None = None
-    invalid_values: Mapping[Partition, int] = field(default_factory=dict)
+    malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
 
 
 NO_OBSERVATION: Final = Observation()
@@ -158,7 +159,7 @@ def empty_offset(
             part in known and known[part].idle,
             seen.since_us.get(part),
             known[part].pending if part in known else (),
-            invalid_values=seen.invalid_values.get(part, 0),
+            malformed_values=seen.malformed_values.get(part, NO_MALFORMED_VALUES),
         )
         for part, position in positions.items()
     }
@@ -315,7 +316,7 @@ def _plan_partitions(
             pending,
             remember_beginning(before, *place),
             remember_raise(before, *place, state.cti_us if is_raised else None),
-            given.seen.invalid_values.get(part, 0),
+            given.seen.malformed_values.get(part, NO_MALFORMED_VALUES),
         )
     return shares
 

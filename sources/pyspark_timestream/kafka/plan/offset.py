@@ -6,7 +6,8 @@ partitions, imported CTIs) are part of it for the same reason.
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
-Only a stream whose payloads have schemas has `schemas`.
+Only a stream whose payloads have schemas has `schemas`, and only one with malformed values
+`unfit_by`, the reasons: a reader of version 3 that does not know it has their number in `unfit`.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.options.older_settings import translate_older_settings
 from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.warnings import Warnings, warnings_from_json, warnings_to_json
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
 
@@ -49,8 +51,8 @@ class PartitionOffset:
         raises: where the clock was raised by anything other than a record (idleness, discovery, an
             import), as (batch, offset, CTI): before the record at the offset. `beginnings` and
             `raises` reach back to the last batch that no restart goes back before.
-        invalid_values: values before `start_inclusive` that did not match the JSON schema, as far
-            as tasks counted them; not in the clock, which does not depend on the schema.
+        malformed_values: the malformed values and keys before `start_inclusive`, as far as tasks
+            counted them; not in the clock, which does not depend on the schema.
     """
 
     start_inclusive: int
@@ -61,7 +63,7 @@ class PartitionOffset:
     pending: tuple[tuple[int, int], ...] = ()
     beginnings: tuple[tuple[int, int], ...] = ()
     raises: tuple[tuple[int, int, int], ...] = ()
-    invalid_values: int = 0
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys; defaults are left out."""
@@ -74,7 +76,7 @@ class PartitionOffset:
             "raises": [list(each) for each in self.raises] or None,
             "state": self.state.to_json(),
             "to": self.end_exclusive,
-            "unfit": self.invalid_values or None,
+            **self.malformed_values.to_json(),
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -90,7 +92,7 @@ class PartitionOffset:
             tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
             tuple((batch, at) for batch, at in value.get("began", ())),
             tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
-            value.get("unfit", 0),
+            MalformedValues.from_json(value),
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.cti.step import COUNTERS
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import active_warnings
 from pyspark_timestream.kafka.ranges import Partition
@@ -16,23 +17,25 @@ def build_progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> d
     """Build the progress report of the batch `offset`, as of the batch's start.
 
     `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
-    the end of the log. Counters are per partition, and summed over existing partitions. `warnings`
-    holds the texts of the active ones.
+    the end of the log. Counters are per partition, and summed over existing partitions;
+    `malformedValues` counts by reason as well. `warnings` holds the texts of the active ones.
     """
     topics: dict[str, dict[str, Any]] = {}
-    totals = dict.fromkeys(COUNTERS, 0)
+    totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
     for part, share in sorted(offset.partitions.items()):
         topics.setdefault(part.topic, {})[str(part.number)] = _build_partition(
             share, log_ends.get(part, share.end_exclusive)
         )
         for name, count in share.state.counters().items():
             totals[name] += count
+        malformed += share.malformed_values
     return {
         "cti": _format_cti(offset.cti_us),
         "endOfStream": offset.closing,
         "partitions": topics,
         "warnings": [finding.line for finding in active_warnings(offset.warnings)],
         **totals,
+        "malformedValues": _report_malformed(malformed),
     }
 
 
@@ -43,7 +46,12 @@ def _build_partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
         "lag": max(log_end - share.start_inclusive, 0),
         "offset": share.start_inclusive,
         **share.state.counters(),
+        "malformedValues": _report_malformed(share.malformed_values),
     }
+
+
+def _report_malformed(found: MalformedValues) -> dict[str, int]:
+    return {"total": found.total, **dict(found.by_reason)}
 
 
 def _format_cti(cti_us: int | None) -> str | None:

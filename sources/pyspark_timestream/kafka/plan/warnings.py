@@ -8,7 +8,7 @@ has risen. The progress report lists active warnings; only new ones are logged.
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 
@@ -39,6 +39,9 @@ class GivenWarning:
 
 Warnings = Mapping[Kind, GivenWarning]
 """The warnings that a stream has given, at most one of a kind, in the order of kinds."""
+
+_OLDER_NAMES: Final = {"values of another type": Kind.MALFORMED_VALUES}
+"""Names of kinds that earlier versions wrote."""
 
 
 def find_no_detail(finding: Finding) -> str:
@@ -119,7 +122,7 @@ def warnings_to_json(warnings: Warnings) -> dict[str, dict[str, Any]]:
 
 def warnings_from_json(value: Mapping[str, Mapping[str, Any]]) -> dict[Kind, GivenWarning]:
     """Read what `warnings_to_json` wrote, without kinds unknown to this release."""
-    known = {str(kind): kind for kind in Kind}
+    known = {**_OLDER_NAMES, **{str(kind): kind for kind in Kind}}
     read = {
         known[name]: GivenWarning(
             Finding(

@@ -13,6 +13,7 @@ from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Range
 
@@ -789,21 +790,23 @@ def test_requested_or_harmless_start_at_the_end_is_not_warned_about(raw, log, bo
     assert told(run) == []
 
 
-def test_values_that_tasks_found_to_be_of_another_type_are_counted_over_batches(caplog):
+def test_malformed_values_that_tasks_counted_are_summed_up_by_reason_over_batches(caplog):
     broker = FakeBroker(p0=(0, 5))
     broker.committed_metadata = lambda parts: {
-        part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, 4)
+        part: encode_group_metadata(StreamOffset.from_json(run.offset), part, state, four)
         for part in parts
     }
     run, state = Driven(broker, valueFormat="json"), PartitionState(events=5)
+    four = MalformedValues.from_reasons({"syntax": 1, "type": 3})
     run.plan()
     for events in (5, 6, 10):
         state = PartitionState(events=events)
         broker.log[at(0)] = (0, broker.log[at(0)][1] + 1)
         run.plan()
-    assert StreamOffset.from_json(run.offset).partitions[at(0)].invalid_values == 12
-    assert caplog.text.count("values of another type") == 1
-    assert "4 of 5 values are not JSON of the schema" in caplog.text
+    counted = StreamOffset.from_json(run.offset).partitions[at(0)].malformed_values
+    assert counted == MalformedValues.from_reasons({"syntax": 3, "type": 9})
+    assert caplog.text.count("malformed values: ") == 1
+    assert "4 of 5 records have a malformed value or key (reasons: 1 syntax, 3 type)" in caplog.text
 
 
 def test_stream_without_ctis_is_not_reread_and_warns_about_counts():

@@ -11,6 +11,7 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.driver.end_states import find_end_states
 from pyspark_timestream.kafka.plan.findings import Kind
 from pyspark_timestream.kafka.plan.group_metadata import drop_state, encode_group_metadata
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import update_warnings
 
@@ -20,8 +21,12 @@ OFFSET = StreamOffset(
     "f00df00df00d",
     {"ctiFrequency": "1"},
     1,
-    {at(0): PartitionOffset(7, 9, START), at(1): PartitionOffset(7, 7, START, invalid_values=3)},
+    {
+        at(0): PartitionOffset(7, 9, START, malformed_values=MalformedValues(1, (("type", 1),))),
+        at(1): PartitionOffset(7, 7, START, malformed_values=MalformedValues(3)),
+    },
 )
+TWO = MalformedValues.from_reasons({"framing": 1, "type": 1})
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 
 
@@ -38,9 +43,12 @@ def found(left, reads_again=True, offset=OFFSET):
 
 
 def test_committed_end_states_are_used_without_reading_again():
-    states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, 2)})
+    states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, TWO)})
     assert (states.states, again) == ({at(0): END, at(1): START}, [])
-    assert states.invalid_values == {at(0): 2, at(1): 3}
+    assert states.malformed_values == {
+        at(0): MalformedValues(3, (("framing", 1), ("type", 2))),
+        at(1): MalformedValues(3),
+    }
     assert states.findings == ()
 
 
@@ -78,7 +86,7 @@ def test_state_refused_by_the_broker_is_reported_with_its_length():
 
 
 def test_a_setting_that_tasks_have_seen_is_named_with_its_value():
-    left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
+    left = encode_group_metadata(OFFSET, at(0), END, settings={POLICY: "max"})
     (finding,) = found({at(0): left})[0].findings
     assert (finding.kind, finding.culprit) == (Kind.SESSION_SETTING, f"setting '{POLICY}'")
     assert re.search("runs with 'max', by which .* silently dropped", finding.text)
@@ -86,7 +94,7 @@ def test_a_setting_that_tasks_have_seen_is_named_with_its_value():
 
 
 def test_batch_without_records_repeats_the_earlier_findings():
-    left = encode_group_metadata(OFFSET, at(0), END, 0, {POLICY: "max"})
+    left = encode_group_metadata(OFFSET, at(0), END, settings={POLICY: "max"})
     said = found({at(0): left})[0].findings
     empty = replace(OFFSET, partitions={at(0): PartitionOffset(9, 9, END)})
     assert found({}, offset=empty)[0].findings == ()

@@ -10,6 +10,7 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.driver.warner import Warner, warn_about_read
 from pyspark_timestream.kafka.plan.findings import Kind
+from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import active_warnings
 
@@ -57,9 +58,10 @@ def test_uncounted_partition_is_sampled_once_per_run():
     for number in range(3):
         warnings = look.update(offset(250, number), stands(250), {at(0): 250}, number * 10**7)
         malformed, wrong = active_warnings(warnings)
-        assert (malformed.kind, wrong.kind) == (Kind.MALFORMED, Kind.WRONG_TYPE)
+        assert (malformed.kind, wrong.kind) == (Kind.MALFORMED, Kind.MALFORMED_VALUES)
         assert malformed.text.startswith("of its newest records, 100 of 100 events have no time")
         assert "there is no field 'at', but 'when', 'price'" in malformed.detail
+        assert "100 of 100 records have a malformed value or key (reasons: 100 type)" in wrong.text
         assert "field 'price' is double" in wrong.detail
     # One look at all of them, and one for each example.
     assert records.asked == [(150, 250)] * 3
@@ -96,12 +98,17 @@ def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
 def test_task_of_a_batch_read_warns_about_its_records(caplog):
     records = Records(*[{"at": "noon", "price": 1.5}] * 4)
     given = options(**JSON)
-    told = {at(0): (4, PartitionState(events=4, malformed=4), 0)}
+    told = {at(0): (4, PartitionState(events=4, malformed=4), NO_MALFORMED_VALUES)}
     warn_about_read(given, projection(given, *COLUMNS), records, told)
     assert caplog.text.count("malformed events: topic 'topic' partition 0: 4 of 4 events") == 1
     assert "begins 'no'" in caplog.text
     caplog.clear()
-    well = {at(0): (4, PartitionState(events=4), 0)}
+    wrong = MalformedValues.from_reasons({"syntax": 3})
+    told = {at(0): (4, PartitionState(events=4), wrong)}
+    warn_about_read(given, projection(given, *COLUMNS), records, told)
+    assert "3 of 4 records have a malformed value or key (reasons: 3 syntax)" in caplog.text
+    caplog.clear()
+    well = {at(0): (4, PartitionState(events=4), NO_MALFORMED_VALUES)}
     warn_about_read(given, projection(given, *COLUMNS), records, well)
     assert caplog.text == ""
 

@@ -17,6 +17,7 @@ from pyspark_timestream.kafka.plan.group_metadata import (
     drop_state,
     encode_group_metadata,
 )
+from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, MalformedValues
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 
 OFFSETS = Path(__file__).parents[2] / "offsets"
@@ -26,6 +27,7 @@ END = PartitionState(1_800_000_000_000_000, 1, 5, 19)
 LEFT = encode_group_metadata(V1, PART, END)
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
+FOUR = MalformedValues.from_reasons({"framing": 3, "key type": 1})
 BROKERS_DEFAULT = 4096
 """`offset.metadata.max.bytes`"""
 
@@ -119,8 +121,8 @@ def test_foreign_metadata_is_no_state_of_ours(metadata):
 
 def test_metadata_without_state_keeps_counts_settings_and_length():
     settings = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
-    left = encode_group_metadata(V1, PART, END, 4, settings)
-    told = GroupMetadata(END, 4, tuple(settings.items()))
+    left = encode_group_metadata(V1, PART, END, FOUR, settings)
+    told = GroupMetadata(END, FOUR, tuple(settings.items()))
     assert decode_group_metadata(V1, PART, left) == told
     short = drop_state(left)
     assert len(short) < len(left)
@@ -129,6 +131,26 @@ def test_metadata_without_state_keeps_counts_settings_and_length():
     )
     assert drop_state(short) == short
     assert drop_state("") == ""
+
+
+def test_counts_of_malformed_values_are_read_by_earlier_versions_and_from_them():
+    """An earlier version writes and reads `unfit`, a number, and passes over other names."""
+    written = json.loads(encode_group_metadata(V1, PART, END, FOUR))
+    assert (written["version"], written["unfit"]) == (2, 4)
+    assert written["unfit_by"] == {"framing": 3, "key type": 1}
+    del written["unfit_by"]
+    earlier = decode_group_metadata(V1, PART, json.dumps(written))
+    assert (earlier.state, earlier.malformed_values) == (END, MalformedValues(4))
+
+
+def test_records_without_a_malformed_value_take_no_room_in_the_metadata():
+    assert "unfit" not in LEFT
+
+
+def test_reasons_of_malformed_values_take_little_room_in_the_metadata():
+    most = MalformedValues.from_reasons(dict.fromkeys(NEXT_STEPS, 10**9))
+    left = encode_group_metadata(V1, PART, END, most)
+    assert len(left) - len(LEFT) < 200
 
 
 instants = st.integers(-(2**62), 2**62)

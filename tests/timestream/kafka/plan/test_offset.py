@@ -14,6 +14,7 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import (
     OFFSET_VERSION,
     PartitionOffset,
@@ -25,6 +26,12 @@ FIXTURE = Path(__file__).parents[2] / "offsets" / "kafka_v1.json"
 instants = st.none() | st.integers(-(2**62), 2**62)
 states = st.builds(PartitionState, instants, st.integers(0, 9), instants, st.integers(0, 2**40))
 pendings = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2).map(tuple)
+reasons = st.sampled_from(["framing", "key type", "type"])
+malformed = st.builds(
+    lambda earlier, counts: MalformedValues(earlier) + MalformedValues.from_reasons(counts),
+    st.integers(0, 9),
+    st.dictionaries(reasons, st.integers(0, 9)),
+)
 shares = st.builds(
     PartitionOffset,
     st.integers(0, 9),
@@ -35,7 +42,7 @@ shares = st.builds(
     pendings,
     pendings,
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), instants), max_size=2).map(tuple),
-    invalid_values=st.integers(0, 9),
+    malformed_values=malformed,
 )
 topics = st.sampled_from(["a", "b", "a.b-c_d"])
 parts = st.builds(at, st.integers(0, 12), topics)
@@ -173,7 +180,7 @@ NEWEST = replace(
             NEW.partitions[at(2, "trades")],
             beginnings=((39, 0), (40, 3)),
             raises=((40, 3, -9), (41, 5, -5)),
-            invalid_values=3,
+            malformed_values=MalformedValues(3),
         ),
     },
     hidden={at(3, "trades"): PartitionOffset(6, 6, PartitionState(cti_us=-7), quiet_since_us=8)},
@@ -193,6 +200,18 @@ def test_an_offset_of_format_version_3_stays_readable():
     check_offset(stored, V1.settings, OFFSET_VERSION)
     assert StreamOffset.from_json(stored) == NEWEST
     assert NEWEST.to_json() == stored
+
+
+def test_reasons_of_malformed_values_are_beside_the_total_that_version_3_reads():
+    share = PartitionOffset(
+        5, 9, PartitionState(), malformed_values=MalformedValues(4, (("key type", 1), ("type", 2)))
+    )
+    written = share.to_json()
+    assert list(written)[-2:] == ["unfit", "unfit_by"]
+    assert (written["unfit"], written["unfit_by"]) == (4, {"key type": 1, "type": 2})
+    # An earlier release reads and writes the total alone.
+    del written["unfit_by"]
+    assert PartitionOffset.from_json(written).malformed_values == MalformedValues(4)
 
 
 def test_a_newer_format_is_refused_by_name():

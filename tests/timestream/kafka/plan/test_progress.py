@@ -6,6 +6,7 @@ from timestream.builders import at
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
+from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.progress import build_progress
 from pyspark_timestream.kafka.plan.warnings import GivenWarning
@@ -26,9 +27,16 @@ OFFSET = StreamOffset(
     {},
     1,
     {
-        at(0): PartitionOffset(20, 25, BUSY),
+        at(0): PartitionOffset(
+            20, 25, BUSY, malformed_values=MalformedValues(9, (("key type", 1), ("type", 5)))
+        ),
         at(1): PartitionOffset(0, 0, PartitionState()),
-        at(0, "other"): PartitionOffset(7, 9, PartitionState(events=2, ctis=1, cti_us=0)),
+        at(0, "other"): PartitionOffset(
+            7,
+            9,
+            PartitionState(events=2, ctis=1, cti_us=0),
+            malformed_values=MalformedValues.from_reasons({"framing": 2, "type": 3}),
+        ),
     },
     cti_us=0,
 )
@@ -49,8 +57,10 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
         "malformed": 4,
         "ctis": 5,
         "ignoredCtis": 6,
+        "malformedValues": {"total": 9, "key type": 1, "type": 5},
     }
     assert report["partitions"]["topic"]["1"]["cti"] is None
+    assert report["partitions"]["topic"]["1"]["malformedValues"] == {"total": 0}
 
 
 def test_the_stream_reports_its_cti_its_end_and_the_sums():
@@ -68,6 +78,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "malformed": 4,
         "ctis": 6,
         "ignoredCtis": 6,
+        "malformedValues": {"total": 14, "framing": 2, "key type": 1, "type": 8},
     }
 
 

@@ -100,6 +100,15 @@ def test_a_kind_that_this_release_does_not_know_is_passed_over():
     )
 
 
+def test_warning_under_the_older_name_of_its_kind_is_not_repeated():
+    """Version 0.2 wrote malformed values as `values of another type`."""
+    entry = {"culprit": "partition 0", "holds": True, "text": "4 of 5 values are not JSON"}
+    before = warnings_from_json({"values of another type": entry})
+    after = update_warnings(before, [found(kind=Kind.MALFORMED_VALUES)])
+    assert find_new_warnings(before, after) == []
+    assert list(warnings_to_json(after)) == ["malformed values"]
+
+
 LOOKS = st.lists(
     st.lists(st.builds(found, st.integers(0, 3), kind=st.sampled_from(Kind)), max_size=3),
     max_size=8,

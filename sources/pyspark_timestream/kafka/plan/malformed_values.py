@@ -1,0 +1,91 @@
+"""Counts of malformed payloads by reason, as tasks, group metadata and offsets pass them on.
+
+A record whose value or key is malformed counts once, for its value's reason or else its key's, by
+the names that a column of dead letters shows (semantics 13.5).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["NEXT_STEPS", "NO_MALFORMED_VALUES", "MalformedValues"]
+
+NEXT_STEPS: Final[Mapping[str, str]] = {
+    "framing": (
+        "compare 'valueFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "syntax": (
+        "compare 'valueFormat' and the schema with what the producer writes; a column of "
+        "'columnNameOfCorruptRecord' shows such values, so that they can go to a topic of their own"
+    ),
+    "type": (
+        "correct the column's type in .schema(...), or declare it a string if the format allows"
+    ),
+    "key framing": (
+        "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "key syntax": (
+        "compare 'keyFormat' and the key's schema with what the producer writes; read the column "
+        "'key' beside them to see such keys"
+    ),
+    "key type": (
+        "correct the type of the key's column in .schema(...), or declare it a string if the "
+        "format allows"
+    ),
+}
+"""Reason -> the next step of a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedValues:
+    """Numbers of records whose value or key is malformed.
+
+    Attributes:
+        total: all of them.
+        by_reason: (reason, number) in the order of reasons, without zeros. The rest of the total
+            was counted by a version that did not note reasons.
+    """
+
+    total: int = 0
+    by_reason: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
+        """Return the numbers of records that are malformed for each reason."""
+        return cls(sum(counts.values()), _sort(counts))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
+        """Read what `to_json` wrote, in this version or one without reasons."""
+        return cls(value.get("unfit", 0), _sort(value.get("unfit_by", {})))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return entries for a JSON object, with sorted keys; without any number, none."""
+        found = {"unfit": self.total, "unfit_by": dict(self.by_reason)}
+        return {name: value for name, value in found.items() if value}
+
+    @property
+    def unexplained(self) -> int:
+        """The number of those without a reason."""
+        return self.total - sum(count for _, count in self.by_reason)
+
+    def __add__(self, other: "MalformedValues") -> "MalformedValues":
+        return MalformedValues(self.total + other.total, self._combine(other, 1))
+
+    def __sub__(self, other: "MalformedValues") -> "MalformedValues":
+        return MalformedValues(self.total - other.total, self._combine(other, -1))
+
+    def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
+        counts = dict(self.by_reason)
+        for reason, count in other.by_reason:
+            counts[reason] = counts.get(reason, 0) + sign * count
+        return _sort(counts)
+
+
+def _sort(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((reason, count) for reason, count in counts.items() if count))
+
+
+NO_MALFORMED_VALUES: Final = MalformedValues()
