@@ -13,6 +13,7 @@ from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
 from pyspark_timestream.explain.text import (
     COLUMNS,
     MAX_ROWS,
+    describe_malformed,
     describe_stream,
     format_time,
     make_rows,
@@ -31,16 +32,18 @@ _CTI_COLOUR: Final = "#4a86c5"
 
 def render_stream(stream: StreamExplanation) -> str:
     """One stream's explanation as an HTML fragment."""
-    head = "<br/>".join(escape(line) for line in describe_stream(stream))
+    head = _render_lines(describe_stream(stream))
     findings = "".join(_render_finding(finding) for finding in stream.findings)
     shown = stream.partitions[:MAX_ROWS]
     rows = "".join(_render_row(row) for fact in shown for row in make_rows(fact))
     columns = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     hidden = len(stream.partitions) - len(shown)
     more = f"<p>... and {hidden} more partitions</p>" if hidden else ""
+    malformed = "".join(_render_lines(describe_malformed(each)) for each in stream.malformed)
     return (
-        f"<div><p>{head}</p>{findings}{draw_stream(stream)}"
-        f"<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>{more}</div>"
+        f"<div>{head}{findings}{draw_stream(stream)}"
+        f"<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>{more}{malformed}"
+        "</div>"
     )
 
 
@@ -137,6 +140,10 @@ def _render_finding(finding: Finding) -> str:
         f"<p><b>{escape(finding.kind)}: {escape(finding.culprit)}</b>{escape(since)}<br/>"
         f"{escape(finding.full_text)}.<br/>Fix: {escape(finding.fix)}.</p>"
     )
+
+
+def _render_lines(lines: Sequence[str]) -> str:
+    return "<p>" + "<br/>".join(escape(line.strip()) for line in lines) + "</p>"
 
 
 def _render_row(row: Sequence[str]) -> str:

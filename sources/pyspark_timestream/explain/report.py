@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.diagnosis import diagnose
 from pyspark_timestream.explain.history import History, count_remaining, find_unchanged_since
+from pyspark_timestream.explain.row_losses import MalformedReason, count_malformed_reasons
 from pyspark_timestream.kafka.plan.findings import Finding
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -66,6 +67,7 @@ class StreamExplanation:
         since_us: the beginning of that CTI, as far as the history goes back.
         findings: the findings, most important first; never empty.
         partitions: the facts, culprits first in the order of the findings, then in order.
+        malformed: the malformed values and keys by reason, the most frequent first.
     """
 
     topics: tuple[str, ...]
@@ -75,6 +77,7 @@ class StreamExplanation:
     since_us: int | None
     findings: tuple[Finding, ...]
     partitions: tuple[PartitionFacts, ...]
+    malformed: tuple[MalformedReason, ...] = ()
 
 
 def explain_stream(
@@ -111,6 +114,7 @@ def explain_stream(
         find_unchanged_since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
         findings,
         tuple(sorted(facts, key=lambda fact: _find_rank(fact.partition, findings))),
+        count_malformed_reasons(last),
     )
 
 

@@ -1,15 +1,26 @@
-"""Finds why rows are missing: a wrong event drove the clock, or the clock is too strict."""
+"""Finds why rows, or what is in them, are missing.
 
-from collections.abc import Callable, Iterator, Set
+A wrong event drove the clock, the clock is too strict, or values and keys are malformed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.connector.instants import format_duration, format_instant
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import BatchRecord, History, find_unchanged_since
-from pyspark_timestream.kafka.plan.findings import Finding, Kind, name_partitions
+from pyspark_timestream.kafka.plan.findings import FIXES, Finding, Kind, name_partitions
+from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["find_lossy_partitions", "is_far", "report_far_future"]
+__all__ = [
+    "MalformedReason",
+    "count_malformed_reasons",
+    "find_lossy_partitions",
+    "is_far",
+    "report_far_future",
+]
 
 _MAX_SKEW_US: Final = 60_000_000
 """A CTI further ahead of the wall clock, with late rows behind it, is more than clock skew."""
@@ -18,6 +29,40 @@ _MAX_AHEAD_US: Final = 86_400_000_000
 """A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
 
 _UNITS_US: Final = (86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedReason:
+    """Records of a stream whose value or key is malformed for one reason.
+
+    Attributes:
+        reason: the reason, as in `malformedValues` of the progress; None: it was counted by a
+            version that did not note reasons.
+        total: their number.
+        partitions: partition -> their number, without zeros.
+        next_step: what to do about them.
+    """
+
+    reason: str | None
+    total: int
+    partitions: Mapping[Partition, int]
+    next_step: str
+
+
+def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
+    """Count the malformed values and keys by reason, the most frequent first."""
+    counts: dict[str | None, dict[Partition, int]] = {}
+    for part, share in sorted(last.offset.partitions.items()):
+        malformed = share.malformed_values
+        for reason, count in (*malformed.by_reason, (None, malformed.unexplained)):
+            if count:
+                counts.setdefault(reason, {})[part] = count
+    advice = FIXES[Kind.MALFORMED_VALUES]
+    found = [
+        MalformedReason(reason, sum(parts.values()), parts, NEXT_STEPS.get(reason or "", advice))
+        for reason, parts in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.total, each.reason or "")))
 
 
 def is_far(moment: BatchRecord, part: Partition) -> bool:

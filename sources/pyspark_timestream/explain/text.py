@@ -5,9 +5,18 @@ from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant
 from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
-from pyspark_timestream.kafka.plan.findings import Finding
+from pyspark_timestream.explain.row_losses import MalformedReason
+from pyspark_timestream.kafka.plan.findings import Finding, list_counts
 
-__all__ = ["COLUMNS", "MAX_ROWS", "describe_stream", "format_stream", "format_time", "make_rows"]
+__all__ = [
+    "COLUMNS",
+    "MAX_ROWS",
+    "describe_malformed",
+    "describe_stream",
+    "format_stream",
+    "format_time",
+    "make_rows",
+]
 
 MAX_ROWS: Final = 20
 """The partitions that a table shows, culprits first; the rest is counted."""
@@ -25,6 +34,8 @@ def format_stream(stream: StreamExplanation) -> str:
     lines += _format_table([COLUMNS, *rows])
     if len(stream.partitions) > MAX_ROWS:
         lines.append(f"... and {len(stream.partitions) - MAX_ROWS} more partitions")
+    for each in stream.malformed:
+        lines += ["", *describe_malformed(each)]
     return "\n".join(_escape_controls(line).rstrip() for line in lines)
 
 
@@ -61,6 +72,15 @@ def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
             *blank,
         )
         for writer in fact.writers
+    ]
+
+
+def describe_malformed(found: MalformedReason) -> list[str]:
+    """The lines of one reason why values and keys are malformed: counts, and the next step."""
+    reason = f"'{found.reason}'" if found.reason else "not noted by an earlier version"
+    return [
+        f"Malformed values, reason {reason}: {found.total} ({list_counts(found.partitions)})",
+        f"   Next step: {found.next_step}.",
     ]
 
 

@@ -20,6 +20,7 @@ from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.text import MAX_ROWS
 from pyspark_timestream.explain.views import Explanation
 from pyspark_timestream.kafka.plan.findings import FIXES, Kind
+from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, MalformedValues
 
 
 def explained(*batches, notes=(), **more):
@@ -97,6 +98,31 @@ def test_names_are_escaped_in_html_and_printable_in_a_terminal():
     assert any("</td><script>" in row[1] for row in cells_of(nasty))
     assert "\x1b" not in str(renamed("a\x1b[31m"))
     assert "a\\x1b[31m" in str(renamed("a\x1b[31m"))
+
+
+def test_malformed_values_are_counted_by_reason_and_partition_with_the_next_step():
+    shares = [
+        share(state(5), malformed_values=MalformedValues(6, (("framing", 2), ("key type", 1)))),
+        share(state(5), malformed_values=MalformedValues.from_reasons({"framing": 7})),
+        share(state(5)),
+    ]
+    shown = explained(shares)
+    assert str(shown).splitlines()[-8:] == [
+        "Malformed values, reason 'framing': 9 "
+        "(7 of topic 'topic' partition 1, 2 of topic 'topic' partition 0)",
+        f"   Next step: {NEXT_STEPS['framing']}.",
+        "",
+        "Malformed values, reason not noted by an earlier version: 3 "
+        "(3 of topic 'topic' partition 0)",
+        f"   Next step: {FIXES[Kind.MALFORMED_VALUES]}.",
+        "",
+        "Malformed values, reason 'key type': 1 (1 of topic 'topic' partition 0)",
+        f"   Next step: {NEXT_STEPS['key type']}.",
+    ]
+    texts = [text.strip() for text in parsed(shown).itertext()]
+    for line in str(shown).splitlines()[-8:]:
+        assert not line or line.strip() in texts
+    assert "Malformed values" not in str(explained([share(state(5))]))
 
 
 def test_notes_and_subject_are_shown_in_both_views():
