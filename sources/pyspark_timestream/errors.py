@@ -146,6 +146,20 @@ class DeliveryFailed(TimestreamError):
 class MissingExtra(TimestreamError):
     """A library of an optional extra is not installed: run the pip command of the message."""
 
+    @classmethod
+    def create(cls, purpose: str, library: str, extra: str) -> "MissingExtra":
+        """Create the error.
+
+        Args:
+            purpose: what needs the library, such as `reading Avro`.
+            library: its name.
+            extra: the extra that brings it.
+        """
+        return cls(
+            f"{purpose} needs {library}, which is not installed",
+            next_step=f"pip install 'pyspark-timestream[{extra}]' on the driver and all executors",
+        )
+
 
 class WrongInterpreter(TimestreamError):
     """Spark starts its Python workers with a Python that lacks this package.

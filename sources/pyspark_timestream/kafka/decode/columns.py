@@ -143,8 +143,18 @@ def _find_dead_letter(options: KafkaOptions, column: pa.Field) -> str | None:
     payload = pa.string() if options.value_format == "json" else pa.binary()
     types = {"payload": payload, "reason": pa.string(), "schema_id": pa.int32()}
     for about, suffix in DEAD_LETTER.items():
-        if column.name == options.corrupt_column + suffix and column.type == types[about]:
+        if column.name != options.corrupt_column + suffix:
+            continue
+        if column.type == types[about]:
             return about
+        # A JSON object may have a field of this name; a schema that has one is rare.
+        if options.value_format != "json":
+            raise _column_refused(
+                column,
+                f"is {column.type}, but carries the {about.replace('_', ' ')} of malformed values",
+                str(types[about]),
+                "use that type, or rename these columns with option 'columnNameOfCorruptRecord'",
+            )
     return None
 
 

@@ -13,7 +13,6 @@ from pyspark_timestream.errors import SchemaRegistryError
 __all__ = [
     "configuration_error",
     "late_error",
-    "missing_client_error",
     "proto_text_error",
     "refusal_error",
     "shape_error",
@@ -161,16 +160,6 @@ def configuration_error(settings: Mapping[str, str], error: Exception) -> Option
         f"its client says: {_hide_login(str(error), settings)}",
         "the configuration of confluent-kafka's registry client, after 'schemaRegistry.'",
         "correct the value; a file must be readable on the driver and on every executor",
-    )
-
-
-def missing_client_error(error: ImportError) -> OptionError:
-    """Build the error of a Python without the client's libraries."""
-    return OptionError(
-        "schemaRegistry.url",
-        f"its client is not installed ({error})",
-        "it with the extra 'registry'",
-        "pip install 'pyspark-timestream[registry]', on the driver and on every executor",
     )
 
 

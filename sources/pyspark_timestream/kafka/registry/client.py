@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
+from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.registry.answers import (
     configuration_error,
     late_error,
-    missing_client_error,
     refusal_error,
     shape_error,
     transport_error,
@@ -40,7 +40,8 @@ class RegistryClient:
         settings: the client's configuration, as `read_registry_settings` returns it.
 
     Raises:
-        OptionError: the client is not installed, or refuses the configuration.
+        MissingExtra: the client is not installed.
+        OptionError: it refuses the configuration.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -48,7 +49,8 @@ class RegistryClient:
             from confluent_kafka.schema_registry import SchemaRegistryClient
             from confluent_kafka.schema_registry.error import SchemaRegistryError
         except ImportError as error:
-            raise missing_client_error(error) from None
+            library = error.name or "confluent-kafka[schemaregistry]"
+            raise MissingExtra.create("a schema registry", library, "registry") from None
         self._settings = settings
         self._refusal: type[Exception] = SchemaRegistryError
         self._limit_s = request_limit_s(settings)

@@ -56,7 +56,8 @@ class SchemaRegistry:
         """Create a client, without a request.
 
         Raises:
-            OptionError: the client is not installed, or refuses the configuration.
+            MissingExtra: the client is not installed.
+            OptionError: it refuses the configuration.
         """
         with open_client(self._settings):
             pass

@@ -218,3 +218,10 @@ def test_the_default_and_a_field_in_another_case_are_not_ambiguous():
     assert projection(options(**prefixed), ("timestamp", LONG), ("``", LONG)).fields
     assert projection(options(**prefixed, startTime="timestamp"), ("Timestamp", LONG)).fields
     assert projection(options(**JSON, startTime="timestamp"), ("timestamp", INSTANT)).metadata
+
+
+@pytest.mark.parametrize("name", ["_corrupt_record", "_corrupt_record_schema_id"])
+def test_a_dead_letter_column_of_another_type_is_refused_with_its_own(name):
+    given = options(valueFormat="avro", valueSchema='"long"')
+    with pytest.raises(SchemaRefused, match=f"column '{name}' is string, but carries the"):
+        projection(given, (name, pa.string()))

@@ -12,7 +12,7 @@ import uuid
 import pytest
 from schema_registry import Mode, Reference, serve_schema_registry
 
-from pyspark_timestream import OptionError, SchemaRegistryError
+from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka.registry import registry as module
 from pyspark_timestream.kafka.registry.client import request_limit_s
 from pyspark_timestream.kafka.registry.registry import SchemaRegistry
@@ -437,10 +437,10 @@ def test_missing_library_gives_the_pip_line(monkeypatch, lost):
     monkeypatch.setitem(sys.modules, lost, None)
     if lost == "httpx2":
         monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(OptionError) as refused:
+    with pytest.raises(MissingExtra) as refused:
         connect("http://127.0.0.1:1").check_settings()
     message = str(refused.value)
-    assert message.startswith("option 'schemaRegistry.url': its client is not installed (")
+    assert message.startswith("a schema registry needs ")
     assert "pip install 'pyspark-timestream[registry]'" in message
 
 

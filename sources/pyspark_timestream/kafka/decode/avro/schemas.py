@@ -105,9 +105,7 @@ def parse_schema(text: str) -> ParsedSchema:
     try:
         import fastavro.schema
     except ImportError as error:
-        raise MissingExtra(
-            "valueFormat 'avro' needs fastavro: pip install 'pyspark-timestream[avro]'"
-        ) from error
+        raise MissingExtra.create("reading Avro", "fastavro", "avro") from error
     names: dict[str, Schema] = {}
     try:
         parsed = fastavro.schema.parse_schema(json.loads(text), names)

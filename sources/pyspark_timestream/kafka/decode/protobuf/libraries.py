@@ -40,7 +40,4 @@ def import_libraries() -> Libraries:
             importlib.import_module("google.protobuf.message").DecodeError,
         )
     except ImportError as error:
-        raise MissingExtra(
-            f"valueFormat 'protobuf' needs {error.name or 'ptars'}: "
-            "pip install 'pyspark-timestream[protobuf]'"
-        ) from error
+        raise MissingExtra.create("reading Protobuf", error.name or "ptars", "protobuf") from error
