@@ -40,6 +40,7 @@ def is_exception(value: object) -> bool:
 
 
 CONVERTED = {
+    "pyspark_timestream.peek.records.NoSample": "printed by the command `peek`",
     "pyspark_timestream.demo.errors.NoDemo": "printed by the command `demo`",
     "pyspark_timestream.kafka.decode.protobuf.plans.Misfit": "becomes SchemaRefused",
     "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",

@@ -1,4 +1,4 @@
-"""The command line: `python -m pyspark_timestream demo`, and `explain --checkpoint DIR`."""
+"""The command line: `python -m pyspark_timestream` `demo`, `peek` and `explain`."""
 
 import argparse
 import sys
@@ -6,6 +6,7 @@ import sys
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.explain.checkpoint import explain_checkpoint
+from pyspark_timestream.peek import command as peek
 
 __all__ = ["main"]
 
@@ -18,9 +19,13 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_arguments(shown)
     why = commands.add_parser("explain", help="what holds a stopped query's CTI back")
     why.add_argument("--checkpoint", required=True, help="its checkpoint: a local directory")
+    looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
+    peek.add_arguments(looked)
     given = parser.parse_args(arguments)
     if given.command == "demo":
         return demo.main(given)
+    if given.command == "peek":
+        return peek.main(given)
     try:
         print(explain_checkpoint(given.checkpoint))
     except (TimestreamError, OSError) as error:

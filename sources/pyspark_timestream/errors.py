@@ -136,7 +136,12 @@ class SchemaRegistryError(TimestreamError):
     """The schema registry does not answer, refuses, or lacks a schema that records name.
 
     Check the address and credentials in the message, then restart: the query resumes.
+
+    Attributes:
+        is_missing: the registry answered that it lacks the schema, the subject or the version.
     """
+
+    is_missing = False
 
 
 class DeliveryFailed(TimestreamError):

@@ -29,6 +29,7 @@ ADAPTERS = {
     "kafka.client.retry",
     "kafka.driver.driver",
     "kafka.reader",
+    "peek.sample",
     "producer.producer",
     "producer.transaction",
 }

@@ -24,7 +24,13 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.paths import Path, descend, format_path, parse_path
 
-__all__ = ["describe_malformed", "describe_unit", "describe_values"]
+__all__ = [
+    "PROBABLE_US",
+    "describe_malformed",
+    "describe_unit",
+    "describe_values",
+    "suggests_secret",
+]
 
 _MAX_SHOWN_CHARS: Final = 12
 _MAX_NAMES: Final = 8
@@ -38,10 +44,12 @@ _MAX_PATH_CHARS: Final = 80
 _SECRET_NAME: Final = re.compile(
     "passw|pwd|secret|token|credential|auth|cookie|private|key$|card|iban|ssn|cvv|pin$", re.I
 )
-_PROBABLE_US: Final = (
+PROBABLE_US: Final = (
     parse_instant("1990-01-01T00:00:00Z"),
     parse_instant("2100-01-01T00:00:00Z"),
 )
+"""The instants that a number is taken for a time of: from the first until before the second."""
+
 _DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
 _SPARK_NAMES: Final = {
     "bool": "boolean",
@@ -50,6 +58,11 @@ _SPARK_NAMES: Final = {
     "int32": "int",
     "int64": "long",
 }
+
+
+def suggests_secret(name: str) -> bool:
+    """Check whether the name of a field or header suggests that it holds a secret."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
@@ -239,7 +252,7 @@ def _summarize(name: str, value: Any) -> str:
     what = "a text" if isinstance(value, str) else "a number"
     if not text:
         return "an empty text"
-    if _SECRET_NAME.search(name) or len(text) == 1:
+    if suggests_secret(name) or len(text) == 1:
         return what
     beginning = _mask_unprintable(text[: min(len(text) // 2, _MAX_SHOWN_CHARS)])
     return f"{what} of {len(text)} characters that begins '{beginning}'"
@@ -266,7 +279,7 @@ def _guess_unit(value: Any) -> str | None:
     number = _to_number(value)
     if number is None:
         return None
-    least_us, most_us = _PROBABLE_US
+    least_us, most_us = PROBABLE_US
     for unit in TIME_UNITS:
         us = _to_instant(number, unit)
         if us is not None and least_us <= us < most_us:

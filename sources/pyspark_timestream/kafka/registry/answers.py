@@ -65,7 +65,9 @@ def refusal_error(
     """
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
     said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
-    return _error(settings, wanted, _Reason(said, _choose_advice(status, code)))
+    error = _error(settings, wanted, _Reason(said, _choose_advice(status, code)))
+    error.is_missing = code in (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND)
+    return error
 
 
 def _choose_advice(status: int, code: int) -> str:
