@@ -17,8 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.connector.error_text import why
     from pyspark_timestream.connector.session import configure_spark, spark_settings
+    from pyspark_timestream.connector.why import why
     from pyspark_timestream.errors import (
         BrokerUnreachable,
         CheckpointMismatch,
@@ -71,7 +71,7 @@ __all__ = [
 __version__ = "0.2.0"
 """Of the distribution `pyspark-timestream`, which holds both packages; a release changes both."""
 
-_PLACES: Final = {
+_MODULES: Final = {
     **dict.fromkeys(["BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable"], "errors"),
     **dict.fromkeys(["DataLost", "DeliveryFailed", "MissingExtra", "SchemaRefused"], "errors"),
     **dict.fromkeys(
@@ -86,7 +86,7 @@ _PLACES: Final = {
     "spark_settings": "connector.session",
     "explain_time": "explain.query",
     "order_by_time": "frames.ordering",
-    "why": "connector.error_text",
+    "why": "connector.why",
 }
 
 _FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
@@ -98,9 +98,9 @@ _asked: set[str] = set()
 # Lazy, because one import error in any `pyspark_*` package disables all Python formats, and
 # because the pure modules are to be importable without Spark.
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     _check_interpreter(name)
     return found
 

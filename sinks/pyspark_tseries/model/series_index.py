@@ -58,7 +58,10 @@ _INDEX_COLUMNS: Final = {
     "original_us": (INSTANT, NEVER_US),
 }
 MIN_RETAINED_DEFAULTS: Final = {"floor_sequence": 0, "floor_us": NEVER_US}
-"""Optional columns, the *floors*: events below either left the range before the range changed."""
+"""The columns of `min_retained` (`floor_*` in files), optional.
+
+Events below either left the range before the range changed.
+"""
 
 _SCHEMA: Final = pa.schema(
     [("series", pa.string()), *((name, kind) for name, (kind, _) in _INDEX_COLUMNS.items())]

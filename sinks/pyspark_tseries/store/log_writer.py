@@ -30,7 +30,7 @@ __all__ = [
     "write_checkpoint",
 ]
 
-_LOG: Final = "_delta_log"
+_LOG_DIRECTORY: Final = "_delta_log"
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
 _LAST_CHECKPOINT: Final = "_last_checkpoint"
 
@@ -59,7 +59,7 @@ def publish(
         FileExistsError: there is an entry of this version; nothing was changed.
         OSError: a file could not be written, or is missing.
     """
-    log, staging = location.file(_LOG), location.file("_tseries", "staging")
+    log, staging = location.file(_LOG_DIRECTORY), location.file("_tseries", "staging")
     os.makedirs(staging, exist_ok=True)
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
@@ -91,7 +91,7 @@ def capture_entry(
     """
     with shadow_log(location, version) as copy:
         change(DeltaTable(pathlib.Path(copy).as_uri()))
-        with open(os.path.join(copy, _LOG, f"{version + 1:020d}.json"), "rb") as file:
+        with open(os.path.join(copy, _LOG_DIRECTORY, f"{version + 1:020d}.json"), "rb") as file:
             return file.read()
 
 
@@ -101,10 +101,10 @@ def write_checkpoint(location: Location, version: int) -> None:
     Raises:
         DeltaError, OSError: it could not be made; the log is unchanged.
     """
-    log = location.file(_LOG)
+    log = location.file(_LOG_DIRECTORY)
     with shadow_log(location, version) as copy:
         DeltaTable(pathlib.Path(copy).as_uri()).create_checkpoint()
-        made = os.path.join(copy, _LOG)
+        made = os.path.join(copy, _LOG_DIRECTORY)
         names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
         sync(os.path.join(made, name) for name in [*parts, _LAST_CHECKPOINT])
@@ -117,7 +117,7 @@ def write_checkpoint(location: Location, version: int) -> None:
 def sync_checkpoint(location: Location) -> None:
     """Sync the last checkpoint of a local store, before entries that precede it are removed."""
     if location.is_local:
-        log = location.file(_LOG)
+        log = location.file(_LOG_DIRECTORY)
         numbered = [name for name in os.listdir(log) if _NUMBERED.fullmatch(name)]
         written = sorted(name for name in numbered if not name.endswith(".json"))
         last = [name for name in written if name[:20] == written[-1][:20]]
@@ -144,14 +144,14 @@ def shadow_log(location: Location, version: int, without: Collection[str] = ()) 
         without: names of log files to leave out.
     """
     copy = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
-    log = os.path.join(copy, _LOG)
+    log = os.path.join(copy, _LOG_DIRECTORY)
     os.makedirs(log)
     try:
-        names = set(os.listdir(location.file(_LOG))).difference(without)
+        names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
         for name in _log_tail(names, version):
             # A link would change the entry's time, from which its visibility is dated.
             take = shutil.copyfile if name.endswith(".json") else os.link
-            take(location.file(_LOG, name), os.path.join(log, name))
+            take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)

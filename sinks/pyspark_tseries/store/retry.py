@@ -1,4 +1,4 @@
-"""Back off and retry after losing a commit race; give up after many attempts.
+"""The pause after a lost commit race, and the error after too many.
 
 The rules are semantics 19.2.
 """

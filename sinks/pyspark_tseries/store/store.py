@@ -70,8 +70,7 @@ class Store(StoreState):
         """The store at `path`, up to date; None where there is none.
 
         Raises:
-            UnusableStore: it is of a newer version, or something else; or it is damaged, which
-                `repair` mends.
+            UnusableStore: it is of a newer version, not a store, or damaged (`repair` mends that).
         """
         location = parse_location(path)
         with _opening_lock:
@@ -151,7 +150,7 @@ class Store(StoreState):
         """Refuse the time `us` if it, or the last commit's, is far ahead of other clocks.
 
         Raises:
-            WrongClock: it is so; see `check_commit_time`.
+            WrongClock: one of them is; see `check_commit_time`.
         """
         last_us = self.metadata().commit_us
         if is_clock_suspicious(last_us, us):

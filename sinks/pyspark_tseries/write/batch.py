@@ -89,8 +89,8 @@ class Batch:
         """
         location, index = context.location, context.index
         principal = self.author if self.principal is None else self.principal
-        guard = AccessCheck(context.policy, principal)
-        _check_access(guard, self)
+        access = AccessCheck(context.policy, principal)
+        _check_access(access, self)
         now_us = max(context.now_us, index.metadata.commit_us)
         assigned_us = now_us if self.clock == "wall" else NEVER_US
         rows, edits = self.rows, None
@@ -100,7 +100,7 @@ class Batch:
         events = number_rows(series, given, index, self.out_of_order, assigned_us)
         parts = [_NumberedPart("event", rows, events)]
         if edits is not None:
-            parts.append(_prepare_edits(edits, parts[0], self, context, assigned_us, guard))
+            parts.append(_prepare_edits(edits, parts[0], self, context, assigned_us, access))
         delta = parts[-1].events.delta
         metadata = next_metadata(index, context.head_id, now_us=now_us, rows=delta.num_rows)
         for part in parts:
@@ -175,11 +175,11 @@ class PreparedCommit:
     numbered: tuple[NumberedRows, ...] = ()
 
 
-def _check_access(guard: AccessCheck, batch: Batch) -> None:
-    if guard.policy is not None:
-        guard.require("update", "add events")
-        guard.require_authors([batch.author])
-        guard.require_authors(batch.rows["author"].drop_null().unique().to_pylist())
+def _check_access(access: AccessCheck, batch: Batch) -> None:
+    if access.policy is not None:
+        access.require("update", "add events")
+        access.require_authors([batch.author])
+        access.require_authors(batch.rows["author"].drop_null().unique().to_pylist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def _prepare_edits(
     batch: Batch,
     context: CommitContext,
     assigned_us: int,
-    guard: AccessCheck,
+    access: AccessCheck,
 ) -> _NumberedPart:
     assert context.edits is not None
     index, retained = context.index, context.edits.retained
@@ -212,8 +212,8 @@ def _prepare_edits(
     targets = find_originals(context.location, context.edits.files, make_targets(series, sequence))
     authors = author_column(appends.rows["author"], appends.events, batch.author)
     targets = targets.with_batch_originals(index, appends.events, authors)
-    if guard.policy is not None:
-        guard.require_edits(targets.author.drop_null().unique().to_pylist())
+    if access.policy is not None:
+        access.require_edits(targets.author.drop_null().unique().to_pylist())
     edited = number_edits(
         targets, index, appends.events, retained, batch.missing_original, assigned_us
     )

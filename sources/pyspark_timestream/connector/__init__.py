@@ -1,1 +1,1 @@
-"""The parts that both formats share: options, instants, offsets, sessions, errors in Spark."""
+"""The lowest layer: options, instants, offsets, sessions, errors; pyspark_tseries uses it too."""

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from pyspark_timestream.connector.error_text import is_own_error
+from pyspark_timestream.connector.why import is_own_error
 
 __all__ = ["RefusedReader", "hide_tracebacks"]
 

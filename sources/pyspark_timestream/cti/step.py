@@ -21,8 +21,8 @@ So the clock can be computed first, for the whole block, and the violations afte
 - `check_times` finds each event's time and the malformed events.
 - `fold_marks` turns marks, closes and silences into proposals for in-band CTIs.
 - `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
-- `_spread_ctis` gives every record the CTI in force before it; `classify` compares and applies the
-  policy.
+- `_spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
+  with it, and `classify` applies the policy.
 
 `step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
 The state round-trips through JSON, because it is part of the Spark offset.

@@ -16,7 +16,7 @@ promise that already holds. `TaskFrontier` folds a task's partitions in reading 
 increases of that minimum: the CTI rows (5.7). The other partitions enter as one number, their
 minimum at the start (`find_min_of_others`).
 
-No task may be able to prove the stream's CTI at the end of a batch. `find_max_emitted` is the
+No task may be able to prove the stream's CTI at the end of a batch. `find_max_proven` is the
 greatest CTI row that any task can have emitted; where the stream's CTI is above it, one more batch
 carries it (5.7).
 """
@@ -31,7 +31,7 @@ from pyspark_timestream.connector.columns import Instants
 __all__ = [
     "TaskFrontier",
     "compute_stream_cti",
-    "find_max_emitted",
+    "find_max_proven",
     "find_min_of_others",
     "max_known",
     "min_cti",
@@ -134,12 +134,12 @@ class TaskFrontier:
         return TaskFrontier(own, self.others_us, emitted_us), places, proven[places]
 
 
-def find_max_emitted(
+def find_max_proven(
     start_us: Sequence[int | None],
     end_us: Sequence[int | None],
     tasks: Iterable[Sequence[int]],
 ) -> int | None:
-    """The greatest CTI row that any task of a batch can have emitted; None: none.
+    """The greatest CTI that any task of a batch can have proven; None: none.
 
     Args:
         start_us: the CTI of each of the p partitions at the start of the batch.

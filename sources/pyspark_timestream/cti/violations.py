@@ -202,7 +202,7 @@ def classify(
         malformed: n booleans: a malformed event.
         before: n instants: the CTI in force before each record, NEVER where there is none.
     """
-    judgement = Verdicts(
+    verdicts = Verdicts(
         keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
         violation=np.zeros(len(times), dtype=np.uint8),
         start_us=events.start_us,
@@ -213,8 +213,8 @@ def classify(
     for kind, mask in _group_by_kind(shape, events, late, malformed, before):
         if mask.any():
             code = MALFORMED if kind == "malformed" else LATE
-            judgement = _apply(look_up_action(policy, kind), code, mask, judgement, times, before)
-    return judgement
+            verdicts = _apply(look_up_action(policy, kind), code, mask, verdicts, times, before)
+    return verdicts
 
 
 def _group_by_kind(
@@ -232,30 +232,30 @@ def _group_by_kind(
 
 
 def _apply(
-    what: Action,
+    action: Action,
     code: int,
     mask: Mask,
-    judgement: Verdicts,
+    verdicts: Verdicts,
     times: Instants,
     before: Instants,
 ) -> Verdicts:
-    if what is Action.DROP:
-        return dataclasses.replace(judgement, keep=judgement.keep & ~mask)
-    if what is Action.FAIL:
+    if action is Action.DROP:
+        return dataclasses.replace(verdicts, keep=verdicts.keep & ~mask)
+    if action is Action.FAIL:
         return dataclasses.replace(
-            judgement, failure=_keep_earlier(judgement.failure, mask, code, times, before)
+            verdicts, failure=_keep_earlier(verdicts.failure, mask, code, times, before)
         )
-    flagged = code if what is Action.FLAG else ADJUSTED
-    judgement = dataclasses.replace(
-        judgement, violation=np.where(mask, np.uint8(flagged), judgement.violation)
+    flagged = code if action is Action.FLAG else ADJUSTED
+    verdicts = dataclasses.replace(
+        verdicts, violation=np.where(mask, np.uint8(flagged), verdicts.violation)
     )
-    if what is Action.MOVE_START:
-        moved = np.where(mask, before, judgement.start_us)
-        return dataclasses.replace(judgement, start_us=moved)
-    if what is Action.MOVE_END and judgement.end_us is not None:
-        moved = np.where(mask, before, judgement.end_us)
-        return dataclasses.replace(judgement, end_us=moved)
-    return judgement
+    if action is Action.MOVE_START:
+        moved = np.where(mask, before, verdicts.start_us)
+        return dataclasses.replace(verdicts, start_us=moved)
+    if action is Action.MOVE_END and verdicts.end_us is not None:
+        moved = np.where(mask, before, verdicts.end_us)
+        return dataclasses.replace(verdicts, end_us=moved)
+    return verdicts
 
 
 def _keep_earlier(

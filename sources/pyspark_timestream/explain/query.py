@@ -7,7 +7,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_timestream.connector.error_text import find_own_message
+from pyspark_timestream.connector.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.explain.checkpoint import read_offset_log, resolve_directory
 from pyspark_timestream.explain.history import Batch, build_histories, read_progress

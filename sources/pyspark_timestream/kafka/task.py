@@ -54,15 +54,15 @@ def run_task(
     has_ctis = projection.wants("cti")
     if plan.opening_us is not None and has_ctis:
         yield build_cti_rows(projection, np.array([plan.opening_us]))
-    own = tuple(share.state.cti_us for share in plan.ranges)
-    prover = TaskFrontier(own, plan.others_us, plan.emitted_us)
-    for position, share in enumerate(plan.ranges):
-        state, partition = _find_start_state(options, share, read), share.span.partition
+    own = tuple(task_range.state.cti_us for task_range in plan.ranges)
+    frontier = TaskFrontier(own, plan.others_us, plan.emitted_us)
+    for position, task_range in enumerate(plan.ranges):
+        state, partition = _find_start_state(options, task_range, read), task_range.span.partition
         counted.setdefault(partition, NO_MALFORMED_VALUES)
-        for raised_us, span in share.split_at_raises():
+        for raised_us, span in task_range.split_at_raises():
             if raised_us is not None:
                 state = raise_cti(state, raised_us)
-                prover, _, ctis_us = prover.advance(position, np.array([state.cti_us]))
+                frontier, _, ctis_us = frontier.advance(position, np.array([state.cti_us]))
                 if has_ctis and len(ctis_us):
                     yield build_cti_rows(projection, ctis_us)
             for block in read(span, needs) if span.size else ():
@@ -72,14 +72,14 @@ def run_task(
                 counted[partition] += MalformedValues.from_reasons(payload.count_malformed())
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
-                prover, news, ctis_us = prover.advance(position, verdicts.cti_us)
-                after = verdicts.cti_index[news]
+                frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
+                after = verdicts.cti_index[places]
                 if not has_ctis:
                     after, ctis_us = after[:0], ctis_us[:0]
                 keep = _select_rows(options, judged)
                 yield interleave_ctis(projection, judged, keep, after, ctis_us)
         keep_state(partition, state)
-    if _is_news(plan.closing_us, prover.emitted_us) and has_ctis:
+    if _is_news(plan.closing_us, frontier.emitted_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.closing_us]))
 
 
@@ -87,30 +87,34 @@ def _is_news(cti_us: int | None, emitted_us: int | None) -> bool:
     return cti_us is not None and (emitted_us is None or cti_us > emitted_us)
 
 
-def _find_start_state(options: KafkaOptions, share: TaskRange, read: ReadRange) -> PartitionState:
+def _find_start_state(
+    options: KafkaOptions, task_range: TaskRange, read: ReadRange
+) -> PartitionState:
     """Return the clock before the first record to deliver."""
-    if share.lead is None:
-        return share.state
-    return compute_end_state(options, TaskRange(share.lead, share.state), read)
+    if task_range.lead is None:
+        return task_range.state
+    return compute_end_state(options, TaskRange(task_range.lead, task_range.state), read)
 
 
-def compute_end_state(options: KafkaOptions, share: TaskRange, read: ReadRange) -> PartitionState:
+def compute_end_state(
+    options: KafkaOptions, task_range: TaskRange, read: ReadRange
+) -> PartitionState:
     """Read the range for the clock alone, and return the partition's state after it."""
-    state = share.state
-    for after, _ in follow_clock(options, share, read):
+    state = task_range.state
+    for after, _ in follow_clock(options, task_range, read):
         state = after
     return state
 
 
 def follow_clock(
-    options: KafkaOptions, share: TaskRange, read: ReadRange
+    options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> Iterator[tuple[PartitionState, Instants]]:
     """Return the partition's clock after each block of the range, and the block's CTIs."""
-    state = share.state
-    for block in read(share.span, required_columns(options, None)):
+    state = task_range.state
+    for block in read(task_range.span, required_columns(options, None)):
         payload = read_payload(options, None, block)
-        state, judgement = step(options.rules, state, payload.events, payload.marks)
-        yield state, judgement.cti_us
+        state, verdicts = step(options.rules, state, payload.events, payload.marks)
+        yield state, verdicts.cti_us
 
 
 def _select_rows(options: KafkaOptions, judged: JudgedBlock) -> Mask:

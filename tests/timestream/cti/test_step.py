@@ -315,8 +315,8 @@ def test_unreadable_marks_are_told_by_their_places():
     marks = Marks(np.array([0, 2]), np.array([7, 0]), np.array([True, True]),
                   np.array([True, False]), pa.array(["", ""]), nothing[:2])  # fmt: skip
     events = Events(np.zeros(3, dtype=np.int64), nothing, present=nothing)
-    state, judgement = step(TimeRules(), PartitionState(), events, marks)
-    assert judgement.unreadable.tolist() == [2]
+    state, verdicts = step(TimeRules(), PartitionState(), events, marks)
+    assert verdicts.unreadable.tolist() == [2]
     assert (state.cti_us, state.ignored_ctis) == (7, 1)
 
 

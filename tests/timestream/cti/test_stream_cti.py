@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyspark_timestream.cti.stream_cti import (
     TaskFrontier,
     compute_stream_cti,
-    find_max_emitted,
+    find_max_proven,
     min_cti,
 )
 
@@ -46,13 +46,13 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
     all_rows, proven = [], []
     for group in filter(None, groups):
         others = tuple(starts[p] for p in range(len(starts)) if p not in group)
-        prover = TaskFrontier(tuple(starts[p] for p in group), others, emitted_us)
+        frontier = TaskFrontier(tuple(starts[p] for p in group), others, emitted_us)
         now = {p: starts[p] for p in group}
         for position, p in enumerate(group):
             cuts = sorted(data.draw(st.lists(st.integers(0, len(news[p])), max_size=2)))
             for first, stop in zip([0, *cuts], [*cuts, len(news[p])], strict=True):
                 ctis = np.array(news[p][first:stop], dtype=np.int64)
-                prover, places, rows = prover.advance(position, ctis)
+                frontier, places, rows = frontier.advance(position, ctis)
                 at_place = dict(zip(places.tolist(), rows.tolist(), strict=True))
                 for i, cti in enumerate(ctis.tolist()):
                     before = least([*now.values(), *others])
@@ -69,25 +69,25 @@ def test_tasks_emit_only_what_the_minimum_allows_and_all_that_they_can(partition
     assert all(final is not None and row <= final for row in all_rows)
     used = [group for group in groups if group]
     known = [cti for cti in proven if cti is not None]
-    assert find_max_emitted(starts, ends, used) == max(known, default=None)
+    assert find_max_proven(starts, ends, used) == max(known, default=None)
 
 
 @given(st.none() | instants, st.lists(instants, max_size=9))
 @settings(deadline=None)
 def test_with_one_partition_every_cti_is_a_row_at_once(start, later):
     news = increasing(start, later)
-    prover, places, rows = TaskFrontier((start,), (), start).advance(
+    frontier, places, rows = TaskFrontier((start,), (), start).advance(
         0, np.array(news, dtype=np.int64)
     )
     assert places.tolist() == list(range(len(news)))
     assert rows.tolist() == news
-    assert prover.emitted_us == (news or [start])[-1]
+    assert frontier.emitted_us == (news or [start])[-1]
 
 
 def test_a_partition_without_a_cti_holds_the_others_back_wherever_it_is_read():
     five = np.array([5])
-    for prover in (TaskFrontier((None, None), (), None), TaskFrontier((None,), (None,), None)):
-        assert len(prover.advance(0, five)[1]) == 0
+    for frontier in (TaskFrontier((None, None), (), None), TaskFrontier((None,), (None,), None)):
+        assert len(frontier.advance(0, five)[1]) == 0
     after, _, _ = TaskFrontier((None, None), (), None).advance(0, five)
     assert after.advance(1, np.array([3, 4, 9]))[2].tolist() == [3, 4, 5]
 
@@ -107,7 +107,7 @@ def test_the_streams_cti_is_the_least_and_nobodys_is_none(ctis, expected):
 
 
 def test_without_tasks_nothing_is_proven():
-    assert find_max_emitted([1, 2], [3, 4], []) is None
+    assert find_max_proven([1, 2], [3, 4], []) is None
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_the_awake_hold_back_and_those_that_join_only_where_nobody_else_is_awake
 
 
 def test_while_one_partition_has_no_cti_what_was_emitted_is_not_forgotten():
-    prover = TaskFrontier((None, None), (), 7)
+    frontier = TaskFrontier((None, None), (), 7)
     for position, cti, rows in ((0, 3, []), (1, 5, []), (0, 9, []), (1, 8, [8])):
-        prover, _, emitted = prover.advance(position, np.array([cti]))
+        frontier, _, emitted = frontier.advance(position, np.array([cti]))
         assert emitted.tolist() == rows
 
 

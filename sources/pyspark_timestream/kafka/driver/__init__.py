@@ -1,1 +1,1 @@
-"""State and broker queries of a running query in the driver, apart from its offsets."""
+"""The driver's side of a stream: asks the brokers, and hands kafka/plan its observations."""

@@ -1,4 +1,7 @@
-"""The options of transport `kafka` that decide which records are read, and how: the first half."""
+"""The options that say which records are read, in which batches and tasks.
+
+`PayloadOptions` adds those about payloads, `KafkaOptions` those about metadata, times and CTIs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

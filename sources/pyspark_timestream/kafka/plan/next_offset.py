@@ -17,7 +17,7 @@ from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState, raise_cti
-from pyspark_timestream.cti.stream_cti import compute_stream_cti, find_max_emitted, max_known
+from pyspark_timestream.cti.stream_cti import compute_stream_cti, find_max_proven, max_known
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.idleness import idle_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic, Pending, defer, release
@@ -229,12 +229,12 @@ def plan_next_offset(
             "more, and now there are new records; start with a new checkpoint, or run with option "
             "'finalCti' = 'false' from the beginning"
         )
-    news = has_records or planned.opening_us is not None or run.new_start or run.lost
+    has_work = has_records or planned.opening_us is not None or run.new_start or run.lost
     # A decision by a clock or another topic takes effect with the offset that records it.
     decided = idle != was_idle & positions.keys() or has_new_import(previous, seen.imported)
-    unsaid = planned.warnings != previous.warnings
-    settled = seen.settled and (unsaid or any(span.size for span in previous.ranges()))
-    if news or decided or settled:
+    has_new_warnings = planned.warnings != previous.warnings
+    settled = seen.settled and (has_new_warnings or any(span.size for span in previous.ranges()))
+    if has_work or decided or settled:
         return planned
     return planned if run.bounded and not closed else previous
 
@@ -352,11 +352,11 @@ def _complete(planned: StreamOffset, emitted_us: int | None, run: RunContext) ->
     closing = run.bounded and not any(span.size for span in ranges)
     final = planned.final or (closing and run.final_cti)
     cti_us = FINAL_US if final else planned.cti_us
-    news = cti_us is not None and (run.new_start or emitted_us is None or cti_us > emitted_us)
+    is_new = cti_us is not None and (run.new_start or emitted_us is None or cti_us > emitted_us)
     return dataclasses.replace(
         planned,
         cti_us=cti_us,
-        opening_us=cti_us if news else None,
+        opening_us=cti_us if is_new else None,
         tasks=count_tasks(ranges, run.max_tasks),
         closing=closing,
         final=final,
@@ -380,5 +380,5 @@ def max_emitted_cti(
         for span, start in zip(spans, start_us, strict=True)
     ]
     groups = [[place[span.partition] for span in group] for group in previous.groups()]
-    proven = find_max_emitted(start_us, end_us, groups)
+    proven = find_max_proven(start_us, end_us, groups)
     return max_known(proven, previous.cti_us)

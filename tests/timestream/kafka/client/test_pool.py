@@ -19,10 +19,10 @@ class World:
     def __init__(self, most: int = 2, idle_s: float = 10) -> None:
         self.now_s = 0.0
         self.pid = 1
-        self.stock: Pool[Thing] = Pool(most, idle_s, lambda: self.now_s, lambda: self.pid)
+        self.pool: Pool[Thing] = Pool(most, idle_s, lambda: self.now_s, lambda: self.pid)
 
     def use(self, key: object) -> Thing:
-        with self.stock.acquire(key, Thing) as thing:
+        with self.pool.acquire(key, Thing) as thing:
             assert not thing.closed
         return thing
 
@@ -36,7 +36,7 @@ def test_a_thing_made_for_one_task_serves_the_next() -> None:
 def test_a_thing_whose_task_failed_is_closed_and_never_used_again() -> None:
     world = World()
     first = world.use("a")
-    with pytest.raises(ValueError, match="task"), world.stock.acquire("a", Thing) as again:
+    with pytest.raises(ValueError, match="task"), world.pool.acquire("a", Thing) as again:
         raise ValueError("task")
     assert again is first
     assert first.closed == 1
@@ -61,7 +61,7 @@ def test_pool_closes_items_idle_for_too_long() -> None:
 
 def test_two_borrowers_at_once_have_one_each_and_one_stays() -> None:
     world = World()
-    with world.stock.acquire("a", Thing) as outer:
+    with world.pool.acquire("a", Thing) as outer:
         inner = world.use("a")
         assert inner is not outer
     assert inner.closed == 1

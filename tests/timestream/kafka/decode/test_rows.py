@@ -23,9 +23,9 @@ def test_cti_row_directly_follows_its_record_despite_drops(data):
     marks = 100 + np.arange(len(after), dtype=np.int64)
     records = block(*[None] * count, first=50)
     payload = read_payload(PLAIN, WANTED, records)
-    _, judgement = step(PLAIN.rules, PartitionState(), payload.events)
+    _, verdicts = step(PLAIN.rules, PartitionState(), payload.events)
     woven = interleave_ctis(
-        WANTED, JudgedBlock(at(3), records, payload, judgement), keep, after, marks
+        WANTED, JudgedBlock(at(3), records, payload, verdicts), keep, after, marks
     )
     expected = []
     cti_of = dict(zip(after.tolist(), marks.tolist(), strict=True))

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from pyspark_timestream import DataLost, why
-from pyspark_timestream.connector.error_text import find_own_message
 from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.connector.why import find_own_message
 from pyspark_tseries import NoSuchStore
 
 OURS = "series 'a': timestamp 2020 is before the newest event; accepted: that: or later. No more"
