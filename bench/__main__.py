@@ -25,6 +25,7 @@ GOODBYE_S: Final = 20
 
 COMPARISONS: Final = (
     "kafka_source",
+    "payload_formats",
     "kafka_growth",
     "latency",
     "cti_cost",

@@ -1,4 +1,7 @@
-"""Spark's own Kafka source, fetched from Maven Central by the Ivy that Spark ships."""
+"""Spark's own Kafka source and `from_avro`, fetched from Maven Central by the Ivy that Spark ships.
+
+`from_protobuf` cannot be had: `spark-protobuf` is not resolved in any version for Spark 4.
+"""
 
 import fcntl
 import subprocess
@@ -14,15 +17,26 @@ ARTIFACTS = (
     ("org.apache.kafka", "kafka-clients", "3.9.2"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
 )
+# Of Spark 4.1, the last release that it was published with, and runs on 4.3.
+AVRO_ARTIFACTS = (("org.apache.spark", "spark-avro_2.13", "4.1.1"),)
 
 
 def kafka_jars() -> str:
     """The jars' paths, separated by commas, for `spark.jars`."""
+    return _jars(ARTIFACTS)
+
+
+def avro_jars() -> str:
+    """The same with `from_avro`."""
+    return _jars(ARTIFACTS + AVRO_ARTIFACTS)
+
+
+def _jars(artifacts: tuple[tuple[str, str, str], ...]) -> str:
     PLACE.mkdir(parents=True, exist_ok=True)
     # Two test runs may begin at once.
     with (PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return ",".join(str(_jar(*artifact)) for artifact in ARTIFACTS)
+        return ",".join(str(_jar(*artifact)) for artifact in artifacts)
 
 
 def _jar(organisation: str, module: str, revision: str) -> Path:

@@ -48,6 +48,7 @@ __all__ = [
     "compare",
     "each_against_peer",
     "heading",
+    "pair",
     "report",
     "rows_of",
 ]
@@ -162,16 +163,18 @@ def compare(
 def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
     """The one run as a row for each peer, whose name follows the job's after `by`."""
     *peers, ours = comparison.took
-    return [_pair(comparison, peer, ours, f"{by}{peer}") for peer in peers]
+    return [pair(comparison, peer, ours, f"{by}{peer}") for peer in peers]
 
 
 def each_against_peer(comparison: Comparison, by: str = ", ") -> list[Comparison]:
     """The one run as a row for each way of ours, whose name follows the job's after `by`."""
     peer, *ways = comparison.took
-    return [_pair(comparison, peer, way, f"{by}{way}") for way in ways]
+    return [pair(comparison, peer, way, f"{by}{way}") for way in ways]
 
 
-def _pair(comparison: Comparison, peer: str, ours: str, suffix: str) -> Comparison:
+def pair(comparison: Comparison, peer: str, ours: str, suffix: str) -> Comparison:
+    """Two of the contenders as a row, whose name is the job's with `suffix`."""
+
     def both(given: Mapping[str, Any]) -> dict[str, Any]:
         return {name: given[name] for name in (peer, ours) if name in given}
 

@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from broker import Broker, Record, broker
-from flights_data import FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights, json_values
+from flights_data import FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights
+from flights_payloads import ENCODINGS, encode_flights, register_flight
 from harness import Job
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
+from schema_registry import SchemaRegistryStub, serve_schema_registry
 from spark_session import local_spark, read_back
 
 from pyspark_timestream.demo.progress import step
@@ -42,13 +44,16 @@ def produce_flights(
     topic: str | None = None,
     count: int | None = None,
     tell: Callable[[float], None] = lambda _: None,
+    encoding: str = "json",
+    registry: SchemaRegistryStub | None = None,
 ) -> str:
     """Produce the flights, or the first `count`, to a topic of four partitions; return its name.
 
-    `tell` is told how much has been produced, from 0 to 1.
+    `tell` is told how much has been produced, from 0 to 1. All encodings but JSON need a registry.
     """
     name = kafka.create_topic(topic, PARTITIONS)
-    kafka.produce(name, _told(flight_records(count), count or FLIGHTS, tell))
+    number = register_flight(registry, f"{name}-value", encoding) if registry else 0
+    kafka.produce(name, _told(flight_records(count, encoding, number), count or FLIGHTS, tell))
     return name
 
 
@@ -59,13 +64,19 @@ def _told(records: Iterator[Record], count: int, tell: Callable[[float], None]) 
         yield record
 
 
-def flight_records(count: int | None = None) -> Iterator[Record]:
-    """The flights as records, stamped with the time of their report."""
+def flight_records(
+    count: int | None = None, encoding: str = "json", number: int = 0
+) -> Iterator[Record]:
+    """The flights as records, stamped with the time of their report.
+
+    Their values are framed with the schema's id, which is `number`, except those in JSON.
+    """
     table = flights(count)
     keys = table["tailnum"].to_pylist()
     partitions = table["partition"].to_pylist()
     reports = table["report_us"].to_pylist()
-    rows = zip(json_values(table), keys, partitions, reports, strict=True)
+    values = encode_flights(table, encoding, number)
+    rows = zip(values, keys, partitions, reports, strict=True)
     for value, key, partition, report_us in rows:
         yield Record(value, key, partition, report_us // 1_000)
 
@@ -91,7 +102,8 @@ def read_flights(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
         "kafka.bootstrap.servers": given.bootstrap,
         "subscribe": given.topic,
         "startingOffsets": "earliest",
-        "valueFormat": "json",
+        "valueFormat": given.value_format,
+        "schemaRegistry.url": given.schema_registry,
         "startTime": "departure",
         "ctiFrequency": given.cti_frequency,
         "ctiDelay": given.cti_delay,
@@ -202,6 +214,8 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--bootstrap", help="run the query on this broker; needs --topic")
     parser.add_argument("--topic", help="where the flights are")
+    parser.add_argument("--value-format", default="json", choices=sorted(set(ENCODINGS.values())))
+    parser.add_argument("--schema-registry", help="where the flights' schema is; not for JSON")
     parser.add_argument("--place", type=Path, default=PLACE, help="where everything is kept")
     parser.add_argument("--store", type=Path, help="by default in the place")
     parser.add_argument("--checkpoint", type=Path, help="by default in the place")
@@ -216,6 +230,8 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parsed = parser.parse_args(given)
     if (parsed.bootstrap is None) != (parsed.topic is None):
         parser.error("--bootstrap and --topic go together")
+    if parsed.schema_registry and not parsed.topic:
+        parser.error("--schema-registry needs --topic: without it, a registry is started too")
     parsed.store = parsed.store or parsed.place / "store"
     parsed.checkpoint = parsed.checkpoint or parsed.place / "checkpoint"
     return parsed
@@ -243,9 +259,14 @@ def run_alone(given: argparse.Namespace) -> None:
         with step("Starting a Kafka broker, fetched once", BROKER_SECONDS):
             kafka = running.enter_context(broker(said.append))
         print("\n".join(said))
+        registry = None
+        if given.value_format != "json":
+            registry = running.enter_context(serve_schema_registry())
+            given.schema_registry = registry.url
         count = given.records or FLIGHTS
         with step(f"Producing {count:,} flights", 15) as doing:
-            given.topic = produce_flights(kafka, count=count, tell=partial(setattr, doing, "done"))
+            tell = partial(setattr, doing, "done")
+            given.topic = produce_flights(kafka, None, count, tell, given.value_format, registry)
         given.bootstrap = kafka.bootstrap
         with step("Starting Spark", SPARK_SECONDS):
             spark = local_spark("flights", given.master, log=given.place / "spark.log")

@@ -6,11 +6,19 @@ A short run holds every promise; a long one looks for what only many tries find.
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 FULL_LENGTH: Final = os.environ.get("FULL_LENGTH") == "1"
 
 
 def repetitions(short: int, long: int) -> int:
     """The number of kills, seconds or commits that this run is for."""
+    return long if FULL_LENGTH else short
+
+
+def choices(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:
+    """The cases that this run tries."""
     return long if FULL_LENGTH else short

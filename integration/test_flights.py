@@ -1,13 +1,15 @@
 """The main job on real, out-of-order input: right, and the same whatever happens to it.
 
 The truth is computed apart from the product: the rules (semantics 2 and 3) as a plain loop over the
-flights (`flights_data.judge`), and DuckDB's counts and means over the rows that it keeps.
+flights (`flights_data.judge`), and DuckDB's counts and means over the rows that it keeps. That
+holds for the flights in JSON; in Avro and Protobuf, read with a registry, they give the same store.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ from broker import Broker
 from cluster import cluster
 from flights import arguments, flights_job, produce_flights, source_counters, start_query
 from flights_data import expected_hours, flights, judge_flights, kept_rows
+from flights_payloads import ENCODINGS
 from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end
-from lengths import repetitions
+from lengths import choices, repetitions
 from pyspark.sql import SparkSession
+from schema_registry import SchemaRegistryStub, serve_schema_registry
 
 DROPPING = {"cti_frequency": "20", "cti_delay": "2 hours"}
 """CTIs often enough, and close enough behind, that thousands of flights come too late."""
@@ -28,14 +32,41 @@ KILLS = repetitions(2, 5)
 SMALL_BATCH = repetitions(2_500, 1_000)
 
 
-@pytest.fixture(scope="module")
-def topic(broker: Broker) -> str:
-    return produce_flights(broker)
+ALL = tuple(ENCODINGS)
+TYPED = ALL[1:]
 
 
 @pytest.fixture(scope="module")
-def part(broker: Broker) -> str:
-    return produce_flights(broker, count=PART)
+def registry() -> Iterator[SchemaRegistryStub]:
+    with serve_schema_registry() as serving:
+        yield serving
+
+
+Topics = Callable[..., tuple[str, dict[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def topics(broker: Broker, registry: SchemaRegistryStub) -> Topics:
+    """A topic of flights, produced once, and the job's arguments: `topics("avro", count=9)`."""
+
+    @functools.cache
+    def produced(encoding: str, count: int | None = None) -> tuple[str, dict[str, str]]:
+        if encoding == "json":
+            return produce_flights(broker, count=count), {}
+        name = produce_flights(broker, count=count, encoding=encoding, registry=registry)
+        return name, {"value_format": ENCODINGS[encoding], "schema_registry": registry.url}
+
+    return produced
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    return topics("json")[0]
+
+
+@pytest.fixture(scope="module")
+def part(topics: Topics) -> str:
+    return topics("json", count=PART)[0]
 
 
 @pytest.fixture
@@ -110,8 +141,12 @@ def rounded(hour: tuple) -> tuple:
     return origin, start, count, round(mean, 9)
 
 
-def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(ran, topic) -> None:
-    done = ran(topic)
+@pytest.mark.parametrize("encoding", choices(("json", "avro-millis", "protobuf"), ALL))
+def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(
+    ran, topics, encoding
+) -> None:
+    topic, options = topics(encoding)
+    done = ran(topic, **options)
     assert sum(row[4] for row in done.rows) == 328_521
     assert (done.counters["dropped"], done.counters["malformed"]) == (0, 8_255)
     assert done.counters["events"] == 336_776
@@ -126,6 +161,14 @@ def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> Non
     assert ran(topic, **DROPPING, **options).rows == whole
 
 
+@pytest.mark.parametrize("encoding", TYPED)
+def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, encoding) -> None:
+    topic, options = topics(encoding, count=PART)
+    plain, typed = ran(part, **DROPPING), ran(topic, **DROPPING, **options)
+    assert (typed.rows, typed.counters) == (plain.rows, plain.counters)
+    assert min(typed.counters["dropped"], typed.counters["malformed"]) > 100
+
+
 def test_small_batches_change_nothing(ran, part) -> None:
     fine = ran(part, **DROPPING, max_offsets_per_trigger=SMALL_BATCH)
     assert fine.batches >= PART / SMALL_BATCH
@@ -133,24 +176,30 @@ def test_small_batches_change_nothing(ran, part) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_kills_in_flight_change_nothing(spark, broker, topic, whole, tmp_path) -> None:
+@pytest.mark.parametrize("encoding", choices(("avro",), ALL))
+def test_kills_in_flight_change_nothing(spark, broker, topics, whole, tmp_path, encoding) -> None:
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
+    topic, options = topics(encoding)
     job = flights_job(
-        broker.bootstrap, topic, store, checkpoint, max_offsets_per_trigger=30_000, **DROPPING
-    )
+        broker.bootstrap, topic, store, checkpoint,
+        max_offsets_per_trigger=30_000, **DROPPING, **options,
+    )  # fmt: skip
     killed = run_killed(job, InBatch(checkpoint), kills=KILLS, timeout=800)
     assert (killed.hits, killed.exit_code) == (KILLS, 0)
     assert stored(spark, store) == whole
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("encoding", choices(("protobuf",), ALL))
 def test_kills_between_the_sinks_commit_and_the_checkpoint_double_nothing(
-    spark, broker, topic, whole, tmp_path
+    spark, broker, topics, whole, tmp_path, encoding
 ) -> None:
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
+    topic, options = topics(encoding)
     job = flights_job(
-        broker.bootstrap, topic, store, checkpoint, max_offsets_per_trigger=50_000, **DROPPING
-    )
+        broker.bootstrap, topic, store, checkpoint,
+        max_offsets_per_trigger=50_000, **DROPPING, **options,
+    )  # fmt: skip
     point = between_sink_and_checkpoint(checkpoint, store, app_id="tseries:q:")
     killed = run_killed(job, point, kills=2, timeout=500)
     assert (killed.hits, killed.exit_code) == (2, 0)
@@ -158,13 +207,15 @@ def test_kills_between_the_sinks_commit_and_the_checkpoint_double_nothing(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("encoding", choices(("avro",), ALL))
 def test_two_executors_of_a_cluster_give_the_same_store(
-    spark, broker, topic, whole, tmp_path
+    spark, broker, topics, whole, tmp_path, encoding
 ) -> None:
+    topic, options = topics(encoding)
     with cluster(tmp_path / "cluster") as master:
         job = flights_job(
             broker.bootstrap, topic, tmp_path / "store", tmp_path / "ck", master=master,
-            report=tmp_path / "counters.json", **DROPPING,
+            report=tmp_path / "counters.json", **DROPPING, **options,
         )  # fmt: skip
         assert run_to_end(job, timeout=400).exit_code == 0
     assert stored(spark, tmp_path / "store") == whole
