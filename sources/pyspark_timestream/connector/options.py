@@ -46,9 +46,7 @@ CATALOG_MARK: Final = "provider"
 """The key in the map of Spark's CREATE TABLE, besides `owner`, `location` and `option.*`."""
 
 
-SECRET: Final = re.compile(
-    "password|secret|token|credential|jaas|private|user[.]info|[.]key$|[.]pem$"
-)
+SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
 _LOGIN: Final = re.compile("://[^/]*@")
 
 

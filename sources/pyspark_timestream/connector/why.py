@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-__all__ = ["find_own_message", "is_own_error", "why"]
+__all__ = ["find_own_message", "is_own_error", "walk_causes", "why"]
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
 _OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")
@@ -77,7 +77,7 @@ def _explain(subject: Any) -> str:
 
 
 def _find_reason(error: BaseException) -> str:
-    chain = list(_walk_causes(error))
+    chain = list(walk_causes(error))
     for each in chain:
         if is_own_error(each):
             return str(each)
@@ -94,7 +94,7 @@ def _find_reason(error: BaseException) -> str:
     return f"not an error of timestream or tseries: {type(error).__name__}: {first}"
 
 
-def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
+def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
     """`error` and its causes, each once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

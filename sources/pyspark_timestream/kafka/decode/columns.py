@@ -41,7 +41,7 @@ METADATA: Final[dict[str, pa.DataType]] = {
 """Every metadata column with its type, in the order of the default schema."""
 
 DEAD_LETTER: Final = {"payload": "", "reason": "_reason", "schema_id": "_schema_id"}
-"""What a column says of malformed payloads -> its name after `columnNameOfCorruptRecord`."""
+"""A column's content about malformed payloads -> its name after `columnNameOfCorruptRecord`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ __all__ = [
     "RECORD_REASONS",
     "SYNTAX",
     "TYPE",
+    "ConvertedColumn",
     "DecodedBlock",
     "Reasons",
     "WantedFields",
@@ -90,3 +91,17 @@ def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) 
         return None if values is None else values.reasons
     of_keys = keys.reasons + np.where(keys.malformed, np.uint8(TYPE), np.uint8(FINE))
     return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
+
+
+class ConvertedColumn(NamedTuple):
+    """A column of n values in its wanted type.
+
+    Attributes:
+        column: the column.
+        partial: n booleans: a part of the value did not match its type and is null.
+        void: n booleans: the whole value did not match; a list with such an item is void as well.
+    """
+
+    column: pa.Array
+    partial: Mask
+    void: Mask

@@ -16,17 +16,25 @@ from pyspark_timestream.connector.event_time import TIME_UNITS, read_number_time
 from pyspark_timestream.connector.instants import format_instant, parse_instant
 from pyspark_timestream.cti.violations import check_times
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.fields import WantedFields
+from pyspark_timestream.kafka.decode.fields import (
+    FRAMING,
+    SYNTAX,
+    TYPE,
+    DecodedBlock,
+    WantedFields,
+)
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.paths import Path, descend, format_path, parse_path
+from pyspark_timestream.kafka.options.payloads import PayloadRules
 
 __all__ = [
     "PROBABLE_US",
     "describe_malformed",
+    "describe_payloads",
     "describe_unit",
     "describe_values",
     "suggests_secret",
@@ -35,6 +43,9 @@ __all__ = [
 _MAX_SHOWN_CHARS: Final = 12
 _MAX_NAMES: Final = 8
 """Maximum number of field or header names in a list."""
+
+_SHOWN_BYTES: Final = 6
+"""Bytes shown of a payload without its frame."""
 
 _MAX_DEPTH: Final = 4
 """Fields are looked for elsewhere down to this depth."""
@@ -298,3 +309,38 @@ def _to_instant(value: float, unit: str) -> int | None:
 def _suggest_unit(unit: str, value: Any) -> str:
     us = _to_instant(_to_number(value) or 0, unit) or 0
     return f"'timeUnit' = '{unit}' would fit: it is of {format_instant(us)[:10]} then"
+
+
+def describe_payloads(
+    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+) -> str:
+    """Describe why most malformed values, or else keys, of `block` are so; empty if none is."""
+    payload = read_payload(options, projection, block)
+    for rules, payloads, decoded in (
+        (options.value_rules, block.values, payload.values),
+        (options.key_rules, block.keys, payload.keys),
+    ):
+        if payloads is not None and decoded is not None and decoded.reasons.any():
+            return _describe_reason(rules, payloads, decoded)
+    return ""
+
+
+def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
+    counts = np.bincount(decoded.reasons, minlength=TYPE + 1)
+    reason = int(np.argmax(counts[1:])) + 1
+    part, found = rules.part, f"{counts[reason]} of {len(payloads)} {rules.part}s"
+    if reason == FRAMING:
+        framing = rules.option_name("framing")
+        first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
+        where = "one has no such header" if rules.framing == "header" else _show_bytes(first)
+        return f"{found} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+    if reason == SYNTAX:
+        return f"{found} are not {rules.format} of the schema that wrote them"
+    return (
+        f"{found} have a field that does not fit its column in .schema(...), or the {part}'s type"
+    )
+
+
+def _show_bytes(payload: bytes) -> str:
+    shown = payload[:_SHOWN_BYTES].hex(" ") or "nothing"
+    return f"one begins with the bytes {shown}"

@@ -17,10 +17,10 @@ from pyspark_timestream.explain.recent_counts import (
 )
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.payload_samples import describe_payloads
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.decode.value_samples import (
     describe_malformed,
+    describe_payloads,
     describe_unit,
     describe_values,
 )

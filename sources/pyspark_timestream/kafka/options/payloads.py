@@ -306,7 +306,7 @@ class PayloadOptions(ReadingOptions):
         return topics.pop() if len(topics) == 1 else None
 
     def payload_settings(self) -> dict[str, str]:
-        """What a checkpoint keeps of these options, as option name -> text.
+        """Return those options that a checkpoint keeps, as option name -> text.
 
         Nothing of values and keys without schema and framing: older checkpoints have no entries.
 

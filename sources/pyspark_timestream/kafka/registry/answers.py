@@ -4,10 +4,11 @@ import base64
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.connector.why import walk_causes
 from pyspark_timestream.errors import SchemaRegistryError
 
 __all__ = [
@@ -24,7 +25,7 @@ _URL: Final = "'schemaRegistry.url'"
 _RESUMES: Final = "the query goes on where it stopped"
 
 _UNKNOWN: Final = "Unknown Schema Registry Error: "
-"""What confluent-kafka's client puts in front of an answer that is not a registry's."""
+"""The text in front of an answer that is not a registry's, as confluent-kafka's client has it."""
 
 _SUBJECT_NOT_FOUND: Final = 40401
 _VERSION_NOT_FOUND: Final = 40402
@@ -98,7 +99,7 @@ def transport_error(
 
 
 def _find_reason(error: BaseException) -> _Reason:
-    chain = list(_walk_causes(error))
+    chain = list(walk_causes(error))
     names = {type(each).__name__ for each in chain}
     if "OAuthTokenError" in names:
         return _Reason(f"no token could be had for it ({error})", _TOKEN)
@@ -114,14 +115,6 @@ def _find_reason(error: BaseException) -> _Reason:
     if isinstance(error, ValueError):
         return _Reason(f"its answer is not JSON ({error})", _choose_advice(200, -1))
     return _Reason(f"{error}" or type(error).__name__, _NETWORK)
-
-
-def _walk_causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def late_error(settings: Mapping[str, str], wanted: str, limit_s: float) -> SchemaRegistryError:

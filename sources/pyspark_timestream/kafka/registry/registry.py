@@ -17,10 +17,10 @@ from pyspark_timestream.kafka.schemas import AVRO, PROTOBUF, RegisteredSchema, S
 __all__ = ["SchemaRegistry"]
 
 _FORMS: Final = {"protobuf": "serialized"}
-"""What the registry is asked to make of a text, by format."""
+"""The form in which the registry is asked for a text, by format."""
 
 _CONTEXT: Final = ":."
-"""What a subject begins with that is in a context, where ids are apart from those of others."""
+"""The beginning of a subject in a context, where ids are apart from those of others."""
 
 _MAX_REFERENCES: Final = 1_000
 

@@ -1,7 +1,7 @@
 """Types of JSON fields, and the conversion of parsed columns to them."""
 
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.connector.columns import Mask
 from pyspark_timestream.connector.event_time import Times, read_number_times, read_text_times
+from pyspark_timestream.kafka.decode.fields import ConvertedColumn
 from pyspark_timestream.kafka.decode.json.scalars import to_bytes
 
 __all__ = [
-    "ConvertedColumn",
     "convert_column",
     "convert_times",
     "find_unsupported_type",
@@ -71,20 +71,6 @@ def wire_type(data_type: pa.DataType) -> pa.DataType:
     if pa.types.is_list(data_type):
         return pa.list_(wire_type(data_type.value_type))
     return data_type
-
-
-class ConvertedColumn(NamedTuple):
-    """A column of n values in its wanted type.
-
-    Attributes:
-        column: the column.
-        partial: n booleans: a part of the value did not match its type and is null.
-        void: n booleans: the whole value did not match; a list with such an item is void as well.
-    """
-
-    column: pa.Array
-    partial: Mask
-    void: Mask
 
 
 def convert_column(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:

@@ -5,7 +5,7 @@ unreadable.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,32 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.connector.columns import Mask
+from pyspark_timestream.kafka.decode.fields import ConvertedColumn
 from pyspark_timestream.kafka.decode.protobuf.casts import to_mask
 
-__all__ = ["Convert", "Converted", "convert_list", "convert_map", "convert_struct", "mark"]
+__all__ = ["Convert", "convert_list", "convert_map", "convert_struct", "mark"]
 
 
-class Converted(NamedTuple):
-    """A column of n values in its wanted type.
-
-    Attributes:
-        column: the column.
-        partial: n booleans: a part of the value did not match its type and is null.
-        void: n booleans: the whole value did not match; a list with such an item is void as well.
-    """
-
-    column: pa.Array
-    partial: Mask
-    void: Mask
-
-
-Convert: TypeAlias = Callable[[pa.Array], Converted]
+Convert: TypeAlias = Callable[[pa.Array], ConvertedColumn]
 """Converts the values of one field."""
 
 
 def convert_struct(
     array: pa.Array, converters: Sequence[Convert], fields: Sequence[pa.Field]
-) -> Converted:
+) -> ConvertedColumn:
     """Convert structs field by field to `fields`."""
     parts = [
         convert(pc.struct_field(array, field.name))
@@ -49,10 +36,10 @@ def convert_struct(
         partial |= part.partial
     children = [part.column for part in parts]
     column = pa.StructArray.from_arrays(children, fields=list(fields), mask=array.is_null())
-    return Converted(column, partial, void)
+    return ConvertedColumn(column, partial, void)
 
 
-def convert_list(array: pa.Array, convert: Convert, target: pa.ListType) -> Converted:
+def convert_list(array: pa.Array, convert: Convert, target: pa.ListType) -> ConvertedColumn:
     """Convert lists item by item."""
     starts, rows = _locate_items(array)
     items = convert(array.values.slice(starts[0], starts[-1] - starts[0]))
@@ -60,10 +47,12 @@ def convert_list(array: pa.Array, convert: Convert, target: pa.ListType) -> Conv
     offsets = pa.array(starts - starts[0], pa.int32())
     absent = pa.array(void | to_mask(array.is_null()))
     column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
-    return Converted(column, partial, void)
+    return ConvertedColumn(column, partial, void)
 
 
-def convert_map(array: pa.Array, keys: Convert, values: Convert, target: pa.MapType) -> Converted:
+def convert_map(
+    array: pa.Array, keys: Convert, values: Convert, target: pa.MapType
+) -> ConvertedColumn:
     """Convert repeated entries to maps, in the order of their keys."""
     starts, rows = _locate_items(array)
     entries = array.values.slice(starts[0], starts[-1] - starts[0])
@@ -79,7 +68,7 @@ def convert_map(array: pa.Array, keys: Convert, values: Convert, target: pa.MapT
         # Arrow refuses a null key, even in a map that is null.
         names = names._replace(column=_fill_keys(names.column))
     column = pa.MapArray.from_arrays(offsets, names.column, items.column, target, mask=absent)
-    return Converted(column, partial, void)
+    return ConvertedColumn(column, partial, void)
 
 
 def _sort_keys(rows: Any, keys: pa.Array) -> pa.Array:
@@ -99,15 +88,15 @@ def _locate_items(array: pa.Array) -> tuple[npt.NDArray[np.int64], Any]:
     return starts, np.repeat(np.arange(len(array)), np.diff(starts))
 
 
-def _gather(items: Converted, rows: Any, n: int) -> tuple[Mask, Mask]:
+def _gather(items: ConvertedColumn, rows: Any, n: int) -> tuple[Mask, Mask]:
     partial, void = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     partial[rows[items.partial]] = True
     void[rows[items.void]] = True
     return partial, void
 
 
-def mark(column: pa.Array, failed: Mask | None = None) -> Converted:
+def mark(column: pa.Array, failed: Mask | None = None) -> ConvertedColumn:
     """Return a converted column whose values are null where they `failed`; None: nowhere."""
     if failed is None:
         failed = np.zeros(len(column), dtype=np.bool_)
-    return Converted(column, failed, failed)
+    return ConvertedColumn(column, failed, failed)

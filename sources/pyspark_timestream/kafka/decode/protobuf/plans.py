@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.kafka.decode.fields import ConvertedColumn
 from pyspark_timestream.kafka.decode.protobuf.casts import (
     INSTANT,
     cast_column,
@@ -21,7 +22,6 @@ from pyspark_timestream.kafka.decode.protobuf.casts import (
 )
 from pyspark_timestream.kafka.decode.protobuf.nested import (
     Convert,
-    Converted,
     convert_list,
     convert_map,
     convert_struct,
@@ -201,7 +201,7 @@ def check_readable(field: Any) -> None:
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
 
 
-def _cast_days(days: Converted) -> Converted:
+def _cast_days(days: ConvertedColumn) -> ConvertedColumn:
     return days._replace(column=days.column.cast(pa.timestamp("s")).cast(INSTANT))
 
 
