@@ -1,5 +1,6 @@
 """The exceptions of this package, split by who has to act; each docstring says what to do."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "ViolationFound",
     "WrongInterpreter",
     "compose_message",
+    "walk_causes",
 ]
 
 
@@ -33,6 +35,15 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
     if next_step is not None:
         parts.append(f"next step: {next_step}")
     return "; ".join(parts)
+
+
+def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Return `error` and its causes, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class OptionError(ValueError):

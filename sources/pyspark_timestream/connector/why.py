@@ -7,10 +7,11 @@ the like, the name that users import, followed by the sentence with the next ste
 
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
-__all__ = ["find_own_message", "is_own_error", "walk_causes", "why"]
+from pyspark_timestream.errors import walk_causes
+
+__all__ = ["find_own_message", "is_own_error", "why"]
 
 _PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
 _OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")
@@ -92,12 +93,3 @@ def _find_reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = lines[0] if lines else "no message"
     return f"not an error of timestream or tseries: {type(error).__name__}: {first}"
-
-
-def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """`error` and its causes, each once."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
-from pyspark_timestream.connector.why import walk_causes
-from pyspark_timestream.errors import SchemaRegistryError
+from pyspark_timestream.errors import SchemaRegistryError, walk_causes
 
 __all__ = [
     "configuration_error",
