@@ -58,7 +58,8 @@ TOPICS = {
 }
 
 
-@pytest.fixture(scope="module")
+# With the broker, not the module: a worker may come back to this module after others.
+@pytest.fixture(scope="session")
 def topics(broker: Broker) -> Broker:
     for name, records in TOPICS.items():
         broker.create_topic(name, 1 + max((each.partition or 0 for each in records), default=0))
@@ -66,7 +67,7 @@ def topics(broker: Broker) -> Broker:
     return broker
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def registry() -> Iterator[SchemaRegistryStub]:
     with serve_page_registry() as registry:
         yield registry
