@@ -36,6 +36,7 @@ from pyspark_timestream.kafka.decode.records import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
+from pyspark_timestream.kafka.options.payloads import PayloadRules
 
 __all__ = ["Payload", "check_schemas", "read_payload", "required_columns"]
 
@@ -130,8 +131,10 @@ def read_payload(
 def _read_events(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    parsed = _decode_values(options, projection, block)
-    keys = _decode_keys(options, projection, block)
+    fields = _choose_fields(options, projection)
+    key_fields = _choose_key_fields(options, projection)
+    parsed = _decode(options, options.value_rules, fields, block.values, block)
+    keys = _decode(options, options.key_rules, key_fields, block.keys, block)
     start_us, start_known = _read_times(options.start_time, options, block, parsed)
     if options.end_time is None:
         return Payload(Events(start_us, start_known), start_known, None, None, parsed, keys)
@@ -203,22 +206,17 @@ def _has_framed_headers(options: KafkaOptions, projection: Projection | None) ->
     )
 
 
-def _decode_values(
-    options: KafkaOptions, projection: Projection | None, block: RecordBlock
+def _decode(
+    options: KafkaOptions,
+    rules: PayloadRules,
+    wanted: WantedFields | None,
+    payloads: pa.Array | None,
+    block: RecordBlock,
 ) -> DecodedBlock | None:
-    wanted = _choose_fields(options, projection)
+    """Decode the values of `block`, or its keys; None if no field of them is needed."""
     if wanted is None:
         return None
-    return decode_part(options, options.value_rules, wanted, block.values, block.headers)
-
-
-def _decode_keys(
-    options: KafkaOptions, projection: Projection | None, block: RecordBlock
-) -> DecodedBlock | None:
-    wanted = _choose_key_fields(options, projection)
-    if wanted is None:
-        return None
-    return decode_part(options, options.key_rules, wanted, block.keys, block.headers)
+    return decode_part(options, rules, wanted, payloads, block.headers)
 
 
 def _read_times(
