@@ -95,6 +95,9 @@ def split_unframed(payloads: pa.Array) -> FramedBlock:
 
 def split_value_frames(payloads: pa.Array, *, indexed: bool = False) -> FramedBlock:
     """Split n binary payloads into frame and body; `indexed` frames name a Protobuf message."""
+    equal = _split_equal_frames(payloads, indexed)
+    if equal is not None:
+        return equal
     frames, bodies, bad = _cut(payloads, indexed)
     return _resolve(frames, bodies, bad, indexed)
 
@@ -113,6 +116,29 @@ def split_header_frames(
     return _resolve(_blank(frames, np.array(payloads.is_null()) | bad), payloads, bad, indexed)
 
 
+def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None:
+    """Split n payloads that all begin with one frame, as most blocks do; None if they do not.
+
+    A frame shows its own length, so payloads that begin with the same frame have no other.
+    """
+    n = len(payloads)
+    if n == 0 or payloads.null_count:
+        return None
+    starts, ends, data = _locate(payloads)
+    length = int(_measure_frames(data, starts[:1], ends[:1], indexed)[0])
+    if length == 0 or int((ends - starts).min()) < length:
+        return None
+    frame = data[starts[0] : starts[0] + length]
+    if not all(bool((data[starts + place] == byte).all()) for place, byte in enumerate(frame)):
+        return None
+    writer = _parse_frame(frame.tobytes(), indexed)
+    if writer is None:
+        return None
+    bodies = _alternate(payloads, starts, length).take(pa.array(np.arange(1, 2 * n, 2)))
+    ids = pa.repeat(pa.scalar(writer.schema_id, pa.int32()), n)
+    return FramedBlock(bodies, ids, (writer,), np.zeros(n, np.int32), np.zeros(n, np.bool_))
+
+
 def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     """Cut payloads behind their frames; frames and bodies are null where there is none."""
     n = len(payloads)
@@ -120,11 +146,7 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     starts, ends, data = _locate(payloads)
     lengths = _measure_frames(data, starts, ends, indexed)
     bad = present & (lengths == 0)
-    bounds = np.empty(2 * n + 1, dtype=np.int32)
-    bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, ends[-1] if n else 0
-    # Frames and bodies alternate as the elements of one array over the bytes of the payloads.
-    buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
-    pieces = pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
+    pieces = _alternate(payloads, starts, lengths)
     absent = bad | ~present
     frames = np.arange(0, 2 * n, 2)
     return (
@@ -132,6 +154,15 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
         pieces.take(pa.array(frames + 1, mask=absent)),
         bad,
     )
+
+
+def _alternate(payloads: pa.Array, starts: Places, lengths: Places | int) -> pa.Array:
+    """Return frames and bodies in turns, as the elements of an array over the payloads' bytes."""
+    n = len(payloads)
+    bounds = np.empty(2 * n + 1, dtype=np.int32)
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, _locate(payloads)[1][-1] if n else 0
+    buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
+    return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 
 
 def _locate(payloads: pa.Array) -> tuple[Places, Places, Bytes]:

@@ -92,10 +92,12 @@ def _split(messages: pa.Array) -> Iterator[tuple[int, int]]:
     """Split into pieces that are parsed at once."""
     if not len(messages):
         return
-    ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: len(messages) + 1]
+    narrow = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: len(messages) + 1]
+    # A search for a wider number would convert all of them again each time.
+    ends = narrow.astype(np.int64)
     start = 0
     while start < len(messages):
-        fitting = int(np.searchsorted(ends, int(ends[start]) + _MAX_BYTES, side="right")) - 1
+        fitting = int(np.searchsorted(ends, ends[start] + _MAX_BYTES, side="right")) - 1
         stop = min(max(fitting, start + 1), start + _MAX_ROWS, len(messages))
         yield start, stop
         start = stop
@@ -107,7 +109,7 @@ def _join(messages: pa.Array) -> tuple[memoryview, Places]:
     ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
     lengths = np.diff(ends).astype(np.int64)
     groups = np.ones(n, dtype=np.int64)
-    for digits in range(7, 35, 7):
+    for digits in range(7, int(lengths.max(initial=0)).bit_length(), 7):
         groups += lengths >= 1 << digits
     starts = np.concatenate(([0], np.cumsum(groups + 1)))
     heads = np.empty(starts[-1], dtype=np.uint8)
