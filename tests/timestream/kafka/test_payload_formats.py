@@ -247,6 +247,12 @@ def test_a_column_that_the_reader_s_schema_lacks_is_refused_before_a_task_runs(f
             check_schemas(given, projection(given, bad))
 
 
+def test_a_key_s_column_that_its_schema_lacks_is_refused_with_the_prefix():
+    given = fixed({"keyFormat": "avro", "keySchema": json.dumps(AVRO), "keyPrefix": "k_"})
+    with pytest.raises(SchemaRefused, match="of the key, .* prefix 'k_': column 'lost'"):
+        check_schemas(given, projection(given, ("k_lost", pa.string())))
+
+
 @pytest.mark.parametrize("form", ["avro", "protobuf", "json"])
 def test_a_schema_of_another_format_than_the_option_fails_the_task(form):
     number, index = (8 if form == "avro" else 7), (b"\0" if form == "protobuf" else b"")

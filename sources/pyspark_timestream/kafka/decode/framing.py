@@ -160,7 +160,11 @@ def _alternate(payloads: pa.Array, starts: Places, lengths: Places | int) -> pa.
     """Return frames and bodies in turns, as the elements of an array over the payloads' bytes."""
     n = len(payloads)
     bounds = np.empty(2 * n + 1, dtype=np.int32)
-    bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, _locate(payloads)[1][-1] if n else 0
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = (
+        starts,
+        starts + lengths,
+        _locate(payloads)[1][-1] if n else 0,
+    )
     buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 

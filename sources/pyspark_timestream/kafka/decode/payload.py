@@ -17,6 +17,7 @@ from pyspark_timestream.connector.event_time import (
     read_value_times,
 )
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
+from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.columns import Projection, strip_key_prefix
 from pyspark_timestream.kafka.decode.fields import (
     RECORD_REASONS,
@@ -103,12 +104,17 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
     Raises:
         SchemaRefused: a schema lacks one, or has it with another type.
     """
-    for rules, wanted in (
-        (options.value_rules, _choose_fields(options, projection)),
-        (options.key_rules, _choose_key_fields(options, projection)),
-    ):
-        if wanted is not None:
-            check_fields(options, rules, wanted)
+    fields = _choose_fields(options, projection)
+    if fields is not None:
+        check_fields(options, options.value_rules, fields)
+    key_fields = _choose_key_fields(options, projection)
+    if key_fields is not None:
+        try:
+            check_fields(options, options.key_rules, key_fields)
+        except SchemaRefused as error:
+            raise SchemaRefused(
+                f"of the key, whose columns have the prefix '{options.key_prefix}': {error}"
+            ) from error
 
 
 def read_payload(
