@@ -249,7 +249,7 @@ def test_a_column_that_the_reader_s_schema_lacks_is_refused_before_a_task_runs(f
 
 def test_a_key_s_column_that_its_schema_lacks_is_refused_with_the_prefix():
     given = fixed({"keyFormat": "avro", "keySchema": json.dumps(AVRO), "keyPrefix": "k_"})
-    with pytest.raises(SchemaRefused, match="of the key, .* prefix 'k_': column 'lost'"):
+    with pytest.raises(SchemaRefused, match=r"of the key, .* prefix 'k_': column 'lost'"):
         check_schemas(given, projection(given, ("k_lost", pa.string())))
 
 

@@ -134,7 +134,7 @@ def _split_equal_frames(payloads: pa.Array, indexed: bool) -> FramedBlock | None
     writer = _parse_frame(frame.tobytes(), indexed)
     if writer is None:
         return None
-    bodies = _alternate(payloads, starts, length).take(pa.array(np.arange(1, 2 * n, 2)))
+    bodies = _alternate(payloads, starts, ends, length).take(pa.array(np.arange(1, 2 * n, 2)))
     ids = pa.repeat(pa.scalar(writer.schema_id, pa.int32()), n)
     return FramedBlock(bodies, ids, (writer,), np.zeros(n, np.int32), np.zeros(n, np.bool_))
 
@@ -146,7 +146,7 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     starts, ends, data = _locate(payloads)
     lengths = _measure_frames(data, starts, ends, indexed)
     bad = present & (lengths == 0)
-    pieces = _alternate(payloads, starts, lengths)
+    pieces = _alternate(payloads, starts, ends, lengths)
     absent = bad | ~present
     frames = np.arange(0, 2 * n, 2)
     return (
@@ -156,15 +156,11 @@ def _cut(payloads: pa.Array, indexed: bool) -> tuple[pa.Array, pa.Array, Mask]:
     )
 
 
-def _alternate(payloads: pa.Array, starts: Places, lengths: Places | int) -> pa.Array:
+def _alternate(payloads: pa.Array, starts: Places, ends: Places, lengths: Places | int) -> pa.Array:
     """Return frames and bodies in turns, as the elements of an array over the payloads' bytes."""
     n = len(payloads)
     bounds = np.empty(2 * n + 1, dtype=np.int32)
-    bounds[0:-1:2], bounds[1::2], bounds[-1] = (
-        starts,
-        starts + lengths,
-        _locate(payloads)[1][-1] if n else 0,
-    )
+    bounds[0:-1:2], bounds[1::2], bounds[-1] = starts, starts + lengths, ends[-1] if n else 0
     buffers = [None, pa.py_buffer(bounds), payloads.buffers()[2] or pa.py_buffer(b"")]
     return pa.BinaryArray.from_buffers(pa.binary(), 2 * n, buffers)
 
