@@ -35,8 +35,9 @@ if TYPE_CHECKING:
         WrongInterpreter,
     )
     from pyspark_timestream.explain.query import explain_time
+    from pyspark_timestream.frames.lifetimes import alter_lifetime, shift_time
     from pyspark_timestream.frames.ordering import order_by_time
-    from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis, shift_time
+    from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
@@ -58,6 +59,7 @@ __all__ = [
     "WrongInterpreter",
     "__version__",
     "advance_time",
+    "alter_lifetime",
     "await_end",
     "configure_spark",
     "explain_time",
@@ -77,7 +79,8 @@ _MODULES: Final = {
     **dict.fromkeys(
         ["SettingRefused", "TimestreamError", "ViolationFound", "WrongInterpreter"], "errors"
     ),
-    **dict.fromkeys(["advance_time", "await_end", "import_ctis", "shift_time"], "frames.watermark"),
+    **dict.fromkeys(["advance_time", "await_end", "import_ctis"], "frames.watermark"),
+    **dict.fromkeys(["alter_lifetime", "shift_time"], "frames.lifetimes"),
     "DefaultSource": "source",
     "OptionError": "errors",
     "SchemaRegistryError": "errors",
@@ -89,7 +92,14 @@ _MODULES: Final = {
     "why": "connector.why",
 }
 
-_FOR_DRIVERS: Final = ("advance_time", "explain_time", "import_ctis", "order_by_time", "shift_time")
+_FOR_DRIVERS: Final = (
+    "advance_time",
+    "alter_lifetime",
+    "explain_time",
+    "import_ctis",
+    "order_by_time",
+    "shift_time",
+)
 """Names that only a driver that uses these formats imports."""
 
 _asked: set[str] = set()

@@ -18,6 +18,7 @@ ADAPTERS = {
     "demo.topic",
     "explain.query",
     "frames.ordering",
+    "frames.lifetimes",
     "frames.watermark",
     "kafka.client.broker",
     "kafka.client.broker_errors",

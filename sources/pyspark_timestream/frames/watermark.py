@@ -1,4 +1,4 @@
-"""DataFrame helpers: Spark's watermark driven by CTIs, time shifted, a bounded stream awaited.
+"""DataFrame helpers: Spark's watermark driven by CTIs, a bounded stream awaited.
 
 How it works: a source delivers CTIs as rows with `cti` set. `withWatermark` on that column, with
 no delay, makes Spark's watermark the greatest CTI; data rows, whose `cti` is null, cannot move
@@ -18,10 +18,8 @@ from pyspark.sql.types import LongType, TimestampType
 
 from pyspark_timestream.connector.instants import (
     FINAL_US,
-    MIN_US,
     TICK_US,
     format_instant,
-    parse_duration,
 )
 from pyspark_timestream.connector.watermark_settings import (
     explain_setting,
@@ -30,7 +28,7 @@ from pyspark_timestream.connector.watermark_settings import (
 )
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
 
-__all__ = ["advance_time", "await_end", "import_ctis", "shift_time"]
+__all__ = ["advance_time", "await_end", "import_ctis"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _RELEASE_MODES: Final = ("windows", "rows")
@@ -61,7 +59,7 @@ def advance_time(
     """
     if releases not in _RELEASE_MODES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
-    _check_times(df, event_time)
+    check_times(df, event_time)
     _check_session(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
     clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
@@ -75,29 +73,6 @@ def advance_time(
     marked = time.alias(event_time, metadata={_WATERMARK_KEY: 0})
     kept = [name for name in df.columns if name != "cti"]
     return data.select(*[marked if name == event_time else quote_name(name) for name in kept])
-
-
-def shift_time(df: DataFrame, by: str, event_time: str = "start_time") -> DataFrame:
-    """`df` with event times and CTIs moved alike by the duration `by`, which may be negative.
-
-    A final CTI stays; others are clamped to it.
-
-    Args:
-        df: a stream with a timestamp column `cti`, null on data rows.
-        by: a duration such as `5 minutes` or `-1 tick`.
-        event_time: the column to move; `end_time` and the `original_*` columns are not moved.
-
-    Raises:
-        SchemaRefused: `df` has no such column, or no `cti`.
-        ValueError: `by` is not a duration.
-    """
-    us = parse_duration(by)
-    if abs(us) > FINAL_US - MIN_US:
-        raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
-    _check_times(df, event_time)
-    cti = F.when(_is_final(F.col("cti")), F.col("cti")).otherwise(_shift(F.col("cti"), us))
-    moved = {event_time: _shift(quote_name(event_time), us), "cti": cti}
-    return df.select(*[moved[n].alias(n) if n in moved else quote_name(n) for n in df.columns])
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
@@ -120,7 +95,7 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
         SchemaRefused: `fast` has no CTIs, or a `cti` column is not a timestamp.
     """
     if "cti" in slow.columns:
-        _check_timestamp(slow, "cti")
+        check_timestamp(slow, "cti")
         slow = slow.where(F.col("cti").isNull())
     else:
         slow = slow.withColumn("cti", F.lit(None).cast("timestamp"))
@@ -138,7 +113,7 @@ def _extract_ctis(fast: DataFrame) -> DataFrame:
             "set option 'ctiFrequency' or 'advanceTime' on fast, and add 'cti timestamp' to its "
             ".schema(...) if you give one; or name the clock: fast.selectExpr('TIME AS cti')",
         )
-    _check_timestamp(fast, "cti")
+    check_timestamp(fast, "cti")
     return fast.where(F.col("cti").isNotNull()).select("cti")
 
 
@@ -177,7 +152,7 @@ def _parse_report(latest_offset: Any) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
-def _check_times(df: DataFrame, event_time: str) -> None:
+def check_times(df: DataFrame, event_time: str) -> None:
     types = {field.name: field.dataType for field in df.schema.fields}
     if "cti" not in types:
         raise SchemaRefused(
@@ -194,7 +169,7 @@ def _check_times(df: DataFrame, event_time: str) -> None:
             "pass the event's time, such as event_time='start_time'",
         )
     for name in (event_time, "cti"):
-        _check_timestamp(df, name)
+        check_timestamp(df, name)
 
 
 def _check_session(df: DataFrame) -> None:
@@ -210,22 +185,14 @@ def _check_session(df: DataFrame) -> None:
         )
 
 
-def _check_timestamp(df: DataFrame, name: str) -> None:
+def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
         raise SchemaRefused(
             f"column '{name}' is {types.get(name)}",
             "a timestamp column",
-            f"pass event_time=, one of {sorted(types)}, or add it to .schema(...)",
+            f"pass {argument}=, one of {sorted(types)}, or add it to .schema(...)",
         )
-
-
-def _shift(instant: Column, us: int) -> Column:
-    """`instant` moved by `us`, clamped to legal application times; null stays null."""
-    moved = F.unix_micros(instant) + F.lit(us)
-    # `least` and `greatest` skip nulls, and a null must stay one.
-    clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
-    return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
 
 
 def _require_1970(event_time: str, releases: str) -> Column:
@@ -252,10 +219,10 @@ def _require_1970(event_time: str, releases: str) -> Column:
 def _subtract_tick(cti: Column) -> Column:
     """A tick before `cti`; a final CTI itself, since nothing follows it."""
     earlier = F.timestamp_micros(F.unix_micros(cti) - F.lit(TICK_US))
-    return F.when(_is_final(cti), cti).otherwise(earlier)
+    return F.when(is_final(cti), cti).otherwise(earlier)
 
 
-def _is_final(cti: Column) -> Column:
+def is_final(cti: Column) -> Column:
     return cti >= F.lit(format_instant(FINAL_US)).cast("timestamp")
 
 

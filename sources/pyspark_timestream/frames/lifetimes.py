@@ -1,0 +1,171 @@
+"""DataFrame helpers that change event times: a stream shifted, lifetimes altered.
+
+How it works: a CTI at c promises that no event starts before c. Where every start moves by the
+same duration, the promise holds for the CTI moved by as much, and for no later one. An end is in no
+promise, so a new end moves no CTI. An end edge is the exception: its own time is its end. It is
+moved with its CTI, or is left out because the new end is known from the start.
+
+The rules are semantics 11.8 and 11.11.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DayTimeIntervalType
+
+from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_duration
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.frames.watermark import (
+    check_times,
+    check_timestamp,
+    is_final,
+    quote_name,
+)
+
+__all__ = ["alter_lifetime", "shift_time"]
+
+_LONGEST_US: Final = FINAL_US - MIN_US
+_SECONDS: Final = "decimal(20,6)"
+"""An interval of days to seconds as a number of seconds, to the microsecond."""
+
+
+def shift_time(
+    df: DataFrame, by: str, event_time: str = "start_time", end_time: str | None = None
+) -> DataFrame:
+    """`df` with event times and CTIs moved alike by the duration `by`, which may be negative.
+
+    A final CTI stays; others are clamped to it. Semantics 11.8.
+
+    Args:
+        df: a stream with a timestamp column `cti`, null on data rows.
+        by: a duration such as `5 minutes` or `-1 tick`.
+        event_time: the column to move; the `original_*` columns are not moved.
+        end_time: a second column to move, such as `end_time` of intervals and edges; without it
+            ends stay.
+
+    Raises:
+        SchemaRefused: `df` has no such column, or no `cti`; or `end_time` is one of the two.
+        ValueError: `by` is not a duration.
+    """
+    us = _parse_shift(by)
+    check_times(df, event_time)
+    moved = {event_time: _shift(quote_name(event_time), us), "cti": _shift_cti(us)}
+    if end_time is not None:
+        _check_end(df, event_time, end_time)
+        moved[end_time] = _shift(quote_name(end_time), us)
+    return _replace(df, moved)
+
+
+def alter_lifetime(
+    df: DataFrame,
+    duration: str | Column,
+    by: str = "0 seconds",
+    event_time: str = "start_time",
+    end_time: str = "end_time",
+) -> DataFrame:
+    """`df` with every event lasting for `duration`, from its start moved by `by`.
+
+    CTIs move by `by` as well, since they are about starts; a final CTI stays. So points become
+    intervals, and edges need no end edge: those are left out, by the column `edge`, flagged ones
+    too. Take flagged rows from `df` itself. Semantics 11.11.
+
+    Args:
+        df: a stream with a timestamp column `cti`, null on data rows; with edges it has the column
+            `edge` as well.
+        duration: how long an event lasts, longer than nothing: a text such as `5 minutes`, or a
+            column of intervals of days to seconds over the columns of `df`, such as
+            `F.col("end_time") - F.col("start_time") + F.expr("INTERVAL 1 MINUTE")`.
+        by: how far starts and CTIs move; may be negative.
+        event_time: the column of starts.
+        end_time: the column of ends, exclusive; added last if `df` has none. An end later than the
+            last legal instant is that instant.
+
+    Raises:
+        SchemaRefused: `df` has no column `event_time`, or no `cti`; `end_time` is one of the two,
+            or not a timestamp; or a column `duration` is not of intervals of days to seconds.
+        ValueError: a text is not a duration, or `duration` is not longer than nothing. A row whose
+            `duration` is null or not longer than nothing fails the query.
+    """
+    us = _parse_shift(by)
+    check_times(df, event_time)
+    _check_end(df, event_time, end_time, may_be_missing=True)
+    start = quote_name(event_time)
+    length_us = _parse_length(duration) if isinstance(duration, str) else _measure(df, duration)
+    end_us = F.unix_micros(_shift(start, us)) + F.when(start.isNotNull(), length_us)
+    end = F.timestamp_micros(F.when(end_us.isNotNull(), F.least(end_us, F.lit(FINAL_US))))
+    if "edge" in df.columns:
+        df = df.where(F.coalesce(F.col("edge") != "end", F.lit(True)))
+    return _replace(df, {event_time: _shift(start, us), "cti": _shift_cti(us), end_time: end})
+
+
+def _parse_shift(by: str) -> int:
+    us = parse_duration(by)
+    if abs(us) > _LONGEST_US:
+        raise ValueError(f"by={by!r}: longer than all of time, from year 1 to year 9999")
+    return us
+
+
+def _parse_length(duration: str) -> Column:
+    us = parse_duration(duration)
+    if not 0 < us <= _LONGEST_US:
+        raise ValueError(
+            f"duration={duration!r}: accepted is more than nothing, and at most all of time, from "
+            "year 1 to year 9999"
+        )
+    return F.lit(us)
+
+
+def _measure(df: DataFrame, duration: Column) -> Column:
+    """The microseconds of a column of intervals; a row that lasts for nothing fails the query."""
+    found = df.select(duration).schema.fields[0].dataType
+    if found != DayTimeIntervalType(DayTimeIntervalType.DAY, DayTimeIntervalType.SECOND):
+        raise SchemaRefused(
+            f"duration is a column of type {found.simpleString()}",
+            "intervals of days to seconds",
+            "subtract two timestamps, or use F.expr(\"INTERVAL '5' MINUTE\") or make_dt_interval",
+        )
+    us = (duration.cast(_SECONDS) * 1_000_000).cast("bigint")
+    text = F.concat(
+        # In two pieces, or `why` would find the text in the query's plan as well.
+        F.lit("pyspark_timestream."),
+        F.lit("alter_lifetime: an event has the duration "),
+        F.coalesce(duration.cast("string"), F.lit("null")),
+        F.lit(
+            ";  accepted: a duration longer than nothing; next step: give such events another "
+            "duration, or leave them out before alter_lifetime"
+        ),
+    )
+    return F.when(us > 0, F.least(us, F.lit(_LONGEST_US))).otherwise(F.raise_error(text))
+
+
+def _check_end(
+    df: DataFrame, event_time: str, end_time: str, *, may_be_missing: bool = False
+) -> None:
+    if end_time in (event_time, "cti"):
+        raise SchemaRefused(
+            f"end_time={end_time!r} is the column of starts or of CTIs",
+            "the column of the events' ends",
+            "pass the event's end, such as end_time='end_time'",
+        )
+    if end_time in df.columns or not may_be_missing:
+        check_timestamp(df, end_time, argument="end_time")
+
+
+def _replace(df: DataFrame, columns: dict[str, Column]) -> DataFrame:
+    """`df` with some columns replaced in place; new ones come last."""
+    kept = [columns[n].alias(n) if n in columns else quote_name(n) for n in df.columns]
+    return df.select(*kept, *[c.alias(n) for n, c in columns.items() if n not in df.columns])
+
+
+def _shift_cti(us: int) -> Column:
+    cti = F.col("cti")
+    return F.when(is_final(cti), cti).otherwise(_shift(cti, us))
+
+
+def _shift(instant: Column, us: int) -> Column:
+    """`instant` moved by `us`, clamped to legal application times; null stays null."""
+    moved = F.unix_micros(instant) + F.lit(us)
+    # `least` and `greatest` skip nulls, and a null must stay one.
+    clamped = F.greatest(F.least(moved, F.lit(FINAL_US)), F.lit(MIN_US))
+    return F.timestamp_micros(F.when(instant.isNotNull(), clamped))
