@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from typing import Any
 
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
@@ -19,6 +20,12 @@ def main(arguments: list[str] | None = None) -> int:
     demo.add_arguments(shown)
     why = commands.add_parser("explain", help="what holds a stopped query's CTI back")
     why.add_argument("--checkpoint", required=True, help="its checkpoint: a local directory")
+    why.add_argument(
+        "--state",
+        action="store_true",
+        help="also count the rows of Spark's state and the CTIs that they wait for; starts a local "
+        "Spark",
+    )
     looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
     peek.add_arguments(looked)
     given = parser.parse_args(arguments)
@@ -27,11 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
     if given.command == "peek":
         return peek.main(given)
     try:
-        print(explain_checkpoint(given.checkpoint))
+        spark = _start_spark() if given.state else None
+        print(explain_checkpoint(given.checkpoint, spark))
     except (TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def _start_spark() -> Any:
+    from pyspark.sql import SparkSession
+
+    from pyspark_timestream.connector.session import configure_spark
+
+    builder = configure_spark(SparkSession.builder.master("local[1]"))
+    return builder.config("spark.ui.enabled", "false").getOrCreate()
 
 
 if __name__ == "__main__":

@@ -6,23 +6,26 @@ copy; it is skipped with a note.
 """
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.explain.history import Batch, build_histories, read_log_entry
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
+from pyspark_timestream.explain.waiting_state import read_state_store
 
 __all__ = ["explain_checkpoint", "read_offset_log", "resolve_directory"]
 
 _NEXT_STEP = "pass the directory that the query had as option 'checkpointLocation'"
 
 
-def explain_checkpoint(location: str) -> Explanation:
+def explain_checkpoint(location: str, spark: Any = None) -> Explanation:
     """The explanation of the query that left the checkpoint at `location`.
 
     Args:
         location: a local path or `file:` URI.
+        spark: the session that reads the state that waits for later CTIs; None: it is not read.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
@@ -36,7 +39,10 @@ def explain_checkpoint(location: str) -> Explanation:
     streams = tuple(map(explain_stream, build_histories(batches.values()).values()))
     if not streams:
         notes.append("none of its sources is a Kafka stream of format 'timestream'")
-    return Explanation(f"Checkpoint {root}", streams, tuple(notes))
+    state = (
+        read_state_store(spark, str(root.absolute())) if spark and (root / "state").is_dir() else ()
+    )
+    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state)
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:

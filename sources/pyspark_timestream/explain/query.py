@@ -18,6 +18,7 @@ from pyspark_timestream.explain.plan_mistakes import (
 )
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
+from pyspark_timestream.explain.waiting_state import read_operators
 from pyspark_timestream.kafka.plan.findings import Finding
 
 __all__ = ["explain_time"]
@@ -28,7 +29,8 @@ def explain_time(query: StreamingQuery) -> Explanation:
 
     Prints as text; a notebook shows a picture. Works on a running query, a stopped and a failed
     one. Everything is as of the start of the query's last batch. The past comes from the query's
-    recent progress and, where the checkpoint is a local directory, from its offset log.
+    recent progress and, where the checkpoint is a local directory, from its offset log. The rows of
+    state that wait for later CTIs are counted by operator.
 
     Raises:
         TypeError: `query` is something else, such as a DataFrame.
@@ -55,6 +57,7 @@ def explain_time(query: StreamingQuery) -> Explanation:
             for stream, history in streams.items()
         ),
         tuple(_list_notes(query, bool(streams))),
+        read_operators(reports[-1]) if reports else (),
     )
 
 

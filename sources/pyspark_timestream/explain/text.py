@@ -13,6 +13,7 @@ __all__ = [
     "MAX_ROWS",
     "describe_malformed",
     "describe_stream",
+    "escape_controls",
     "format_stream",
     "format_time",
     "make_rows",
@@ -36,7 +37,7 @@ def format_stream(stream: StreamExplanation) -> str:
         lines.append(f"... and {len(stream.partitions) - MAX_ROWS} more partitions")
     for each in stream.malformed:
         lines += ["", *describe_malformed(each)]
-    return "\n".join(_escape_controls(line).rstrip() for line in lines)
+    return "\n".join(escape_controls(line).rstrip() for line in lines)
 
 
 def describe_stream(stream: StreamExplanation) -> list[str]:
@@ -109,6 +110,6 @@ def _format_table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _escape_controls(line: str) -> str:
+def escape_controls(line: str) -> str:
     """Escape control characters: names come from the broker and the records."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)

@@ -5,7 +5,8 @@ from html import escape
 
 from pyspark_timestream.explain.picture import render_stream
 from pyspark_timestream.explain.report import StreamExplanation
-from pyspark_timestream.explain.text import format_stream
+from pyspark_timestream.explain.text import escape_controls, format_stream
+from pyspark_timestream.explain.waiting_state import OperatorState, describe_state
 
 __all__ = ["Explanation"]
 
@@ -18,15 +19,19 @@ class Explanation:
         subject: the explained query or checkpoint, in words.
         streams: one explanation per Kafka stream of this package, in the order of the sources.
         notes: further remarks, one sentence each.
+        state: the state that waits for later CTIs, by operator.
     """
 
     subject: str
     streams: tuple[StreamExplanation, ...]
     notes: tuple[str, ...] = ()
+    state: tuple[OperatorState, ...] = ()
 
     def __str__(self) -> str:
         head = "\n".join((self.subject, *(f"Note: {note}." for note in self.notes)))
-        return "\n\n".join((head, *map(format_stream, self.streams)))
+        state = "\n".join(map(escape_controls, describe_state(self.state)))
+        parts = (head, *map(format_stream, self.streams), *([state] if state else []))
+        return "\n\n".join(parts)
 
     __repr__ = __str__
 
@@ -34,4 +39,5 @@ class Explanation:
         """The HTML for a notebook."""
         notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in self.notes)
         streams = "".join(map(render_stream, self.streams))
-        return f"<div><p><b>{escape(self.subject)}</b></p>{notes}{streams}</div>"
+        state = "".join(f"<p>{escape(line)}</p>" for line in describe_state(self.state))
+        return f"<div><p><b>{escape(self.subject)}</b></p>{notes}{streams}{state}</div>"
