@@ -5,6 +5,7 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- options: KafkaOptions -->`: the options of a dataclass, from their declarations.
 - `<!-- settings -->`: the settings that `configure_spark` gives to a session.
 - `<!-- commands: pyspark_tseries -->`: the sub-commands of a package, from their help.
+- `<!-- metrics -->`: what `TimeMetrics` exports.
 - `<!-- ratios: kafka_source -->`: the results of a benchmark, from `bench/results`.
 """
 
@@ -22,6 +23,7 @@ from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.connector.options import OptionRow, option_rows
 from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.metrics.catalogue import METRICS
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
 __all__ = [
@@ -39,7 +41,9 @@ CONNECTORS = {
     for connector in (TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions)
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
-REQUEST = re.compile(r"^<!-- (options|settings|commands|ratios)(?:: (\w+))? -->$", re.MULTILINE)
+REQUEST = re.compile(
+    r"^<!-- (options|settings|commands|ratios|metrics)(?:: (\w+))? -->$", re.MULTILINE
+)
 QUOTED = re.compile(r"'([^']*)'")
 """What an error quotes, and the reference shows as code."""
 RESULTS = Path(__file__).parent.parent / "bench/results"
@@ -108,6 +112,20 @@ def help_of(package: str, *command: str) -> str:
     return printed.getvalue().rstrip()
 
 
+def metrics() -> str:
+    """The table of what `TimeMetrics` exports."""
+    rows = [
+        f"| `{each.prometheus_name}` | `{each.name}` | `{each.unit}` | {each.instrument} "
+        f"| {each.description} |"
+        for each in METRICS
+    ]
+    head = [
+        "| Prometheus | OpenTelemetry | unit | kind | what |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    return "\n".join([*head, *rows])
+
+
 def ratios(benchmark: str) -> str:
     """The table of a benchmark's ratios, with the date and the versions it was run with."""
     results = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
@@ -128,6 +146,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "options": options,
     "settings": settings,
     "commands": commands,
+    "metrics": metrics,
     "ratios": ratios,
 }
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 from documents import PASTED, ROOT, Block, blocks, pages, read
+from kafka_process import free_port
 from kafka_query import DAY_MS
 from payload_topics import PAYLOAD_TOPICS, serve_page_registry, write_descriptor_set
 from pyspark.sql import SparkSession
@@ -154,7 +155,7 @@ def reader(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     write_descriptor_set(tmp_path / "stops.desc")
-    names = {"http://localhost:8081": registry.url}
+    names = {"http://localhost:8081": registry.url, "9464": str(free_port())}
     yield Reader(spark, topics, tmp_path, names=names)
     for query in spark.streams.active:
         query.stop()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark_timestream.frames.lifetimes import alter_lifetime, shift_time
     from pyspark_timestream.frames.ordering import order_by_time
     from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
+    from pyspark_timestream.metrics.listener import TimeMetrics
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
@@ -54,6 +55,7 @@ __all__ = [
     "SchemaRefused",
     "SchemaRegistryError",
     "SettingRefused",
+    "TimeMetrics",
     "TimestreamError",
     "ViolationFound",
     "WrongInterpreter",
@@ -85,6 +87,7 @@ _MODULES: Final = {
     "OptionError": "errors",
     "SchemaRegistryError": "errors",
     "PunctuatedProducer": "producer.producer",
+    "TimeMetrics": "metrics.listener",
     "configure_spark": "connector.session",
     "spark_settings": "connector.session",
     "explain_time": "explain.query",

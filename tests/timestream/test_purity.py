@@ -30,6 +30,7 @@ ADAPTERS = {
     "kafka.client.retry",
     "kafka.driver.driver",
     "kafka.reader",
+    "metrics.listener",
     "peek.sample",
     "producer.producer",
     "producer.transaction",

@@ -1,0 +1,1 @@
+"""`TimeMetrics`: the time of running queries as numbers, for Prometheus and OpenTelemetry."""
