@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark_timestream.frames.lifetimes import alter_lifetime, shift_time
     from pyspark_timestream.frames.ordering import order_by_time
     from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
+    from pyspark_timestream.lateness.measure import measure_lateness
     from pyspark_timestream.metrics.listener import TimeMetrics
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
@@ -66,6 +67,7 @@ __all__ = [
     "configure_spark",
     "explain_time",
     "import_ctis",
+    "measure_lateness",
     "order_by_time",
     "shift_time",
     "spark_settings",
@@ -91,6 +93,7 @@ _MODULES: Final = {
     "configure_spark": "connector.session",
     "spark_settings": "connector.session",
     "explain_time": "explain.query",
+    "measure_lateness": "lateness.measure",
     "order_by_time": "frames.ordering",
     "why": "connector.why",
 }

@@ -1,4 +1,4 @@
-"""The command line: `python -m pyspark_timestream` `demo`, `peek` and `explain`."""
+"""The command line: `python -m pyspark_timestream` `demo`, `peek`, `lateness` and `explain`."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from typing import Any
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.explain.checkpoint import explain_checkpoint
+from pyspark_timestream.lateness import command as lateness
 from pyspark_timestream.peek import command as peek
 
 __all__ = ["main"]
@@ -28,11 +29,15 @@ def main(arguments: list[str] | None = None) -> int:
     )
     looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
     peek.add_arguments(looked)
+    measured = commands.add_parser("lateness", help="how many rows each delay would make late")
+    lateness.add_arguments(measured)
     given = parser.parse_args(arguments)
     if given.command == "demo":
         return demo.main(given)
     if given.command == "peek":
         return peek.main(given)
+    if given.command == "lateness":
+        return lateness.main(given)
     try:
         spark = _start_spark() if given.state else None
         print(explain_checkpoint(given.checkpoint, spark))

@@ -31,6 +31,7 @@ ADAPTERS = {
     "kafka.driver.driver",
     "kafka.reader",
     "metrics.listener",
+    "lateness.read",
     "peek.sample",
     "producer.producer",
     "producer.transaction",

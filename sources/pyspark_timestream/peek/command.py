@@ -15,7 +15,7 @@ from pyspark_timestream.peek.findings import examine
 from pyspark_timestream.peek.records import NoSample
 from pyspark_timestream.peek.text import format_findings, to_json
 
-__all__ = ["add_arguments", "main", "read_given"]
+__all__ = ["add_arguments", "add_source_arguments", "main", "read_given"]
 
 _RECORDS: Final = 10
 
@@ -33,6 +33,12 @@ _READING: Final = ("kafkaConsumer.", "subscribe")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that `read_given` reads."""
     parser.add_argument("--topic", required=True, help="the topic")
     parser.add_argument(
         "--bootstrap-servers", required=True, metavar="HOST:PORT", help="of one or more brokers"
@@ -47,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="any option of the source, such as kafka.security.protocol=SSL; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def main(given: argparse.Namespace) -> int:

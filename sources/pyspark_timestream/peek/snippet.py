@@ -13,7 +13,7 @@ _HIDDEN: Final = "..."
 _LOGIN: Final = re.compile("kafka[.]sasl[.](username|oauthbearer[.]client[.]id)", re.I)
 _DELAY_COMMENT: Final = (
     "CTIs need a delay of at least the topic's disorder, of which ten records show too little:",
-    "choose one, and see what it drops with: python -m pyspark_timestream explain",
+    "see what each would drop, and choose one: python -m pyspark_timestream lateness",
 )
 
 
