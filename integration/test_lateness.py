@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
+import fastavro
 import pyarrow as pa
 import pytest
 from broker import Broker, Record
 from kafka_query import DAY_MS
 from pyspark.sql import SparkSession
+from schema_registry import serve_schema_registry
 
 from pyspark_timestream import BrokerUnreachable, OptionError, measure_lateness
 from pyspark_timestream.lateness.ladder import LADDER_US
@@ -193,6 +197,24 @@ def test_a_topic_that_is_missing_or_empty_is_refused(filled, options) -> None:
     del given["ctiFrequency"]
     with pytest.raises(OptionError, match="'ctiFrequency': it is missing"):
         measure_lateness(given)
+
+
+def test_times_in_avro_are_read_by_the_subjects_schema(filled, options) -> None:
+    kind = {"type": "long", "logicalType": "timestamp-millis"}
+    schema = {"type": "record", "name": "Ride", "fields": [{"name": "departed", "type": kind}]}
+    with serve_schema_registry() as registry:
+        number = registry.register("rides", json.dumps(schema))
+        values = []
+        for minute in (10, 5, 12):
+            out = io.BytesIO()
+            fastavro.schemaless_writer(out, schema, {"departed": DAY_MS + minute * 60_000})
+            values.append(b"\0" + struct.pack(">I", number) + out.getvalue())
+        name = filled([Record(value, timestamp_ms=DAY_MS) for value in [*values, b"{}"]], 1)
+        given = {"valueFormat": "avro", "valueSubject": "rides", "valueFraming": "confluent"}
+        table = measure_lateness(
+            options(name, **given, **{"schemaRegistry.url": registry.url}), delays="5 minutes"
+        )
+    assert by_partition(table) == {"0": [(4, 1, 1, 2)], "300": [(4, 1, 0, 2)]}
 
 
 def test_brokers_that_do_not_answer_are_named(options) -> None:

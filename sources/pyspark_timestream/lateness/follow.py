@@ -6,6 +6,7 @@ Each block is decoded once, whatever the number of delays.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
+from typing import Final
 
 import numpy as np
 
@@ -16,7 +17,11 @@ from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.lateness.clock import DelayClock, advance, make_block
 
-__all__ = ["FollowedPartition", "follow_partition", "list_needs"]
+__all__ = ["FollowedPartition", "choose_sampling", "follow_partition", "list_needs"]
+
+
+_MAX_SAMPLED: Final = 500_000
+"""Events whose waits are measured, about: by each delay some of them wait at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,17 @@ class FollowedPartition:
     records: int = 0
     first_us: int | None = None
     last_us: int | None = None
+
+
+def choose_sampling(offsets: int) -> int:
+    """Return N such that the waits of each N-th record are measured.
+
+    It is odd, so that it meets all phases of what alternates, such as two producers.
+
+    >>> choose_sampling(999_999), choose_sampling(1_000_000), choose_sampling(100_000_000)
+    (1, 3, 201)
+    """
+    return offsets // _MAX_SAMPLED | 1
 
 
 def list_needs(options: KafkaOptions) -> ColumnSet:

@@ -70,7 +70,7 @@ def measure_lateness(
         time) are the same in all rows. `late` and `late_percent` are exact, and `most_late` is how
         far the CTI was past a late event, at most. `wait_median` and `wait_p95` are at most 0.8 %
         too high; `waiting` events were passed by no CTI by the end. Waits are of one in
-        `sampled_every` records: of each record up to half a million. `partitions` has the counts of
+        `sampled_every` records: of each record up to a million. `partitions` has the counts of
         each partition: `topic`, `partition`, `events`, `malformed`, `late`, `ctis`. Durations are
         in microseconds.
 
@@ -90,9 +90,10 @@ def find_lateness(
     raw: Mapping[str, str], delays: str | Sequence[str] | None, last: str | None
 ) -> Findings:
     """Return what `measure_lateness` makes a table of."""
-    texts = delays.split(",") if isinstance(delays, str) else delays
+    # As Spark takes options: a number stands for its text.
+    texts = delays.split(",") if isinstance(delays, str) else delays and [*map(str, delays)]
     delays_us = LADDER_US if texts is None else parse_delays(texts)
-    last_us = None if last is None else parse_last(last)
+    last_us = None if last is None else parse_last(str(last))
     options = _read_options(raw, last)
     # Imported late: the rest of this module needs no Kafka client.
     from pyspark_timestream.kafka.registry.readers import fix_readers
@@ -102,7 +103,7 @@ def find_lateness(
 
 
 def _read_options(raw: Mapping[str, str], last: str | None) -> KafkaOptions:
-    given = {name.lower(): text for name, text in raw.items()}
+    given = {name.lower(): str(text) for name, text in raw.items()}
     for key, (name, problem, next_step) in _REFUSED.items():
         if key in given:
             raise OptionError(name, f"it has no place here: {problem}", "its absence", next_step)

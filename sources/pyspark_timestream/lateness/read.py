@@ -4,13 +4,12 @@ The records are those of a batch read with the same options; nothing is committe
 Spark is not needed.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.instants import format_duration, parse_duration
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.stream_cti import max_known
 from pyspark_timestream.kafka.client.broker import Broker
@@ -25,21 +24,18 @@ from pyspark_timestream.kafka.plan.positions import (
 )
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.lateness.findings import DelayFindings, Findings
-from pyspark_timestream.lateness.follow import follow_partition, list_needs
+from pyspark_timestream.lateness.follow import choose_sampling, follow_partition, list_needs
+from pyspark_timestream.lateness.notes import check_readable, list_notes
 
 __all__ = ["read_topic"]
 
 _GROUP: Final = "timestream-lateness"
 """A name that a consumer must have; nothing is committed to it, and nobody joins it."""
 
-_MAX_SAMPLED: Final = 500_000
-"""Events whose waits are measured at most: with each delay some of them may wait at a time."""
-
 _TAIL_OFFSETS: Final = (20, 2_000)
 """Offsets at a partition's end in which a record is looked for; markers and compaction leave gaps.
 """
 
-_LONG_US: Final = parse_duration("1 day")
 _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 
 
@@ -72,8 +68,11 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
     finally:
         reader.close()
         broker.close()
-    _check_readable(options, findings)
-    return replace(findings, notes=tuple(_list_notes(options, findings, spans.is_limited, last_us)))
+    check_readable(options, findings)
+    is_short = last_us is not None and not spans.is_limited
+    return replace(
+        findings, notes=tuple(list_notes(options, findings, last_us if is_short else None))
+    )
 
 
 def _check_exists(options: KafkaOptions, partitions: Collection[Partition]) -> None:
@@ -147,8 +146,7 @@ def _find_newest_ms(read: ReadRange, partition: Partition, start: int, stop: int
 def _follow(
     options: KafkaOptions, delays_us: Sequence[int], ranges: Sequence[Range], read: ReadRange
 ) -> Findings:
-    # An odd number meets all phases of what alternates, such as records and their markers.
-    sampled_every = sum(max(span.size, 0) for span in ranges) // _MAX_SAMPLED | 1
+    sampled_every = choose_sampling(sum(max(span.size, 0) for span in ranges))
     needs = list_needs(options)
     found = tuple(DelayFindings(delay_us) for delay_us in delays_us)
     firsts_us: list[int | None] = []
@@ -167,48 +165,3 @@ def _follow(
         first_us=min((us for us in firsts_us if us is not None), default=None),
         last_us=max_known(*lasts_us),
     )
-
-
-def _check_readable(options: KafkaOptions, findings: Findings) -> None:
-    """Refuse a topic of which no event has a readable time."""
-    least = findings.delays[0]
-    if least.events == least.malformed:
-        where = f"'{options.start_time}'" + (
-            f" or '{options.end_time}'" if options.end_time else ""
-        )
-        raise OptionError(
-            "startTime",
-            f"none of {least.events:,} events has a readable time in {where}",
-            "where the event's time is, and with 'timeUnit' its unit if it is a number",
-            "look at some records: python -m pyspark_timestream peek --topic "
-            f"{findings.topics[0]} --bootstrap-servers ...",
-        )
-
-
-def _list_notes(
-    options: KafkaOptions, findings: Findings, is_limited: bool, last_us: int | None
-) -> Iterator[str]:
-    least = findings.delays[0]
-    if last_us is not None and not is_limited:
-        yield (f"the records are of less than {format_duration(last_us)}: all of them were read")
-    if least.malformed:
-        yield (
-            f"{least.malformed:,} of {least.events:,} events have no readable time and are not "
-            "counted as late: python -m pyspark_timestream peek shows some"
-        )
-    silent = [
-        each.partition for each in least.partitions if each.state.events and not each.state.ctis
-    ]
-    if silent:
-        yield (
-            f"{len(silent)} of {len(least.partitions)} partitions have no CTI, since they hold "
-            f"less than option 'ctiFrequency' ('{options.frequency}') asks for, so nothing in them "
-            "can be late"
-        )
-    if findings.largest_lateness_us > _LONG_US and options.max_future_us is None:
-        yield (
-            f"one event was {format_duration(findings.largest_lateness_us)} behind an earlier one: "
-            "if that one's time is wrong, try option 'maxFuture'"
-        )
-    if findings.sampled_every > 1:
-        yield f"waits were measured on one in {findings.sampled_every} records, late rows on all"

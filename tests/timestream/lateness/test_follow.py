@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, block, options
@@ -85,3 +86,26 @@ def test_timestamps_that_are_missing_widen_nothing() -> None:
     found = follow_partition(given_options({"ctiFrequency": "1"}), (0,), 1, [none, some, none])
     assert (found.records, found.first_us, found.last_us) == (5, 7_000, 7_000)
     assert found.clocks[0].state.malformed == 5
+
+
+def test_a_mark_in_the_record_of_a_late_event_makes_it_no_later() -> None:
+    values = [b'{"t": 10}', b'{"t": 4}']
+    marked = block(*values, timestamps_ms=[0, 1], headers=[None, [("cti", b"30")]])
+    how = options(startTime="field:t", ctiFrequency="1", ctiHeader="cti")
+    (clock,) = follow_partition(how, (0,), 1, [marked]).clocks
+    assert (clock.state.flagged, clock.most_late_us, clock.state.cti_us) == (1, 6_000, 30_000)
+
+
+@pytest.mark.parametrize("cuts", [[], [4], [1, 2, 3, 4]])
+def test_a_silence_passes_events_right_after_the_record_before_it(cuts) -> None:
+    def mark(us: bytes, writer: bytes):
+        return [("cti", us), ("cti-writer", writer)]
+
+    whole = block(
+        None, None, b'{"t": 5}', None, b'{"t": 20}', timestamps_ms=[0, 1, 2, 4, 8],
+        headers=[mark(b"1", b"a"), mark(b"9", b"b"), None, mark(b"9", b"b"), None],
+    )  # fmt: skip
+    how = given_options({"ctiFrequency": "100", "marks": ""})
+    (clock,) = follow_partition(how, (0,), 1, cut(whole, cuts)).clocks
+    # At 8 ms writer a has been silent for too long: the CTI of b, 9, comes right after 4 ms.
+    assert (clock.state.cti_us, clock.waits.greatest_ms, clock.count_waiting()) == (9_000, 2, 1)
