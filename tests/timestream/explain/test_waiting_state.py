@@ -15,7 +15,6 @@ from pyspark_timestream.explain.waiting_state import (
     describe_state,
     find_due_time,
     read_operators,
-    read_state_store,
     read_watermark,
 )
 
@@ -109,18 +108,13 @@ def test_state_of_a_checkpoint_is_read_with_the_ctis_it_waits_for(spark, tmp_pat
     writer = windows.writeStream.format("noop").option("checkpointLocation", place)
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    (found,) = read_state_store(spark, place)
+    explanation = explain_checkpoint(place, spark)
+    (found,) = explanation.state
     minute = 60_000_000
     first = parse_instant(NOON) + minute
     assert (found.operator, found.is_window) == ("0 stateStoreSave", True)
     assert found.due[:2] == ((first, 1), (first + minute, 1))
-    assert (
-        found.rows
-        == len(found.due)
-        == json.loads(query.lastProgress.json)["stateOperators"][0]["numRowsTotal"]
-    )
-    told = f"State of operator 0 stateStoreSave: {found.rows} rows"
-    assert told in str(explain_time(query))
-    assert f"   1 row waits for a CTI at {'2024-01-01T12:01:00Z'}" in str(
-        explain_checkpoint(place, spark)
-    )
+    (operator,) = json.loads(query.lastProgress.json)["stateOperators"]
+    assert found.rows == len(found.due) == operator["numRowsTotal"]
+    assert "   1 row waits for a CTI at 2024-01-01T12:01:00Z" in str(explanation)
+    assert f"State of operator 0 stateStoreSave: {found.rows} rows" in str(explain_time(query))
