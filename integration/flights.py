@@ -111,6 +111,7 @@ def read_flights(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
         "finalCti": "true",
         "maxOffsetsPerTrigger": given.max_offsets_per_trigger,
         "maxTasks": given.max_tasks,
+        "maxSkew": given.max_skew,
     }
     reader = spark.readStream.format("timestream").schema(SCHEMA)
     for name, each in options.items():
@@ -221,6 +222,7 @@ def arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="by default in the place")
     parser.add_argument("--max-offsets-per-trigger", type=int)
     parser.add_argument("--max-tasks", type=int)
+    parser.add_argument("--max-skew", help="a duration, as option 'maxSkew' has it")
     parser.add_argument("--cti-frequency", default="1 hour", help="events, or a duration")
     parser.add_argument("--cti-delay", default=HARMLESS_DELAY)
     parser.add_argument("--violation-policy", default="drop")

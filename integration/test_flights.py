@@ -30,6 +30,8 @@ DROPPING = {"cti_frequency": "20", "cti_delay": "2 hours"}
 PART = 20_000
 KILLS = repetitions(2, 5)
 SMALL_BATCH = repetitions(2_500, 1_000)
+ALIGNED = {"max_skew": "30 days"}
+"""The partitions side by side in a dozen batches, which the aligned store must equal, too."""
 
 
 ALL = tuple(ENCODINGS)
@@ -154,7 +156,12 @@ def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_tasks": 1}, {"max_tasks": 2}, {"max_offsets_per_trigger": 50_000}],
+    [
+        {"max_tasks": 1},
+        {"max_tasks": 2},
+        {"max_offsets_per_trigger": 50_000},
+        *choices([], [ALIGNED]),
+    ],
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
 )
 def test_tasks_and_batch_sizes_change_nothing(ran, topic, whole, options) -> None:
@@ -182,7 +189,7 @@ def test_kills_in_flight_change_nothing(spark, broker, topics, whole, tmp_path, 
     topic, options = topics(encoding)
     job = flights_job(
         broker.bootstrap, topic, store, checkpoint,
-        max_offsets_per_trigger=30_000, **DROPPING, **options,
+        max_offsets_per_trigger=40_000, **ALIGNED, **DROPPING, **options,
     )  # fmt: skip
     killed = run_killed(job, InBatch(checkpoint), kills=KILLS, timeout=800)
     assert (killed.hits, killed.exit_code) == (KILLS, 0)
@@ -215,7 +222,7 @@ def test_two_executors_of_a_cluster_give_the_same_store(
     with cluster(tmp_path / "cluster") as master:
         job = flights_job(
             broker.bootstrap, topic, tmp_path / "store", tmp_path / "ck", master=master,
-            report=tmp_path / "counters.json", **DROPPING, **options,
+            report=tmp_path / "counters.json", **ALIGNED, **DROPPING, **options,
         )  # fmt: skip
         assert run_to_end(job, timeout=400).exit_code == 0
     assert stored(spark, tmp_path / "store") == whole

@@ -3,62 +3,13 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable
-from typing import Any
 
 from broker import Broker, Record
-from kafka_query import DAY_MS, seconds
-
-from pyspark_timestream.kafka.driver.driver import StreamDriver
-from pyspark_timestream.kafka.reader import KafkaStreamReader, KafkaTransport
+from kafka_query import DAY_MS
+from scheduled_job import Job
 
 HOUR_S = 3600
-
-
-class Job:
-    """A job's runs over one topic: as Spark would run them, with the wall clock of our choice."""
-
-    def __init__(self, broker: Broker, topic: str, **options: str) -> None:
-        fixed = {
-            "kafka.bootstrap.servers": broker.bootstrap,
-            "subscribe": topic,
-            "startingOffsets": "earliest",
-            "ctiFrequency": "1",
-            "violationPolicy": "flag",
-        }
-        self._transport = KafkaTransport({**fixed, **options})
-        self._offset: dict[str, Any] | None = None
-        self.rows: list[dict[str, Any]] = []
-
-    def run(self, now_s: int) -> list[float]:
-        """Run to the end of what is there at `now_s`; the CTIs that the run has told."""
-        reader = self._transport.stream_reader(self._transport.schema())
-        assert isinstance(reader, KafkaStreamReader)
-        now_us = (DAY_MS // 1000 + now_s) * 1_000_000
-        reader._driver = StreamDriver(reader._options, now_us=lambda: now_us)
-        reader.prepareForTriggerAvailableNow()
-        start, rows = self._offset or reader.initialOffset(), []
-        while (end := _stored(reader.latestOffset(start, reader.getDefaultReadLimit()))) != start:
-            tasks = reader.partitions(start, end)
-            reader._driver, driver = None, reader._driver
-            shipped = pickle.loads(pickle.dumps((reader, tasks)))
-            rows += [row for task in shipped[1] for batch in shipped[0].read(task)
-                     for row in batch.to_pylist()]  # fmt: skip
-            reader._driver = driver
-            start = end
-        self._offset = start
-        self.rows += rows
-        return [seconds(row["cti"]) or 0.0 for row in rows if row["cti"] is not None]
-
-    def late(self) -> list[float | None]:
-        """The event times of the rows that were late."""
-        return [seconds(row["start_time"]) for row in self.rows if row["violation"] == "late"]
-
-
-def _stored(offset: dict[str, Any]) -> dict[str, Any]:
-    """Offsets are text between two batches."""
-    return dict(json.loads(json.dumps(offset)))
 
 
 def at(second: float, partition: int) -> Record:
@@ -108,3 +59,22 @@ def test_a_job_goes_on_without_a_quiet_partition_of_the_topic_that_it_imports(
         broker.produce(name, [at(HOUR_S * hour, 0)])
         told.append(job.run(HOUR_S * (hour + 1))[-1:])
     assert told == [[HOUR_S * hour + (30 if hour > 1 else 0)] for hour in range(5)]
+
+
+def test_a_scheduled_job_over_a_quiet_topic_goes_on_by_idle_advance(
+    broker: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(2)
+    job = Job(broker, name, idleTimeout="90 minutes", idleAdvance="10 minutes")
+    broker.produce(name, [at(10, 0), at(20, 1)])
+    told = [job.run(HOUR_S * hour)[-1:] for hour in range(1, 6)]
+    # The first runs cannot know yet; each later one tells its own time, and ends.
+    assert told == [[10], [10], *([HOUR_S * hour - 600] for hour in (3, 4, 5))]
+    by_the_clock = [
+        each["advanced"] == each["opening"] for each in job.offsets if "advanced" in each
+    ]
+    assert by_the_clock == [True] * 3
+    # What comes back below that is late, and its partition holds the stream back again.
+    broker.produce(name, [at(HOUR_S * 4, 0), at(HOUR_S * 5, 0)])
+    assert job.run(HOUR_S * 6)[-1] == HOUR_S * 5
+    assert job.late() == [HOUR_S * 4]

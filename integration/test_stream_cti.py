@@ -207,6 +207,42 @@ def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
     }  # fmt: skip
 
 
+def test_the_clock_of_a_quiet_stream_replays_identically_after_a_kill(stream) -> None:
+    """The batch that moved the CTI by the wall clock runs again later, and reads no clock."""
+    made = stream([event(5, 0), event(9, 1)], 2, idleAdvance="3 seconds")
+    job = Job(
+        Path(__file__).with_name("cti_job.py"),
+        [made.broker.bootstrap, made.topic, str(made.place), json.dumps(made.options)],
+        log=made.place.with_suffix(".log"),
+    )
+    checkpoint = made.place / "checkpoint"
+
+    def moved(batch: int) -> int | None:
+        """The CTI to which the clock has moved the stream in this batch, once it is written."""
+        if not (made.place / "rows" / f"batch={batch:06d}" / "_SUCCESS").exists():
+            return None
+        text = (checkpoint / "offsets" / str(batch)).read_text()
+        offset = json.loads(text.splitlines()[-1])
+        return offset.get("advanced") if offset.get("advanced") == offset["opening"] else None
+
+    began = time.time()
+    point = between_files_and_checkpoint(checkpoint, lambda batch: moved(batch) is not None)
+    assert run_until(job, point, timeout=240).hit
+    batch = latest(checkpoint / "offsets")
+    cti_us = moved(batch)
+    assert cti_us is not None
+    assert began - 4 < cti_us / 1e6 < time.time() - 3
+    place = made.place / "rows" / f"batch={batch:06d}"
+    before = made.spark.read.parquet(str(place)).collect()
+    # Something old and something new: the first is late by the recorded CTI, whatever time it is.
+    old = event(10, 1)._replace(timestamp_ms=cti_us // 1000 - 1)
+    made.broker.produce(made.topic, [old, old._replace(timestamp_ms=cti_us // 1000 + 1)])
+    made.run()
+    assert made.spark.read.parquet(str(place)).collect() == before
+    assert [row.cti.timestamp() for row in before] == [cti_us / 1e6]
+    assert [row[2] for row in found(made)] == [None, None, "late", None]
+
+
 def taken(made: Stream) -> bool:
     """Whether the imported CTI is in force on partition 0."""
     share = offset_of(made).get("partitions", {}).get(made.topic, {}).get("0", {})

@@ -15,10 +15,12 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
+from pyspark_timestream.kafka.plan.aligned_reading import MaxSkew
 from pyspark_timestream.kafka.plan.losses import reconcile
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
+    find_instants_ms,
     plan_first_offset,
     plan_next_offset,
 )
@@ -132,7 +134,8 @@ class World:
 
     trouble_count = 0
 
-    def __init__(self, every, logs, imports):
+    def __init__(self, every, logs, imports, max_skew_us=None, has_time_index=True):
+        self.max_skew_us, self.has_time_index = max_skew_us, has_time_index
         source = {"ctiImport": json.dumps({"topic": "fast", "frequency": 1})} if imports else {}
         self.options = options(violationPolicy="flag", ctiFrequency=str(every), **source)
         columns = ("partition", pa.int32()), ("offset", pa.int64()), ("violation", pa.string())
@@ -170,6 +173,7 @@ class World:
             bounded=self.bounds is not None,
             new_start=not self.began,
             idle_timeout_us=TIMEOUT,
+            max_skew=self.max_skew_us and MaxSkew(self.max_skew_us, 0),
             committed_batch=self.noted,
         )
         previous = self.offset() if self.text else None
@@ -206,6 +210,8 @@ class World:
             )
             run = replace(run, lost=bool(losses) or returned)
             after = {part: self.state_after(previous, part) for part in wanted}
+            asked = find_instants_ms(previous, after, positions, ends, run)
+            sight = replace(sight, time_index=self.look_up(asked))
             planned = plan_next_offset(previous, after, positions, ends, run, sight)
             again = plan_next_offset(self.offset(), after, positions, ends, run, sight)
             assert json.dumps(again.to_json()) == json.dumps(planned.to_json())
@@ -226,6 +232,14 @@ class World:
         self.began, self.text = True, json.dumps(planned.to_json())
         self.deliver()
         return True
+
+    def look_up(self, asked):
+        """The time index of a broker: the first record at or after a timestamp."""
+        return {
+            part: next((n for n, t in enumerate(self.log[part.number]) if t >= ms), None)
+            for part, ms in asked.items()
+            if self.has_time_index
+        }
 
     def state_after(self, previous, part):
         share = previous.partitions[part]

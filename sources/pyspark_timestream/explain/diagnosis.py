@@ -16,7 +16,10 @@ from pyspark_timestream.explain.history import (
     BatchRecord,
     History,
     count_remaining,
+    describe_advance,
+    describe_waiting,
     find_blocking_partitions,
+    find_silent_writers,
     find_unchanged_since,
 )
 from pyspark_timestream.explain.mistakes import (
@@ -162,7 +165,7 @@ def _report_caught_up(last: BatchRecord) -> Finding:
     elif size:
         text = f"the last batch read {size} records; what they did shows with the next one"
     elif all(share.idle for share in shares):
-        text = "all partitions are idle and everything is read"
+        text = "all partitions are idle and everything is read" + describe_advance(offset)
     elif offset.closing:
         text = "the bounded run has read everything that existed when it began"
     else:
@@ -215,7 +218,7 @@ def _find_reason(
     if left.get(part, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings
-    if not generated and _stands_still(history, part) and _find_silent_writers(state):
+    if not generated and _stands_still(history, part) and find_silent_writers(state):
         return Kind.SILENT_WRITER
     if state.cti_us is None:
         others_have_events = whole.events > state.events and makes_ctis(history[-1])
@@ -253,18 +256,6 @@ def _stands_still(history: History, part: Partition) -> bool:
     return at_rest or before is None or before.state.cti_us == share.state.cti_us
 
 
-def _find_silent_writers(state: PartitionState) -> list[str]:
-    """The writers whose marks are the minimum while other marks or events go on."""
-    marks = {name: writer.mark_us for name, writer in state.writers}
-    if None in marks.values():
-        return [name for name, mark_us in marks.items() if mark_us is None]
-    known = [mark_us for mark_us in marks.values() if mark_us is not None]
-    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
-    if not known or max(times_us) == min(known):
-        return []
-    return [name for name, mark_us in marks.items() if mark_us == min(known)]
-
-
 def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     left, shares = count_remaining(history), history[-1].offset.partitions
     parts = sorted(parts)
@@ -276,7 +267,7 @@ def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Fi
         f"{known} records or more are left to read after the last batch, which read up to {size}"
         if known
         else f"the last batch was to read {size} records; how many are left is not known here"
-    )
+    ) + describe_waiting(shares)
 
     def reading(moment: BatchRecord) -> bool:
         spans = (moment.offset.partitions.get(part) for part in parts)
@@ -312,8 +303,8 @@ def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iter
 def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     """One finding per writer: the same writer is often silent in every partition."""
     states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
-    for name in sorted({name for state in states.values() for name in _find_silent_writers(state)}):
-        where = [part for part, state in states.items() if name in _find_silent_writers(state)]
+    for name in sorted({name for state in states.values() for name in find_silent_writers(state)}):
+        where = [part for part, state in states.items() if name in find_silent_writers(state)]
         mark_us = dict(states[where[0]].writers)[name].mark_us
         mark = "no mark yet" if mark_us is None else f"{format_instant(mark_us)} as its last mark"
         who = f"writer '{name}'" if name else "the marks without a writer"

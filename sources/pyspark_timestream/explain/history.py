@@ -13,9 +13,11 @@ from typing import Any, Final
 
 from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.connector.offsets import check_offset
+from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.cti.stream_cti import min_cti
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
+from pyspark_timestream.kafka.plan.findings import name_partitions
+from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
@@ -24,7 +26,10 @@ __all__ = [
     "History",
     "build_histories",
     "count_remaining",
+    "describe_advance",
+    "describe_waiting",
     "find_blocking_partitions",
+    "find_silent_writers",
     "find_unchanged_since",
     "read_log_entry",
     "read_progress",
@@ -203,3 +208,30 @@ def _decode(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return None
+
+
+def find_silent_writers(state: PartitionState) -> list[str]:
+    """The writers whose marks are the minimum while other marks or events go on."""
+    marks = {name: writer.mark_us for name, writer in state.writers}
+    if None in marks.values():
+        return [name for name, mark_us in marks.items() if mark_us is None]
+    known = [mark_us for mark_us in marks.values() if mark_us is not None]
+    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
+    if not known or max(times_us) == min(known):
+        return []
+    return [name for name, mark_us in marks.items() if mark_us == min(known)]
+
+
+def describe_waiting(shares: Mapping[Partition, PartitionOffset]) -> str:
+    """The partitions that `maxSkew` keeps from being read further; empty if there are none."""
+    waiting = [part for part, share in shares.items() if share.waits]
+    if not waiting:
+        return ""
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
+
+
+def describe_advance(offset: StreamOffset) -> str:
+    """Where the CTI of a quiet stream comes from, if not from its partitions."""
+    is_advanced = offset.advanced_us is not None and offset.advanced_us == offset.cti_us
+    return "; the CTI follows the wall clock by 'idleAdvance'" if is_advanced else ""

@@ -40,24 +40,33 @@ def limit_ranges(
     ends: Mapping[Partition, int],
     max_offsets: int | None,
     min_offsets: int | None = None,
+    aligned: Mapping[Partition, int] | None = None,
 ) -> dict[Partition, int]:
     """Return the end of each partition's range for a batch of about `max_offsets` in all.
 
-    With fewer than `min_offsets` in all, the batch waits and reads nothing.
+    With fewer than `min_offsets` up to `ends` in all, the batch waits and reads nothing. Else it
+    reads up to `aligned`, where that is given (`maxSkew`): the limit is divided after that cut.
 
     The limit is split in proportion to the backlog, as in Spark's Kafka source. A partition with
     any backlog gets at least one offset, so that none starves.
     """
-    backlog = {part: max(ends[part] - start, 0) for part, start in starts.items()}
-    total = sum(backlog.values())
-    if min_offsets is not None and total < min_offsets:
+    backlog = _find_backlog(starts, ends)
+    if min_offsets is not None and sum(backlog.values()) < min_offsets:
         return dict(starts)
+    backlog = backlog if aligned is None else _find_backlog(starts, aligned)
+    total = sum(backlog.values())
     if max_offsets is None or total <= max_offsets:
         return {part: start + backlog[part] for part, start in starts.items()}
     return {
         part: start + min(backlog[part], max(1, max_offsets * backlog[part] // total))
         for part, start in starts.items()
     }
+
+
+def _find_backlog(
+    starts: Mapping[Partition, int], ends: Mapping[Partition, int]
+) -> dict[Partition, int]:
+    return {part: max(ends[part] - start, 0) for part, start in starts.items()}
 
 
 def cut_ranges(ranges: Sequence[Range], min_parts: int | None, max_size: int | None) -> list[Range]:

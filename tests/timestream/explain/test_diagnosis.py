@@ -99,6 +99,28 @@ def test_a_partition_recorded_as_idle_holds_nothing_back():
     assert "all partitions are idle" in only([idle]).text
 
 
+def test_a_quiet_stream_that_follows_the_clock_says_so():
+    idle = [share(state(3), idle=True)]
+    ahead_us = NOON + 60 * SECOND
+    (moment,) = history(idle)
+    for advanced_us, says in ((ahead_us, True), (ahead_us - 1, False), (None, False)):
+        offset = replace(moment.offset, cti_us=ahead_us, advanced_us=advanced_us)
+        (finding,) = diagnose((replace(moment, offset=offset),))
+        assert finding.kind is Kind.CAUGHT_UP
+        assert ("the CTI follows the wall clock by 'idleAdvance'" in finding.text) == says
+
+
+def test_a_backlog_names_the_partitions_that_wait_by_max_skew():
+    slow, fast = share(state(3), 5), share(state(900), 1, waits=True)
+    finding = only([slow, fast], left=70)
+    assert finding.kind is Kind.BACKLOG
+    assert finding.partitions == {at(0)}
+    assert finding.text.endswith(
+        "; by 'maxSkew' topic 'topic' partition 1 waits for the slowest partition"
+    )
+    assert "maxSkew" not in only([slow, share(state(900), 1)], left=70).text
+
+
 def test_many_idle_partitions_are_one_finding():
     finding = only([share(state(5)), *[share(state(None, events=0))] * 5])
     assert finding.culprit.endswith("partition 3 and 2 more")

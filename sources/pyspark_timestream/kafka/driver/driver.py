@@ -28,6 +28,7 @@ from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
 from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.readers import ReaderSchema
+from pyspark_timestream.kafka.plan.aligned_reading import read_max_skew
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.joined_batches import join_batches
 from pyspark_timestream.kafka.plan.losses import (
@@ -40,6 +41,7 @@ from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
     empty_offset,
+    find_instants_ms,
     has_new_import,
     max_emitted_cti,
     plan_first_offset,
@@ -148,6 +150,8 @@ class StreamDriver:
             new_start=not self._started,
             final_cti=self._options.final_cti,
             idle_timeout_us=self._options.idle_timeout_us,
+            idle_advance_us=self._options.idle_advance_us,
+            max_skew=read_max_skew(self._options),
             committed_batch=self._committed_batch,
         )
         if is_initial_offset(start):
@@ -264,7 +268,9 @@ class StreamDriver:
         seen = replace(seen, malformed_values=ended.malformed_values)
         now = empty_offset(previous, ended.states, positions, run, seen)
         warnings = self._warner.update(previous, now, ends, now_us, ended.findings)
-        seen = replace(seen, warnings=warnings)
+        wanted_ms = find_instants_ms(previous, ended.states, positions, ends, run)
+        index = self._broker.offsets_at(wanted_ms) if self._options.is_timed_by_record else {}
+        seen = replace(seen, warnings=warnings, time_index=index)
         return plan_next_offset(previous, ended.states, positions, ends, run, seen)
 
     def _get_importer(self) -> CtiImporter | None:

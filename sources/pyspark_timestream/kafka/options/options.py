@@ -13,9 +13,9 @@ from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
     CTI_FREQUENCY,
     EDGE_FROM,
-    IDLE_TIMEOUT,
     MAX_FUTURE,
     NAME,
+    POSITIVE_DURATION,
     TIME_FROM,
     WRITER_TIMEOUT,
     WRITERS,
@@ -185,7 +185,7 @@ class KafkaOptions(PayloadOptions):
     )
     idle_timeout_us: int | None = option(
         "idleTimeout",
-        IDLE_TIMEOUT,
+        POSITIVE_DURATION,
         None,
         description=(
             "a partition that has been at the end of its log (the last stable offset, no open "
@@ -197,6 +197,34 @@ class KafkaOptions(PayloadOptions):
         ),
         effect="stream",
         needs=_ANY_CTIS,
+    )
+    idle_advance_us: int | None = option(
+        "idleAdvance",
+        POSITIVE_DURATION,
+        None,
+        description=(
+            "while all partitions are idle by `idleTimeout`, the stream's CTI follows the wall "
+            "clock this far behind, in steps of a tenth of it, at least a second; what arrives "
+            "later and below that CTI meets the policy. The steps are recorded in the checkpoint "
+            "and replay from it"
+        ),
+        effect="stream",
+        needs=("idleTimeout",),
+    )
+    max_skew_us: int | None = option(
+        "maxSkew",
+        POSITIVE_DURATION,
+        None,
+        description=(
+            "no partition is read further than the slowest one's event time plus this, so that "
+            "the state of windows, joins and deduplication stays small while a backlog is read; "
+            "rows, CTIs and counters of partitions stay the same. Partitions at the end of their "
+            "logs hold nobody. Exact where `startTime` is the record's timestamp, by the broker's "
+            "time index; otherwise by the pace of each partition's last batch"
+        ),
+        effect="stream",
+        needs=(*_CTI_SOURCES, "ctiHeader", "ctiImport"),
+        excludes=("minPartitions", "maxRecordsPerPartition"),
     )
     cti_import: ImportSource | None = option(
         "ctiImport",
@@ -228,6 +256,11 @@ class KafkaOptions(PayloadOptions):
     def is_ordered(self) -> bool:
         """True if the fate of a record depends on those before it in its partition."""
         return replace(self, final_cti=False).has_ctis
+
+    @property
+    def is_timed_by_record(self) -> bool:
+        """True if the time of an event is its record's timestamp."""
+        return self.start_time.kind == "timestamp" and self.shape != "edge"
 
     @property
     def is_cut(self) -> bool:

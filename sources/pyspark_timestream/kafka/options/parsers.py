@@ -18,11 +18,11 @@ __all__ = [
     "EARLIEST",
     "EDGE_FROM",
     "ENDING_OFFSETS",
-    "IDLE_TIMEOUT",
     "LATEST",
     "MAX_FUTURE",
     "MILLISECONDS",
     "NAME",
+    "POSITIVE_DURATION",
     "STARTING_OFFSETS",
     "SUBSCRIBE",
     "TIMESTAMP",
@@ -363,7 +363,7 @@ CTI_DELAY: Final = Parser(
 )
 
 
-IDLE_TIMEOUT: Final = Parser(
+POSITIVE_DURATION: Final = Parser(
     _parse_timeout,
     "a duration such as '30 seconds', above 0, up to 500000 weeks",
     "soon",

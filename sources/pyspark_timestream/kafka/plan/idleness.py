@@ -1,16 +1,23 @@
-"""Decides which partitions are idle (semantics 5.2): quiet for at least `idleTimeout`.
+"""Decides which partitions are idle (semantics 5.2), and the time of a quiet stream (5.9).
 
-A partition is quiet while everything up to the end of its log (the last stable offset) has been
-read and no transaction is open on it. The driver observes the partitions repeatedly. Each
-observation is folded with its wall clock, and the result is part of the offset, so that a replay of
-the offset reads no clock.
+A partition is idle that has been quiet for at least `idleTimeout`. It is quiet while everything up
+to the end of its log (the last stable offset) has been read and no transaction is open on it. The
+driver observes the partitions repeatedly. Each observation is folded with its wall clock, and the
+result is part of the offset, so that a replay of the offset reads no clock. The same holds for the
+CTI that follows the wall clock while all partitions are idle.
 """
 
 from collections.abc import Collection, Mapping, Set
+from typing import Final
 
+from pyspark_timestream.connector.instants import MIN_US
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["idle_partitions", "newly_idle", "quiet_since"]
+__all__ = ["advance_by_clock", "idle_partitions", "newly_idle", "quiet_since"]
+
+_MIN_STEP_US: Final = 1_000_000
+_STEPS: Final = 10
+"""How many batches without records a quiet stream makes at most in a time of `idleAdvance`."""
 
 QuietSince = Mapping[Partition, int]
 """Quiet partitions -> the wall clock, in us, when they were first seen quiet."""
@@ -51,3 +58,21 @@ def idle_partitions(
     do not wait for the timeout. Others become idle after the timeout.
     """
     return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)
+
+
+def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) -> int | None:
+    """Return the CTI of a stream whose partitions are all idle; None if it does not move (yet).
+
+    It moves in steps of a tenth of `idleAdvance`, at least a second, since each is a batch.
+
+    Args:
+        cti_us: the stream's CTI by its partitions; None if it has none.
+        advance_us: option `idleAdvance`; None: the CTI stays.
+        now_us: the wall clock.
+    """
+    if advance_us is None:
+        return None
+    step_us = max(_MIN_STEP_US, advance_us // _STEPS)
+    moved_us = now_us - advance_us
+    is_far_enough = cti_us is None or moved_us >= cti_us + step_us
+    return moved_us if is_far_enough and moved_us >= MIN_US else None

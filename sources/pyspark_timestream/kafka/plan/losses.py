@@ -1,15 +1,27 @@
-"""Reconciles a stream's positions with what the broker still has (semantics 9.1)."""
+"""Reconciles a stream's positions with what the broker still has (semantics 5.6, 9.1)."""
 
-from collections.abc import Mapping, Set
+import dataclasses
+from collections.abc import Collection, Mapping, Set
 from typing import Final
 
+from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["LEADER_CHANGE_GRACE_S", "reconcile", "recreated_topics", "unchanged_topics"]
+__all__ = [
+    "LEADER_CHANGE_GRACE_S",
+    "hide_missing",
+    "reconcile",
+    "recreated_topics",
+    "unchanged_topics",
+]
 
 LEADER_CHANGE_GRACE_S: Final = 5.0
 """How long a partition must be missing, or its log shorter, before that is believed."""
+
+_MAX_HIDDEN_US: Final = 7 * 86_400_000_000
+"""How long a missing partition may return: as long as Kafka keeps a group's offsets."""
 
 
 def recreated_topics(before: Mapping[str, str], now: Mapping[str, str]) -> frozenset[str]:
@@ -79,3 +91,39 @@ def reconcile(
     if losses and fail_on_data_loss:
         raise DataLost(f"{'; '.join(losses)}. {LOSS_ADVICE}")
     return positions, losses
+
+
+def hide_missing(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    existing: Collection[Partition],
+    topic_ids: Mapping[str, str],
+    now_us: int,
+) -> dict[Partition, PartitionOffset]:
+    """Keep missing partitions whose topic id can prove that they are the same when they return.
+
+    Args:
+        previous: the offset of the last batch.
+        ended: the end state of each partition of `previous`, hidden ones included.
+        existing: the partitions that exist now.
+        topic_ids: the ids that the topics have now, as far as they are known.
+        now_us: the wall clock.
+    """
+    gone = {
+        part: dataclasses.replace(
+            share,
+            start_inclusive=share.end_exclusive,
+            state=ended[part],
+            idle=False,
+            quiet_since_us=now_us,
+        )
+        for part, share in previous.partitions.items()
+        if part not in existing and part in ended
+    }
+    return {
+        part: share
+        for part, share in {**previous.hidden, **gone}.items()
+        if part not in existing
+        and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
+        and now_us - (share.quiet_since_us or 0) < _MAX_HIDDEN_US
+    }

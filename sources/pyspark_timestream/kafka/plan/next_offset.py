@@ -19,9 +19,11 @@ from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState, raise_cti
 from pyspark_timestream.cti.stream_cti import compute_stream_cti, find_max_proven, max_known
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.plan.idleness import idle_partitions
+from pyspark_timestream.kafka.plan.aligned_reading import MaxSkew, align_ends, find_alignment
+from pyspark_timestream.kafka.plan.idleness import advance_by_clock, idle_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic, Pending, defer, release
 from pyspark_timestream.kafka.plan.joined_batches import remember_beginning, remember_raise
+from pyspark_timestream.kafka.plan.losses import hide_missing
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.warnings import Warnings
@@ -31,6 +33,7 @@ __all__ = [
     "Observation",
     "RunContext",
     "empty_offset",
+    "find_instants_ms",
     "has_new_import",
     "max_emitted_cti",
     "plan_first_offset",
@@ -52,6 +55,10 @@ class RunContext:
         final_cti: a bounded run ends with the final CTI.
         idle_timeout_us: how long a quiet partition still holds the stream's CTI back; None for
             ever.
+        idle_advance_us: while all partitions are idle, the stream's CTI follows the wall clock this
+            far behind; None if it stays.
+        max_skew: how much further than the slowest partition others are read; None: as far as
+            there are records.
         committed_batch: the last batch that no restart goes back before; -1 if none.
     """
 
@@ -63,6 +70,8 @@ class RunContext:
     lost: bool = False
     final_cti: bool = False
     idle_timeout_us: int | None = None
+    idle_advance_us: int | None = None
+    max_skew: MaxSkew | None = None
     committed_batch: int = -1
 
 
@@ -82,6 +91,8 @@ class Observation:
             it is not known.
         warnings: the warnings up to now; None for those of the previous offset.
         malformed_values: per partition, the malformed values and keys so far.
+        time_index: the first offset at or after the bound of aligned reading, None where there is
+            no such record; without partitions where the records' timestamps are not event times.
     """
 
     now_us: int = 0
@@ -92,12 +103,10 @@ class Observation:
     written: Mapping[Partition, int] = field(default_factory=dict)
     warnings: Warnings | None = None
     malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
+    time_index: Mapping[Partition, int | None] = field(default_factory=dict)
 
 
 NO_OBSERVATION: Final = Observation()
-
-_MAX_HIDDEN_US: Final = 7 * 86_400_000_000
-"""How long a missing partition may return: as long as Kafka keeps a group's offsets."""
 
 ClockStart = tuple[PartitionState, Pending]
 """A partition's clock at a batch's start, and the imported CTIs that still wait."""
@@ -200,12 +209,17 @@ def plan_next_offset(
     given = _PlanInput(previous, ended, positions, ends, run, seen)
     starts = _start_clocks(given)
     cti_us = _merge_stream_cti(starts, previous.partitions, was_idle, idle, emitted_us)
+    advanced_us = previous.advanced_us
+    if positions and idle >= positions.keys() and not (closed or previous.final):
+        moved_us = advance_by_clock(cti_us, run.idle_advance_us, seen.now_us)
+        if moved_us is not None:
+            cti_us = advanced_us = moved_us
     for part in starts:
         if cti_us is not None and (part not in previous.partitions or part in was_idle - idle):
             state, pending = starts[part]
             starts[part] = raise_cti(state, cti_us), pending
     topic_ids = {**previous.topic_ids, **seen.topic_ids}
-    hidden = _hide_missing(given, topic_ids)
+    hidden = hide_missing(previous, ended, positions, topic_ids, seen.now_us)
     imported = seen.imported.partitions if seen.imported else {}
     topics = {part.topic for part in (*positions, *hidden, *imported)} | seen.topic_ids.keys()
     number = previous.number + 1
@@ -217,6 +231,7 @@ def plan_next_offset(
         starts=previous.starts + run.new_start,
         topic_ids={topic: topic_ids[topic] for topic in topics & topic_ids.keys()},
         imported=seen.imported,
+        advanced_us=advanced_us,
         hidden=hidden,
         bounded=run.bounded,
         warnings=previous.warnings if seen.warnings is None else seen.warnings,
@@ -237,6 +252,18 @@ def plan_next_offset(
     if has_work or decided or settled:
         return planned
     return planned if run.bounded and not closed else previous
+
+
+def find_instants_ms(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    positions: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    run: RunContext,
+) -> dict[Partition, int]:
+    """Return the timestamps, in ms, whose offsets `Observation.time_index` is to have."""
+    skew, limit = run.max_skew, run.max_offsets
+    return find_alignment(previous, ended, positions, ends, skew, limit).instants_ms()
 
 
 def has_new_import(previous: StreamOffset, imported: ImportedTopic | None) -> bool:
@@ -300,7 +327,10 @@ def _plan_partitions(
     previous, ended, positions, run = given.previous, given.ended, given.positions, given.run
     # A partition found during a bounded run has no end there: it waits for the next run.
     reachable = {part: max(given.ends.get(part, at), at) for part, at in positions.items()}
-    limited = limit_ranges(positions, reachable, run.max_offsets, run.min_offsets)
+    limit = run.max_offsets
+    alignment = find_alignment(previous, ended, positions, reachable, run.max_skew, limit)
+    aligned, waiting = align_ends(alignment, positions, reachable, given.seen.time_index)
+    limited = limit_ranges(positions, reachable, limit, run.min_offsets, aligned)
     shares = {}
     for part, position in positions.items():
         state, pending = starts[part]
@@ -317,33 +347,9 @@ def _plan_partitions(
             remember_beginning(before, *place),
             remember_raise(before, *place, state.cti_us if is_raised else None),
             given.seen.malformed_values.get(part, NO_MALFORMED_VALUES),
+            part in waiting,
         )
     return shares
-
-
-def _hide_missing(
-    given: _PlanInput, topic_ids: Mapping[str, str]
-) -> dict[Partition, PartitionOffset]:
-    """Keep missing partitions whose topic id can prove that they are the same when they return."""
-    previous, ended, now_us = given.previous, given.ended, given.seen.now_us
-    gone = {
-        part: dataclasses.replace(
-            share,
-            start_inclusive=share.end_exclusive,
-            state=ended[part],
-            idle=False,
-            quiet_since_us=now_us,
-        )
-        for part, share in previous.partitions.items()
-        if part not in given.positions and part in ended
-    }
-    return {
-        part: share
-        for part, share in {**previous.hidden, **gone}.items()
-        if part not in given.positions
-        and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
-        and now_us - (share.quiet_since_us or 0) < _MAX_HIDDEN_US
-    }
 
 
 def _complete(planned: StreamOffset, emitted_us: int | None, run: RunContext) -> StreamOffset:

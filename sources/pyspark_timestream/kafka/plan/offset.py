@@ -8,6 +8,8 @@ Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; versio
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
 Only a stream whose payloads have schemas has `schemas`, and only one with malformed values
 `unfit_by`, the reasons: a reader of version 3 that does not know it has their number in `unfit`.
+`waits` and `advanced` are only there where `maxSkew` and `idleAdvance` had an effect; both tell how
+the batch was planned, and no later batch depends on them.
 """
 
 from collections.abc import Mapping
@@ -53,6 +55,7 @@ class PartitionOffset:
             `raises` reach back to the last batch that no restart goes back before.
         malformed_values: the malformed values and keys before `start_inclusive`, as far as tasks
             counted them; not in the clock, which does not depend on the schema.
+        waits: it is further than the slowest partition by `maxSkew`, and waits for that.
     """
 
     start_inclusive: int
@@ -64,6 +67,7 @@ class PartitionOffset:
     beginnings: tuple[tuple[int, int], ...] = ()
     raises: tuple[tuple[int, int, int], ...] = ()
     malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    waits: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys; defaults are left out."""
@@ -76,6 +80,7 @@ class PartitionOffset:
             "raises": [list(each) for each in self.raises] or None,
             "state": self.state.to_json(),
             "to": self.end_exclusive,
+            "waits": self.waits or None,
             **self.malformed_values.to_json(),
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -93,6 +98,7 @@ class PartitionOffset:
             tuple((batch, at) for batch, at in value.get("began", ())),
             tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
             MalformedValues.from_json(value),
+            value.get("waits", False),
         )
 
 
@@ -114,6 +120,8 @@ class StreamOffset:
         topic_ids: the broker's id of each topic, to tell a topic from a later one of the same
             name; topics with unknown ids are left out.
         imported: the state of the topic of `ctiImport`; None without an import.
+        advanced_us: the stream's CTI as `idleAdvance` last moved it by the wall clock; None if it
+            never did.
         hidden: missing partitions that may return, with their positions; `quiet_since_us` is the
             wall clock when each was first missed.
         bounded: a bounded run planned the batch.
@@ -133,6 +141,7 @@ class StreamOffset:
     final: bool = False
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     imported: ImportedTopic | None = None
+    advanced_us: int | None = None
     hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     bounded: bool = False
     warnings: Warnings = field(default_factory=dict)
@@ -155,7 +164,9 @@ class StreamOffset:
         hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
         read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
         schemas = {"schemas": read_by} if read_by else {}
+        advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
         return {
+            **advanced,
             **({"bounded": True} if self.bounded else {}),
             "closing": self.closing,
             "cti": self.cti_us,
@@ -192,6 +203,7 @@ class StreamOffset:
             final=value["final"],
             topic_ids=value.get("topics", {}),
             imported=None if imported is None else ImportedTopic.from_json(imported),
+            advanced_us=value.get("advanced"),
             hidden=_shares_from_json(value.get("hidden", {})),
             # Before version 3 only the closing batch showed that the run was bounded.
             bounded=value.get("bounded", value["version"] < 3 and value["closing"]),

@@ -47,6 +47,7 @@ def _build_partition(share: PartitionOffset, log_end: int) -> dict[str, Any]:
         "offset": share.start_inclusive,
         **share.state.counters(),
         "malformedValues": _report_malformed(share.malformed_values),
+        "waits": share.waits,
     }
 
 

@@ -37,6 +37,8 @@ LEGAL = {
     "maxFuture": "1 s",
     "ctiImport": "fast",
     "idleTimeout": "30 seconds",
+    "idleAdvance": "2 minutes",
+    "maxSkew": "10 minutes",
 }
 
 
@@ -92,7 +94,10 @@ def test_a_misspelt_option_is_named_first_and_the_list_of_names_last():
 @pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
 def test_declared_conflicts_name_both_options(spec):
     for other in spec.excludes:
-        given = GIVEN if other == "maxTasks" else BROKER
+        given = (
+            GIVEN if other in ("maxTasks", "minPartitions", "maxRecordsPerPartition") else BROKER
+        )
+        given = {**given, "ctiFrequency": "1"} if spec.name == "maxSkew" else given
         message = refusal(**{**given, spec.name: LEGAL[spec.name], other: LEGAL[other]})
         assert message.startswith(f"option '{spec.name}': '{LEGAL[spec.name]}' conflicts")
         assert f"option '{other}' ('{LEGAL[other]}')" in message
@@ -116,7 +121,9 @@ def test_the_conflicts_between_options_are_declared():
         "ctiDelay",
         "maxFuture",
         "timeWindow",
+        "idleAdvance",
         "idleTimeout",
+        "maxSkew",
         "maxTriggerDelay",
         "startingOffsetsByTimestampStrategy",
         "violationPolicy",

@@ -58,6 +58,7 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
         "ctis": 5,
         "ignoredCtis": 6,
         "malformedValues": {"total": 9, "key type": 1, "type": 5},
+        "waits": False,
     }
     assert report["partitions"]["topic"]["1"]["cti"] is None
     assert report["partitions"]["topic"]["1"]["malformedValues"] == {"total": 0}
