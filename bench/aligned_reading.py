@@ -1,9 +1,10 @@
 """A backfill with `maxSkew` and without: rows in Spark's state, peak memory, and run time.
 
 Four partitions, of which two have a tenth and a hundredth of the others' records, and one of the
-dense ones lies three hours behind. A query counts them by device and minute, in batches of at most
-a fixed number of records, once read as they come and once aligned. Each run has a process of its
-own, so that the peaks are its own; both must count the same windows.
+dense ones begins three hours before the others; all end at the same time. A query counts them by
+device and minute, in batches of at most a fixed number of records, once read as they come and once
+aligned. Each run has a process of its own, so that the peaks are its own; both must count the same
+windows.
 """
 
 import json
@@ -24,24 +25,24 @@ from spark_session import local_spark
 
 from pyspark_timestream import advance_time
 
-DENSE = 400_000
+DENSE = 200_000
 """Records in HOURS hours of each of the two dense partitions."""
 
 HOURS, BEHIND_HOURS, DEVICES = 4, 3, 1_000
-LIMIT = 50_000
+LIMIT = 25_000
 BEGIN_MS = 1_767_312_000_000
 """2026-01-02T00:00:00Z."""
 
-WAYS = {"as they come": "", "aligned": "10 minutes"}
+WAYS = {"as they come": "", "aligned": "20 minutes"}
 
 
 def records() -> Iterator[Record]:
     """The partitions one after the other; time is the record's timestamp."""
     hour_ms = 3_600_000
     for number, count in enumerate((DENSE, DENSE // 10, DENSE // 100, DENSE)):
-        begin_ms = BEGIN_MS - (BEHIND_HOURS * hour_ms if number == 3 else 0)
-        for n in range(count):
-            at_ms = begin_ms + HOURS * hour_ms * n // count
+        earlier = count * BEHIND_HOURS // HOURS if number == 3 else 0
+        for n in range(-earlier, count):
+            at_ms = BEGIN_MS + HOURS * hour_ms * n // count
             yield Record(None, str(n * 7919 % DEVICES), number, at_ms)
 
 
