@@ -226,6 +226,26 @@ def test_max_future_caps_events_but_not_in_band_ctis(stream) -> None:
     assert words(made, **options, maxFuture="5 seconds") == ["e900", "c13", "e20", "c18", "c500"]
 
 
+def test_events_in_the_future_are_flagged_or_left_out_and_counted(stream) -> None:
+    told = [(10, 10), (16, 10), (15, 10), (11, 12), (900, 13), (14, 14)]
+    records = [
+        Record(json.dumps({"s": DAY_MS + 1000 * at}), None, 0, DAY_MS + 1000 * stamp)
+        for at, stamp in told
+    ]
+    made = stream(*records, startTime="s", maxFuture="5 seconds", ctiFrequency=1,
+                  ctiDelay="4 seconds", violationPolicy="flag")  # fmt: skip
+    rows = [(seconds(r.start_time), r.violation) for r in made.run() if r.cti is None]
+    # 16 lies six seconds after its record and drives the clock as 15, to 11; 15 lies just five.
+    assert rows == [
+        (10, None), (16, "future"), (15, None), (11, None), (900, "future"), (14, None)
+    ]  # fmt: skip
+    report = made.report()
+    assert (report["events"], report["future"], report["flagged"]) == (6, 2, 0)
+    assert any("events in the future" in line for line in report["warnings"])
+    left = made.load_batch(futurePolicy="drop").where("cti IS NULL").collect()
+    assert [seconds(row.start_time) for row in left] == [10, 15, 11, 14]
+
+
 def test_any_split_and_any_run_give_the_same_rows_ctis_and_counters(stream) -> None:
     records = [
         mark(n // 2, "ab"[n % 4 // 2], close=n % 11 == 5, stamp=n, value="x" if n % 3 else None)

@@ -141,6 +141,7 @@ def test_the_rights_are_the_codes() -> None:
 def test_the_pinned_options_are_the_codes() -> None:
     kafka, time = (re.findall("`([^`]+)`", part) for part in after("pinned options").split(";\n"))
     marks = {"ctiHeader": "cti", "writers": "a", "writerTimeout": "1 s", "maxFuture": "1 s"}
+    marks |= {"futurePolicy": "drop"}
     edges = {"eventShape": "edge", "startTime": "s", "endTime": "e", "edge": "k"}
     times = {"timeUnit": "s", "ctiFrequency": "1", "ctiDelay": "1 s", "ctiImport": "fast"}
     client = {f"kafka.{key}": f"not {value}" for key, value in RECORD_KEYS.items()}

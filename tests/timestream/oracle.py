@@ -40,7 +40,7 @@ def outcome(function, *arguments, **more):
 
 def run(
     events, policy="drop", every=None, span=None, delay=0, cti=None, future=None, writers=(),
-    timeout=None,
+    timeout=None, ahead="keep",
 ):  # fmt: skip
     """The output in order: ("row", index, start, end, violation) and ("cti", time); the counters;
     the CTI in force at the end; for each record its time window."""
@@ -83,9 +83,14 @@ def run(
                 bad = kind in ("interval", "end") and end <= start
             t = None if bad else end if kind == "end" else start
             late = not bad and cti is not None and t < cti
+            early = None not in (future, record.stamp) and not bad and t > record.stamp + future
+            early = early and not late
             if policy == "fail" and (bad or late):
                 raise Failed(index, bad, t, cti)
+            if ahead == "fail" and early:
+                raise Failed(index, "future", t, cti)
             tally["malformed"] += bad
+            tally["future"] += early
             if bad or late:
                 fate = "drop" if policy == "adjust" and (bad or kind == "point") else policy
                 if fate == "adjust" and kind == "interval" and end <= cti:
@@ -98,8 +103,9 @@ def run(
                     out.append(("row", index, cti, end, "adjusted"))
                 if late:
                     tally[{"drop": "dropped", "adjust": "adjusted", "flag": "flagged"}[fate]] += 1
-            else:
-                out.append(("row", index, start, end, None))
+            elif not early or ahead == "keep":
+                word = "future" if early and policy == "flag" else None
+                out.append(("row", index, start, end, word))
             if not bad and kind != "end":
                 if future is not None and record.stamp is not None:
                     t = min(t, record.stamp + future)

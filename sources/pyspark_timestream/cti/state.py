@@ -16,6 +16,7 @@ COUNTERS: Final = (
     "adjusted",
     "flagged",
     "malformed",
+    "future",
     "ctis",
     "ignoredCtis",
 )
@@ -47,6 +48,7 @@ class PartitionState:
         adjusted: late events whose start or end was moved.
         flagged: late events that were passed on.
         malformed: malformed events, under every policy.
+        future: events in the future, under every policy.
         ctis: CTIs that took effect.
         ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
         last_us: the time that the last well-formed event was judged by; None before the first.
@@ -72,6 +74,7 @@ class PartitionState:
     noted_us: int | None = None
     record_us: int | None = None
     begun: bool = False
+    future: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; counters and fields at their start value are left out."""

@@ -7,7 +7,8 @@ block and the verdicts: which events stay, which were late, and where CTIs took 
 For each record, in this order (2.2):
 
 1. Writers that have been silent for too long are forgotten, which may raise the CTI (4.5).
-2. The event is judged: it is late if its time is strictly before the CTI in force (3).
+2. The event is judged: it is late if its time is strictly before the CTI in force (3), else in
+   the future if it is more than `maxFuture` after its record's timestamp (3.8).
 3. The event counts, unless it is malformed or an end edge. It may trigger a generated CTI, at its
    received time minus the delay, right after it (2.3 to 2.5).
 4. Its mark, then its close, may change the in-band CTI (4.2, 4.4).
@@ -53,6 +54,7 @@ from pyspark_timestream.cti.violations import (
     Verdicts,
     check_times,
     classify,
+    refuse_future,
 )
 
 __all__ = [
@@ -89,11 +91,12 @@ class TimeRules:
         every_events: a CTI at every N-th counted event; None: not by count.
         every_us: a CTI once application time has moved this far; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
-        max_future_us: the clock takes an event's time as at most its record's timestamp plus this;
-            None: unlimited.
+        max_future_us: the clock takes an event's time as at most its record's timestamp plus this,
+            and an event above that is in the future; None: unlimited.
         writers: the writers that are waited for from the start.
         writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         time_window: the rows get time windows.
+        future_policy: `keep`, `drop` or `fail`, for events in the future.
     """
 
     shape: str = "point"
@@ -105,6 +108,7 @@ class TimeRules:
     writers: tuple[str, ...] = ()
     writer_timeout_us: int | None = None
     time_window: bool = False
+    future_policy: str = "keep"
 
 
 def step(
@@ -125,6 +129,10 @@ def step(
     before = _spread_ctis(state, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
     verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
+    future = _find_future(rules, events, times, well_formed & ~late)
+    if future is not None:
+        is_flagged = rules.policy == "flag"
+        verdicts = refuse_future(rules.future_policy, is_flagged, future, times, before, verdicts)
     if rules.policy == "fail":
         verdicts = _fail_on_marks(verdicts, effects, before)
     verdicts = dataclasses.replace(
@@ -136,6 +144,7 @@ def step(
     )
     present = len(times) if events.present is None else int(np.count_nonzero(events.present))
     tally = _count_events(present, late, malformed, verdicts)
+    tally["future"] = 0 if future is None else int(np.count_nonzero(future))
     ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
     tally["ignored_ctis"] = ineffective + len(effects.unreadable)
     tally["ctis"] = len(generated.us)
@@ -164,6 +173,17 @@ def _cap_times(rules: TimeRules, events: Events, times: Instants, counted: Insta
     return np.where(record_us == NEVER, driving, capped)
 
 
+def _find_future(
+    rules: TimeRules, events: Events, times: Instants, candidates: Mask
+) -> Mask | None:
+    """The `candidates` in the future (semantics 3.8); None: no rule asks."""
+    if rules.max_future_us is None or events.record_us is None:
+        return None
+    is_ahead: Mask = times - rules.max_future_us > events.record_us
+    is_ahead &= candidates & (events.record_us != NEVER)
+    return is_ahead
+
+
 def _spread_ctis(state: PartitionState, index: Instants, us: Instants, rows: int) -> Instants:
     """The CTI in force before each record."""
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
@@ -190,7 +210,7 @@ def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -
 
 
 def _count_events(events: int, late: Mask, malformed: Mask, verdicts: Verdicts) -> dict[str, int]:
-    """The events that this block adds to each counter; late and malformed are disjoint."""
+    """The events that this block adds to each counter but `future`; no two have one in common."""
     violation = verdicts.violation
     return {
         "events": events,

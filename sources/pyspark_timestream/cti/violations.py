@@ -3,6 +3,8 @@
 A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
 an unknown edge, or an end that is not after its start. `POLICY_TABLE` holds the action for each
 policy and kind of event; `classify` applies it to columns of events, given the CTI before each.
+An event *in the future* lies too far after its record's timestamp and is not late (3.8);
+`refuse_future` applies its policy after that.
 """
 
 import dataclasses
@@ -19,6 +21,7 @@ from pyspark_timestream.cti.marks import Window
 __all__ = [
     "ADJUSTED",
     "EVENT_KINDS",
+    "FUTURE_POLICIES",
     "LATE",
     "POLICIES",
     "POLICY_TABLE",
@@ -30,6 +33,7 @@ __all__ = [
     "check_times",
     "classify",
     "look_up_action",
+    "refuse_future",
 ]
 
 
@@ -44,6 +48,8 @@ class Action(Enum):
 
 
 POLICIES: Final = ("drop", "adjust", "fail", "flag")
+
+FUTURE_POLICIES: Final = ("keep", "drop", "fail")
 
 EVENT_KINDS: Final = ("point", "interval", "ended interval", "start edge", "end edge", "malformed")
 """An `ended interval` ends at or before the CTI: nothing of it would be left."""
@@ -92,7 +98,8 @@ def look_up_action(policy: str, kind: str) -> Action:
 LATE: Final = 1
 ADJUSTED: Final = 2
 MALFORMED: Final = 3
-VIOLATIONS: Final = (None, "late", "adjusted", "malformed")
+FUTURE: Final = 4
+VIOLATIONS: Final = (None, "late", "adjusted", "malformed", "future")
 """The `violation` column's text by code; 0 is none."""
 
 
@@ -122,7 +129,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The first record that policy `fail` refuses.
+    """The first record that a policy `fail` refuses.
 
     Attributes:
         index: which of the block.
@@ -130,6 +137,7 @@ class Failure:
         event_us: the time that it was judged by; arbitrary if it is malformed.
         cti_us: the CTI in force; None: none yet.
         mark: it is an unreadable mark, not an event.
+        future: it is in the future, not late.
     """
 
     index: int
@@ -137,6 +145,7 @@ class Failure:
     event_us: int
     cti_us: int | None
     mark: bool = False
+    future: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +226,32 @@ def classify(
     return verdicts
 
 
+def refuse_future(
+    policy: str, is_flagged: bool, future: Mask, times: Instants, before: Instants, said: Verdicts
+) -> Verdicts:
+    """Apply the policy for events in the future to verdicts (semantics 3.8).
+
+    Args:
+        policy: `keep`, `drop` or `fail`.
+        is_flagged: events that are kept are flagged.
+        future: n booleans: a well-formed event in the future that is not late.
+        times: the times that the n events are judged by.
+        before: n instants: the CTI in force before each record, NEVER where there is none.
+        said: the verdicts on late and malformed events.
+    """
+    if not future.any():
+        return said
+    if policy == "drop":
+        return dataclasses.replace(said, keep=said.keep & ~future)
+    if policy == "fail":
+        failure = _keep_earlier(said.failure, future, FUTURE, times, before)
+        return dataclasses.replace(said, failure=failure)
+    if not is_flagged:
+        return said
+    codes = np.where(future, np.uint8(FUTURE), said.violation)
+    return dataclasses.replace(said, violation=codes)
+
+
 def _group_by_kind(
     shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
 ) -> list[tuple[str, Mask]]:
@@ -265,4 +300,4 @@ def _keep_earlier(
     if failure is not None and failure.index < at:
         return failure
     cti_us = instant_or_none(before[at])
-    return Failure(at, code == MALFORMED, int(times[at]), cti_us)
+    return Failure(at, code == MALFORMED, int(times[at]), cti_us, future=code == FUTURE)

@@ -23,10 +23,9 @@ from pyspark_timestream.explain.history import (
     find_unchanged_since,
 )
 from pyspark_timestream.explain.mistakes import (
-    find_improbable_times,
     find_late_rows,
     find_malformed_events,
-    find_malformed_values,
+    find_mistakes,
     makes_ctis,
 )
 from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
@@ -65,7 +64,7 @@ def diagnose(
     """
     last = history[-1]
     far = frozenset(part for part in last.offset.partitions if is_far(last, part))
-    causes, late = _find_causes(history), _find_losses(history, far)
+    causes, late = find_mistakes(history), _find_losses(history, far)
     rules = [*known, *causes, *report_far_future(history, far), *late]
     if not last.offset.final:
         rules += _find_blockers(history, far)
@@ -93,7 +92,7 @@ def diagnose(
 def find_warnings(history: History, now_us: int) -> list[Finding]:
     """The findings that a driver warns of; `history` ends with the present state of the stream."""
     return [
-        *_find_causes(history),
+        *find_mistakes(history),
         *find_late_rows(history),
         *_find_quiet_partitions(history, now_us),
     ]
@@ -126,15 +125,6 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
     if offset.bounded and not share.state.events:
         return True
     return share.quiet_since_us is not None and now_us - share.quiet_since_us >= MAX_QUIET_US
-
-
-def _find_causes(history: History) -> list[Finding]:
-    """Mistakes in the options or the data, in any state of the stream."""
-    return [
-        *find_malformed_events(history),
-        *find_improbable_times(history),
-        *find_malformed_values(history),
-    ]
 
 
 def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:

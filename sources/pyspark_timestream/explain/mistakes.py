@@ -15,10 +15,12 @@ from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, NO_MALFOR
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
+    "find_future_events",
     "find_improbable_times",
     "find_late_rows",
     "find_malformed_events",
     "find_malformed_values",
+    "find_mistakes",
     "makes_ctis",
     "report_start_at_end",
 ]
@@ -28,6 +30,16 @@ _EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
 
 _MIN_FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
 _DAY_US: Final = 86_400_000_000
+
+
+def find_mistakes(history: History) -> list[Finding]:
+    """Mistakes in the options or the data, in any state of the stream."""
+    return [
+        *find_malformed_events(history),
+        *find_improbable_times(history),
+        *find_malformed_values(history),
+        *find_future_events(history),
+    ]
 
 
 def find_malformed_events(history: History) -> Iterator[Finding]:
@@ -113,6 +125,29 @@ def find_late_rows(history: History) -> Iterator[Finding]:
         f"{total} of {events} events came after a CTI that they precede and were dropped: "
         + list_counts(dropped),
         find_unchanged_since(history, _has_counted(parts, "dropped")),
+        frozenset(parts),
+        level=total.bit_length(),
+    )
+
+
+def find_future_events(history: History) -> Iterator[Finding]:
+    """A finding for partitions with events in the future; its level grows as they double."""
+    states = _list_states(history[-1])
+    future = {part: state.future for part, state in states.items() if state.future}
+    if not future:
+        return
+    total, events = sum(future.values()), sum(state.events for state in states.values())
+    parts = sorted(future, key=lambda part: (-future[part], part))
+    settings = history[-1].offset.settings
+    fate = {"drop": "were dropped", "fail": "failed the query"}.get(
+        settings.get("futurePolicy", "keep"), "were kept"
+    )
+    yield Finding(
+        Kind.FUTURE_EVENTS,
+        name_partitions(parts),
+        f"{total} of {events} events lie further after their record's timestamp than option "
+        f"'maxFuture' ('{settings.get('maxFuture', '')}') and {fate}: {list_counts(future)}",
+        find_unchanged_since(history, _has_counted(parts, "future")),
         frozenset(parts),
         level=total.bit_length(),
     )

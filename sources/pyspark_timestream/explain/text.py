@@ -22,7 +22,7 @@ __all__ = [
 MAX_ROWS: Final = 20
 """The partitions that a table shows, culprits first; the rest is counted."""
 
-COUNTER_COLUMNS: Final = ("events", "dropped", "adjusted", "flagged", "malformed")
+COUNTER_COLUMNS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "future")
 COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTER_COLUMNS)
 
 

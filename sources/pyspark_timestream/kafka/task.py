@@ -160,6 +160,13 @@ def _fail_on_violation(options: KafkaOptions, judged: JudgedBlock) -> None:
         what = f"mark in header '{options.cti_header}' cannot be read"
     elif failure.malformed:
         what = f"event is malformed ({_describe_expected(options)})"
+    elif failure.future:
+        raise ViolationFound(
+            f"{where}: the event has event time {format_instant(failure.event_us)}, which is "
+            "further after its record's timestamp than option 'maxFuture' allows, and option "
+            "'futurePolicy' is 'fail'; correct the clock of its writer, or use 'drop' or 'keep' "
+            "to go on"
+        )
     else:
         what = f"event has event time {format_instant(failure.event_us)}, before"
     raise ViolationFound(

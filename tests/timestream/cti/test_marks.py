@@ -43,6 +43,7 @@ def topics(draw, max_size=16):
         **draw(frequencies),
         "delay": draw(delays),
         "future": draw(st.none() | st.integers(0, 5)),
+        "ahead": draw(st.sampled_from(["keep", "keep", "drop", "fail"])),
         "timeout": draw(st.none() | st.integers(1, 6)),
         "writers": draw(st.sampled_from([(), (), ("a",), ("a", "b")])),
     }
@@ -69,6 +70,7 @@ def stepped(shape, policy, how, topic, cuts=()):
     rules = TimeRules(
         shape, policy, how.get("every"), how.get("span"), how.get("delay", 0), how.get("future"),
         how.get("writers", ()), how.get("timeout"), time_window=True,
+        future_policy=how.get("ahead", "keep"),
     )  # fmt: skip
     nothing = Event("interval" if shape == "interval" else "point", None)
     state, out, windows = PartitionState(), [], []
@@ -88,8 +90,8 @@ def stepped(shape, policy, how, topic, cuts=()):
         if said.failure is not None:
             fail = said.failure
             time = None if fail.malformed or fail.mark else fail.event_us
-            raise Failed(first + fail.index, "mark" if fail.mark else fail.malformed, time,
-                         fail.cti_us)  # fmt: skip
+            kind = "mark" if fail.mark else "future" if fail.future else fail.malformed
+            raise Failed(first + fail.index, kind, time, fail.cti_us)
         ctis = list(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True))
         out += [("cti", us) for index, us in ctis if index < 0]
         for i, record in enumerate(some):

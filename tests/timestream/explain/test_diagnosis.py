@@ -441,6 +441,21 @@ def test_of_many_partitions_with_late_rows_the_rest_is_summed_up():
     assert finding.text.endswith(", 6 of 3 more partitions")
 
 
+def test_events_in_the_future_are_told_with_option_counts_and_fate():
+    settings = {"ctiFrequency": "1", "maxFuture": "1 minute", "futurePolicy": "drop"}
+    some = [share(state(1, events=99, future=count)) for count in (1, 0, 5)]
+    finding = next(
+        each
+        for each in diagnose(history(some, settings=settings))
+        if each.kind is Kind.FUTURE_EVENTS
+    )
+    assert "6 of 297 events" in finding.text
+    assert "'maxFuture' ('1 minute') and were dropped" in finding.text
+    assert finding.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
+    assert finding.partitions == {at(0), at(2)}
+    assert "'futurePolicy'" in finding.fix
+
+
 def test_the_level_of_late_rows_rises_with_each_doubling():
     levels = [only([share(state(1, events=99, dropped=n))]).level for n in (1, 2, 3, 4, 7, 8)]
     assert levels == [1, 2, 2, 3, 3, 4]

@@ -155,6 +155,13 @@ def test_policy_fail_names_the_record_whose_timestamp_is_no_time():
         stamped({"ctiHeader": "cti", "violationPolicy": "fail"})
 
 
+def test_future_policy_fail_names_the_record_and_the_option():
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", "maxFuture": "1 s"}
+    values = [b'{"n": 1, "t": 1000}', b'{"n": 1, "t": 1001}']
+    with pytest.raises(ViolationFound, match=r"offset 1: .*'maxFuture' allows.*'futurePolicy'"):
+        delivered({**raw, "futurePolicy": "fail"}, NUMBER, *values, timestamps_ms=[0, 0])
+
+
 @pytest.mark.parametrize("raw", [{}, {"startTime": "header:t"}, {"startTime": "t"}])
 def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
     values = [b"nonsense", None, b'{"t": "never"}', b'{"t": 5}']

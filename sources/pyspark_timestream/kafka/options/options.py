@@ -6,7 +6,7 @@ from typing import Final
 from pyspark_timestream.connector.event_time import TIME_UNITS
 from pyspark_timestream.connector.options import boolean, choice, fixed_settings, option, text
 from pyspark_timestream.cti.step import TimeRules
-from pyspark_timestream.cti.violations import POLICIES
+from pyspark_timestream.cti.violations import FUTURE_POLICIES, POLICIES
 from pyspark_timestream.kafka.options.client_keys import select_record_settings
 from pyspark_timestream.kafka.options.cti_import import CTI_IMPORT, ImportSource
 from pyspark_timestream.kafka.options.parsers import (
@@ -167,11 +167,22 @@ class KafkaOptions(PayloadOptions):
         MAX_FUTURE,
         None,
         description=(
-            "for generated CTIs an event's time counts as at most its record's timestamp plus "
-            "this; the delay comes off after"
+            "an event whose time is further than this after its record's timestamp is in the "
+            "future: it is counted and warned of, and flagged under `flag`. For generated CTIs its "
+            "time counts as at most its record's timestamp plus this; the delay comes off after"
         ),
         may_change=False,
-        needs=(*_CTI_SOURCES, "ctiImport"),
+        needs=_ANY_CTIS,
+    )
+    future_policy: str = option(
+        "futurePolicy",
+        choice(*FUTURE_POLICIES),
+        "keep",
+        description=(
+            "what happens to events in the future: `keep`, `drop`, or `fail`, which ends the query"
+        ),
+        may_change=False,
+        needs=("maxFuture",),
     )
     policy: str = option(
         "violationPolicy",
@@ -282,6 +293,7 @@ class KafkaOptions(PayloadOptions):
             writers=self.writers or (),
             writer_timeout_us=self.writer_timeout_us,
             time_window=self.time_window,
+            future_policy=self.future_policy,
         )
 
     def settings(self) -> dict[str, str]:
@@ -293,4 +305,7 @@ class KafkaOptions(PayloadOptions):
         }
         if self.frequency is None:
             del texts["ctiDelay"]
+        if self.future_policy == "keep":
+            # Checkpoints from before the option have none.
+            del texts["futurePolicy"]
         return {**texts, **self.payload_settings(), **select_record_settings(self.client)}

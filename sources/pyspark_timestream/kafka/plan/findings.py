@@ -36,6 +36,7 @@ class Kind(StrEnum):
     START_AT_END = "a start at the end"
     SESSION_SETTING = "a setting of the session"
     FAR_FUTURE = "an event far in the future"
+    FUTURE_EVENTS = "events in the future"
     IDLE_PARTITION = "an idle partition"
     SILENT_WRITER = "a silent writer"
     LATE_IMPORT = "a late import"
@@ -87,6 +88,11 @@ FIXES: Final[Mapping[Kind, str]] = {
     Kind.FAR_FUTURE: (
         "a CTI never goes back: correct the producer, then start with a new checkpoint and "
         "option 'maxFuture', such as '1 hour', so that one wrong event cannot drive the clock"
+    ),
+    Kind.FUTURE_EVENTS: (
+        "correct the clocks of the devices, or 'timeUnit', or raise 'maxFuture'; 'violationPolicy' "
+        "= 'flag' shows such events, 'futurePolicy' = 'drop' leaves them out; these options need a "
+        "new checkpoint"
     ),
     Kind.BACKLOG: (
         "wait, or raise 'maxOffsetsPerTrigger' or leave it out; more partitions and cores read "

@@ -35,6 +35,7 @@ LEGAL = {
     "writerTimeout": "1 s",
     "timeWindow": "true",
     "maxFuture": "1 s",
+    "futurePolicy": "drop",
     "ctiImport": "fast",
     "idleTimeout": "30 seconds",
     "idleAdvance": "2 minutes",
@@ -119,6 +120,7 @@ def test_the_conflicts_between_options_are_declared():
     assert declared["ctiFrequency"].excludes == ("advanceTime",)
     assert {name for name, spec in declared.items() if spec.needs} == {
         "ctiDelay",
+        "futurePolicy",
         "maxFuture",
         "timeWindow",
         "idleAdvance",
@@ -304,6 +306,7 @@ CHANGES = {
     "writers": {"ctiHeader": "c", "writers": "a"},
     "writerTimeout": {"ctiHeader": "c", "writerTimeout": "1 s"},
     "maxFuture": {"ctiFrequency": "1", "maxFuture": "1 s"},
+    "futurePolicy": {"ctiFrequency": "1", "maxFuture": "1 s", "futurePolicy": "drop"},
     "ctiImport": {"ctiImport": "fast"},
     "subscribe": {"subscribe": "other"},
     "subscribePattern": {"subscribe": None, "subscribePattern": "other.*"},

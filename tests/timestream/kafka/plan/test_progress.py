@@ -21,6 +21,7 @@ BUSY = PartitionState(
     malformed=4,
     ctis=5,
     ignored_ctis=6,
+    future=7,
 )
 OFFSET = StreamOffset(
     "me",
@@ -55,6 +56,7 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
         "adjusted": 2,
         "flagged": 3,
         "malformed": 4,
+        "future": 7,
         "ctis": 5,
         "ignoredCtis": 6,
         "malformedValues": {"total": 9, "key type": 1, "type": 5},
@@ -77,6 +79,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "adjusted": 2,
         "flagged": 3,
         "malformed": 4,
+        "future": 7,
         "ctis": 6,
         "ignoredCtis": 6,
         "malformedValues": {"total": 14, "framing": 2, "key type": 1, "type": 8},
