@@ -79,6 +79,12 @@ def cases() -> Iterator[Case]:
     yield "a mark in 10, a CTI an event", counted, points, marks(10, 4)
     promising = marks(10, 4)._replace(us=np.sort(TIMES[::10]) + 60_000)
     yield "the same, all marks ahead", counted, points, promising
+    for writers in (10, 1_000):
+        names = pa.array([f"device-{i}" for i in _RANDOM.integers(0, writers, BLOCK)])
+        written = Events(TIMES, readable, record_us=TIMES + 1_000, writers=names)
+        yield f"a CTI an event of {writers} writers' clocks", counted, written, NO_MARKS
+        spans = TimeRules(every_us=1_000_000, delay_us=delay)
+        yield f"a CTI every s of {writers} writers' clocks", spans, written, NO_MARKS
 
 
 def spent(work: Callable[[], Any], records: Callable[[Any], int]) -> Contender:

@@ -55,6 +55,17 @@ TOPICS = {
     "trips": [Record(each.value, None, each.partition, each.reported_ms) for each in trips()],
     "rides": [trip(minute) for minute in (10, 6, 70, 8, 130, 66)],
     "orders": [],
+    "devices": [
+        Record(json.dumps({"device": f"till-{number}", "at": f"{at}Z"}))
+        for number, at in (
+            (1, "2026-01-01T10:00:00"),
+            (2, "2026-01-01T10:00:00"),
+            (3, "2031-01-01T10:01:00"),
+            (1, "2026-01-01T10:10:00"),
+            (2, "2026-01-01T10:05:00"),
+            (1, "2026-01-01T10:20:00"),
+        )
+    ],
     **PAYLOAD_TOPICS,
 }
 

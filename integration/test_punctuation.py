@@ -246,6 +246,35 @@ def test_events_in_the_future_are_flagged_or_left_out_and_counted(stream) -> Non
     assert [seconds(row.start_time) for row in left] == [10, 15, 11, 14]
 
 
+def device(name, at, stamp=0, key="w") -> Record:
+    """An event of a device at `at` seconds into the day; its record's timestamp is `stamp`."""
+    named = [] if name is None else [(key, name.encode())]
+    return Record(json.dumps({"s": DAY_MS + 1000 * at, "device": name}), None, 0,
+                  DAY_MS + 1000 * stamp, named)  # fmt: skip
+
+
+WRONG = [device("a", 5, 1), device("b", 4, 2), device("b", 90_000, 3), device("a", 8, 4),
+         device("a", 3, 5), device(None, 6, 6), device("b", 90_002, 7), device(None, 7, 8),
+         device("a", 12, 9), device("a", 13, 20), device("b", 90_003, 21)]  # fmt: skip
+
+
+def test_a_device_with_a_wrong_clock_moves_only_itself_over_every_restart(stream) -> None:
+    options = {"startTime": "s", "ctiFrequency": 1, "writerFrom": "header:w"}
+    made = stream(*WRONG[:6], **options)
+    # a's 5, then b holds it; 4 and 3 are late; the record without a name is a writer as well.
+    expected = ["e5", "c5", "e90000", "e8", "c8"]
+    found = marks(made.run(maxOffsetsPerTrigger=2))
+    assert found == expected
+    made.broker.produce(made.topic, WRONG[6:])
+    made.run(maxOffsetsPerTrigger=3)
+    last = ["e90002", "e12", "e13", "e90003"]
+    data = [word for word in marks(made.rows()) if word.startswith("e")]
+    assert data == [word for word in expected if word.startswith("e")] + last
+    assert marks(made.load_batch().collect()) == [*expected, *last]
+    timed = marks(made.load_batch(writerTimeout="10 seconds").collect())
+    assert timed == [*expected, "e90002", "e12", "e13", "c13", "e90003"]
+
+
 def test_any_split_and_any_run_give_the_same_rows_ctis_and_counters(stream) -> None:
     records = [
         mark(n // 2, "ab"[n % 4 // 2], close=n % 11 == 5, stamp=n, value="x" if n % 3 else None)

@@ -147,8 +147,11 @@ def test_the_pinned_options_are_the_codes() -> None:
     client = {f"kafka.{key}": f"not {value}" for key, value in RECORD_KEYS.items()}
     client |= {"kafka.bootstrap.servers": "b", "kafka.isolation.level": "read_uncommitted"}
     common = marks | edges | times | client | {"violationPolicy": "drop"}
+    common |= {"writerGrace": "1 s"}
     topics = ({"subscribe": "a"}, {"subscribePattern": "a"}, {"assign": '{"a": [0]}'})
     pinned = {name for each in topics for name in read_kafka_options(common | each).settings()}
+    clocks = {"subscribe": "a", "ctiFrequency": "1", "writerFrom": "header:w"}
+    pinned |= read_kafka_options(clocks | client).settings().keys()
     assert set(kafka) - {"kafka"} == pinned
     clock = {"timeZero": "2026-01-01T00:00:00Z", "maxCount": "1"}
     assert set(time) - {"time"} == set(read_time_options(clock).settings())

@@ -132,3 +132,46 @@ def run(
             del live[record.writer], heard[record.writer]
             take(least())
     return out, +tally, cti, windows
+
+
+def run_writers(
+    records, every=None, span=None, delay=0, future=None, writers=(), timeout=None, grace=None
+):
+    """Semantics 4.8 to 4.11 for (writer, time or None, timestamp or None): the places and times
+    of CTIs, -1 being before the first record, and the places of late events."""
+    live = {name: {"cti": None, "count": 0, "base": None, "seen": None} for name in writers}
+    clock = first = cti = None
+    out, late = [], []
+
+    def rise(place):
+        nonlocal cti
+        known = [writer["cti"] for writer in live.values()]
+        waits = grace is not None and (clock is None or clock - first < grace)
+        if not waits and known and None not in known and (cti is None or min(known) > cti):
+            cti = min(known)
+            out.append((place, cti))
+
+    for place, (name, time, stamp) in enumerate(records):
+        if stamp is not None:
+            clock, first = max(stamp, clock or stamp), stamp if first is None else first
+        for writer in live.values():
+            writer["seen"] = clock if writer["seen"] is None else writer["seen"]
+        if timeout is not None and clock is not None:
+            live = {n: w for n, w in live.items() if clock - w["seen"] <= timeout}
+        rise(place - 1)
+        if time is None:
+            continue
+        if cti is not None and time < cti:
+            late.append(place)
+        if None not in (future, stamp):
+            time = min(time, stamp + future)
+        new = {"cti": None, "count": 0, "base": None}
+        writer = live[name] = live.get(name, new) | {"seen": clock}
+        writer["count"] += 1
+        writer["base"] = time if writer["base"] is None else writer["base"]
+        if writer["count"] == every or (span and time - writer["base"] >= span):
+            mark = min(max(time - delay, LOWEST), FINAL)
+            mark = mark if writer["cti"] is None else max(mark, writer["cti"])
+            live[name] = writer | {"cti": mark, "count": 0, "base": time}
+        rise(place)
+    return out, late, cti

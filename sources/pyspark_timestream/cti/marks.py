@@ -79,11 +79,14 @@ class WriterRules(NamedTuple):
         listed: the writers that are waited for from the start.
         timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         windows: time windows are wanted.
+        grace_us: no minimum over the writers takes effect until the record timestamps have moved on
+            by this since the first one; None: at once.
     """
 
     listed: tuple[str, ...] = ()
     timeout_us: int | None = None
     windows: bool = False
+    grace_us: int | None = None
 
 
 class Proposals(NamedTuple):
@@ -111,7 +114,7 @@ class MarkEffects(NamedTuple):
     """The effects of a block's marks and closes.
 
     Attributes:
-        writers, noted_us, record_us, begun: as in PartitionState, after the block.
+        writers, noted_us, record_us, first_us, begun: as in PartitionState, after the block.
         proposals: for the generator.
         unreadable: the places of marks that cannot be read.
         window: the rows' time windows; None where they are not wanted.
@@ -120,6 +123,7 @@ class MarkEffects(NamedTuple):
     writers: tuple[tuple[str, WriterState], ...]
     noted_us: int | None
     record_us: int | None
+    first_us: int | None
     begun: bool
     proposals: Proposals
     unreadable: Instants
@@ -135,19 +139,25 @@ def fold_marks(
         rules: the options.
         state: the partition before the block.
         marks: its marks and closes.
-        record_us: the records' timestamps, NEVER where one has none; only with a timeout.
+        record_us: the records' timestamps, NEVER where one has none; only with a timeout or a
+            grace.
         rows: how many records the block has.
     """
     if len({len(column) for column in marks}) > 1:
         raise ValueError("the columns of punctuations differ in length")
     clock = _accumulate_record_times(rules, state, record_us)
     known = _NOTHING if clock is None else clock[clock > NEVER]
+    first_us = state.first_us
+    if rules.grace_us is not None and first_us is None and len(known):
+        first_us = int(known[0])
+    silence_clock = None if rules.timeout_us is None else clock
+    seen_from_us = None if silence_clock is None or not len(known) else int(known[0])
     begins = bool(rows and rules.listed and not state.begun)
     live = dict(state.writers) | {name: WriterState() for name in rules.listed if begins}
-    changes = _list_changes(live, marks, clock, int(known[0]) if len(known) else None)
+    changes = _list_changes(live, marks, silence_clock, seen_from_us)
     # Without marks, timeouts and windows the records themselves do not matter.
     is_quiet = clock is None and not len(marks.places) and not rules.windows
-    ends = _find_ends(changes, clock, rules.timeout_us, 0 if is_quiet else rows)
+    ends = _find_ends(changes, silence_clock, rules.timeout_us, 0 if is_quiet else rows)
     intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
     noted = changes.us[changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)]
     before_us = instant_or_sentinel(state.noted_us)
@@ -155,8 +165,9 @@ def fold_marks(
         writers=intervals.live,
         noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
         record_us=int(known[-1]) if len(known) else state.record_us,
+        first_us=first_us,
         begun=state.begun or begins,
-        proposals=_propose(intervals),
+        proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
         unreadable=marks.places[marks.marked & ~marks.readable],
         window=_compute_window(changes, intervals, before_us) if rules.windows else None,
     )
@@ -166,7 +177,7 @@ def _accumulate_record_times(
     rules: WriterRules, state: PartitionState, record_us: Instants | None
 ) -> Instants | None:
     """The greatest record timestamp so far, at each record."""
-    if rules.timeout_us is None or record_us is None:
+    if (rules.timeout_us is None and rules.grace_us is None) or record_us is None:
         return None
     before = instant_or_sentinel(state.record_us)
     return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
@@ -298,13 +309,38 @@ def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
     )
 
 
-def _propose(intervals: _Intervals) -> Proposals:
+def _find_opening(
+    rules: WriterRules, state: PartitionState, clock: Instants | None, first_us: int | None
+) -> int | None:
+    """The record before which the grace ends: -1 before the block, None after it."""
+    if rules.grace_us is None:
+        return -1
+    if first_us is None or clock is None:
+        return None
+    if state.record_us is not None and state.record_us - first_us >= rules.grace_us:
+        return -1
+    at = int(np.searchsorted(clock, first_us + rules.grace_us))
+    return at if at < len(clock) else None
+
+
+def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
     least_us = min_over_intervals(
         intervals.begins, intervals.ends, intervals.us, len(intervals.keys)
     )
     # A record comes after the silences that it reveals, and before its own mark and close.
-    keys = intervals.keys[1:]
-    return Proposals((keys + 2) // 3, least_us[1:], keys % 3 == 1)
+    cuts, is_mark = (intervals.keys + 2) // 3, intervals.keys % 3 == 1
+    if opens_at == -1:
+        return Proposals(cuts[1:], least_us[1:], is_mark[1:])
+    if opens_at is None:
+        return Proposals(cuts[1:], np.full(len(cuts) - 1, NEVER), is_mark[1:])
+    held = int(np.searchsorted(cuts, opens_at, side="right"))
+    opening_us = least_us[held - 1]
+    least_us[:held] = NEVER
+    return Proposals(
+        np.insert(cuts, held, opens_at)[1:],
+        np.insert(least_us, held, opening_us)[1:],
+        np.insert(is_mark, held, False)[1:],
+    )
 
 
 def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:

@@ -23,16 +23,39 @@ COUNTERS: Final = (
 
 
 class WriterState(NamedTuple):
-    """One writer of in-band CTIs (semantics 4.2).
+    """One writer of in-band CTIs (semantics 4.2), or with a clock of its own (4.8).
 
     Attributes:
-        mark_us: its greatest mark; None: a listed writer that has yet to mark.
-        seen_us: the greatest record timestamp of the partition by its last mark, or, for a listed
-            writer that has yet to mark, by the first record; None: no record had a timestamp yet.
+        mark_us: its greatest mark, or its CTI; None: it has none yet.
+        seen_us: the greatest record timestamp of the partition by its last mark or event, or, for a
+            listed writer that has yet to come, by the first record; None: no record had a timestamp
+            yet, or silence does not matter.
+        counted: its counted events since its counter last restarted; only with its own clock.
+        base_us: the time from which its timespan is measured; None as well without one.
     """
 
     mark_us: int | None = None
     seen_us: int | None = None
+    counted: int = 0
+    base_us: int | None = None
+
+    def to_json(self) -> list[int | None]:
+        """A short list: the base is written as its distance from the mark, if both are known."""
+        if self.base_us is not None:
+            return [*self[:3], self.base_us - (self.mark_us or 0)]
+        return [*self[:3]] if self.counted else [*self[:2]]
+
+    @classmethod
+    def from_json(
+        cls,
+        mark_us: int | None,
+        seen_us: int | None,
+        counted: int = 0,
+        base_us: int | None = None,
+    ) -> "WriterState":
+        """The state that `to_json` wrote."""
+        base_us = None if base_us is None else base_us + (mark_us or 0)
+        return cls(mark_us, seen_us, counted, base_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +78,9 @@ class PartitionState:
         writers: the writers that are live or waited for, in the order of their names; the name ""
             stands for the partition's own marks.
         noted_us: the greatest mark that any named writer ever noted; None before the first.
-        record_us: the greatest record timestamp so far; only kept with `writerTimeout`.
+        record_us: the greatest record timestamp so far; only kept with `writerTimeout` or
+            `writerGrace`.
+        first_us: the first record timestamp; only kept with `writerGrace`.
         begun: `writers` has the listed writers.
     """
 
@@ -75,6 +100,7 @@ class PartitionState:
     record_us: int | None = None
     begun: bool = False
     future: int = 0
+    first_us: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; counters and fields at their start value are left out."""
@@ -87,7 +113,7 @@ class PartitionState:
             if value != getattr(defaults, name)
         }
         if self.writers:
-            fields["writers"] = [[name, *writer] for name, writer in self.writers]
+            fields["writers"] = [[name, *writer.to_json()] for name, writer in self.writers]
         return fields
 
     @classmethod
@@ -95,7 +121,7 @@ class PartitionState:
         """The state that `to_json` wrote."""
         state = cls(**value)
         parsed: Any = state.writers
-        writers = tuple((name, WriterState(*values)) for name, *values in parsed)
+        writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
         return dataclasses.replace(state, writers=writers)
 
     def counters(self) -> dict[str, int]:

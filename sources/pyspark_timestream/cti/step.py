@@ -20,7 +20,9 @@ counts too, and an adjusted one drives the clock with its received time.
 So the clock can be computed first, for the whole block, and the violations after it:
 
 - `check_times` finds each event's time and the malformed events.
-- `fold_marks` turns marks, closes and silences into proposals for in-band CTIs.
+- `fold_marks` turns marks, closes and silences into proposals for in-band CTIs. With writers'
+  clocks (4.8), `fold_written_events` does so for the CTIs that each writer's events generate, and
+  the partition itself generates none.
 - `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
 - `_spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
   with it, and `classify` applies the policy.
@@ -56,6 +58,7 @@ from pyspark_timestream.cti.violations import (
     classify,
     refuse_future,
 )
+from pyspark_timestream.cti.writer_clocks import WrittenEvents, fold_written_events
 
 __all__ = [
     "ADJUSTED",
@@ -96,6 +99,8 @@ class TimeRules:
         writers: the writers that are waited for from the start.
         writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         time_window: the rows get time windows.
+        writer_grace_us: no CTI of the writers takes effect until the record timestamps have moved
+            on by this; None: at once.
         future_policy: `keep`, `drop` or `fail`, for events in the future.
     """
 
@@ -109,6 +114,7 @@ class TimeRules:
     writer_timeout_us: int | None = None
     time_window: bool = False
     future_policy: str = "keep"
+    writer_grace_us: int | None = None
 
 
 def step(
@@ -121,10 +127,17 @@ def step(
     """
     times, well_formed, malformed = check_times(events)
     counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
-    writer_rules = WriterRules(rules.writers, rules.writer_timeout_us, rules.time_window)
-    effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
+    writer_rules = WriterRules(
+        rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
+    )
     frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
     driving = _cap_times(rules, events, times, counted)
+    if events.writers is None:
+        effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
+    else:
+        written = WrittenEvents(counted, driving, events.writers, events.record_us)
+        effects = fold_written_events(writer_rules, frequency, state, written)
+        frequency = GeneratorRules(None, None, 0)
     generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
     before = _spread_ctis(state, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
@@ -157,6 +170,7 @@ def step(
         writers=effects.writers,
         noted_us=effects.noted_us,
         record_us=effects.record_us,
+        first_us=effects.first_us,
         begun=effects.begun,
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )

@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from pyspark_timestream.connector.columns import Instants, Mask, instant_or_none
 from pyspark_timestream.cti.marks import Window
@@ -117,6 +118,8 @@ class Events:
             is not one.
         record_us: n instants: the record timestamps, NEVER where there is none; None where no
             rule needs them.
+        writers: n texts: the writers of the records, "" where there is none; each has a clock of
+            its own. None: CTIs are the partition's.
     """
 
     start_us: Instants
@@ -125,6 +128,7 @@ class Events:
     is_end: Mask | None = None
     present: Mask | None = None
     record_us: Instants | None = None
+    writers: pa.Array | None = None
 
 
 @dataclass(frozen=True, slots=True)

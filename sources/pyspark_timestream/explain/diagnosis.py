@@ -31,6 +31,7 @@ from pyspark_timestream.explain.mistakes import (
 from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
 from pyspark_timestream.kafka.plan.findings import (
     BOUNDED_RUN_ADVICE,
+    WRITER_CLOCK_ADVICE,
     Finding,
     Kind,
     name_partitions,
@@ -44,6 +45,9 @@ __all__ = ["MAX_QUIET_US", "diagnose", "find_warnings"]
 
 MAX_QUIET_US: Final = 30_000_000
 """The longest time that a partition at rest may hold the CTI back without a warning."""
+
+_MAX_WRITERS: Final = 10
+"""The silent writers that get a finding each; their number is in every text."""
 
 _KIND_ORDER: Final = tuple(Kind)
 """Kinds are declared in the order in which they are reported."""
@@ -207,7 +211,7 @@ def _find_reason(
         return Kind.LATE_IMPORT
     if left.get(part, size):
         return Kind.BACKLOG
-    generated = "ctiFrequency" in offset.settings
+    generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
     if not generated and _stands_still(history, part) and find_silent_writers(state):
         return Kind.SILENT_WRITER
     if state.cti_us is None:
@@ -293,18 +297,28 @@ def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iter
 def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
     """One finding per writer: the same writer is often silent in every partition."""
     states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
-    for name in sorted({name for state in states.values() for name in find_silent_writers(state)}):
+    names = sorted({name for state in states.values() for name in find_silent_writers(state)})
+    others = ""
+    if len(names) > _MAX_WRITERS:
+        others = f"; {len(names) - 1} more writers hold back as well"
+    kind, rows, advice = "mark", "marks", ""
+    if "writerFrom" in history[-1].offset.settings:
+        kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
+    for name in names[:_MAX_WRITERS]:
         where = [part for part, state in states.items() if name in find_silent_writers(state)]
         mark_us = dict(states[where[0]].writers)[name].mark_us
-        mark = "no mark yet" if mark_us is None else f"{format_instant(mark_us)} as its last mark"
-        who = f"writer '{name}'" if name else "the marks without a writer"
+        mark = f"no {kind} yet"
+        if mark_us is not None:
+            mark = f"{format_instant(mark_us)} as its last {kind}"
+        who = f"writer '{name}'" if name else f"the {rows} without a writer"
         yield Finding(
             Kind.SILENT_WRITER,
             f"{who} of {name_partitions(where)}",
-            f"{who} has {mark}, while other marks or events have gone on",
+            f"{who} has {mark}, while other marks or events have gone on{others}",
             _find_blocked_since(history, where),
             frozenset(where),
             frozenset((part, name) for part in where),
+            advice=advice,
         )
 
 
@@ -330,9 +344,13 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     if frequency is None and header is None and "ctiImport" not in settings:
         return "no option makes CTIs while the stream runs: 'ctiFrequency' is not set"
     reasons = []
+    if "writerGrace" in settings:
+        reasons.append(f"option 'writerGrace' ('{settings['writerGrace']}') may not have passed")
     if header is not None:
         reasons.append(f"none of {state.events} records had a readable header '{header}'")
-    if frequency is not None and frequency.isdigit():
+    if "writerFrom" in settings:
+        reasons.append("some of its writers have no CTI")
+    elif frequency is not None and frequency.isdigit():
         reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
     elif frequency is not None and state.last_us is not None and state.base_us is not None:
         span = format_duration(max(state.last_us - state.base_us, 0))

@@ -133,6 +133,18 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     }
 
 
+def find_silent_writers(state: PartitionState) -> list[str]:
+    """The writers whose marks are the minimum while other marks or events go on."""
+    marks = {name: writer.mark_us for name, writer in state.writers}
+    if None in marks.values():
+        return [name for name, mark_us in marks.items() if mark_us is None]
+    known = [mark_us for mark_us in marks.values() if mark_us is not None]
+    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
+    if not known or max(times_us) == min(known):
+        return []
+    return [name for name, mark_us in marks.items() if mark_us == min(known)]
+
+
 def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
     """The time of the first batch since which `same` has held; None: it does not hold now."""
     start = None
@@ -208,18 +220,6 @@ def _decode(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return None
-
-
-def find_silent_writers(state: PartitionState) -> list[str]:
-    """The writers whose marks are the minimum while other marks or events go on."""
-    marks = {name: writer.mark_us for name, writer in state.writers}
-    if None in marks.values():
-        return [name for name, mark_us in marks.items() if mark_us is None]
-    known = [mark_us for mark_us in marks.values() if mark_us is not None]
-    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
-    if not known or max(times_us) == min(known):
-        return []
-    return [name for name, mark_us in marks.items() if mark_us == min(known)]
 
 
 def describe_waiting(shares: Mapping[Partition, PartitionOffset]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant
-from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
+from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation, WriterFacts
 from pyspark_timestream.explain.row_losses import MalformedReason
 from pyspark_timestream.kafka.plan.findings import Finding, list_counts
 
@@ -21,6 +21,9 @@ __all__ = [
 
 MAX_ROWS: Final = 20
 """The partitions that a table shows, culprits first; the rest is counted."""
+
+MAX_WRITERS: Final = 10
+"""The writers of a partition that a table shows: culprits first, then those furthest behind."""
 
 COUNTER_COLUMNS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "future")
 COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTER_COLUMNS)
@@ -63,17 +66,28 @@ def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
         *(str(fact.counters[name]) for name in COUNTER_COLUMNS),
     )
     blank = ("",) * (len(COLUMNS) - 5)
-    return [own] + [
-        (
-            "*" if writer.culprit else "",
-            f"  writer {writer.name!r}" if writer.name else "  marks without a writer",
-            "",
-            "",
-            format_time(writer.mark_us),
-            *blank,
-        )
-        for writer in fact.writers
-    ]
+    shown = sorted(fact.writers, key=_rank_writer)[:MAX_WRITERS]
+    more = len(fact.writers) - len(shown)
+    rest = [("", f"  ... and {more} more writers", "", "", "", *blank)] if more else []
+    return (
+        [own]
+        + [
+            (
+                "*" if writer.culprit else "",
+                f"  writer {writer.name!r}" if writer.name else "  marks without a writer",
+                "",
+                "",
+                format_time(writer.mark_us),
+                *blank,
+            )
+            for writer in (shown if more else fact.writers)
+        ]
+        + rest
+    )
+
+
+def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
+    return not writer.culprit, writer.mark_us is not None, writer.mark_us or 0
 
 
 def describe_malformed(found: MalformedReason) -> list[str]:

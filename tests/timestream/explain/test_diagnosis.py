@@ -14,6 +14,8 @@ from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.cti.stream_cti import min_cti
 from pyspark_timestream.explain.diagnosis import diagnose, find_warnings
 from pyspark_timestream.explain.history import BatchRecord
+from pyspark_timestream.explain.report import explain_stream
+from pyspark_timestream.explain.text import format_stream
 from pyspark_timestream.kafka.plan.findings import FIXES, Finding, Kind, name_partitions
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
@@ -181,6 +183,28 @@ def test_marks_without_a_writer_are_called_so():
         [share(state(3, writers=(("", WriterState(NOON)),), last_us=NOON + 9))], settings=MARKS
     )
     assert finding.culprit.startswith("the marks without a writer of topic")
+
+
+def test_a_writer_whose_own_clock_is_behind_is_named_with_its_cti_and_the_fix():
+    finding = only(
+        [share(with_writers(3, a=9, b=3))], settings={"ctiFrequency": "1", "writerFrom": "device"}
+    )
+    assert (finding.kind, finding.writers) == (Kind.SILENT_WRITER, frozenset([(at(0), "b")]))
+    assert "as its last CTI" in finding.text
+    assert "correct its clock" in finding.fix
+
+
+def test_of_a_thousand_writers_without_a_cti_ten_are_named_and_the_others_counted():
+    waiting = tuple((f"device-{n:04d}", WriterState()) for n in range(1000))
+    shares = [share(state(None, writers=waiting))]
+    moments = history(shares, settings={"ctiFrequency": "9", "writerFrom": "device"})
+    findings = diagnose(moments)
+    assert [each.kind for each in findings] == [Kind.SILENT_WRITER] * 10
+    assert all("999 more writers hold back as well" in each.text for each in findings)
+    assert "no CTI yet" in findings[0].text
+    table = format_stream(explain_stream(moments))
+    assert "... and 990 more writers" in table
+    assert table.count("writer 'device-") < 50
 
 
 # -- an event far in the future -------------------------------------------------------------------

@@ -83,6 +83,8 @@ def _list_sources(options: KafkaOptions) -> Iterator[tuple[str, TimeFrom]]:
         yield "endTime", options.end_time
     if options.edge is not None:
         yield "edge", options.edge
+    if options.writer_from is not None:
+        yield "writerFrom", options.writer_from
 
 
 def _find_obstacle(path: Path, declared: Mapping[Path, pa.Field]) -> str:

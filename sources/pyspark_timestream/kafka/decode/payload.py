@@ -122,7 +122,7 @@ def read_payload(
 ) -> Payload:
     """Read event times, edges, punctuations and wanted fields of `block`."""
     payload = _read_events(options, projection, block)
-    if options.cti_header is None and not _needs_record_times(options):
+    if not (options.cti_header or options.writer_from or _needs_record_times(options)):
         return payload
     marks = _read_marks(options, options.cti_header, block) if options.cti_header else NO_MARKS
     present = None
@@ -130,7 +130,12 @@ def read_payload(
         # A punctuation without a value is not an event (semantics 1.8).
         present = np.ones(len(block.offsets), dtype=np.bool_)
         present[marks.places] = block.values.take(pa.array(marks.places)).is_valid()
-    events = replace(payload.events, present=present, record_us=_read_record_times(options, block))
+    events = replace(
+        payload.events,
+        present=present,
+        record_us=_read_record_times(options, block),
+        writers=_read_writers(options.writer_from, block, payload.values),
+    )
     return replace(payload, events=events, marks=marks)
 
 
@@ -156,7 +161,8 @@ def _read_events(
 
 
 def _needs_record_times(options: KafkaOptions) -> bool:
-    return options.max_future_us is not None or options.writer_timeout_us is not None
+    limits = (options.max_future_us, options.writer_timeout_us, options.writer_grace_us)
+    return any(limit is not None for limit in limits)
 
 
 def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | None:
@@ -164,6 +170,32 @@ def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | 
         return None
     us, known = read_record_times(block.timestamps_ms)
     return np.where(known, us, NEVER)
+
+
+def _read_writers(
+    source: TimeFrom | None, block: RecordBlock, parsed: DecodedBlock | None
+) -> pa.Array | None:
+    """Read the names of n records' writers; "" where there is none that can be read."""
+    if source is None:
+        return None
+    if source.kind == "header":
+        return pc.fill_null(read_header(block.headers, source.name), "")
+    pieces = parsed.raw[source.name] if parsed else []
+    names = [_name_writers(piece) for piece in pieces]
+    return pc.fill_null(pa.concat_arrays(names), "") if names else pa.array([], pa.string())
+
+
+def _name_writers(piece: pa.Array) -> pa.Array:
+    """Texts and whole numbers are names; nothing else is.
+
+    A block of JSON with fractions has its whole numbers as doubles, so those are names too.
+    """
+    if pa.types.is_floating(piece.type):
+        is_whole = pc.and_(pc.equal(piece, pc.floor(piece)), pc.less(pc.abs(piece), 2.0**53))
+        piece = pc.if_else(is_whole, piece, None).cast(pa.int64())
+    if pa.types.is_string(piece.type) or pa.types.is_integer(piece.type):
+        return piece.cast(pa.string())
+    return pa.nulls(len(piece), pa.string())
 
 
 def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
@@ -187,7 +219,8 @@ def _read_marks(options: KafkaOptions, name: str, block: RecordBlock) -> Marks:
 
 
 def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
-    return [s for s in (options.start_time, options.end_time, options.edge) if s is not None]
+    sources = (options.start_time, options.end_time, options.edge, options.writer_from)
+    return [source for source in sources if source is not None]
 
 
 def _choose_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:

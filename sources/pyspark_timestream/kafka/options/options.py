@@ -17,6 +17,8 @@ from pyspark_timestream.kafka.options.parsers import (
     NAME,
     POSITIVE_DURATION,
     TIME_FROM,
+    WRITER_FROM,
+    WRITER_GRACE,
     WRITER_TIMEOUT,
     WRITERS,
     Frequency,
@@ -133,24 +135,52 @@ class KafkaOptions(PayloadOptions):
         ),
         may_change=False,
     )
+    writer_from: TimeFrom | None = option(
+        "writerFrom",
+        WRITER_FROM,
+        None,
+        description=(
+            "where the name of a record's writer is: `header:NAME`, or a field of the value, as "
+            "`field:PATH` or by its path alone. Every writer's events then generate CTIs of its "
+            "own, and a partition's CTI is the least of its live writers', so that a wrong clock "
+            "moves only itself"
+        ),
+        may_change=False,
+        needs=_CTI_SOURCES,
+        excludes=("ctiHeader",),
+    )
     writers: tuple[str, ...] | None = option(
         "writers",
         WRITERS,
         None,
-        description="writers, separated by commas, whose marks are waited for from the start",
+        description=(
+            "writers, separated by commas, whose marks, or with `writerFrom` events, are waited "
+            "for from the start"
+        ),
         may_change=False,
-        needs=("ctiHeader",),
+        needs=("ctiHeader", "writerFrom"),
+    )
+    writer_grace_us: int | None = option(
+        "writerGrace",
+        WRITER_GRACE,
+        None,
+        description=(
+            "no CTI of its writers takes effect in a partition until its record timestamps have "
+            "moved on by this since the first: so that writers that are not listed can join"
+        ),
+        may_change=False,
+        needs=("ctiHeader", "writerFrom"),
     )
     writer_timeout_us: int | None = option(
         "writerTimeout",
         WRITER_TIMEOUT,
         None,
         description=(
-            "a writer that is silent for longer, in record timestamps, no longer holds the in-band "
-            "CTI back; none: it is waited for indefinitely"
+            "a writer that is silent for longer, in record timestamps, no longer holds the CTI of "
+            "its partition back; none: it is waited for indefinitely"
         ),
         may_change=False,
-        needs=("ctiHeader", "ctiImport"),
+        needs=("ctiHeader", "writerFrom", "ctiImport"),
     )
     time_window: bool = option(
         "timeWindow",
@@ -294,6 +324,7 @@ class KafkaOptions(PayloadOptions):
             writer_timeout_us=self.writer_timeout_us,
             time_window=self.time_window,
             future_policy=self.future_policy,
+            writer_grace_us=self.writer_grace_us,
         )
 
     def settings(self) -> dict[str, str]:

@@ -31,6 +31,8 @@ __all__ = [
     "TOPIC_PATTERN",
     "TRIGGER_DELAY",
     "WRITERS",
+    "WRITER_FROM",
+    "WRITER_GRACE",
     "WRITER_TIMEOUT",
     "Frequency",
     "TimeFrom",
@@ -115,6 +117,13 @@ def _parse_edge_from(value: str) -> TimeFrom:
     source = _parse_time_from(value)
     if source.kind == "timestamp":
         raise ValueError("a record's timestamp names no edge")
+    return source
+
+
+def _parse_writer_from(value: str) -> TimeFrom:
+    source = _parse_time_from(value)
+    if source.kind == "timestamp":
+        raise ValueError("a record's timestamp names no writer")
     return source
 
 
@@ -283,6 +292,12 @@ EDGE_FROM: Final = Parser(
     "header:",
     "`a",
 )
+WRITER_FROM: Final = Parser(
+    _parse_writer_from,
+    "'header:NAME', 'field:PATH' or a path alone, such as 'payload.device'",
+    "header:",
+    "`a",
+)
 NAME: Final = Parser(_parse_name, "a name, not empty", wrong_type=" ")
 MILLISECONDS: Final = Parser(
     _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
@@ -354,6 +369,7 @@ WRITER_TIMEOUT: Final = Parser(
     "0 s",
     format=format_duration,
 )
+WRITER_GRACE: Final = replace(WRITER_TIMEOUT)
 CTI_DELAY: Final = Parser(
     _parse_bounded_duration,
     "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",

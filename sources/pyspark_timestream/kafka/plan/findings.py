@@ -12,6 +12,7 @@ __all__ = [
     "BOUNDED_RUN_ADVICE",
     "FIXES",
     "REPEATED_RUN_ADVICE",
+    "WRITER_CLOCK_ADVICE",
     "Finding",
     "Kind",
     "list_counts",
@@ -150,6 +151,13 @@ REPEATED_RUN_ADVICE: Final = (
     "beginning"
 )
 """The same if quiet time counts across runs."""
+
+
+WRITER_CLOCK_ADVICE: Final = (
+    "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
+    "checkpoint, forgets writers that send nothing"
+)
+"""The fix of a silent writer whose own events move its clock."""
 
 
 @dataclass(frozen=True, slots=True)
