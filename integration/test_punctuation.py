@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from broker import Broker, Record
+from harness import Job, between_files_and_checkpoint, run_until
 from kafka_query import DAY_MS, Stream, event, marks, seconds
 from pyspark.sql import SparkSession
 
@@ -273,6 +274,30 @@ def test_a_device_with_a_wrong_clock_moves_only_itself_over_every_restart(stream
     assert marks(made.load_batch().collect()) == [*expected, *last]
     timed = marks(made.load_batch(writerTimeout="10 seconds").collect())
     assert timed == [*expected, "e90002", "e12", "e13", "c13", "e90003"]
+
+
+def test_a_killed_query_goes_on_with_every_writers_clock(stream) -> None:
+    options = {"startTime": "s", "ctiFrequency": 1, "writerFrom": "field:device"}
+    made = stream(*WRONG, **options, maxOffsetsPerTrigger=3)
+    given = {name: str(value) for name, value in made.options.items()}
+    job = Job(
+        Path(__file__).with_name("cti_job.py"),
+        [made.broker.bootstrap, made.topic, str(made.place), json.dumps(given)],
+        log=made.place.with_suffix(".log"),
+    )
+    rows = made.place / "rows"
+
+    def is_written(batch: int) -> bool:
+        return batch > 0 and (rows / f"batch={batch:06d}" / "_SUCCESS").exists()
+
+    point = between_files_and_checkpoint(made.place / "checkpoint", is_written)
+    assert run_until(job, point, timeout=240).hit
+    found = marks(made.run())
+    assert [word for word in found if word.startswith("e")] == [
+        "e5", "e90000", "e8", "e90002", "e12", "e13", "e90003"
+    ]  # fmt: skip
+    # The start after the kill repeats the CTI.
+    assert list(dict.fromkeys(word for word in found if word.startswith("c"))) == ["c5", "c8"]
 
 
 def test_any_split_and_any_run_give_the_same_rows_ctis_and_counters(stream) -> None:
