@@ -163,6 +163,8 @@ def find_alignment(
             and pace.last_us is not None
             and pace.last_us >= bound_us
             and part not in slowest
+            # Without a CTI it would hold back that of the stream for as long as it waits.
+            and (skew.delay_us is None or part not in ended or ended[part].cti_us is not None)
         ),
         slowest,
     )

@@ -14,7 +14,7 @@ from timestream.stream_world import World, act, drain, steps, times
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.plan import aligned_reading
-from pyspark_timestream.kafka.plan.aligned_reading import MIN_READ, MaxSkew
+from pyspark_timestream.kafka.plan.aligned_reading import MIN_READ, MaxSkew, find_alignment
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.plan.next_offset import (
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
 SECOND = 1_000_000
 FUTURE_S = 4_000_000_000
@@ -244,6 +244,19 @@ def test_aligned_gaps_longer_than_the_skew_stop_nobody():
 def test_aligned_partition_at_its_end_and_small_backlogs_hold_nobody():
     logs = [[0] * 50, [], list(range(100_000, 103_000))]
     assert Reader(logs, 60).read_all()[0] == {0: (0, 50), 1: (0, 0), 2: (0, 3000)}
+
+
+def test_aligned_partition_without_a_cti_does_not_wait():
+    slow, fast = at(0), at(1)
+    shares = {part: PartitionOffset(0, 100, PartitionState()) for part in (slow, fast)}
+    previous = StreamOffset("me", {}, 1, shares)
+    for cti_us, waits in ((None, False), (5_000 * SECOND, True)):
+        ended = {
+            slow: PartitionState(cti_us=1, last_us=10),
+            fast: PartitionState(cti_us=cti_us, last_us=5_000 * SECOND),
+        }
+        given = previous, ended, {slow: 100, fast: 100}, {slow: 9_000, fast: 9_000}
+        assert (fast in find_alignment(*given, MaxSkew(SECOND, 0), None).waiting) == waits
 
 
 def test_aligned_waiting_partition_is_recorded(small_reads):
