@@ -186,6 +186,10 @@ class PARTITION:
         "timestream.partition.events.malformed", "{event}", _COUNTER,
         "Events whose time cannot be read", _OF_PARTITION,
     )  # fmt: skip
+    FUTURE: Final = Metric(
+        "timestream.partition.events.future", "{event}", _COUNTER,
+        "Events in the future of their record, by `maxFuture`", _OF_PARTITION,
+    )  # fmt: skip
     MALFORMED_VALUES: Final = Metric(
         "timestream.partition.values.malformed", "{record}", _COUNTER,
         "Records whose value or key cannot be read", _OF_PARTITION,
@@ -240,6 +244,7 @@ COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = 
     "adjusted": (PARTITION.LATE, (("outcome", "adjusted"),)),
     "flagged": (PARTITION.LATE, (("outcome", "flagged"),)),
     "malformed": (PARTITION.MALFORMED, ()),
+    "future": (PARTITION.FUTURE, ()),
     "ctis": (PARTITION.CTIS, ()),
     "ignoredCtis": (PARTITION.IGNORED_CTIS, ()),
 }
