@@ -23,6 +23,7 @@ from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.connector.options import OptionRow, option_rows
 from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.metrics.catalogue import METRICS
 from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
 
@@ -38,7 +39,14 @@ __all__ = [
 
 CONNECTORS = {
     connector.__name__: connector
-    for connector in (TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions)
+    for connector in (
+        TimeOptions,
+        KafkaOptions,
+        KafkaWriteOptions,
+        WriteOptions,
+        ReadOptions,
+        SubscribeOptions,
+    )
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(

@@ -66,6 +66,7 @@ TOPICS = {
             (1, "2026-01-01T10:20:00"),
         )
     ],
+    "hourly": [],
     **PAYLOAD_TOPICS,
 }
 

@@ -28,6 +28,7 @@ from pyspark_timestream.kafka.ranges import Partition
 PAGES = {
     "TimeOptions": "docs/reference/options-clock.md",
     "KafkaOptions": "docs/reference/options-kafka.md",
+    "KafkaWriteOptions": "docs/reference/options-kafka-write.md",
     "WriteOptions": "docs/reference/options-store.md",
     "ReadOptions": "docs/reference/options-store.md",
     "SubscribeOptions": "docs/reference/options-store.md",

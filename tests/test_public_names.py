@@ -18,7 +18,13 @@ def test_the_public_names_of_timestream() -> None:
     names |= {"TimeMetrics", "alter_lifetime", "measure_lateness", "spark_settings"}
     names |= {"BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable", "DataLost"}
     names |= {"DeliveryFailed", "MissingExtra", "OptionError", "SchemaRefused", "SettingRefused"}
-    names |= {"SchemaRegistryError", "TimestreamError", "ViolationFound", "WrongInterpreter"}
+    names |= {
+        "ReplayDiffers",
+        "SchemaRegistryError",
+        "TimestreamError",
+        "ViolationFound",
+        "WrongInterpreter",
+    }
     names |= {"__version__"}
     assert set(pyspark_timestream.__all__) == names
     assert all(getattr(pyspark_timestream, name) for name in names)

@@ -12,6 +12,7 @@ __all__ = [
     "DeliveryFailed",
     "MissingExtra",
     "OptionError",
+    "ReplayDiffers",
     "SchemaRefused",
     "SchemaRegistryError",
     "SettingRefused",
@@ -157,6 +158,13 @@ class SchemaRegistryError(TimestreamError):
 
 class DeliveryFailed(TimestreamError):
     """The producer could not deliver a record or a mark: produce again what the message names."""
+
+
+class ReplayDiffers(TimestreamError):
+    """A batch that is in the topic already comes again, with other rows or an older checkpoint.
+
+    Give the query back the checkpoint, input, code and tasks it had, or start with a new writer.
+    """
 
 
 class MissingExtra(TimestreamError):

@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn, Protocol
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
 )
 from pyspark.sql.types import StructType
@@ -103,12 +104,29 @@ class DefaultSource(DataSource):
         return self._transport().reader(schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: the format is input only."""
-        raise _input_only_error()
+        """Refused: a batch write has no number by which a second attempt would be known."""
+        raise OptionError(
+            "format",
+            "'timestream' was given to df.write, which writes without CTIs and batches' numbers",
+            "writeStream.format('timestream') with transport 'kafka'",
+            "use writeStream with trigger(availableNow=True), or another format, such as 'kafka', "
+            "'tseries' or 'delta'",
+        )
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: the format is input only."""
-        raise _input_only_error()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The writer of one batch of a stream, to a topic (semantics 29)."""
+        if _read_transport_name(self.options) != "kafka":
+            raise OptionError(
+                "transport",
+                "'time', the default, cannot be written to",
+                "'kafka'",
+                "set option 'transport' to 'kafka', or write with another format, such as "
+                "'tseries' or 'delta'",
+            )
+        # Imported late: a clock needs no Kafka library.
+        from pyspark_timestream.kafka.writer.stream_writer import open_stream_writer
+
+        return open_stream_writer(self.options, schema, overwrite)
 
     def _transport(self) -> Transport:
         if _read_transport_name(self.options) == "kafka":
@@ -119,15 +137,6 @@ class DefaultSource(DataSource):
         return TimeTransport(
             self.options, [spec.name for spec in option_specs(KafkaOptions).values()]
         )
-
-
-def _input_only_error() -> OptionError:
-    return OptionError(
-        "format",
-        "'timestream' was given to a write, and it is input only",
-        "spark.readStream.format('timestream')",
-        "write with another format, such as 'tseries', 'kafka' or 'delta'",
-    )
 
 
 def _read_transport_name(raw: Mapping[str, Any]) -> str:

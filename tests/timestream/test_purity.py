@@ -32,7 +32,9 @@ ADAPTERS = {
     "kafka.reader",
     "metrics.listener",
     "lateness.read",
+    "kafka.writer.stream_writer",
     "peek.sample",
+    "producer.batch_transaction",
     "producer.producer",
     "producer.transaction",
 }

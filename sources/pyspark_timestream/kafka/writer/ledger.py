@@ -1,0 +1,129 @@
+"""The record of which batches are written, kept in Kafka with their rows (semantics 29.3).
+
+Each transaction commits, besides its records, an offset of a consumer group of its own: the number
+of the next batch, with the number of rows in the offset's metadata. So a batch and the fact that it
+is written become visible together, and an attempt that comes later can see both.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_timestream.errors import ReplayDiffers
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+
+__all__ = ["MARKS", "Entry", "Place", "check_rows", "check_tasks", "is_written"]
+
+MARKS: Final = "marks"
+"""The place of the driver's transactions; those of tasks are their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Whose transactions these are: those of a task, by its number, or the driver's, `marks`.
+
+    Attributes:
+        transactional_id: the same in all runs of all queries of this writer, so that a new attempt
+            ends the open transaction of an earlier one.
+        group: of this query; a new checkpoint has a new one.
+    """
+
+    transactional_id: str
+    group: str
+
+    @classmethod
+    def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
+        """The place `name` of the query `query_id`."""
+        own = f"{options.prefix}/{options.topic}/{name}/{options.writer}"
+        return cls(own, f"{own}/{query_id}")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The last batch that a place has written.
+
+    Attributes:
+        batch: its number.
+        rows: how many records it had, marks not counted; None: unknown.
+        mark_us: the last mark of the driver; None in the entries of tasks.
+    """
+
+    batch: int
+    rows: int | None = None
+    mark_us: int | None = None
+
+    def encode(self) -> tuple[int, str]:
+        """The offset and its metadata.
+
+        >>> Entry(4, rows=2).encode()
+        (5, '{"rows": 2, "version": 1}')
+        """
+        known = {"rows": self.rows, "mark_us": self.mark_us, "version": 1}
+        text = {name: value for name, value in known.items() if value is not None}
+        return self.batch + 1, json.dumps(text, sort_keys=True)
+
+    @classmethod
+    def decode(cls, offset: int, metadata: str | None) -> "Entry | None":
+        """What `encode` has made; None where nothing was committed."""
+        if offset <= 0:
+            return None
+        try:
+            read = json.loads(metadata or "{}")
+        except ValueError:
+            read = {}
+        known = read if isinstance(read, dict) else {}
+        return cls(offset - 1, known.get("rows"), known.get("mark_us"))
+
+
+def is_written(last: Entry | None, batch: int, place: Place) -> bool:
+    """True if the place has written the batch already.
+
+    Raises:
+        ReplayDiffers: it has written a later one, so the checkpoint was set back.
+    """
+    if last is None or last.batch < batch:
+        return False
+    if last.batch > batch:
+        raise ReplayDiffers(
+            f"batch {batch} is to be written, and batch {last.batch} of this query is in the topic "
+            f"already (consumer group '{place.group}')",
+            next_step="bring the newer state of the checkpoint back; or start with a new "
+            "checkpoint and a new 'writer', which writes its input again. Nothing of the batch is "
+            "written",
+        )
+    return True
+
+
+def check_rows(last: Entry, rows: int, place: Place) -> None:
+    """Check that a batch that is written already has as many rows as it had.
+
+    Raises:
+        ReplayDiffers: it has not.
+    """
+    if last.rows is not None and last.rows != rows:
+        raise ReplayDiffers(
+            f"batch {last.batch} was written with {last.rows} rows, and this attempt at it has "
+            f"{rows} (consumer group '{place.group}')",
+            next_step="its input, its code or its number of tasks has changed: give them back what "
+            "they were, or start with a new checkpoint and a new 'writer'",
+        )
+
+
+def check_tasks(beyond: Entry | None, batch: int, tasks: int) -> None:
+    """Check that the task behind the last one has not written the batch in an earlier attempt.
+
+    Args:
+        beyond: the entry of the place `tasks`.
+        batch: the batch.
+        tasks: how many tasks this attempt has.
+
+    Raises:
+        ReplayDiffers: it has, so the earlier attempt had more tasks.
+    """
+    if beyond is not None and beyond.batch == batch:
+        raise ReplayDiffers(
+            f"batch {batch} comes again in {tasks} tasks, and an earlier attempt had more and has "
+            "written rows, so some rows of it may be in the topic twice",
+            next_step="write with a new checkpoint to a new topic; and finish an interrupted batch "
+            "before you change what decides the number of tasks (cores, partitions, options)",
+        )

@@ -1,0 +1,187 @@
+"""The options of a write with transport `kafka`: a frozen value (semantics 29)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_duration, parse_duration
+from pyspark_timestream.connector.options import (
+    OptionError,
+    Parser,
+    choice,
+    option,
+    option_specs,
+    read_options,
+)
+from pyspark_timestream.kafka.options.client_keys import read_client_settings
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import NAME
+
+__all__ = ["KafkaWriteOptions", "read_write_options"]
+
+_CLIENT: Final = "kafka."
+_MILLISECOND_US: Final = 1_000
+_FALSE: Final = ("false", "0", "f")
+
+
+def _parse_topic(text: str) -> str:
+    name = text.strip()
+    if not name or "," in name or "/" in name:
+        raise ValueError("not the name of one topic")
+    return name
+
+
+def _parse_writer(text: str) -> str:
+    if not text or "," in text or text != text.strip():
+        raise ValueError("empty, with a comma, or with blanks at its ends")
+    return text
+
+
+def _parse_delay(text: str) -> int:
+    us = parse_duration(text)
+    if not 0 <= us <= FINAL_US - MIN_US:
+        raise ValueError("below zero, or longer than all of time")
+    return us
+
+
+_TOPIC: Final = Parser(_parse_topic, "the name of one topic", wrong_type="a,b")
+_WRITER: Final = Parser(
+    _parse_writer, "a name without commas and without blanks at its ends", wrong_type="a,b"
+)
+_DELAY: Final = Parser(
+    _parse_delay,
+    "a duration such as '1 hour', at least 0",
+    wrong_type="later",
+    out_of_range="-1 tick",
+    format=format_duration,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaWriteOptions:
+    """All options of `writeStream.format("timestream")` with transport `kafka`.
+
+    Attributes:
+        client: librdkafka's configuration, from the options `kafka.*`.
+    """
+
+    topic: str = option(
+        "topic",
+        _TOPIC,
+        description="the topic that rows and marks go to; it must exist",
+        effect="stream",
+    )
+    writer: str = option(
+        "writer",
+        _WRITER,
+        description=(
+            "the name of the writer of the marks, as the next job's option `writers` would list "
+            "it. No two queries that write to the topic have the same, and it stays the same after "
+            "a restart"
+        ),
+        effect="stream",
+    )
+    header: str = option(
+        "ctiHeader",
+        NAME,
+        "cti",
+        description="the record header of the marks, as the next job's option `ctiHeader` names it",
+        effect="stream",
+    )
+    cti_from: str | None = option(
+        "ctiFrom",
+        choice("column", "watermark"),
+        None,
+        description=(
+            "where the CTIs come from: the CTI rows of the column `cti` (`column`, the default "
+            "where there is that column), or the batch's `watermark`, for results of windows and "
+            "other stateful operators, which have no CTI rows"
+        ),
+        effect="stream",
+        help="set it to 'watermark' for results of windows, or add the column `cti`",
+    )
+    delay_us: int = option(
+        "ctiDelay",
+        _DELAY,
+        0,
+        description=(
+            "a mark lies this far behind its CTI: 0 where records carry the end of their window, "
+            "the window's length where they carry its start"
+        ),
+        effect="stream",
+    )
+    prefix: str = option(
+        "transactionalIdPrefix",
+        NAME,
+        "timestream-writer",
+        description=(
+            "transactional ids, and the consumer groups that remember which batches are written, "
+            "begin with this"
+        ),
+        effect="stream",
+        help="give it back the value that it had: with another one batches may be written twice",
+    )
+    client: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def find_mark(self, cti_us: int | None) -> int | None:
+        """The mark for the CTI `cti_us`: `ctiDelay` behind it; a final CTI stays as it is.
+
+        It is rounded down to a millisecond, as record timestamps and the times of `to_json` are:
+        a row that came at the CTI is not to lie below the mark.
+        """
+        if cti_us is None or cti_us >= FINAL_US:
+            return cti_us
+        mark_us = cti_us - self.delay_us
+        return max(mark_us - mark_us % _MILLISECOND_US, MIN_US)
+
+
+_OF_READS: Final = {
+    **dict.fromkeys(
+        (spec.name for spec in option_specs(KafkaOptions).values()),
+        "belongs to reads, and this is a write",
+    ),
+}
+
+_OWN_KEYS: Final = {
+    "transactional.id": "option 'transactionalIdPrefix'",
+    "group.id": "option 'transactionalIdPrefix'",
+    "delivery.report.only.error": "nothing: the transaction reports what failed",
+    "dr_cb": "nothing: the transaction reports what failed",
+}
+"""Client settings that the writer sets itself -> the way to what the user may have wanted."""
+
+
+def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
+    """The options of a write in Spark's string map.
+
+    Raises:
+        OptionError: an option is wrong, missing, unknown, or belongs to reads.
+    """
+    given = {key.lower(): value for key, value in raw.items()}
+    plain = {key: value for key, value in given.items() if not key.startswith(_CLIENT)}
+    plain.pop("transport", None)
+    own = {spec.name for spec in option_specs(KafkaWriteOptions).values()}
+    foreign = {name: place for name, place in _OF_READS.items() if name not in own}
+    options = read_options(KafkaWriteOptions, plain, foreign=foreign)
+    client = read_client_settings(given)
+    _check_client(client)
+    return replace(options, client=client)
+
+
+def _check_client(client: Mapping[str, str]) -> None:
+    """Refuse settings that would undo the transactions."""
+    for key in client:
+        if key in _OWN_KEYS:
+            raise OptionError(
+                f"kafka.{key}",
+                "the writer sets it itself",
+                "librdkafka's configuration, each name after 'kafka.'",
+                f"use {_OWN_KEYS[key]}",
+            )
+    if client.get("enable.idempotence", "true").strip().lower() in _FALSE:
+        raise OptionError(
+            "kafka.enable.idempotence",
+            f"'{client['enable.idempotence']}'",
+            "'true': there is no transaction without it",
+            "leave it out",
+        )

@@ -1,0 +1,223 @@
+"""Rows of a DataFrame as records: which columns, which types, which rows (semantics 29.1).
+
+The columns are those of Spark's own Kafka sink but for `topic`, with `timestamp` and `cti` added.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import SchemaRefused
+
+__all__ = [
+    "CTI",
+    "SplitRows",
+    "build_messages",
+    "check_columns",
+    "find_cti_source",
+    "split_ctis",
+]
+
+CTI: Final = "cti"
+"""The column of CTI rows."""
+
+_TEXT: Final = "STRING or BINARY"
+_TIME: Final = "TIMESTAMP"
+_KINDS: Final = {
+    "key": _TEXT,
+    "value": _TEXT,
+    "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+    "partition": "INT",
+    "timestamp": _TIME,
+    CTI: _TIME,
+}
+"""The columns that a record can have, and their types in Spark's words."""
+
+_MILLISECOND_US: Final = 1_000
+_ANY_PARTITION: Final = -1
+_NOW: Final = 0
+"""librdkafka stamps a record with this timestamp itself."""
+
+
+class SplitRows(NamedTuple):
+    """A block of rows without its CTI rows.
+
+    Attributes:
+        rows: the rows of data, without the column `cti`.
+        cti_us: the greatest CTI of the block; None if it has none.
+    """
+
+    rows: pa.RecordBatch
+    cti_us: int | None
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Refuse columns that cannot be a record.
+
+    Raises:
+        SchemaRefused: `value` is missing, or a column has another name or type than records have.
+    """
+    names = list(schema.names)
+    if "topic" in names:
+        raise SchemaRefused(
+            "the DataFrame has a column 'topic', and all rows and marks go to the topic of option "
+            "'topic'",
+            next_step="leave the column out, and write each topic by a query of its own",
+        )
+    if "value" not in names:
+        raise SchemaRefused(
+            f"required attribute 'value' not found: the DataFrame has {', '.join(names)}",
+            "a column 'value' of STRING or BINARY",
+            "select(to_json(struct('*')).alias('value'))",
+        )
+    for name in names:
+        if name not in _KINDS:
+            raise SchemaRefused(
+                f"column '{name}' has no place in a record",
+                ", ".join(_KINDS),
+                "put it into 'value', as to_json(struct(...)) does, or leave it out",
+            )
+        if names.count(name) > 1:
+            raise SchemaRefused(f"there is more than one column '{name}'", next_step="rename one")
+        kind = schema.field(name).type
+        if not _fits(kind, _KINDS[name]):
+            raise SchemaRefused(
+                f"column '{name}' is {kind}", _KINDS[name], f"cast it to {_KINDS[name]}"
+            )
+
+
+def _fits(kind: pa.DataType, wanted: str) -> bool:
+    if wanted == _TEXT:
+        return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+    if wanted == _TIME:
+        return pa.types.is_timestamp(kind) and kind.tz is not None
+    return kind == pa.int32() if wanted == "INT" else _is_headers(kind)
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) and pa.types.is_struct(kind.value_type)):
+        return False
+    parts = [(part.name, part.type) for part in kind.value_type]
+    return parts == [("key", pa.string()), ("value", pa.binary())]
+
+
+def split_ctis(block: pa.RecordBatch) -> SplitRows:
+    """Separate rows of data from CTI rows.
+
+    Raises:
+        SchemaRefused: a CTI row has something in another column.
+    """
+    if CTI not in block.schema.names:
+        return SplitRows(block, None)
+    ctis = block.column(CTI)
+    rows = block.drop_columns([CTI])
+    if ctis.null_count == len(ctis):
+        return SplitRows(rows, None)
+    is_cti = ctis.is_valid()
+    for name in rows.schema.names:
+        filled = pc.and_(is_cti, rows.column(name).is_valid())
+        if filled.true_count:
+            row = int(np.argmax(filled.to_numpy(zero_copy_only=False)))
+            raise SchemaRefused(
+                f"the row with cti {format_instant(_to_us(ctis)[row].as_py())} has column '{name}' "
+                "as well, and a CTI row has nothing but 'cti'",
+                next_step=f"keep it null: F.when(F.col('cti').isNull(), ...).alias('{name}')",
+            )
+    return SplitRows(rows.filter(pc.invert(is_cti)), pc.max(_to_us(ctis)).as_py())
+
+
+def _to_us(times: pa.Array) -> pa.Array:
+    return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+
+
+def build_messages(rows: pa.RecordBatch, header: str) -> list[dict[str, Any]]:
+    """The rows as confluent-kafka's messages, in order.
+
+    Args:
+        rows: rows of data that `check_columns` accepts.
+        header: the header of marks, which no row may have.
+
+    Raises:
+        SchemaRefused: a timestamp or partition that a record cannot have, or a header of marks.
+    """
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    if "partition" in columns:
+        columns["partition"] = _fill_partitions(columns["partition"])
+    if "timestamp" in columns:
+        columns["timestamp"] = _to_ms(columns["timestamp"])
+    if "headers" in columns:
+        _refuse_marks(columns["headers"], header)
+    messages: list[dict[str, Any]] = pa.RecordBatch.from_pydict(columns).to_pylist()
+    if "headers" in columns:
+        for message in messages:
+            pairs = message["headers"]
+            message["headers"] = pairs and [(each["key"], each["value"]) for each in pairs]
+    return messages
+
+
+def _fill_partitions(partitions: pa.Array) -> pa.Array:
+    least = pc.min(partitions).as_py()
+    if least is not None and least < 0:
+        raise SchemaRefused(
+            f"a row has partition {least}", "0 or more, or null", "null lets the key decide"
+        )
+    return partitions.fill_null(_ANY_PARTITION)
+
+
+def _to_ms(times: pa.Array) -> pa.Array:
+    """Record timestamps: whole milliseconds, rounded down; null: the time of the write."""
+    us = _to_us(times)
+    least = pc.min(us).as_py()
+    if least is not None and least < _MILLISECOND_US:
+        raise SchemaRefused(
+            f"a row has timestamp {format_instant(least)}",
+            "a time after 1970-01-01T00:00:00Z, since Kafka has no earlier ones",
+            "put the time into 'value', and leave 'timestamp' out",
+        )
+    # Arrow's division rounds towards zero, which is down here.
+    return pc.divide(us, _MILLISECOND_US).fill_null(_NOW)
+
+
+def _refuse_marks(headers: pa.Array, header: str) -> None:
+    keys = headers.flatten().field("key")
+    of_marks = pa.array([header, f"{header}-writer", f"{header}-close"])
+    found = pc.is_in(keys, value_set=of_marks)
+    if keys.null_count or found.true_count:
+        name = "null" if keys.null_count else repr(keys.filter(found)[0].as_py())
+        raise SchemaRefused(
+            f"a row has a header {name}",
+            f"names other than those of marks ({', '.join(of_marks.to_pylist())}), and not null",
+            "rename it, or set option 'ctiHeader' to another name, which readers then use too",
+        )
+
+
+def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:
+    """Where the CTIs of the DataFrame with these columns come from: `column` or `watermark`.
+
+    Raises:
+        OptionError: the option does not fit the columns.
+    """
+    accepted = "'watermark', or a column `cti` among the columns"
+    if CTI in names:
+        if cti_from == "watermark":
+            raise OptionError(
+                "ctiFrom",
+                "'watermark', and the DataFrame has a column 'cti' as well",
+                "one of them",
+                "leave the option out, or drop the column",
+            )
+        return "column"
+    if cti_from == "watermark":
+        return "watermark"
+    problem = "'column'" if cti_from else "it is missing"
+    raise OptionError(
+        "ctiFrom",
+        f"{problem}, and the DataFrame has no column 'cti'",
+        accepted,
+        "set it to 'watermark' for results of windows, or select 'cti' as well",
+    )

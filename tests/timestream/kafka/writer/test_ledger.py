@@ -1,0 +1,83 @@
+"""What a place has written, and what follows for the next attempt (semantics 29.3 and 29.4)."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_timestream.errors import ReplayDiffers
+from pyspark_timestream.kafka.writer.ledger import (
+    MARKS,
+    Entry,
+    Place,
+    check_rows,
+    check_tasks,
+    is_written,
+)
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+
+PLACE = Place("t/0/w", "t/0/w/q")
+NUMBER = st.integers(0, 2**40)
+MAYBE = st.one_of(st.none(), NUMBER)
+
+
+@settings(deadline=None)
+@given(NUMBER, MAYBE, MAYBE)
+def test_an_entry_is_read_as_it_was_written(batch, rows, mark_us) -> None:
+    entry = Entry(batch, rows, mark_us)
+    assert Entry.decode(*entry.encode()) == entry
+
+
+@pytest.mark.parametrize("metadata", [None, "", "no JSON", "[]", "7"])
+def test_an_entry_whose_metadata_is_lost_still_has_its_batch(metadata) -> None:
+    assert Entry.decode(3, metadata) == Entry(2)
+
+
+@pytest.mark.parametrize("offset", [-1001, -1, 0])
+def test_without_an_offset_nothing_is_written(offset) -> None:
+    assert Entry.decode(offset, "") is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_any_repetition_of_batches_writes_each_one_once(steps) -> None:
+    """A batch comes again until Spark notes it, and only then the next one."""
+    last, batch, written = None, 0, []
+    for step in steps:
+        if not is_written(last, batch, PLACE):
+            written.append(batch)
+            last = Entry(batch)
+        batch += step == 0
+    assert written == sorted(set(written))
+    assert written == list(range(len(written)))
+
+
+def test_a_checkpoint_that_was_set_back_is_refused() -> None:
+    with pytest.raises(ReplayDiffers, match=r"batch 3 is to be written, and batch 4 .* 't/0/w/q'"):
+        is_written(Entry(4), 3, PLACE)
+
+
+def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
+    check_rows(Entry(4, rows=7), 7, PLACE)
+    check_rows(Entry(4), 8, PLACE)
+    with pytest.raises(ReplayDiffers, match=r"batch 4 was written with 7 rows, .* has 8"):
+        check_rows(Entry(4, rows=7), 8, PLACE)
+
+
+def test_a_batch_that_comes_again_in_fewer_tasks_is_refused() -> None:
+    check_tasks(None, 4, 2)
+    check_tasks(Entry(3), 4, 2)
+    with pytest.raises(ReplayDiffers, match="batch 4 comes again in 2 tasks"):
+        check_tasks(Entry(4), 4, 2)
+
+
+def test_places_of_other_topics_writers_and_tasks_are_others() -> None:
+    options = [KafkaWriteOptions(topic, writer) for topic in "ab" for writer in "xy"]
+    places = [Place.of(each, "q", name) for each in options for name in (0, 1, MARKS)]
+    assert len({each.transactional_id for each in places}) == len(places)
+
+
+def test_a_new_checkpoint_has_new_groups_and_the_same_transactional_ids() -> None:
+    options = KafkaWriteOptions("trips", "w")
+    old, new = (Place.of(options, query, 0) for query in ("q1", "q2"))
+    assert old.transactional_id == new.transactional_id == "timestream-writer/trips/0/w"
+    assert (old.group, new.group) == (f"{old.transactional_id}/q1", f"{old.transactional_id}/q2")

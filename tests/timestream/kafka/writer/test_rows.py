@@ -1,0 +1,129 @@
+"""Rows as records: columns, types, and CTI rows (semantics 29.1 and 29.2)."""
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.kafka.writer.rows import (
+    build_messages,
+    check_columns,
+    find_cti_source,
+    split_ctis,
+)
+
+TIME = pa.timestamp("us", "UTC")
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+COLUMNS = {
+    "key": pa.binary(),
+    "value": pa.string(),
+    "headers": HEADERS,
+    "partition": pa.int32(),
+    "timestamp": TIME,
+    "cti": TIME,
+}
+
+
+def block(**columns: list) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {name: pa.array(values, COLUMNS[name]) for name, values in columns.items()}
+    )
+
+
+ROW = st.one_of(
+    st.tuples(st.none(), st.one_of(st.none(), st.text(max_size=3))),
+    st.tuples(st.integers(-(10**15), 10**15), st.none()),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(ROW, max_size=12), st.integers(0, 12))
+def test_cti_rows_are_split_off_alike_wherever_a_block_is_cut(rows, cut) -> None:
+    parts = [part for part in (rows[:cut], rows[cut:]) if part]
+    split = [split_ctis(block(cti=[r[0] for r in p], value=[r[1] for r in p])) for p in parts]
+    values = [value for each in split for value in each.rows.column("value").to_pylist()]
+    assert values == [value for cti, value in rows if cti is None]
+    ctis = [each.cti_us for each in split if each.cti_us is not None]
+    assert max(ctis, default=None) == max((r[0] for r in rows if r[0] is not None), default=None)
+
+
+def test_a_block_without_the_column_has_no_ctis() -> None:
+    rows = block(value=["a", None])
+    assert split_ctis(rows) == (rows, None)
+
+
+def test_a_cti_row_with_anything_else_is_refused_with_the_way_out() -> None:
+    mixed = block(cti=[None, 5_000_000], value=["a", "{}"])
+    with pytest.raises(
+        SchemaRefused, match=r"cti 1970-01-01T00:00:05Z has column 'value'.*F\.when"
+    ):
+        split_ctis(mixed)
+
+
+def test_messages_have_every_part_of_a_record_in_order() -> None:
+    stamp = datetime(2024, 1, 1, 0, 0, 0, 999_999, tzinfo=UTC)
+    rows = block(
+        key=[b"k", None], value=[None, "v"], partition=[None, 3], timestamp=[stamp, None],
+        headers=[[{"key": "h", "value": None}], None],
+    )  # fmt: skip
+    assert build_messages(rows, "cti") == [
+        {"key": b"k", "value": None, "partition": -1, "timestamp": 1_704_067_200_999,
+         "headers": [("h", None)]},
+        {"key": None, "value": "v", "partition": 3, "timestamp": 0, "headers": None},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"value": ["a"], "partition": [-1]}, "partition -1"),
+        ({"value": ["a"], "timestamp": [0]}, "timestamp 1970-01-01T00:00:00Z"),
+        ({"value": ["a"], "timestamp": [-1]}, "timestamp 1969-12-31T23:59:59.999999Z"),
+        ({"value": ["a"], "headers": [[{"key": "cti", "value": b""}]]}, "header 'cti'"),
+        ({"value": ["a"], "headers": [[{"key": "cti-close", "value": b""}]]}, "'cti-close'"),
+        ({"value": ["a"], "headers": [[{"key": None, "value": b""}]]}, "header null"),
+    ],
+)
+def test_a_row_that_no_record_can_be_is_refused(columns, said) -> None:
+    with pytest.raises(SchemaRefused, match=said):
+        build_messages(block(**columns), "cti")
+
+
+def test_a_header_is_refused_only_under_the_marks_own_name() -> None:
+    rows = block(value=["a"], headers=[[{"key": "cti", "value": b"x"}]])
+    assert build_messages(rows, "mark")[0]["headers"] == [("cti", b"x")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"key": pa.string()}, "required attribute 'value' not found: the DataFrame has key"),
+        ({"value": pa.int64()}, "column 'value' is int64; accepted: STRING or BINARY"),
+        ({"value": pa.string(), "key": pa.int32()}, "column 'key' is int32"),
+        ({"value": pa.string(), "partition": pa.int64()}, "accepted: INT"),
+        ({"value": pa.string(), "headers": pa.string()}, "ARRAY<STRUCT<key: STRING, value"),
+        ({"value": pa.string(), "timestamp": pa.timestamp("us")}, "accepted: TIMESTAMP"),
+        ({"value": pa.string(), "topic": pa.string()}, "column 'topic'"),
+        ({"value": pa.string(), "station": pa.string()}, "'station' has no place in a record"),
+    ],
+)
+def test_columns_that_cannot_be_a_record_are_refused(columns, said) -> None:
+    with pytest.raises(SchemaRefused, match=said):
+        check_columns(pa.schema(list(columns.items())))
+
+
+def test_all_columns_of_a_record_are_accepted() -> None:
+    check_columns(pa.schema(list(COLUMNS.items())))
+
+
+def test_the_source_of_ctis_is_the_column_or_what_the_option_says() -> None:
+    assert find_cti_source(None, ["value", "cti"]) == "column"
+    assert find_cti_source("column", ["value", "cti"]) == "column"
+    assert find_cti_source("watermark", ["value"]) == "watermark"
+    for cti_from, names in [(None, ["value"]), ("column", ["value"]), ("watermark", ["cti"])]:
+        with pytest.raises(OptionError, match="option 'ctiFrom'"):
+            find_cti_source(cti_from, names)
