@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from both_sources import REFUSED, Both, alike, outside_ci
+from broker import Broker, Record
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -63,12 +65,13 @@ def test_bad_options_of_a_stream_are_refused_before_it_starts(
     alike(both, lambda source: source.stream(**options), REFUSED)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"endingOffsets": "latest"}, *outside_ci({"endingOffsetsByTimestamp": {T: {"0": 1000}}})],
-    ids=str,
-)
-def test_end_of_a_stream_is_refused_when_it_starts_at_the_latest(
-    both: Both, options: dict[str, Any]
+@pytest.mark.difference("the end of a stream")
+def test_end_of_a_stream_is_refused_by_spark_and_bounds_ours(
+    both: Both, broker: Broker, topic: Callable[..., str]
 ) -> None:
-    alike(both, lambda source: source.run(subscribe=T, **options), REFUSED)
+    name = topic()
+    broker.produce(name, [Record("1"), Record("2")])
+    spark, ours = both
+    with pytest.raises(Exception, match="not valid in streaming"):
+        spark.run(subscribe=name, endingOffsets="latest")
+    assert ours.run(subscribe=name, endingOffsets="latest") == [[1, 2]]

@@ -152,6 +152,12 @@ def test_the_pinned_options_are_the_codes() -> None:
     pinned = {name for each in topics for name in read_kafka_options(common | each).settings()}
     clocks = {"subscribe": "a", "ctiFrequency": "1", "writerFrom": "header:w"}
     pinned |= read_kafka_options(clocks | client).settings().keys()
+    span = {"startingCti": "2024-01-01T00:00:00Z", "endingCti": "2024-01-02T00:00:00Z"}
+    by_partition = '{"a": {"0": 5}}'
+    ends = {"endingTimestamp": "5", "endingOffsetsByTimestamp": by_partition}
+    for more in (span, {"endingOffsets": "latest", **ends}):
+        generated = {"kafka.bootstrap.servers": "b", "subscribe": "a", "ctiFrequency": "1", **more}
+        pinned |= read_kafka_options(generated).settings().keys()
     assert set(kafka) - {"kafka"} == pinned
     clock = {"timeZero": "2026-01-01T00:00:00Z", "maxCount": "1"}
     assert set(time) - {"time"} == set(read_time_options(clock).settings())

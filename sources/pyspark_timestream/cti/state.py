@@ -19,6 +19,7 @@ COUNTERS: Final = (
     "future",
     "ctis",
     "ignoredCtis",
+    "outside",
 )
 
 
@@ -82,6 +83,7 @@ class PartitionState:
             `writerGrace`.
         first_us: the first record timestamp; only kept with `writerGrace`.
         begun: `writers` has the listed writers.
+        outside: events that became no row because they are outside the span of a replay.
     """
 
     cti_us: int | None = None
@@ -101,6 +103,7 @@ class PartitionState:
     begun: bool = False
     future: int = 0
     first_us: int | None = None
+    outside: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; counters and fields at their start value are left out."""

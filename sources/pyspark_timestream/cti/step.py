@@ -27,6 +27,9 @@ So the clock can be computed first, for the whole block, and the violations afte
 - `_spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
   with it, and `classify` applies the policy.
 
+A replay (7.7) has a span: `step` then folds no record after the one at which the CTI reaches the
+span's end, and keeps only events inside of it.
+
 `step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
 The state round-trips through JSON, because it is part of the Spark offset.
 """
@@ -46,6 +49,7 @@ from pyspark_timestream.connector.columns import (
 )
 from pyspark_timestream.cti.generator import GeneratorRules, generate_ctis
 from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
+from pyspark_timestream.cti.span import cut_events, cut_marks, select_inside
 from pyspark_timestream.cti.state import COUNTERS, PartitionState, raise_cti
 from pyspark_timestream.cti.violations import (
     ADJUSTED,
@@ -102,6 +106,9 @@ class TimeRules:
         writer_grace_us: no CTI of the writers takes effect until the record timestamps have moved
             on by this; None: at once.
         future_policy: `keep`, `drop` or `fail`, for events in the future.
+        from_us: only rows at or after this instant; None: no start.
+        until_us: only rows before this instant, and the partition ends where its CTI reaches it;
+            None: no end.
     """
 
     shape: str = "point"
@@ -115,6 +122,12 @@ class TimeRules:
     time_window: bool = False
     future_policy: str = "keep"
     writer_grace_us: int | None = None
+    from_us: int | None = None
+    until_us: int | None = None
+
+    def is_at_end(self, cti_us: int | None) -> bool:
+        """Check whether `cti_us`, of a partition or of the stream, has reached the end."""
+        return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
 
 
 def step(
@@ -125,6 +138,33 @@ def step(
     Raises:
         ValueError: the columns of `marks` differ in length.
     """
+    if rules.is_at_end(state.cti_us):
+        return state, _leave_out(rules, events)
+    moved, verdicts = _fold(rules, state, events, marks)
+    until_us = rules.until_us
+    if until_us is None or not rules.is_at_end(moved.cti_us):
+        return moved, verdicts
+    at = int(np.searchsorted(verdicts.cti_us, until_us))
+    stop = int(verdicts.cti_index[at]) + 1
+    moved, before = _fold(rules, state, cut_events(events, stop), cut_marks(marks, stop))
+    # The record after the end may have brought the CTI, by the silence of a writer.
+    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
+    is_before = np.arange(len(verdicts.keep)) < stop
+    return moved, dataclasses.replace(
+        verdicts,
+        keep=verdicts.keep & is_before,
+        cti_index=verdicts.cti_index[: at + 1],
+        cti_us=np.append(verdicts.cti_us[:at], until_us),
+        failure=before.failure,
+        unreadable=before.unreadable,
+        inside=is_before if verdicts.inside is None else verdicts.inside & is_before,
+    )
+
+
+def _fold(
+    rules: TimeRules, state: PartitionState, events: Events, marks: Marks
+) -> tuple[PartitionState, Verdicts]:
+    """Do as `step` does before the partition's end."""
     times, well_formed, malformed = check_times(events)
     counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
     writer_rules = WriterRules(
@@ -158,6 +198,11 @@ def step(
     present = len(times) if events.present is None else int(np.count_nonzero(events.present))
     tally = _count_events(present, late, malformed, verdicts)
     tally["future"] = 0 if future is None else int(np.count_nonzero(future))
+    if rules.from_us is not None or rules.until_us is not None:
+        placed = np.where(malformed | (verdicts.violation == ADJUSTED), before, times)
+        inside = select_inside(placed, rules.from_us, rules.until_us)
+        tally["outside"] = int(np.count_nonzero(verdicts.keep & ~inside))
+        verdicts = dataclasses.replace(verdicts, keep=verdicts.keep & inside, inside=inside)
     ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
     tally["ignored_ctis"] = ineffective + len(effects.unreadable)
     tally["ctis"] = len(generated.us)
@@ -175,6 +220,21 @@ def step(
         **{name: getattr(state, name) + more for name, more in tally.items()},
     )
     return moved, verdicts
+
+
+def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
+    """Return the verdicts on records after the partition's end."""
+    _, verdicts = _fold(rules, PartitionState(), events, NO_MARKS)
+    none = np.zeros(len(verdicts.keep), dtype=np.bool_)
+    return dataclasses.replace(
+        verdicts,
+        keep=none,
+        cti_index=_NO_INSTANTS,
+        cti_us=_NO_INSTANTS,
+        failure=None,
+        unreadable=_NO_INSTANTS,
+        inside=none,
+    )
 
 
 def _cap_times(rules: TimeRules, events: Events, times: Instants, counted: Instants) -> Instants:

@@ -167,6 +167,7 @@ class Verdicts:
         failure: set if policy `fail` ends the stream; the rest is then meaningless.
         unreadable: the places of marks that cannot be read.
         window: the rows' time windows; None where they are not wanted.
+        inside: n booleans: the record is in the span of a replay; None without one.
     """
 
     keep: Mask
@@ -178,6 +179,7 @@ class Verdicts:
     failure: Failure | None = None
     unreadable: Instants = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     window: Window | None = None
+    inside: Mask | None = None
 
 
 def check_times(events: Events) -> tuple[Instants, Mask, Mask]:

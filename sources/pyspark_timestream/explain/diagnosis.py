@@ -28,6 +28,7 @@ from pyspark_timestream.explain.mistakes import (
     find_mistakes,
     makes_ctis,
 )
+from pyspark_timestream.explain.replay import describe_end
 from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
 from pyspark_timestream.kafka.plan.findings import (
     BOUNDED_RUN_ADVICE,
@@ -161,7 +162,7 @@ def _report_caught_up(last: BatchRecord) -> Finding:
     elif all(share.idle for share in shares):
         text = "all partitions are idle and everything is read" + describe_advance(offset)
     elif offset.closing:
-        text = "the bounded run has read everything that existed when it began"
+        text = describe_end(offset)
     else:
         text = "everything is read, and no partition is behind another"
     return Finding(Kind.CAUGHT_UP, "nobody", text)

@@ -120,9 +120,9 @@ def _extract_ctis(fast: DataFrame) -> DataFrame:
 def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     """Return when `query`'s bounded streams have delivered their end, and stop it cleanly.
 
-    Transport `time` is bounded with `maxCount`, any transport under AvailableNow. By then the sink
-    has everything that the end releases: with a final CTI every window; with a clock, the windows
-    that its last tick closes.
+    Transport `time` is bounded with `maxCount`, transport `kafka` with an ending option or
+    `endingCti`, any transport under AvailableNow. By then the sink has everything that the end
+    releases: with a final CTI every window; with a clock, the windows that its last tick closes.
 
     Raises:
         StreamingQueryException: the query failed.

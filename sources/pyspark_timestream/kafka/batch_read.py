@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.plan.positions import check_order
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range, cut_ranges
 
@@ -61,7 +61,7 @@ def slice_read(
     Raises:
         OptionError: a partition starts after its end.
     """
-    _check_order(options, starts, stops)
+    check_order(options, starts, stops)
     spans = [Range(part, start, stops[part]) for part, start in sorted(starts.items())]
     parts = _open_outer_ends(cut_ranges(spans, options.min_partitions, options.max_records))
     count = max(len(parts), min(len(spans), MAX_SPARE_TASKS), 1)
@@ -109,7 +109,7 @@ def plan_slice(
     Raises:
         OptionError: a partition starts after its end.
     """
-    _check_order(options, starts, stops)
+    check_order(options, starts, stops)
     own = {part.partition: part for part in own_slice.parts}
     shares = []
     for partition, start in sorted(starts.items()):
@@ -151,32 +151,3 @@ def _is_spare(own_slice: ReadSlice, part: Partition) -> bool:
     # The same in every process, which `hash` of a text is not.
     place = zlib.crc32(part.topic.encode()) + part.number
     return place % min(own_slice.tasks, MAX_SPARE_TASKS) == own_slice.spare
-
-
-def _check_order(
-    options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
-) -> None:
-    """Refuse a read that starts after its end, naming the option that decides it."""
-    starting = _find_first_set(
-        startingTimestamp=options.starting_timestamp_ms,
-        startingOffsetsByTimestamp=options.starting_timestamps_ms,
-        startingOffsets=options.starting_offsets,
-    )
-    ending = _find_first_set(
-        endingTimestamp=options.ending_timestamp_ms,
-        endingOffsetsByTimestamp=options.ending_timestamps_ms,
-        endingOffsets=options.ending_offsets,
-    )
-    for part, start in sorted(starts.items()):
-        if start > stops[part]:
-            raise OptionError(
-                starting,
-                f"{part} starts at offset {start} by it, and ends at {stops[part]} by option "
-                f"'{ending}'",
-                "a start that is not behind the end",
-                f"choose an earlier one, or a later '{ending}'",
-            )
-
-
-def _find_first_set(**options: object) -> str:
-    return next(name for name, value in options.items() if value is not None)

@@ -1,7 +1,7 @@
 """The options as a stream and as a batch read use them.
 
-A stream refuses the options of batch reads, as Spark's own source does, since it ends with its
-query. A batch read starts at earliest by default, and ignores the options of streams.
+A batch read, a stream with an ending option and a replay start at earliest by default. A batch read
+ignores the options of streams.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,22 +19,20 @@ from pyspark_timestream.kafka.ranges import cut_ranges
 __all__ = ["adapt_to_batch", "adapt_to_stream", "ignored_in_batch", "plan_stream_tasks"]
 
 _CUTS: Final = ("minPartitions", "maxRecordsPerPartition")
+_SPAN: Final = frozenset({"startingcti", "endingcti"})
 
 
 def adapt_to_stream(options: KafkaOptions, given: Collection[str]) -> KafkaOptions:
     """`options` as a stream uses them; `given` are the lower-cased names that were set.
 
     Raises:
-        OptionError: an ending option, or one that cuts partitions whose order matters.
+        OptionError: an end that it would start at, or an option that cuts partitions whose order
+            matters.
     """
-    for spec in option_specs(KafkaOptions).values():
-        if spec.effect == "batch" and spec.name.lower() in given:
-            raise OptionError(
-                spec.name,
-                "it was given to a stream, which has no end",
-                "it in batch reads",
-                "leave it out, or read with spark.read",
-            )
+    if not options.ends_by_default:
+        options = _start_before_end(options, given, "stream with an end")
+    elif "startingoffsets" not in given and not _SPAN.isdisjoint(given):
+        options = replace(options, starting_offsets=EARLIEST)
     for name in _CUTS:
         if name.lower() in given and options.has_ctis:
             raise OptionError(
@@ -52,6 +50,11 @@ def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOption
     Raises:
         OptionError: it would start where it ends.
     """
+    return _start_before_end(options, given, "batch read")
+
+
+def _start_before_end(options: KafkaOptions, given: Collection[str], kind: str) -> KafkaOptions:
+    """Let what ends start at the earliest offsets by default; refuse the latest ones."""
     if "startingoffsets" not in given:
         return replace(options, starting_offsets=EARLIEST)
     starts = options.starting_offsets
@@ -60,7 +63,7 @@ def adapt_to_batch(options: KafkaOptions, given: Collection[str]) -> KafkaOption
     if has_latest and not by_time:
         raise OptionError(
             "startingOffsets",
-            "'latest' (-1) was given to a batch read, which would always be empty",
+            f"'latest' (-1) was given to a {kind}, which would always be empty",
             "'earliest', or JSON with offsets or -2",
             "name where to start, or leave it out",
         )

@@ -6,27 +6,27 @@ partitions prove together (semantics 2 and 7). Only the reader, an argument, doe
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.connector.columns import Instants, Mask
-from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.connector.instants import TICK_US, format_instant
 from pyspark_timestream.cti.step import PartitionState, raise_cti, step
-from pyspark_timestream.cti.stream_cti import TaskFrontier
+from pyspark_timestream.cti.stream_cti import TaskFrontier, max_known
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.fields import FINE, REASONS, RECORD_REASONS
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
-from pyspark_timestream.kafka.decode.records import ReadRange
+from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
-from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.kafka.ranges import Partition, Range
 
 __all__ = ["compute_end_state", "follow_clock", "run_task"]
 
@@ -52,10 +52,11 @@ def run_task(
     counted = {} if malformed_values is None else malformed_values
     needs = required_columns(options, projection)
     has_ctis = projection.wants("cti")
-    if plan.opening_us is not None and has_ctis:
+    hidden_us = _find_hidden_cti(options)
+    if _is_news(plan.opening_us, hidden_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.opening_us]))
     own = tuple(task_range.state.cti_us for task_range in plan.ranges)
-    frontier = TaskFrontier(own, plan.others_us, plan.emitted_us)
+    frontier = TaskFrontier(own, plan.others_us, max_known(plan.emitted_us, hidden_us))
     for position, task_range in enumerate(plan.ranges):
         state, partition = _find_start_state(options, task_range, read), task_range.span.partition
         counted.setdefault(partition, NO_MALFORMED_VALUES)
@@ -65,22 +66,63 @@ def run_task(
                 frontier, _, ctis_us = frontier.advance(position, np.array([state.cti_us]))
                 if has_ctis and len(ctis_us):
                     yield build_cti_rows(projection, ctis_us)
-            for block in read(span, needs) if span.size else ():
-                payload = read_payload(options, projection, block)
-                state, verdicts = step(options.rules, state, payload.events, payload.marks)
-                judged = JudgedBlock(partition, block, payload, verdicts)
-                counted[partition] += MalformedValues.from_reasons(payload.count_malformed())
+            for block in _read_to_end(options, state, span, needs, read):
+                state, judged = _judge(options, projection, state, partition, block)
+                verdicts = judged.verdicts
+                found = judged.payload.count_malformed(verdicts.inside)
+                counted[partition] += MalformedValues.from_reasons(found)
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
                 after = verdicts.cti_index[places]
                 if not has_ctis:
                     after, ctis_us = after[:0], ctis_us[:0]
-                keep = _select_rows(options, judged)
-                yield interleave_ctis(projection, judged, keep, after, ctis_us)
+                if verdicts.inside is None or verdicts.inside.any():
+                    keep = _select_rows(options, judged)
+                    yield interleave_ctis(projection, judged, keep, after, ctis_us)
+                elif len(ctis_us):
+                    yield build_cti_rows(projection, ctis_us)
+                if options.rules.is_at_end(state.cti_us):
+                    break
         keep_state(partition, state)
     if _is_news(plan.closing_us, frontier.emitted_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.closing_us]))
+
+
+def _find_hidden_cti(options: KafkaOptions) -> int | None:
+    """Return the greatest CTI that no row shows: those below the start of a replay."""
+    return None if options.rules.from_us is None else options.rules.from_us - TICK_US
+
+
+def _read_to_end(
+    options: KafkaOptions,
+    state: PartitionState,
+    span: Range,
+    needs: ColumnSet,
+    read: ReadRange,
+) -> Iterable[RecordBlock]:
+    """Return the records of `span`, unless the partition has ended before it."""
+    has_more = span.size and not options.rules.is_at_end(state.cti_us)
+    return read(span, needs) if has_more else ()
+
+
+def _judge(
+    options: KafkaOptions,
+    projection: Projection,
+    state: PartitionState,
+    partition: Partition,
+    block: RecordBlock,
+) -> tuple[PartitionState, JudgedBlock]:
+    """Judge a block; one before the span of a replay is decoded for the clock alone."""
+    from_us = options.rules.from_us
+    if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
+        payload = read_payload(options, None, block)
+        after, verdicts = step(options.rules, state, payload.events, payload.marks)
+        if verdicts.inside is not None and not verdicts.inside.any():
+            return after, JudgedBlock(partition, block, payload, verdicts)
+    payload = read_payload(options, projection, block)
+    after, verdicts = step(options.rules, state, payload.events, payload.marks)
+    return after, JudgedBlock(partition, block, payload, verdicts)
 
 
 def _is_news(cti_us: int | None, emitted_us: int | None) -> bool:
@@ -110,11 +152,13 @@ def follow_clock(
     options: KafkaOptions, task_range: TaskRange, read: ReadRange
 ) -> Iterator[tuple[PartitionState, Instants]]:
     """Return the partition's clock after each block of the range, and the block's CTIs."""
-    state = task_range.state
-    for block in read(task_range.span, required_columns(options, None)):
+    state, needs = task_range.state, required_columns(options, None)
+    for block in _read_to_end(options, state, task_range.span, needs, read):
         payload = read_payload(options, None, block)
         state, verdicts = step(options.rules, state, payload.events, payload.marks)
         yield state, verdicts.cti_us
+        if options.rules.is_at_end(state.cti_us):
+            return
 
 
 def _select_rows(options: KafkaOptions, judged: JudgedBlock) -> Mask:

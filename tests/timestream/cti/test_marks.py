@@ -71,6 +71,7 @@ def stepped(shape, policy, how, topic, cuts=()):
         shape, policy, how.get("every"), how.get("span"), how.get("delay", 0), how.get("future"),
         how.get("writers", ()), how.get("timeout"), time_window=True,
         future_policy=how.get("ahead", "keep"),
+        from_us=how.get("lower"), until_us=how.get("upper"),
     )  # fmt: skip
     nothing = Event("interval" if shape == "interval" else "point", None)
     state, out, windows = PartitionState(), [], []

@@ -5,7 +5,7 @@ from timestream.builders import at, options
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.options.parsers import EARLIEST
+from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.tasks import plan_tasks
 from pyspark_timestream.kafka.ranges import Range
@@ -30,11 +30,18 @@ def used(use, **raw):
         ("endingOffsetsByTimestamp", '{"topic": {"0": 7}}'),
     ],
 )
-def test_a_stream_has_no_end(name, text):
-    with pytest.raises(OptionError, match="given to a stream, which has no end") as refused:
-        used(adapt_to_stream, **{name: text})
-    assert refused.value.name == name
-    used(adapt_to_batch, **{name: text})
+def test_a_stream_with_an_end_starts_at_earliest_and_refuses_latest(name, text):
+    assert used(adapt_to_stream, **{name: text}).starting_offsets == EARLIEST
+    with pytest.raises(OptionError, match="given to a stream with an end, which would always be"):
+        used(adapt_to_stream, startingOffsets="latest", **{name: text})
+
+
+@pytest.mark.parametrize("name", ["startingCti", "endingCti"])
+def test_a_replay_starts_at_earliest_unless_told(name):
+    span = {"ctiFrequency": "1", name: "2024-01-01T00:00:00Z"}
+    assert used(adapt_to_stream, **span).starting_offsets == EARLIEST
+    assert used(adapt_to_stream, **span, startingOffsets="latest").starting_offsets == LATEST
+    assert used(adapt_to_stream).starting_offsets == LATEST
 
 
 @pytest.mark.parametrize("name", ["minPartitions", "maxRecordsPerPartition"])

@@ -325,3 +325,47 @@ def test_event_times_do_not_depend_on_how_records_are_blocked(fields, unit, size
     cut, other = delivered(raw, columns, *values, sizes=sizes)
     assert cut.to_pylist() == whole.to_pylist()
     assert other == state
+
+
+SPAN = {"startingCti": "1970-01-01T00:00:00.005Z", "endingCti": "1970-01-01T00:00:00.008Z"}
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=30)
+def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
+    raw = {"valueFormat": "json", "startTime": "t", "ctiFrequency": "1", **SPAN}
+    bad = b'{"n": "x", "t": %d}'
+    values = [bad % 1, bad % 4, b'{"n": 5, "t": 5}', b'{"n": 7, "t": 7}', bad % 8, bad % 9]
+    table, state = delivered({**raw, "parseMode": "FAILFAST"}, [*NUMBER, CTI], *values, sizes=sizes)
+    assert table["n"].to_pylist() == [5, None, 7, None, None]
+    assert micros(table["cti"].combine_chunks()) == [None, 5000, None, 7000, 8000]
+    assert (state.events, state.outside) == (5, 3)
+    counted = {}
+    given_options = options(**raw)
+    wanted = projection(given_options, *NUMBER)
+    share = TaskRange(Range(at(0), 0, 3), PartitionState())
+    some = [bad % 1, b'{"n": 5, "t": 5}', bad % 6]
+    read = lambda span, needs: iter([block(*some)])  # noqa: E731
+    for _ in run_task(given_options, wanted, TaskPlan((share,)), read, lambda *_: None, counted):
+        pass
+    assert counted[at(0)].total == 1
+
+
+def test_a_replay_reads_nothing_behind_its_end():
+    given_options = options(ctiFrequency="1", **SPAN)
+    read = []
+
+    def pieces(span, needs):
+        for first in range(span.start_inclusive, span.end_exclusive):
+            read.append(first)
+            yield block(b"v", first=first, timestamps_ms=[first])
+
+    share = TaskRange(Range(at(0), 0, 99), PartitionState())
+    wanted = projection(given_options, ("offset", pa.int64()))
+    rows = list(run_task(given_options, wanted, TaskPlan((share,)), pieces, lambda *_: None))
+    assert read == list(range(9))
+    assert pa.Table.from_batches(rows)["offset"].to_pylist() == [5, 6, 7]
+    after = compute_end_state(given_options, share, pieces)
+    ended = TaskRange(Range(at(0), 99, 999), after)
+    assert compute_end_state(given_options, ended, pieces) == after
+    assert len(read) == 18

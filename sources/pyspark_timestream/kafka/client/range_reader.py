@@ -103,27 +103,33 @@ class RangeReader:
         since_s = time.monotonic()
         trouble: str | None = None
         loss: RetryBudget | None = None
-        while position < end:
-            taken = self._poll(span, position, needs)
-            if taken.block is not None:
-                yield taken.block
-            reached = taken.reached
-            self._is_connected |= reached > position
-            for problem in taken.errors:
-                if not _reports_loss(problem, span):
-                    trouble = self._tolerate(problem, span)
-                elif not 0 <= problem.offset < reached:
-                    loss = loss or RetryBudget(API_TIMEOUT_S)
-                    reached = self._resume_after_loss(span, reached, problem, loss)
-            if reached > position:
-                position, since_s, trouble, loss = reached, time.monotonic(), None, None
-                if (
-                    position < end
-                    and self._needs_small_fetches(span.partition.topic) != self._uses_small_fetches
-                ):
-                    self._seek(span.partition, position)
-            else:
-                self._check_progress(span, position, time.monotonic() - since_s, trouble)
+        try:
+            while position < end:
+                taken = self._poll(span, position, needs)
+                if taken.block is not None:
+                    yield taken.block
+                reached = taken.reached
+                self._is_connected |= reached > position
+                for problem in taken.errors:
+                    if not _reports_loss(problem, span):
+                        trouble = self._tolerate(problem, span)
+                    elif not 0 <= problem.offset < reached:
+                        loss = loss or RetryBudget(API_TIMEOUT_S)
+                        reached = self._resume_after_loss(span, reached, problem, loss)
+                if reached > position:
+                    position, since_s, trouble, loss = reached, time.monotonic(), None, None
+                    if (
+                        position < end
+                        and self._needs_small_fetches(span.partition.topic)
+                        != self._uses_small_fetches
+                    ):
+                        self._seek(span.partition, position)
+                else:
+                    self._check_progress(span, position, time.monotonic() - since_s, trouble)
+        except GeneratorExit:
+            # The partition's end was found before that of the range.
+            self._consumer.pause()
+            raise
         # Records fetched past the range would only occupy memory until the next one.
         self._consumer.pause()
 

@@ -68,9 +68,14 @@ class Payload:
         """Find why each record is malformed; see `find_record_reasons`."""
         return find_record_reasons(self.values, self.keys)
 
-    def count_malformed(self) -> dict[str, int]:
-        """Count the records whose value or key is malformed, by reason, without zeros."""
+    def count_malformed(self, inside: Mask | None = None) -> dict[str, int]:
+        """Count the records whose value or key is malformed, by reason, without zeros.
+
+        `inside` selects the records that count; None for all.
+        """
         reasons = self.find_reasons()
+        if reasons is not None and inside is not None:
+            reasons = reasons[inside]
         if reasons is None or not reasons.any():
             return {}
         counts = np.bincount(reasons, minlength=len(RECORD_REASONS)).tolist()

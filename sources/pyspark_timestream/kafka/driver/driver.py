@@ -25,6 +25,7 @@ from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_imp
 from pyspark_timestream.kafka.driver.end_states import EndStates, copy_start_states, find_end_states
 from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
 from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
+from pyspark_timestream.kafka.driver.steady_clock import make_steady_clock
 from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.readers import ReaderSchema
@@ -52,7 +53,13 @@ from pyspark_timestream.kafka.plan.offset import (
     check_stream_offset,
     group_name,
 )
-from pyspark_timestream.kafka.plan.positions import resolve_starts, starting_timestamps
+from pyspark_timestream.kafka.plan.positions import (
+    find_ended,
+    fix_ends,
+    limit_ends,
+    resolve_starts,
+    starting_timestamps,
+)
 from pyspark_timestream.kafka.plan.progress import build_progress
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
@@ -62,12 +69,6 @@ from pyspark_timestream.kafka.task import compute_end_state
 __all__ = ["StreamDriver"]
 
 _LOG: Final = logging.getLogger(__name__)
-
-
-def make_steady_clock() -> Callable[[], int]:
-    """Create a clock, in us, that starts at the wall clock and does not follow its jumps."""
-    ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
-    return lambda: ahead_us + time.monotonic_ns() // 1_000
 
 
 class StreamDriver:
@@ -142,6 +143,11 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_stream_offset(start, self._options.settings())
         self.fix_readers({} if is_initial_offset(start) else StreamOffset.from_json(start).schemas)
+        if not self._options.ends_by_default and self._bounds is None:
+            self.limit_to_current_ends()
+            if not is_initial_offset(start):
+                # A broker that no longer leads a partition may have named an old end.
+                self._bounds = dict(StreamOffset.from_json(start).fixed_ends or {})
         run = RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),
@@ -153,6 +159,7 @@ class StreamDriver:
             idle_advance_us=self._options.idle_advance_us,
             max_skew=read_max_skew(self._options),
             committed_batch=self._committed_batch,
+            until_us=self._options.ending_cti_us,
         )
         if is_initial_offset(start):
             planned = self._plan_first(run)
@@ -200,7 +207,9 @@ class StreamDriver:
 
     def progress(self) -> dict[str, Any] | None:
         """Return the progress report of the batch planned last."""
-        return build_progress(self._planned, self._log_ends) if self._planned else None
+        if self._planned is None:
+            return None
+        return build_progress(self._planned, self._log_ends, self._options.ending_cti_us)
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex
@@ -211,21 +220,29 @@ class StreamDriver:
         earliest = self._broker.earliest(ends)
         found = self._broker.offsets_at(starting_timestamps(self._options, ends))
         starts = resolve_starts(self._options, earliest, ends, found)
+        fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
         seen = Observation(
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
             warnings=self._warner.warn_at_start(earliest, starts, run.bounded),
             written=written,
         )
-        return plan_first_offset(stream, self._options.settings(), starts, ends, run, seen)
+        ends = ends if fixed is None else fixed
+        first = plan_first_offset(stream, self._options.settings(), starts, ends, run, seen)
+        return replace(first, fixed_ends=fixed)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # A CTI waits for the ends as of after it was read.
         imported = self._read_imported(previous)
         written = self._get_written_ends() if has_new_import(previous, imported) else {}
-        wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
-        ends = self._wait_for_ends(wanted)
+        until_us = self._options.ending_cti_us
+        states = {} if until_us is None else self._get_end_states(previous).states
+        ended = find_ended(previous, states, until_us)
+        shares = previous.partitions.items()
+        open_at = {part: share.end_exclusive for part, share in shares if part not in ended}
+        ends = limit_ends(self._wait_for_ends(open_at), previous.fixed_ends, ended)
+        wanted = open_at | ended
         found = [part for part in ends if part not in wanted]
         quiet = not found and not run.new_start and ends == wanted
         topic_ids = self._get_topic_ids(self._log_ends, fresh=not quiet)
@@ -241,7 +258,9 @@ class StreamDriver:
         wanted |= back
         earliest = wanted if quiet and not recreated else self._broker.earliest(self._log_ends)
         fail = self._options.fail_on_data_loss
-        positions, losses = reconcile(wanted, earliest, self._log_ends, fail, recreated, unchanged)
+        open_at |= back
+        positions, losses = reconcile(open_at, earliest, self._log_ends, fail, recreated, unchanged)
+        positions.update(ended)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         positions.update(
@@ -264,14 +283,14 @@ class StreamDriver:
             imported=imported,
             written=written,
         )
-        ended = self._get_end_states(previous)
-        seen = replace(seen, malformed_values=ended.malformed_values)
-        now = empty_offset(previous, ended.states, positions, run, seen)
-        warnings = self._warner.update(previous, now, ends, now_us, ended.findings)
-        wanted_ms = find_instants_ms(previous, ended.states, positions, ends, run)
+        after = self._get_end_states(previous)
+        seen = replace(seen, malformed_values=after.malformed_values)
+        now = empty_offset(previous, after.states, positions, run, seen)
+        warnings = self._warner.update(previous, now, ends, now_us, after.findings)
+        wanted_ms = find_instants_ms(previous, after.states, positions, ends, run)
         index = self._broker.offsets_at(wanted_ms) if self._options.is_timed_by_record else {}
         seen = replace(seen, warnings=warnings, time_index=index)
-        return plan_next_offset(previous, ended.states, positions, ends, run, seen)
+        return plan_next_offset(previous, after.states, positions, ends, run, seen)
 
     def _get_importer(self) -> CtiImporter | None:
         options = derive_import_options(self._options)

@@ -15,6 +15,7 @@ from pyspark_timestream.explain.recent_counts import (
     find_recent_mistakes,
     update_counts,
 )
+from pyspark_timestream.explain.replay import find_short_replays
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -104,6 +105,7 @@ class Warner:
             if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
                 return warnings
         found = find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
+        found += find_short_replays((BatchRecord(now_us, now, log_ends),))
         found += [*self._find_recent(previous, now), *_repeat_start_at_end(previous)]
         found += [*self._find_uncounted(previous, now), *found_before]
         wanted = [
@@ -272,7 +274,10 @@ def warn_about_read(
     }
     blank = StreamOffset("", options.settings(), 1, {})
     now = replace(blank, partitions=shares)
-    log_new_warnings({}, Warner(options, projection, reader).update(blank, now, {}, 0))
+    # The end of a part is not that of its partition.
+    read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
+    short = find_short_replays(read) if read else ()
+    log_new_warnings({}, Warner(options, projection, reader).update(blank, now, {}, 0, short))
 
 
 def log_new_warnings(before: Warnings, after: Warnings) -> None:

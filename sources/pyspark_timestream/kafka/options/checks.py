@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from pyspark_timestream.clock.options import TimeOptions
-from pyspark_timestream.connector.instants import TICK_US
+from pyspark_timestream.connector.instants import TICK_US, format_instant
 from pyspark_timestream.connector.options import OptionError, option_specs, read_options
 from pyspark_timestream.kafka.options.client_keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -45,14 +45,17 @@ def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
     options = read_options(KafkaOptions, plain, foreign=_FOREIGN)
     client = read_client_settings(given)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
+    ends = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}
     options = replace(
         options,
         client=client,
         registry=read_registry_settings(given),
         starts_by_default=starts.isdisjoint(plain),
+        ends_by_default=ends.isdisjoint(plain),
     )
     _check_topics(options)
     _check_limits(options)
+    _check_span(options)
     _check_shape(options, plain)
     options = _apply_preset(options, plain)
     _check_policy(options, plain)
@@ -90,6 +93,18 @@ def _check_limits(options: KafkaOptions) -> None:
             f"'{least}' conflicts with option 'maxOffsetsPerTrigger' ('{most}'): it is higher",
             "at most as many as 'maxOffsetsPerTrigger'",
             "lower it, or raise 'maxOffsetsPerTrigger'",
+        )
+
+
+def _check_span(options: KafkaOptions) -> None:
+    first_us, last_us = options.starting_cti_us, options.ending_cti_us
+    if first_us is not None and last_us is not None and first_us >= last_us:
+        raise OptionError(
+            "endingCti",
+            f"'{format_instant(last_us)}' conflicts with option 'startingCti' "
+            f"('{format_instant(first_us)}'): nothing lies between them",
+            "an instant after 'startingCti'",
+            "choose a later one, or an earlier 'startingCti'",
         )
 
 
@@ -135,5 +150,5 @@ def _apply_preset(options: KafkaOptions, plain: Mapping[str, str]) -> KafkaOptio
         options,
         frequency=Frequency(events=1),
         delay_us=-TICK_US if preset == "StrictlyIncreasingStartTime" else options.delay_us,
-        final_cti=options.final_cti or "finalcti" not in plain,
+        final_cti=options.final_cti or ("finalcti" not in plain and options.ending_cti_us is None),
     )

@@ -13,6 +13,7 @@ from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
     CTI_FREQUENCY,
     EDGE_FROM,
+    INSTANT,
     MAX_FUTURE,
     NAME,
     POSITIVE_DURATION,
@@ -30,6 +31,8 @@ __all__ = ["PRESETS", "KafkaOptions"]
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")
+_CLOCKS: Final = (*_CTI_SOURCES, "ctiHeader")
+_ENDINGS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
 
 
@@ -287,6 +290,33 @@ class KafkaOptions(PayloadOptions):
         may_change=False,
     )
 
+    starting_cti_us: int | None = option(
+        "startingCti",
+        INSTANT,
+        None,
+        description=(
+            "show only rows at or after this instant, and no CTI before it: what the starting "
+            "options let in before is read for the clocks alone, so CTIs and violations are those "
+            "of the full run"
+        ),
+        may_change=False,
+        needs=_CLOCKS,
+        excludes=("ctiImport",),
+    )
+    ending_cti_us: int | None = option(
+        "endingCti",
+        INSTANT,
+        None,
+        description=(
+            "show only rows before this instant; each partition ends where its CTI reaches it, and "
+            "the stream with this instant as its last CTI; `finalCti` then defaults to false, also "
+            "with `advanceTime`"
+        ),
+        may_change=False,
+        needs=_CLOCKS,
+        excludes=("ctiImport", "idleAdvance", *_ENDINGS),
+    )
+
     @property
     def has_ctis(self) -> bool:
         """True if the stream has a column `cti`."""
@@ -325,6 +355,8 @@ class KafkaOptions(PayloadOptions):
             time_window=self.time_window,
             future_policy=self.future_policy,
             writer_grace_us=self.writer_grace_us,
+            from_us=self.starting_cti_us,
+            until_us=self.ending_cti_us,
         )
 
     def settings(self) -> dict[str, str]:
@@ -339,4 +371,6 @@ class KafkaOptions(PayloadOptions):
         if self.future_policy == "keep":
             # Checkpoints from before the option have none.
             del texts["futurePolicy"]
+        if self.ends_by_default:
+            del texts["endingOffsets"]
         return {**texts, **self.payload_settings(), **select_record_settings(self.client)}

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeGuard
 
-from pyspark_timestream.connector.instants import format_duration, parse_duration
+from pyspark_timestream.connector.instants import (
+    format_duration,
+    format_instant,
+    parse_duration,
+    parse_instant,
+)
 from pyspark_timestream.connector.options import Parser, whole_number
 from pyspark_timestream.kafka.options.paths import Path, format_path, parse_path
 from pyspark_timestream.kafka.ranges import Partition
@@ -18,6 +23,7 @@ __all__ = [
     "EARLIEST",
     "EDGE_FROM",
     "ENDING_OFFSETS",
+    "INSTANT",
     "LATEST",
     "MAX_FUTURE",
     "MILLISECONDS",
@@ -44,7 +50,6 @@ LATEST: Final = -1
 
 _MAX_DURATION_US: Final = parse_duration("500000 weeks")
 """Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
-
 
 _PREFIXED_FIELD: Final = re.compile(
     r"timestamp|record:timestamp|(header|field):.*|.*[.`].*", re.IGNORECASE | re.DOTALL
@@ -331,6 +336,13 @@ TOPIC_PATTERN: Final = Parser(
 )
 TIMESTAMP: Final = replace(
     whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
+)
+INSTANT: Final = Parser(
+    parse_instant,
+    "an ISO-8601 instant such as 2013-03-01T00:00:00Z",
+    "yesterday",
+    "0000-01-01T00:00:00Z",
+    format=format_instant,
 )
 TIMESTAMPS: Final = Parser(
     _parse_timestamps,

@@ -32,10 +32,12 @@ class ReadingOptions:
     Attributes:
         client: librdkafka's configuration, `kafka.` stripped; may hold secrets.
         starts_by_default: no option sets where a new query starts.
+        ends_by_default: no option sets the offset at which a partition ends.
     """
 
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
     starts_by_default: bool = False
+    ends_by_default: bool = True
     subscribe: tuple[str, ...] | None = option(
         "subscribe",
         SUBSCRIBE,
@@ -68,8 +70,9 @@ class ReadingOptions:
         LATEST,
         description=(
             'where a new query starts: `earliest`, `latest` or `{"topic": {"0": 23, "1": -2}}` (-2 '
-            "earliest, -1 latest); a batch read starts at `earliest` and refuses `latest`; "
-            "partitions found later start at earliest"
+            "earliest, -1 latest); batch reads, replays (`startingCti`, `endingCti`) and "
+            "streams with an ending option start at `earliest`, and the first and last refuse "
+            "`latest`; partitions found later start at earliest"
         ),
     )
     starting_timestamp_ms: int | None = option(
@@ -103,8 +106,12 @@ class ReadingOptions:
         "endingOffsets",
         ENDING_OFFSETS,
         LATEST,
-        description='where to end (exclusive): `latest` or `{"topic": {"0": 50, "1": -1}}`',
-        effect="batch",
+        description=(
+            'where to end (exclusive): `latest` or `{"topic": {"0": 50, "1": -1}}`; a stream fixes '
+            "its ends when it first starts, ends there under every trigger, and reads no "
+            "partition that is found later"
+        ),
+        may_change=False,
     )
     ending_timestamp_ms: int | None = option(
         "endingTimestamp",
@@ -113,16 +120,16 @@ class ReadingOptions:
         description=(
             "end each partition before its first record whose timestamp is at or after this, in "
             "milliseconds since 1970, or at the latest where there is none; takes precedence over "
-            "the next two"
+            "the next two; in a stream as `endingOffsets`"
         ),
-        effect="batch",
+        may_change=False,
     )
     ending_timestamps_ms: Mapping[Partition, int] | None = option(
         "endingOffsetsByTimestamp",
         TIMESTAMPS,
         None,
         description="the same per partition; takes precedence over `endingOffsets`",
-        effect="batch",
+        may_change=False,
     )
     max_offsets: int | None = option(
         "maxOffsetsPerTrigger",

@@ -48,6 +48,7 @@ class Kind(StrEnum):
     LARGE_CLOCK = "a clock too large for the group"
     SHARED_GROUP = "a shared group"
     BACKLOG = "a backlog"
+    SHORT_REPLAY = "a replay that ends early"
     FINAL_CTI = "a final CTI already sent"
     ENDED = "the stream has ended"
     CAUGHT_UP = "nothing holds it back"
@@ -124,6 +125,11 @@ FIXES: Final[Mapping[Kind, str]] = {
         "partition; 'writerTimeout' forgets those that are gone"
     ),
     Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
+    Kind.SHORT_REPLAY: (
+        "compare 'startingCti' and 'endingCti' with the CTI that was reached; run again on this "
+        "checkpoint once there are more records, or, if there will be none, set 'finalCti' to "
+        "'true' to release everything"
+    ),
     Kind.FINAL_CTI: (
         "start with a new checkpoint; for a job that runs again set 'finalCti' to 'false' from "
         "the beginning"

@@ -11,9 +11,17 @@ from collections.abc import Collection, Mapping, Set
 from typing import Final
 
 from pyspark_timestream.connector.instants import MIN_US
+from pyspark_timestream.cti.state import PartitionState
+from pyspark_timestream.cti.stream_cti import compute_stream_cti
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["advance_by_clock", "idle_partitions", "newly_idle", "quiet_since"]
+__all__ = [
+    "advance_by_clock",
+    "idle_partitions",
+    "merge_stream_cti",
+    "newly_idle",
+    "quiet_since",
+]
 
 _MIN_STEP_US: Final = 1_000_000
 _STEPS: Final = 10
@@ -76,3 +84,26 @@ def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) ->
     moved_us = now_us - advance_us
     is_far_enough = cti_us is None or moved_us >= cti_us + step_us
     return moved_us if is_far_enough and moved_us >= MIN_US else None
+
+
+def merge_stream_cti(
+    starts: Mapping[Partition, tuple[PartitionState, object]],
+    known: Collection[Partition],
+    was_idle: Set[Partition],
+    idle: Set[Partition],
+    emitted_us: int | None,
+) -> int | None:
+    """Compute the stream's CTI at the batch's start, before any state is raised to it.
+
+    It never goes below what was emitted, even if a task proved that with a partition that is
+    missing now.
+    """
+    holding, joining, resting = [], [], []
+    for part, (state, _) in starts.items():
+        if part in idle:
+            resting.append(state.cti_us)
+        elif part in known and part not in was_idle:
+            holding.append(state.cti_us)
+        else:
+            joining.append(state.cti_us)
+    return compute_stream_cti(holding, joining, resting, emitted_us)

@@ -11,21 +11,26 @@ limits (`RunContext`) are the input, and the next offset is the result. It decid
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.cti.step import PartitionState, raise_cti
-from pyspark_timestream.cti.stream_cti import compute_stream_cti, find_max_proven, max_known
+from pyspark_timestream.cti.stream_cti import find_max_proven, max_known
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.plan.aligned_reading import MaxSkew, align_ends, find_alignment
-from pyspark_timestream.kafka.plan.idleness import advance_by_clock, idle_partitions
+from pyspark_timestream.kafka.plan.idleness import (
+    advance_by_clock,
+    idle_partitions,
+    merge_stream_cti,
+)
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic, Pending, defer, release
 from pyspark_timestream.kafka.plan.joined_batches import remember_beginning, remember_raise
 from pyspark_timestream.kafka.plan.losses import hide_missing
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.positions import has_reached
 from pyspark_timestream.kafka.plan.warnings import Warnings
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 
@@ -60,6 +65,7 @@ class RunContext:
         max_skew: how much further than the slowest partition others are read; None: as far as
             there are records.
         committed_batch: the last batch that no restart goes back before; -1 if none.
+        until_us: the CTI at which partitions and stream end; None for no such end.
     """
 
     max_offsets: int | None = None
@@ -73,6 +79,12 @@ class RunContext:
     idle_advance_us: int | None = None
     max_skew: MaxSkew | None = None
     committed_batch: int = -1
+    until_us: int | None = None
+
+    def end_at(self, cti_us: int | None) -> "RunContext":
+        """Return the run, bounded from here on if the stream's CTI `cti_us` has reached its end."""
+        ends = self.bounded or has_reached(cti_us, self.until_us)
+        return dataclasses.replace(self, bounded=ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +148,7 @@ def plan_first_offset(
     blank = StreamOffset(stream, settings, 1, {}, topic_ids=seen.topic_ids)
     given = _PlanInput(blank, {}, starts, ends, run, seen)
     begun = _start_clocks(given)
-    cti_us = _merge_stream_cti(begun, begun, set(), set(), None)
+    cti_us = merge_stream_cti(begun, begun, set(), set(), None)
     planned = dataclasses.replace(
         blank,
         partitions=_plan_partitions(given, blank.number, begun),
@@ -201,6 +213,7 @@ def plan_next_offset(
     emitted_us = max_emitted_cti(previous, ended)
     ended = {**{part: share.state for part, share in previous.hidden.items()}, **ended}
     was_idle = {part for part, share in previous.partitions.items() if share.idle}
+    run = run.end_at(previous.cti_us)
     closed = run.bounded and previous.closing and not run.new_start
     idle = idle_partitions(seen.since_us, was_idle, run.idle_timeout_us, seen.now_us)
     if closed:
@@ -208,12 +221,13 @@ def plan_next_offset(
         idle = frozenset(was_idle & positions.keys())
     given = _PlanInput(previous, ended, positions, ends, run, seen)
     starts = _start_clocks(given)
-    cti_us = _merge_stream_cti(starts, previous.partitions, was_idle, idle, emitted_us)
+    cti_us = merge_stream_cti(starts, previous.partitions, was_idle, idle, emitted_us)
     advanced_us = previous.advanced_us
     if positions and idle >= positions.keys() and not (closed or previous.final):
         moved_us = advance_by_clock(cti_us, run.idle_advance_us, seen.now_us)
         if moved_us is not None:
             cti_us = advanced_us = moved_us
+    run = run.end_at(cti_us)
     for part in starts:
         if cti_us is not None and (part not in previous.partitions or part in was_idle - idle):
             state, pending = starts[part]
@@ -294,29 +308,6 @@ def _start_clocks(given: _PlanInput) -> dict[Partition, ClockStart]:
     return starts
 
 
-def _merge_stream_cti(
-    starts: Mapping[Partition, ClockStart],
-    known: Collection[Partition],
-    was_idle: Set[Partition],
-    idle: Set[Partition],
-    emitted_us: int | None,
-) -> int | None:
-    """Compute the stream's CTI at the batch's start, before any state is raised to it.
-
-    It never goes below what was emitted, even if a task proved that with a partition that is
-    missing now.
-    """
-    holding, joining, resting = [], [], []
-    for part, (state, _) in starts.items():
-        if part in idle:
-            resting.append(state.cti_us)
-        elif part in known and part not in was_idle:
-            holding.append(state.cti_us)
-        else:
-            joining.append(state.cti_us)
-    return compute_stream_cti(holding, joining, resting, emitted_us)
-
-
 def _plan_partitions(
     given: _PlanInput,
     number: int,
@@ -326,7 +317,12 @@ def _plan_partitions(
     """Plan the ranges of the batch `number`."""
     previous, ended, positions, run = given.previous, given.ended, given.positions, given.run
     # A partition found during a bounded run has no end there: it waits for the next run.
-    reachable = {part: max(given.ends.get(part, at), at) for part, at in positions.items()}
+    reachable = {
+        part: at
+        if has_reached(starts[part][0].cti_us, run.until_us)
+        else max(given.ends.get(part, at), at)
+        for part, at in positions.items()
+    }
     limit = run.max_offsets
     alignment = find_alignment(previous, ended, positions, reachable, run.max_skew, limit)
     aligned, waiting = align_ends(alignment, positions, reachable, given.seen.time_index)

@@ -6,8 +6,9 @@ partitions, imported CTIs) are part of it for the same reason.
 
 Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
 `raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
-Only a stream whose payloads have schemas has `schemas`, and only one with malformed values
-`unfit_by`, the reasons: a reader of version 3 that does not know it has their number in `unfit`.
+Only a stream whose payloads have schemas has `schemas`, only one with an ending option `ends`, and
+only one with malformed values `unfit_by`, the reasons: a reader of version 3 that does not know it
+has their number in `unfit`.
 `waits` and `advanced` are only there where `maxSkew` and `idleAdvance` had an effect; both tell how
 the batch was planned, and no later batch depends on them.
 """
@@ -127,6 +128,7 @@ class StreamOffset:
         bounded: a bounded run planned the batch.
         warnings: the warnings given up to this batch.
         schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
+        fixed_ends: the offsets at which the partitions end by the ending options; None without one.
     """
 
     stream: str
@@ -146,6 +148,7 @@ class StreamOffset:
     bounded: bool = False
     warnings: Warnings = field(default_factory=dict)
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
+    fixed_ends: Mapping[Partition, int] | None = None
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
@@ -165,11 +168,13 @@ class StreamOffset:
         read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
         schemas = {"schemas": read_by} if read_by else {}
         advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
+        ends = {} if self.fixed_ends is None else {"ends": _ends_to_json(self.fixed_ends)}
         return {
             **advanced,
             **({"bounded": True} if self.bounded else {}),
             "closing": self.closing,
             "cti": self.cti_us,
+            **ends,
             "final": self.final,
             **hidden,
             "import": None if self.imported is None else self.imported.to_json(),
@@ -212,6 +217,7 @@ class StreamOffset:
                 part: ReaderSchema.from_json(each)
                 for part, each in value.get("schemas", {}).items()
             },
+            fixed_ends=_ends_from_json(value["ends"]) if "ends" in value else None,
         )
 
 
@@ -227,6 +233,21 @@ def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOff
         Partition(topic, int(number)): PartitionOffset.from_json(share)
         for topic, shares in topics.items()
         for number, share in shares.items()
+    }
+
+
+def _ends_to_json(ends: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, number), end in sorted(ends.items()):
+        topics.setdefault(topic, {})[str(number)] = end
+    return topics
+
+
+def _ends_from_json(topics: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
+    return {
+        Partition(topic, int(number)): end
+        for topic, ends in topics.items()
+        for number, end in ends.items()
     }
 
 

@@ -4,17 +4,34 @@ As in Spark's own source `startingTimestamp` overrides `startingOffsetsByTimesta
 `startingOffsets`; the ending options likewise. Without a record at or after its starting timestamp
 a partition fails the query or starts at the latest offset (`startingOffsetsByTimestampStrategy`).
 Without a record at or after its ending timestamp it ends at the latest offset.
+
+A stream may so have ends of its own, before those of its logs (7.6): the ending options fix them
+when the query first starts, and the offset keeps them as `fixed_ends`. With `endingCti` a partition
+ends where its clock says so (7.7). A partition that has ended needs nothing more of its log: it can
+neither be lost nor lag behind.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.cti.state import PartitionState
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
+from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["ending_timestamps", "resolve_ends", "resolve_starts", "starting_timestamps"]
+__all__ = [
+    "check_order",
+    "ending_timestamps",
+    "find_ended",
+    "fix_ends",
+    "has_reached",
+    "limit_ends",
+    "resolve_ends",
+    "resolve_starts",
+    "starting_timestamps",
+]
 
 
 def starting_timestamps(
@@ -133,6 +150,106 @@ def resolve_ends(
     }
 
 
+def check_order(
+    options: KafkaOptions, starts: Mapping[Partition, int], stops: Mapping[Partition, int]
+) -> None:
+    """Refuse a read that starts after its end, naming the option that decides it.
+
+    Raises:
+        OptionError: of that option.
+    """
+    starting = _find_first_set(
+        startingTimestamp=options.starting_timestamp_ms,
+        startingOffsetsByTimestamp=options.starting_timestamps_ms,
+        startingOffsets=options.starting_offsets,
+    )
+    ending = _find_first_set(
+        endingTimestamp=options.ending_timestamp_ms,
+        endingOffsetsByTimestamp=options.ending_timestamps_ms,
+        endingOffsets=options.ending_offsets,
+    )
+    for part, start in sorted(starts.items()):
+        if start > stops[part]:
+            raise OptionError(
+                starting,
+                f"{part} starts at offset {start} by it, and ends at {stops[part]} by option "
+                f"'{ending}'",
+                "a start that is not behind the end",
+                f"choose an earlier one, or a later '{ending}'",
+            )
+
+
+def fix_ends(
+    options: KafkaOptions,
+    earliest: Mapping[Partition, int],
+    starts: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    find_offsets: Callable[[Mapping[Partition, int]], Mapping[Partition, int | None]],
+) -> dict[Partition, int] | None:
+    """Return where a stream ends by the ending options; None if it has none of them.
+
+    Args:
+        options: the options of the stream.
+        earliest: the first offset that each partition still has.
+        starts: the first offset that the stream reads of each partition.
+        ends: the offset after each partition's last readable record.
+        find_offsets: finds the first offset at or after a timestamp, in ms; None if there is none.
+
+    Raises:
+        OptionError: an option names other partitions than exist, or one starts after its end.
+        DataLost: a named offset does not exist, and option `failOnDataLoss` is true.
+    """
+    if options.ends_by_default:
+        return None
+    found = find_offsets(ending_timestamps(options, ends))
+    stops = resolve_ends(options, earliest, ends, found)
+    check_order(options, starts, stops)
+    return stops
+
+
+def has_reached(cti_us: int | None, until_us: int | None) -> bool:
+    """Check whether a CTI has reached the instant at which the stream ends; None for no end."""
+    return cti_us is not None and until_us is not None and cti_us >= until_us
+
+
+def find_ended(
+    offset: StreamOffset, states: Mapping[Partition, PartitionState], until_us: int | None
+) -> dict[Partition, int]:
+    """Return the partitions that the stream has read to their own ends, with their positions.
+
+    Args:
+        offset: the last batch.
+        states: the clocks after it; those at its start for partitions that are left out.
+        until_us: the CTI at which each partition ends; None for no such end.
+    """
+    fixed = offset.fixed_ends or {}
+    return {
+        part: share.end_exclusive
+        for part, share in offset.partitions.items()
+        if (part in fixed and share.end_exclusive >= fixed[part])
+        or has_reached(states.get(part, share.state).cti_us, until_us)
+    }
+
+
+def limit_ends(
+    log_ends: Mapping[Partition, int],
+    fixed_ends: Mapping[Partition, int] | None,
+    ended: Mapping[Partition, int],
+) -> dict[Partition, int]:
+    """Return how far the stream reads each partition.
+
+    Args:
+        log_ends: the ends of the logs.
+        fixed_ends: those of the stream, if it has any: it reads no other partition.
+        ended: the partitions that have ended, with their positions.
+    """
+    if fixed_ends is None:
+        return {**log_ends, **ended}
+    limited = {part: min(end, fixed_ends[part]) for part, end in log_ends.items()
+               if part in fixed_ends}  # fmt: skip
+    return {**limited, **ended}
+
+
 def _choose_timestamps(
     name: str,
     one_ms: int | None,
@@ -231,3 +348,7 @@ def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> No
 
 def _name_partitions(partitions: Collection[Partition]) -> str:
     return ", ".join(f"{part.topic}-{part.number}" for part in sorted(partitions)) or "none"
+
+
+def _find_first_set(**options: object) -> str:
+    return next(name for name, value in options.items() if value is not None)

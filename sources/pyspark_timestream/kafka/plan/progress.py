@@ -7,24 +7,29 @@ from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.cti.step import COUNTERS
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.positions import find_ended, limit_ends
 from pyspark_timestream.kafka.plan.warnings import active_warnings
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = ["build_progress"]
 
 
-def build_progress(offset: StreamOffset, log_ends: Mapping[Partition, int]) -> dict[str, Any]:
+def build_progress(
+    offset: StreamOffset, log_ends: Mapping[Partition, int], until_us: int | None = None
+) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
 
     `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
-    the end of the log. Counters are per partition, and summed over existing partitions;
-    `malformedValues` counts by reason as well. `warnings` holds the texts of the active ones.
+    the end of the log, or to the stream's own end (`until_us` is that of `endingCti`). Counters are
+    per partition, and summed over existing partitions; `malformedValues` counts by reason as well.
+    `warnings` holds the texts of the active ones.
     """
+    ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
     totals, malformed = dict.fromkeys(COUNTERS, 0), NO_MALFORMED_VALUES
     for part, share in sorted(offset.partitions.items()):
         topics.setdefault(part.topic, {})[str(part.number)] = _build_partition(
-            share, log_ends.get(part, share.end_exclusive)
+            share, ends.get(part, share.end_exclusive)
         )
         for name, count in share.state.counters().items():
             totals[name] += count

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -16,7 +17,7 @@ from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
 from pyspark_timestream.kafka.client.pool import Pool
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.client.retry import RetryBudget
-from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
 
@@ -65,12 +66,13 @@ class Scripted:
         self.aims: list[int] = []
         self.closed = 0
         self.received_bytes = 0
+        self.paused = 0
 
     def seek(self, partition: Partition, offset: int) -> None:
         self.aims.append(offset)
 
     def pause(self) -> None:
-        pass
+        self.paused += 1
 
     def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
         return next(self._script)
@@ -118,6 +120,18 @@ def read(
     monkeypatch.setattr(RangeReader, "_create_consumer", lambda reader: consumer)
     assert list(range_reader.RangeReader(options, "g").read(SPAN, ColumnSet())) == []
     return consumer.aims
+
+
+def test_a_range_that_is_left_before_its_end_fetches_no_more(monkeypatch) -> None:
+    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+    taken = PollResult(RecordBlock(pa.array([10])), 11, ())
+    consumer = Scripted(iter([taken]))
+    monkeypatch.setattr(RangeReader, "_create_consumer", lambda reader: consumer)
+    blocks = RangeReader(options, "g").read(SPAN, ColumnSet())
+    assert next(blocks) is taken.block
+    assert consumer.paused == 0
+    blocks.close()
+    assert consumer.paused == 1
 
 
 def test_a_loss_that_is_reported_twice_is_passed_over_once(monkeypatch) -> None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.connector.offsets import INITIAL_OFFSET
+from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
 from pyspark_timestream.explain.diagnosis import diagnose
@@ -73,7 +74,7 @@ class Driven:
     def __init__(self, broker: FakeBroker, **raw: str) -> None:
         self.now_s = 1_700_000_000.0
         self.driver = StreamDriver(
-            options(startingOffsets="earliest", **raw),
+            options(**{"startingOffsets": "earliest", **raw}),
             broker.connect,
             lambda: int(self.now_s * 1e6),
             unreadable,
@@ -822,3 +823,81 @@ def test_stream_without_ctis_is_not_reread_and_warns_about_counts():
     run.plan()
     run.plan()
     assert told(run) == []
+
+
+class TimedBroker(FakeBroker):
+    """The record at offset n has timestamp 10 * n."""
+
+    def offsets_at(self, instants_ms):
+        found = {part: -(-ms // 10) for part, ms in instants_ms.items()}
+        return {part: at if at < self.log[part][1] else None for part, at in found.items()}
+
+
+def test_a_stream_with_an_end_fixes_it_once_and_reads_no_partition_found_later():
+    broker = TimedBroker(p0=(0, 10), p1=(0, 3))
+    run = Driven(broker, endingTimestamp="50")
+    run.plan(cap=4)
+    assert run.offset["ends"] == {"topic": {"0": 5, "1": 3}}
+    broker.log = {at(0): (0, 90), at(1): (0, 90), at(2): (0, 90)}
+    again = Driven(broker, endingTimestamp="50")
+    again.offset = run.offset
+    read = []
+    while (ranges := again.plan()) is not None:
+        read.append(ranges)
+    assert {number: span[1] for number, span in read[0].items()} == {0: 5, 1: 3}
+    assert again.offset["closing"]
+    assert again.plan() is None
+    assert again.driver.progress()["endOfStream"]
+    assert again.driver.progress()["partitions"]["topic"]["0"]["lag"] == 0
+
+
+def test_a_finished_stream_loses_nothing_when_its_log_or_topic_is_gone():
+    broker = TimedBroker(p0=(0, 10), p1=(0, 3))
+    run = Driven(broker, endingOffsets='{"topic": {"0": 4, "1": -1}}')
+    while run.plan() is not None:
+        pass
+    assert run.offset["closing"]
+    broker.log = {at(0): (7, 10)}
+    again = Driven(broker, endingOffsets='{"topic": {"0": 4, "1": -1}}')
+    again.offset = run.offset
+    assert again.plan() == {0: (4, 4), 1: (3, 3)}
+    assert (again.plan(), again.offset["closing"]) == (None, True)
+
+
+def test_an_old_end_that_a_former_leader_names_does_not_end_the_stream_early():
+    broker = TimedBroker(p0=(0, 10))
+    run = Driven(broker, endingOffsets="latest")
+    run.plan(cap=4)
+    again = Driven(broker, endingOffsets="latest")
+    again.offset, broker.former_ends = run.offset, [4, 4]
+    ranges = [again.plan(), again.plan()]
+    assert {0: (4, 10)} in ranges
+    while again.plan() is not None:
+        pass
+    assert again.offset["closing"]
+
+
+def test_records_before_an_end_that_are_gone_are_lost_as_ever():
+    broker = TimedBroker(p0=(0, 10))
+    run = Driven(broker, endingTimestamp="70")
+    run.plan(cap=2)
+    broker.log = {at(0): (5, 10)}
+    with pytest.raises(DataLost, match="offsets 2 to 4 were deleted before they were read"):
+        run.plan()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "said"),
+    [
+        ({"endingOffsets": '{"topic": {"0": 99}}'}, DataLost, "has offsets 0 to 10, not 99"),
+        ({"endingOffsets": '{"topic": {"7": 1}}'}, OptionError, "the partitions are topic-0"),
+        (
+            {"endingTimestamp": "20", "startingOffsets": '{"topic": {"0": 5}}'},
+            OptionError,
+            "starts at offset 5 by it, and ends at 2 by option 'endingTimestamp'",
+        ),
+    ],
+)
+def test_an_end_that_does_not_exist_or_lies_before_the_start_is_refused(more, error, said):
+    with pytest.raises(error, match=said):
+        Driven(TimedBroker(p0=(0, 10)), **more).plan()

@@ -43,6 +43,11 @@ LEGAL = {
     "idleTimeout": "30 seconds",
     "idleAdvance": "2 minutes",
     "maxSkew": "10 minutes",
+    "startingCti": "2024-01-01T00:00:00Z",
+    "endingCti": "2024-02-01T00:00:00Z",
+    "endingOffsets": "latest",
+    "endingTimestamp": "1700000000000",
+    "endingOffsetsByTimestamp": '{"a": {"0": 1700000000000}}',
 }
 
 
@@ -102,6 +107,8 @@ def test_declared_conflicts_name_both_options(spec):
             GIVEN if other in ("maxTasks", "minPartitions", "maxRecordsPerPartition") else BROKER
         )
         given = {**given, "ctiFrequency": "1"} if spec.name == "maxSkew" else given
+        if spec.name == "endingCti":
+            given = {**given, "ctiFrequency": "1", "idleTimeout": "1 s"}
         message = refusal(**{**given, spec.name: LEGAL[spec.name], other: LEGAL[other]})
         assert message.startswith(f"option '{spec.name}': '{LEGAL[spec.name]}' conflicts")
         assert f"option '{other}' ('{LEGAL[other]}')" in message
@@ -124,7 +131,9 @@ def test_the_conflicts_between_options_are_declared():
     assert {name for name, spec in declared.items() if spec.needs} == {
         "ctiDelay",
         "futurePolicy",
+        "endingCti",
         "maxFuture",
+        "startingCti",
         "timeWindow",
         "idleAdvance",
         "idleTimeout",
@@ -137,6 +146,29 @@ def test_the_conflicts_between_options_are_declared():
         "writerTimeout",
         "writers",
     }
+
+
+@pytest.mark.parametrize("last", ["2024-01-01T00:00:00Z", "2023-12-31T23:59:59Z"])
+def test_a_span_that_ends_where_it_starts_or_before_is_refused(last):
+    given = {**GIVEN, "ctiFrequency": "1", "startingCti": LEGAL["startingCti"]}
+    message = refusal(**given, endingCti=last)
+    assert f"option 'endingCti': '{last}' conflicts with option 'startingCti'" in message
+
+
+def test_a_preset_with_an_ending_cti_sends_no_final_cti_unless_told():
+    replay = {"advanceTime": "IncreasingStartTime", "endingCti": LEGAL["endingCti"]}
+    assert not options(**replay).final_cti
+    assert options(**replay, finalCti="true").final_cti
+
+
+def test_a_checkpoint_pins_ends_and_span_of_a_stream_that_has_them():
+    names = {"endingOffsets", "endingTimestamp", "startingCti", "endingCti"}
+    assert not names & options().settings().keys()
+    assert options(endingOffsets="latest").settings()["endingOffsets"] == "latest"
+    assert options(endingTimestamp="7").settings()["endingTimestamp"] == "7"
+    span = options(ctiFrequency="1", startingCti="2024-01-01 00:00Z", endingCti="20240201T0000Z")
+    assert span.settings()["startingCti"] == LEGAL["startingCti"]
+    assert span.settings()["endingCti"] == LEGAL["endingCti"]
 
 
 def test_without_more_than_a_topic_the_defaults_are_sparks_and_the_rules():

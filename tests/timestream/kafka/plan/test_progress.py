@@ -59,6 +59,7 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
         "future": 7,
         "ctis": 5,
         "ignoredCtis": 6,
+        "outside": 0,
         "malformedValues": {"total": 9, "key type": 1, "type": 5},
         "waits": False,
     }
@@ -82,6 +83,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "future": 7,
         "ctis": 6,
         "ignoredCtis": 6,
+        "outside": 0,
         "malformedValues": {"total": 14, "framing": 2, "key type": 1, "type": 8},
     }
 
@@ -94,6 +96,14 @@ def test_a_closing_batch_is_the_end_of_the_stream():
 
 def test_a_log_that_is_shorter_than_was_read_has_no_negative_lag():
     assert build_progress(OFFSET, {at(0): 3})["partitions"]["topic"]["0"]["lag"] == 0
+
+
+def test_the_lag_counts_up_to_the_streams_own_end():
+    fixed = replace(OFFSET, fixed_ends={at(0): 25})
+    assert build_progress(fixed, {at(0): 31})["partitions"]["topic"]["0"]["lag"] == 5
+    parts = build_progress(OFFSET, {at(0): 3_000, at(1): 7}, 1_500_000)["partitions"]["topic"]
+    # Partition 0 has reached the end with what the batch reads; partition 1 has no CTI yet.
+    assert (parts["0"]["lag"], parts["1"]["lag"] > 0) == (5, True)
 
 
 def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
