@@ -190,6 +190,10 @@ class PARTITION:
         "timestream.partition.events.future", "{event}", _COUNTER,
         "Events in the future of their record, by `maxFuture`", _OF_PARTITION,
     )  # fmt: skip
+    OUTSIDE: Final = Metric(
+        "timestream.partition.events.outside", "{event}", _COUNTER,
+        "Events left out since they lie outside the span of a replay", _OF_PARTITION,
+    )  # fmt: skip
     MALFORMED_VALUES: Final = Metric(
         "timestream.partition.values.malformed", "{record}", _COUNTER,
         "Records whose value or key cannot be read", _OF_PARTITION,
@@ -245,6 +249,7 @@ COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = 
     "flagged": (PARTITION.LATE, (("outcome", "flagged"),)),
     "malformed": (PARTITION.MALFORMED, ()),
     "future": (PARTITION.FUTURE, ()),
+    "outside": (PARTITION.OUTSIDE, ()),
     "ctis": (PARTITION.CTIS, ()),
     "ignoredCtis": (PARTITION.IGNORED_CTIS, ()),
 }
