@@ -73,6 +73,16 @@ class DefaultSource(DataSource):
         spark.readStream.format("timestream").option("period", "0.5").option("maxCount", 10).load()
     """
 
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take what the topics say of their time, once: Spark copies this object from here on."""
+        super().__init__(options)
+        self._described: dict[str, str] = {}
+        if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
+            # Imported late: a clock needs no Kafka library.
+            from pyspark_timestream.kafka.client.described_times import read_time_settings
+
+            self._described = read_time_settings(options)
+
     @classmethod
     def name(cls) -> str:
         """The format's name."""
@@ -133,7 +143,7 @@ class DefaultSource(DataSource):
             # Imported late: a clock needs no Kafka library.
             from pyspark_timestream.kafka.reader import KafkaTransport
 
-            return KafkaTransport(self.options)
+            return KafkaTransport(self.options, self._described)
         return TimeTransport(
             self.options, [spec.name for spec in option_specs(KafkaOptions).values()]
         )

@@ -24,6 +24,7 @@ ADAPTERS = {
     "kafka.client.broker_errors",
     "kafka.client.config",
     "kafka.client.consumer",
+    "kafka.client.described_times",
     "kafka.client.native.consumer",
     "kafka.client.prefetch",
     "kafka.client.range_reader",

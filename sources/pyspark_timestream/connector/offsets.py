@@ -3,7 +3,7 @@
 The rules are semantics 8.5.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pyspark_timestream.errors import CheckpointMismatch
@@ -27,7 +27,10 @@ def is_initial_offset(offset: Mapping[str, Any]) -> bool:
 
 
 def check_offset(
-    offset: Mapping[str, Any], settings: Mapping[str, str], newest: int = FORMAT_VERSION
+    offset: Mapping[str, Any],
+    settings: Mapping[str, str],
+    newest: int = FORMAT_VERSION,
+    described: Collection[str] = (),
 ) -> None:
     """Refuse an offset that this code or these settings cannot continue.
 
@@ -35,6 +38,7 @@ def check_offset(
         offset: as a checkpoint holds it; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
         newest: the newest format version that the caller reads.
+        described: the names of settings that option `timeSettings` gives.
 
     Raises:
         CheckpointMismatch: a newer format version, or another value of an option in `settings`.
@@ -60,7 +64,15 @@ def check_offset(
                 else "the stream's time or rows"
             )
             back = f"set it back to '{old}'" if name in stored else "leave it out"
+            origin = ""
+            if name in described:
+                origin = " by option 'timeSettings'"
+                back = (
+                    f"set it to '{old}' in the query"
+                    if name in stored
+                    else "leave 'timeSettings' out and set the other options in the query"
+                )
             raise CheckpointMismatch(
-                f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now; it "
-                f"defines {what}, so {back} or start with a new checkpoint"
+                f"option '{name}' was '{old}' when this checkpoint was made and is '{new}' now"
+                f"{origin}; it defines {what}, so {back} or start with a new checkpoint"
             )

@@ -30,11 +30,11 @@ _HIDE_VARIABLE: Final = "SPARK_HIDE_TRACEBACK"
 def hide_tracebacks(adapter: C) -> C:
     """The class decorator of everything that Spark's workers call.
 
-    An own error that a public method raises, or an iterator that it returns, reaches the driver
-    without its traceback. Every other exception is a bug here, and keeps it.
+    An own error that a public method or `__init__` raises, or an iterator that it returns, reaches
+    the driver without its traceback. Every other exception is a bug here, and keeps it.
     """
     for name, method in list(vars(adapter).items()):
-        if inspect.isfunction(method) and not name.startswith("_"):
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
             setattr(adapter, name, _wrap_method(method))
     return adapter
 

@@ -67,12 +67,16 @@ _LOG: Final = logging.getLogger(__name__)
 class KafkaTransport:
     """Transport `kafka`, as the options ask for it.
 
+    Args:
+        raw: the query's options, in any case.
+        described: what it takes of the descriptions of its topics, by option name.
+
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
 
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        self._options = load_schemas(read_kafka_options(raw))
+    def __init__(self, raw: Mapping[str, str], described: Mapping[str, str] | None = None) -> None:
+        self._options = load_schemas(read_kafka_options(raw, described))
         self._given = frozenset(name.lower() for name in raw)
 
     def schema(self) -> StructType:
@@ -151,7 +155,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of the batch that `end` describes."""
         if start == end:
             return []
-        check_stream_offset(end, self._options.settings())
+        check_stream_offset(end, self._options.settings(), self._options.described)
         offset = StreamOffset.from_json(end)
         readers: Mapping[str, ReaderSchema] = {}
         if self._options.has_schemas:

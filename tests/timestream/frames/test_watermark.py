@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -182,3 +183,74 @@ def test_a_setting_that_breaks_what_ctis_promise_is_refused_by_name(spark, strea
     assert reason in str(refusal.value)
     assert f"spark.conf.set('{name}', '{usual}')" in str(refusal.value)
     helper(df)
+
+
+@pytest.fixture
+def released(spark, tmp_path):
+    """Run a frame of sessions over batches of rows: (batch, first minute, last minute, events)."""
+
+    def run(releases, *batches):
+        place = tmp_path / releases
+        place.mkdir()
+        for number, batch in enumerate(batches):
+            path = place / f"{number}.json"
+            path.write_text("\n".join(json.dumps(row) for row in batch))
+            os.utime(path, (number, number))
+        read = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(place))
+        rows = advance_time(read, releases=releases)
+        sessions = count_sessions(rows)
+        found = []
+
+        def keep(batch, number):
+            found.extend(
+                (number, minute(row.s.start), minute(row.s.end), row["count"])
+                for row in batch.collect()
+            )
+
+        query = (
+            sessions.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / f"{releases} checkpoint"))
+            .trigger(availableNow=True).start()
+        )  # fmt: skip
+        query.awaitTermination()
+        return found
+
+    return run
+
+
+def count_sessions(rows):
+    gap = F.session_window("start_time", "10 minutes").alias("s")
+    return rows.groupBy("station", gap).count()
+
+
+def minute(time):
+    return (time.astimezone(UTC) - NOON).total_seconds() / 60
+
+
+def event_at(minute):
+    return {"station": "a", "start_time": (NOON + timedelta(minutes=minute)).isoformat()}
+
+
+def cti_at(minute):
+    return {"cti": (NOON + timedelta(minutes=minute)).isoformat()}
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+AT_THE_END = [[event_at(0), cti_at(10)], [cti_at(10)], [event_at(10), cti_at(20)], [cti_at(20.1)]]
+"""An event at exactly the end of a session, after a CTI at that end, which allows it."""
+
+
+def test_sessions_wait_for_an_event_at_their_end_with_releases_rows(released, spark) -> None:
+    times = [("a", NOON), ("a", NOON + timedelta(minutes=10))]
+    (row,) = count_sessions(
+        spark.createDataFrame(times, "station string, start_time timestamp")
+    ).collect()
+    once = minute(row.s.start), minute(row.s.end), row["count"]
+    # The CTI at 20 is in force in batch 3, which brings that past the end, for the batch after.
+    assert released("rows", *AT_THE_END) == [(4, *once)]
+    assert once == (0, 20, 2)
+
+
+def test_sessions_are_torn_at_their_end_with_releases_windows(released) -> None:
+    torn = [row[1:] for row in released("windows", *AT_THE_END)]
+    assert torn == [(0, 10, 1), (10, 20, 1)]

@@ -141,7 +141,7 @@ class StreamDriver:
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
-        check_stream_offset(start, self._options.settings())
+        check_stream_offset(start, self._options.settings(), self._options.described)
         self.fix_readers({} if is_initial_offset(start) else StreamOffset.from_json(start).schemas)
         if not self._options.ends_by_default and self._bounds is None:
             self.limit_to_current_ends()
@@ -209,7 +209,10 @@ class StreamDriver:
         """Return the progress report of the batch planned last."""
         if self._planned is None:
             return None
-        return build_progress(self._planned, self._log_ends, self._options.ending_cti_us)
+        options = self._options
+        return build_progress(
+            self._planned, self._log_ends, options.ending_cti_us, options.declared
+        )
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex

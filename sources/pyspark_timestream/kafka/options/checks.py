@@ -32,12 +32,29 @@ _PREFIXES: Final = ("kafka.", PREFIX.lower(), FOREIGN_PREFIX)
 """The prefixes of options that are passed on to clients."""
 
 
-def read_kafka_options(raw: Mapping[str, str]) -> KafkaOptions:
+def read_kafka_options(
+    raw: Mapping[str, str], described: Mapping[str, str] | None = None
+) -> KafkaOptions:
     """The options of transport `kafka` in Spark's string map.
+
+    Args:
+        raw: the query's own options.
+        described: those that it takes from the description of its topics, by name.
 
     Raises:
         OptionError: an option is wrong, missing, unknown, or conflicts with another.
     """
+    if not described:
+        return _read_options(raw)
+    try:
+        return replace(_read_options({**raw, **described}), described=described)
+    except OptionError as error:
+        taken = ", ".join(f"{name} = '{text}'" for name, text in described.items())
+        error.args = (f"{error}; option 'timeSettings' gives {taken}",)
+        raise
+
+
+def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
     given = {key.lower(): value for key, value in raw.items()}
     plain = {key: value for key, value in given.items() if not key.startswith(_PREFIXES)}
     plain.pop("transport", None)

@@ -1,6 +1,7 @@
 """The options of transport `kafka`: a frozen value, built by `read_kafka_options`."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark_timestream.connector.event_time import TIME_UNITS
@@ -26,6 +27,7 @@ from pyspark_timestream.kafka.options.parsers import (
     TimeFrom,
 )
 from pyspark_timestream.kafka.options.payloads import PAYLOAD_SETTINGS, PayloadOptions
+from pyspark_timestream.kafka.options.time_settings import TIME_SETTINGS, SettingsPlace
 
 __all__ = ["PRESETS", "KafkaOptions"]
 
@@ -38,8 +40,24 @@ _ANY_CTIS: Final = (*_CTI_SOURCES, "ctiHeader", "ctiImport", "finalCti")
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions(PayloadOptions):
-    """All options of transport `kafka`; its own are about metadata, event times and CTIs."""
+    """All options of transport `kafka`; its own are about metadata, event times and CTIs.
 
+    Attributes:
+        described: option name -> text, as taken from the description of the topics.
+    """
+
+    described: Mapping[str, str] = field(default_factory=dict)
+    time_settings: SettingsPlace | None = option(
+        "timeSettings",
+        TIME_SETTINGS,
+        None,
+        description=(
+            "what the topics say of their own time: the path of a JSON file on the driver, or "
+            "`topic:NAME`, a compacted topic. It is read when the query is built; the query's own "
+            "options override it, name by name"
+        ),
+        excludes=("subscribePattern",),
+    )
     include_headers: bool = option(
         "includeHeaders", boolean, False, description="adds the column `headers`"
     )
@@ -337,6 +355,11 @@ class KafkaOptions(PayloadOptions):
     def is_cut(self) -> bool:
         """True if several tasks may read one partition."""
         return self.min_partitions is not None or self.max_records is not None
+
+    @property
+    def declared(self) -> tuple[str, Mapping[str, str]] | None:
+        """The option `timeSettings`, and what was taken from there; None without it."""
+        return None if self.time_settings is None else (str(self.time_settings), self.described)
 
     @property
     def rules(self) -> TimeRules:

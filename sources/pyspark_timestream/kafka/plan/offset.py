@@ -251,15 +251,27 @@ def _ends_from_json(topics: Mapping[str, Mapping[str, int]]) -> dict[Partition, 
     }
 
 
-def check_stream_offset(offset: Mapping[str, Any], settings: Mapping[str, str]) -> None:
+def check_stream_offset(
+    offset: Mapping[str, Any],
+    settings: Mapping[str, str],
+    described: Mapping[str, str] | None = None,
+) -> None:
     """Refuse an offset that this code or `settings`, those of today's options, cannot continue.
+
+    `described` are the options taken from the description of the topics, for the message.
 
     Raises:
         CheckpointMismatch: a newer format version, or another value of an option in `settings`.
     """
     if "settings" in offset and offset.get("version") in range(1, OFFSET_VERSION + 1):
         offset = {**offset, "settings": translate_older_settings(offset["settings"])}
-    check_offset(offset, settings, OFFSET_VERSION)
+    check_offset(offset, settings, OFFSET_VERSION, _pinned_names(described or {}))
+
+
+def _pinned_names(described: Mapping[str, str]) -> set[str]:
+    """Return the settings that `described` gives; a preset is pinned as what it stands for."""
+    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in described else ()
+    return {*described, *preset}
 
 
 def group_name(prefix: str, stream: str) -> str:

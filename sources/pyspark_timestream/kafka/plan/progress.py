@@ -15,14 +15,18 @@ __all__ = ["build_progress"]
 
 
 def build_progress(
-    offset: StreamOffset, log_ends: Mapping[Partition, int], until_us: int | None = None
+    offset: StreamOffset,
+    log_ends: Mapping[Partition, int],
+    until_us: int | None = None,
+    described: tuple[str, Mapping[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
 
     `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
     the end of the log, or to the stream's own end (`until_us` is that of `endingCti`). Counters are
     per partition, and summed over existing partitions; `malformedValues` counts by reason as well.
-    `warnings` holds the texts of the active ones.
+    `warnings` holds the texts of the active ones. `described`, the option `timeSettings` and what
+    was taken from there, is `timeSettings`.
     """
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
     topics: dict[str, dict[str, Any]] = {}
@@ -41,6 +45,7 @@ def build_progress(
         "warnings": [finding.line for finding in active_warnings(offset.warnings)],
         **totals,
         "malformedValues": _report_malformed(malformed),
+        "timeSettings": described and {"from": described[0], "taken": dict(described[1])},
     }
 
 

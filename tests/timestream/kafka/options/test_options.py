@@ -48,6 +48,7 @@ LEGAL = {
     "endingOffsets": "latest",
     "endingTimestamp": "1700000000000",
     "endingOffsetsByTimestamp": '{"a": {"0": 1700000000000}}',
+    "timeSettings": "topic:times",
 }
 
 

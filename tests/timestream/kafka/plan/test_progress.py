@@ -85,6 +85,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "ignoredCtis": 6,
         "outside": 0,
         "malformedValues": {"total": 14, "framing": 2, "key type": 1, "type": 8},
+        "timeSettings": None,
     }
 
 
@@ -114,3 +115,8 @@ def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
     (text,) = build_progress(replace(OFFSET, warnings=told), {})["warnings"]
     assert text.startswith("rows dropped as late: partition 0: 3 rows; next step: ")
     assert build_progress(OFFSET, {})["warnings"] == []
+
+
+def test_what_a_topic_declared_is_reported_with_its_place():
+    report = build_progress(OFFSET, {}, ("topic:times", {"ctiDelay": "20 s"}))
+    assert report["timeSettings"] == {"from": "topic:times", "taken": {"ctiDelay": "20 s"}}
