@@ -15,7 +15,7 @@ import pyspark_tseries
 def test_the_public_names_of_timestream() -> None:
     names = {"DefaultSource", "PunctuatedProducer", "advance_time", "await_end", "import_ctis"}
     names |= {"configure_spark", "explain_time", "order_by_time", "shift_time", "why"}
-    names |= {"TimeMetrics", "alter_lifetime", "measure_lateness", "spark_settings"}
+    names |= {"TimeMetrics", "alter_lifetime", "end_stream", "measure_lateness", "spark_settings"}
     names |= {"BrokerUnreachable", "CheckpointMismatch", "CheckpointUnreadable", "DataLost"}
     names |= {"DeliveryFailed", "MissingExtra", "OptionError", "SchemaRefused", "SettingRefused"}
     names |= {

@@ -17,6 +17,7 @@ ADAPTERS = {
     "connector.spark_errors",
     "demo.topic",
     "explain.query",
+    "frames.end",
     "frames.ordering",
     "frames.lifetimes",
     "frames.watermark",

@@ -127,7 +127,7 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     Raises:
         StreamingQueryException: the query failed.
     """
-    while query.isActive and not _has_ended(query):
+    while query.isActive and not has_ended(query):
         time.sleep(poll_seconds)
     if query.isActive:
         query.processAllAvailable()
@@ -135,7 +135,8 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
     query.awaitTermination()
 
 
-def _has_ended(query: StreamingQuery) -> bool:
+def has_ended(query: StreamingQuery) -> bool:
+    """True if all bounded sources of `query` reported their end."""
     progress = query.lastProgress
     reports = (
         [_parse_report(source.latestOffset) for source in progress.sources] if progress else []

@@ -17,6 +17,7 @@ from typing import Any, Final
 from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import DataLost
+from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
@@ -103,19 +104,22 @@ class StreamDriver:
         self._bound_written: dict[Partition, int] = {}
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
         self._started = False
+        self._told_to_end = False
         self._committed_batch = -1
         self._filled_us: int | None = None
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
         self._log_ends: dict[Partition, int] = {}
+        self._requests = EndRequests(find_directory())
         self._projection = projection
         self._has_readers = False
         self._warner = Warner(options, projection, reader)
 
     def limit_to_current_ends(self) -> None:
         """Make this a bounded run, which stops at the current ends."""
-        # No request here uses the group, so any name will do until the stream has one.
-        self._connect(self._options.group_prefix)
+        if self._connected is None:
+            # No request here uses the group, so any name will do until the stream has one.
+            self._connect(self._options.group_prefix)
         # The import is bounded before the ends that its CTIs wait for.
         importer = self._get_importer()
         if importer is not None:
@@ -148,13 +152,15 @@ class StreamDriver:
             if not is_initial_offset(start):
                 # A broker that no longer leads a partition may have named an old end.
                 self._bounds = dict(StreamOffset.from_json(start).fixed_ends or {})
+        if not is_initial_offset(start):
+            self._follow_end_request(start["stream"])
         run = RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),
             max_tasks=self._options.max_tasks,
             bounded=self._bounds is not None,
             new_start=not self._started,
-            final_cti=self._options.final_cti,
+            final_cti=self._options.final_cti or (self._told_to_end and self._options.has_ctis),
             idle_timeout_us=self._options.idle_timeout_us,
             idle_advance_us=self._options.idle_advance_us,
             max_skew=read_max_skew(self._options),
@@ -179,6 +185,17 @@ class StreamDriver:
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
         return planned.to_json()
+
+    def _follow_end_request(self, stream: str) -> None:
+        """Make this a bounded run with a final CTI if `end_stream` asks so (semantics 11.12)."""
+        if self._told_to_end or not self._requests.take(stream, self._started):
+            return
+        if self._bounds is None:
+            # The run goes on, and with it what it has seen of quiet partitions.
+            tracker = self._idle_tracker
+            self.limit_to_current_ends()
+            self._idle_tracker = tracker
+        self._told_to_end = True
 
     def _choose_min_offsets(self) -> int | None:
         """Return how many new offsets the batch waits for; None if it does not wait (any more)."""

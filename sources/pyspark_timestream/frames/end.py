@@ -1,0 +1,115 @@
+"""A running stream ended on request: a last CTI releases everything, then the query stops.
+
+The rules are semantics 11.12.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql.streaming.query import StreamingQuery
+
+from pyspark_timestream.errors import compose_message
+from pyspark_timestream.frames.end_requests import EndRequests, find_directory
+from pyspark_timestream.frames.watermark import has_ended
+
+__all__ = ["end_stream"]
+
+
+def end_stream(
+    query: StreamingQuery, timeout_seconds: float = 600.0, poll_seconds: float = 0.2
+) -> None:
+    """End the streams of a running query with a final CTI, and stop the query.
+
+    The query reads up to where its topics end now. Then a final CTI, 9999-12-31T23:59:59Z, releases
+    every window. When the sink has all of that, the query is stopped, and its streams have ended
+    for good, as with `finalCti` (semantics 7.3 and 11.12). For queries that read topics.
+
+    Args:
+        query: a running query, all of whose sources are transport `kafka`.
+        timeout_seconds: how long to wait for the end, and for the first batch if there is none.
+        poll_seconds: the time between two looks.
+
+    Raises:
+        ValueError: the query does not run, or reads something other than topics.
+        TimeoutError: it has not ended in time. It goes on running, and may still end.
+        StreamingQueryException: the query failed.
+    """
+    deadline_s = time.monotonic() + timeout_seconds
+    if not query.isActive:
+        raise ValueError(
+            compose_message(
+                f"query {query.id} does not run", "a running query", "call end_stream before stop()"
+            )
+        )
+    requests = EndRequests(_find_driver_directory())
+    streams = _find_streams(query, deadline_s, poll_seconds)
+    try:
+        while query.isActive and not has_ended(query):
+            # Again each time: a reader that just started takes a request for one left behind.
+            for stream in streams:
+                requests.make(stream)
+            _sleep_until(deadline_s, poll_seconds, "has not ended")
+        if query.isActive:
+            query.processAllAvailable()
+            query.stop()
+        query.awaitTermination()
+    finally:
+        for stream in streams:
+            requests.withdraw(stream)
+
+
+def _find_streams(query: StreamingQuery, deadline_s: float, poll_seconds: float) -> list[str]:
+    """Return the ids of the query's streams, once its first batch has named them."""
+    while query.isActive:
+        progress = query.lastProgress
+        if progress:
+            return [_read_stream(source.endOffset) for source in progress.sources]
+        _sleep_until(deadline_s, poll_seconds, "has not run a batch")
+    query.awaitTermination()
+    raise ValueError(f"query {query.id} stopped before its first batch")
+
+
+def _read_stream(end_offset: Any) -> str:
+    try:
+        offset = json.loads(end_offset) if isinstance(end_offset, str) else end_offset
+    except ValueError:
+        offset = None
+    if isinstance(offset, dict) and "partitions" in offset and "stream" in offset:
+        return str(offset["stream"])
+    raise ValueError(
+        compose_message(
+            "the query has a source that is not a topic read by format 'timestream'",
+            "a query all of whose sources have transport 'kafka'",
+            "stop it with query.stop(); a clock ends with option 'maxCount'",
+        )
+    )
+
+
+def _sleep_until(deadline_s: float, poll_seconds: float, what: str) -> None:
+    if time.monotonic() > deadline_s:
+        raise TimeoutError(
+            compose_message(
+                f"the query {what} within timeout_seconds",
+                None,
+                "see explain_time(query); a trigger with a long interval needs a longer timeout",
+            )
+        )
+    time.sleep(poll_seconds)
+
+
+def _find_driver_directory() -> Path:
+    context = SparkContext._active_spark_context
+    jvm = None if context is None else context._jvm
+    if jvm is None:
+        raise ValueError(
+            compose_message(
+                "this program does not run beside Spark's driver (Spark Connect)",
+                "a program that starts Spark's driver itself",
+                "call end_stream there, or restart the query with trigger(availableNow=True) and "
+                "option 'finalCti' = 'true'",
+            )
+        )
+    return find_directory(jvm.java.lang.System.getenv)

@@ -1,0 +1,79 @@
+"""Tells the reader of a running stream that the stream is to end (semantics 11.12).
+
+Spark runs a stream's reader in a process of its own beside its driver, and gives the program that
+started the query no way to reach it. Both run on one machine, as one user and with the driver's
+environment, so the request is a file in the temporary directory, named by the stream's id. A
+request is never a record of anything: the offset records the end.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+__all__ = ["EndRequests", "find_directory"]
+
+_VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
+
+
+def find_directory(get_variable: Callable[[str], str | None] = os.environ.get) -> Path:
+    """Return the temporary directory of a process with that environment."""
+    given = (get_variable(name) for name in _VARIABLES)
+    return Path(next((each for each in given if each and Path(each).is_dir()), "/tmp"))
+
+
+class EndRequests:
+    """The requests in one directory.
+
+    Args:
+        directory: the result of `find_directory`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def make(self, stream: str) -> None:
+        """Ask that the stream with that id ends; again is the same.
+
+        Raises:
+            OSError: the directory cannot be written, or the name is another user's.
+        """
+        path = self._path_of(stream)
+        if not _is_own(path):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+    def withdraw(self, stream: str) -> None:
+        """Take the request back, so that a later run of the stream does not find it."""
+        self._path_of(stream).unlink(missing_ok=True)
+
+    def take(self, stream: str, is_running: bool) -> bool:
+        """True if this user asks that the stream with that id ends; one look at a directory.
+
+        A run that has yet to plan its first batch removes the request instead: a program that was
+        killed while it waited has left it behind.
+        """
+        # An id of another form is of a checkpoint that this version did not begin.
+        found = _is_id(stream) and _is_own(self._path_of(stream))
+        if found and not is_running:
+            self.withdraw(stream)
+        return found and is_running
+
+    def _path_of(self, stream: str) -> Path:
+        if not _is_id(stream):
+            raise ValueError(f"'{stream}' is not the id of a stream")
+        return self._directory / f"timestream-end-{stream}"
+
+
+def _is_id(stream: str) -> bool:
+    return re.fullmatch("[0-9a-f]{32}", stream) is not None
+
+
+def _is_own(path: Path) -> bool:
+    """True if `path` is a file of this user: others may write to a temporary directory too."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
