@@ -130,4 +130,6 @@ class KafkaProcess:
 
 
 def _random_id() -> str:
-    return urlsafe_b64encode(secrets.token_bytes(16)).decode().rstrip("=")
+    # With the first bit set it might begin with a dash, and Kafka's tool would read an option.
+    first = bytes([secrets.randbelow(128)])
+    return urlsafe_b64encode(first + secrets.token_bytes(15)).decode().rstrip("=")
