@@ -31,6 +31,7 @@ ADAPTERS = {
     "kafka.client.range_reader",
     "kafka.client.retry",
     "kafka.driver.driver",
+    "kafka.driver.restored_states",
     "kafka.reader",
     "metrics.listener",
     "lateness.read",

@@ -11,21 +11,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.errors import DataLost
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
-from pyspark_timestream.kafka.driver.end_states import EndStates, copy_start_states, find_end_states
+from pyspark_timestream.kafka.driver.end_states import EndStates
 from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
 from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
+from pyspark_timestream.kafka.driver.restored_states import find_restored_states, read_again
 from pyspark_timestream.kafka.driver.steady_clock import make_steady_clock
 from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -62,10 +61,9 @@ from pyspark_timestream.kafka.plan.positions import (
     starting_timestamps,
 )
 from pyspark_timestream.kafka.plan.progress import build_progress
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.plan.tasks import TaskPlan
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.registry.readers import fix_readers
-from pyspark_timestream.kafka.task import compute_end_state
 
 __all__ = ["StreamDriver"]
 
@@ -392,29 +390,11 @@ class StreamDriver:
     def _get_end_states(self, offset: StreamOffset) -> EndStates:
         """Return the clocks after the batch `offset`."""
         if self._last_end_states is None or self._last_end_states[0] != offset:
-            self._last_end_states = (offset, self._find_end_states(offset))
+            found = find_restored_states(
+                self._options, offset, self._broker, lambda span: self._read_again(offset, span)
+            )
+            self._last_end_states = (offset, found)
         return self._last_end_states[1]
 
-    def _find_end_states(self, offset: StreamOffset) -> EndStates:
-        if self._options.is_cut:
-            # No task sees a whole partition, and without CTIs a state only holds counts.
-            return copy_start_states(offset)
-        left = self._broker.committed_metadata([s.partition for s in offset.ranges() if s.size])
-        read_again = partial(self._read_again, offset) if self._options.is_ordered else None
-        own = group_name(self._options.group_prefix, offset.stream)
-        return find_end_states(offset, left, read_again, self._options.client.get("group.id", own))
-
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
-        """Restore a state that no task committed, by reading `span` again."""
-        state = offset.partitions[span.partition].state
-        _LOG.info("reading %s again: no task committed its state to the group", span)
-        reader = self._reader(self._options, group_name(self._options.group_prefix, offset.stream))
-        try:
-            return compute_end_state(self._options, TaskRange(span, state), reader.read)
-        except DataLost as error:
-            raise DataLost(
-                f"no task committed the clock of {span.partition} after offset "
-                f"{span.end_exclusive - 1}, and reading its records again failed: {error}"
-            ) from error
-        finally:
-            reader.close()
+        return read_again(self._options, offset, span, self._reader)

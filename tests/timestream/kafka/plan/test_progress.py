@@ -118,5 +118,5 @@ def test_the_warnings_that_hold_are_listed_as_texts_with_the_next_step():
 
 
 def test_what_a_topic_declared_is_reported_with_its_place():
-    report = build_progress(OFFSET, {}, ("topic:times", {"ctiDelay": "20 s"}))
+    report = build_progress(OFFSET, {}, None, ("topic:times", {"ctiDelay": "20 s"}))
     assert report["timeSettings"] == {"from": "topic:times", "taken": {"ctiDelay": "20 s"}}
