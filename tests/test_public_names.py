@@ -35,8 +35,8 @@ def test_the_public_names_of_tseries() -> None:
     errors |= {"PermissionDenied", "StoreBusy", "StoreMismatch", "TseriesError", "UnusableStore"}
     errors |= {"OutOfOrder", "WrongClock"}
     results = {"Event", "EventMetadata", "QueryResult"}
-    names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "describe"}
-    names |= {*errors, *results}
+    names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
+    names |= {"describe", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
     assert all(getattr(pyspark_tseries, name) for name in names)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.describe import describe
+    from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "UpdateFailed",
     "WrongClock",
     "__version__",
+    "correct_late",
     "describe",
 ]
 
@@ -66,6 +68,7 @@ _MODULES = {
     "DefaultSource": "spark.source",
     "RangeQuery": "client.range_query",
     "TimeSeries": "client.time_series",
+    "correct_late": "spark.correct_late",
     "describe": "maintain.describe",
 }
 

@@ -1,6 +1,7 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
-The commands are `describe`, `verify`, `repair`, `rebuild`, `compact` and `maintain`.
+The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain` and
+`forget-writer`.
 """
 
 import argparse
@@ -21,7 +22,10 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
+from pyspark_tseries.store.admin_commits import forget_writer
+from pyspark_tseries.store.store import Store, now_us
 
 __all__ = ["main"]
 
@@ -42,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         if name in OWNER_COMMANDS:
             command.add_argument(
                 "--principal", help="who asks, if the store has a policy; default: the OS user"
+            )
+        if name == "forget-writer":
+            command.add_argument(
+                "--writer", required=True, help="the writer, as describe names it in cti_writers"
             )
         if name == "repair":
             command.add_argument(
@@ -117,7 +125,13 @@ def _maintain(path: Location, given: argparse.Namespace) -> int:
     return 0 if maintain(path, principal=given.principal) else 2
 
 
-OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain")
+def _forget_writer(path: Location, given: argparse.Namespace) -> int:
+    principal = os_user() if given.principal is None else given.principal
+    forget_writer(Store.open(path), given.writer, now_us(), principal)
+    return 0
+
+
+OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "forget-writer")
 """Commands that need the right `own` if the store has a policy."""
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
@@ -129,6 +143,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     ),
     "rebuild": ("rebuilds the head from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes events out of range", _compact),
+    "forget-writer": ("lets a writer hold back the store's CTI no more", _forget_writer),
     "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }
 

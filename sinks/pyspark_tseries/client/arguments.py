@@ -24,6 +24,7 @@ __all__ = [
     "parse_series",
     "parse_timestamp",
     "parse_values",
+    "refuse_ctis",
     "refuse_metadata",
 ]
 
@@ -69,13 +70,24 @@ def parse_schema(given: Any) -> pa.Schema:
 
 def refuse_metadata(plan: RowPlan) -> None:
     """Raise IncompatibleValue if a value column has the name of a metadata column."""
-    for name in (plan.timestamp, plan.author, plan.edit_of):
+    for name in (plan.timestamp, plan.author, plan.edit_of, plan.cti):
         if name is not None:
             raise IncompatibleValue(
                 f"value column '{name}' is named like what an event has anyway",
                 "any other name",
                 "rename it, or leave it out",
             )
+
+
+def refuse_ctis(plan: RowPlan) -> None:
+    """Raise IncompatibleValue if rows have a column of CTIs, which only a stream can give."""
+    if plan.cti is not None:
+        raise IncompatibleValue(
+            f"column '{plan.cti}' is not in the store, and has CTIs, which only a streaming query "
+            "can give",
+            "rows without it",
+            "drop the column",
+        )
 
 
 def parse_series(given: Any) -> str:

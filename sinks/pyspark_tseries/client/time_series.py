@@ -22,6 +22,7 @@ from pyspark_tseries.client.arguments import (
     parse_series,
     parse_timestamp,
     parse_values,
+    refuse_ctis,
     refuse_metadata,
 )
 from pyspark_tseries.client.range_query import RangeQuery
@@ -47,7 +48,7 @@ from pyspark_tseries.model.valid_text import is_valid_text
 from pyspark_tseries.options import WriteOptions, parse_write
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store.admin_commits import set_policy, set_retained_range
+from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, PreparedCommit
 from pyspark_tseries.write.rows import plan_rows, stage_rows, staged_schema
@@ -223,6 +224,7 @@ class TimeSeries:
         choices = {"outOfOrder": out_of_order, "missingOriginal": missing_original, "clock": clock}
         options = parse_write({"path": self._store.root, **choices})
         plan = plan_rows(table.schema, options, self._store.values)
+        refuse_ctis(plan)
         if not table.num_rows:
             return RECEIPT_SCHEMA.empty_table()
         staged = [stage_rows(part, plan) for part in table.to_batches() if part.num_rows]
@@ -244,6 +246,31 @@ class TimeSeries:
     def describe(self) -> dict[str, Any]:
         """The facts of the store."""
         return describe(self._store.location)
+
+    def cti(self) -> datetime | None:
+        """The store's CTI: no original before it is appended any more (semantics 30).
+
+        None while the store promises nothing; `describe` names its writers.
+        """
+        self._store.refresh()
+        us = self._store.metadata().ctis.promised_us
+        return None if us is None else to_datetime(us)
+
+    def forget_writer(self, writer: str) -> None:
+        """Let a writer that has ended without a final CTI hold back the store's CTI no more.
+
+        It is one again if it appends again.
+
+        Args:
+            writer: as `describe` names it in `cti_writers`.
+
+        Raises:
+            ValueError: there is no such writer.
+            PermissionDenied: the store has a policy, and the author is not an owner.
+            StoreBusy: other writers won every attempt.
+        """
+        self._store.refresh()
+        forget_writer(self._store, writer, now_us(), self._author)
 
     def set_retained_range(self, retained_range: str) -> None:
         """Set the retained range from now on; events already out of range do not come back.

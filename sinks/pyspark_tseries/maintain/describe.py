@@ -19,7 +19,9 @@ def describe(
 
     `events` counts all events ever appended, `stored_events` those that compaction has kept;
     queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
-    store was created, with the latest example of each.
+    store was created, with the latest example of each. `cti` is what the store promises: no
+    original before it is appended any more; `cti_writers` has the CTI of each writer, None for one
+    that has given none.
 
     Raises:
         NoSuchStore: there is none.
@@ -46,8 +48,14 @@ def describe(
         "last_dropped": metadata.last_dropped,
         "adjusted": metadata.adjusted,
         "last_adjusted": metadata.last_adjusted,
+        "cti": _format(metadata.ctis.promised_us),
+        "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "upkeep_error": _read_maintenance_error(snapshot.location),
     }
+
+
+def _format(us: int | None) -> str | None:
+    return None if us is None else format_instant(us)
 
 
 def _read_maintenance_error(location: Location) -> str | None:

@@ -24,6 +24,7 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.model.series_state import state_to_delta
 from pyspark_tseries.model.slices import Sample, Slice, split_slices
+from pyspark_tseries.promise.record import EARLIER_VERSIONS
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_slice, scan_state
@@ -154,8 +155,11 @@ def rebuild(
         # raised it. The maximum is higher than all before.
         last = max((file.last_commit for file in store.data_files()), default=-1)
         number = max(version, last + 1, metadata.commit + 1)
+        # Writers that began in a head that cannot be read are not in the record of an older one.
+        ctis = metadata.ctis
+        ctis = ctis if recovered.current else ctis.advance(EARLIER_VERSIONS, None, number)
         metadata = dataclasses.replace(
-            metadata, parent=None, commit=number, commit_us=commit_us, depth=0, rows=0
+            metadata, parent=None, commit=number, commit_us=commit_us, depth=0, rows=0, ctis=ctis
         )
         head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), metadata))
         return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))

@@ -10,9 +10,18 @@ import zlib
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["checksum_placeholder", "fill_in_checksum", "verify_file", "verify_metadata"]
+__all__ = [
+    "CHECKSUM_KEYS",
+    "checksum_placeholder",
+    "fill_in_checksum",
+    "verify_file",
+    "verify_metadata",
+]
 
 _KEY: Final = b"tseries.crc32"
+CHECKSUM_KEYS: Final = frozenset([_KEY])
+"""The keys of this module in a file's schema metadata."""
+
 _MARK: Final = b"\x1etseries.crc32\x1e"
 """JSON escapes its first byte, so commit metadata cannot contain it."""
 

@@ -11,6 +11,7 @@ changed retained range, a changed policy. They are in `CommitMetadata`, which ev
 
 import dataclasses
 import json
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -23,7 +24,12 @@ import pyarrow.compute as pc
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.block_columns import BlockColumns
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.head_checksums import checksum_placeholder, verify_metadata
+from pyspark_tseries.model.head_checksums import (
+    CHECKSUM_KEYS,
+    checksum_placeholder,
+    verify_metadata,
+)
+from pyspark_tseries.promise.record import NO_RECORD, CtiRecord
 
 __all__ = [
     "MIN_RETAINED_DEFAULTS",
@@ -51,6 +57,10 @@ MIN_FULL_TABLE_ROWS: Final = 10_000
 """With fewer rows in its deltas, only the length of a chain requires a full table."""
 
 _METADATA_KEY: Final = b"tseries"
+_CTIS_KEY: Final = b"tseries.ctis"
+"""The record of CTIs, after its checksum. Versions that know no CTIs read over this key."""
+
+_CHECKSUM_DIGITS: Final = 8
 _INDEX_COLUMNS: Final = {
     "last_sequence": (pa.int64(), NO_SEQUENCE),
     "newest_us": (INSTANT, NEVER_US),
@@ -115,6 +125,7 @@ class CommitMetadata:
         retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
         policy: the policy as JSON, if it was set after the creation.
+        ctis: what the writers have promised.
     """
 
     parent: int | None
@@ -129,6 +140,7 @@ class CommitMetadata:
     retained: str | None = None
     retained_since: int | None = None
     policy: str | None = None
+    ctis: CtiRecord = field(default_factory=CtiRecord)
 
 
 NO_COMMIT: Final = CommitMetadata(parent=None, commit=-1, commit_us=NEVER_US)
@@ -154,6 +166,12 @@ class SeriesIndex:
     ids: SeriesIds = field(default_factory=SeriesIds)
     columns: BlockColumns = field(default_factory=_empty_columns)
     metadata: CommitMetadata = NO_COMMIT
+
+    @property
+    def cti_us(self) -> int:
+        """The store's CTI; NEVER_US if it has none."""
+        promised = self.metadata.ctis.promised_us
+        return NEVER_US if promised is None else promised
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """The columns of the series `names`; NO_SEQUENCE and NEVER_US for unknown ones."""
@@ -259,8 +277,12 @@ def advance_index(
 
 def attach_metadata(delta: pa.Table, metadata: CommitMetadata) -> pa.Table:
     """`delta` with `metadata` in its schema's metadata."""
-    text = json.dumps(dataclasses.asdict(metadata)).encode()
-    return delta.replace_schema_metadata({_METADATA_KEY: text, **checksum_placeholder(text)})
+    fields = dataclasses.asdict(metadata)
+    del fields["ctis"]
+    text = json.dumps(fields).encode()
+    ctis = json.dumps(metadata.ctis.to_json(), sort_keys=True).encode()
+    entries = {_METADATA_KEY: text, _CTIS_KEY: _checksum(ctis) + ctis, **checksum_placeholder(text)}
+    return delta.replace_schema_metadata(entries)
 
 
 def read_metadata(schema: pa.Schema) -> CommitMetadata:
@@ -270,6 +292,22 @@ def read_metadata(schema: pa.Schema) -> CommitMetadata:
         raise ValueError("it has no commit metadata")
     verify_metadata(entries, entries[_METADATA_KEY])
     try:
-        return CommitMetadata(**json.loads(entries[_METADATA_KEY]))
-    except TypeError as error:
+        return CommitMetadata(**json.loads(entries[_METADATA_KEY]), ctis=_read_ctis(entries))
+    except (TypeError, KeyError) as error:
         raise ValueError("its commit metadata has an unknown form") from error
+
+
+def _read_ctis(entries: Mapping[bytes, bytes]) -> CtiRecord:
+    if _CTIS_KEY not in entries:
+        # A flipped bit may have changed the key itself.
+        if any(key != _METADATA_KEY and key not in CHECKSUM_KEYS for key in entries):
+            raise ValueError("it has an unknown key in place of its CTIs")
+        return NO_RECORD
+    checksum, text = entries[_CTIS_KEY][:_CHECKSUM_DIGITS], entries[_CTIS_KEY][_CHECKSUM_DIGITS:]
+    if checksum != _checksum(text):
+        raise ValueError("the checksum of its CTIs is wrong")
+    return CtiRecord.from_json(json.loads(text))
+
+
+def _checksum(text: bytes) -> bytes:
+    return b"%08x" % zlib.crc32(text)

@@ -9,6 +9,7 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.options.values import (
     ANCHOR,
     COLUMNS,
+    CTI,
     INITIAL,
     INSTANT,
     PATH,
@@ -183,6 +184,16 @@ class SubscribeOptions:
         whole_number(at_least=1),
         None,
         description="the most events of a batch; initial events come by whole series",
+        effect="stream",
+    )
+    cti: str = option(
+        "cti",
+        CTI,
+        "",
+        description=(
+            "`true`, or a name: adds a column `cti`, or of that name, and rows in which it alone "
+            "is set: CTIs, before which no further original comes"
+        ),
         effect="stream",
     )
     principal: str | None = option(

@@ -5,7 +5,7 @@ import json
 import os
 from typing import Final
 
-from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.connector.instants import format_duration, parse_duration, parse_instant
 from pyspark_timestream.connector.options import Parser
 from pyspark_tseries.model.query import parse_anchor, parse_span
 from pyspark_tseries.model.retention import parse_initial, parse_range, parse_start_sequences
@@ -19,6 +19,8 @@ from pyspark_tseries.storage.location import (
 __all__ = [
     "ANCHOR",
     "COLUMNS",
+    "CTI",
+    "DELAY",
     "DURABILITIES",
     "INITIAL",
     "INSTANT",
@@ -108,6 +110,31 @@ COLUMNS: Final = Parser(
 )
 
 
+def _parse_delay(value: str) -> int:
+    us = parse_duration(value)
+    if not 0 <= us <= _MAX_DELAY_US:
+        raise ValueError("it must be at least 0 and at most 500000 weeks")
+    return us
+
+
+def _parse_cti(value: str) -> str:
+    word = value.strip().lower()
+    if word in ("true", "false"):
+        return "cti" if word == "true" else ""
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+_MAX_DELAY_US: Final = parse_duration("500000 weeks")
+DELAY: Final = Parser(
+    _parse_delay,
+    "a duration such as '1 hour', at least '0 seconds'",
+    wrong_type="some",
+    out_of_range="-1 second",
+    format=format_duration,
+)
+CTI: Final = Parser(_parse_cti, "'true', 'false' or the name of a column", wrong_type=" ")
 INITIAL: Final = Parser(
     parse_initial,
     "'limit N', 'last DURATION', both, 'unlimited', or 'none'",

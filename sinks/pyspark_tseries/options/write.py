@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pyspark_timestream.connector.options import boolean, choice, option, text, whole_number
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.options.values import (
+    DELAY,
     DURABILITIES,
     INITIAL,
     NAME,
@@ -61,6 +62,27 @@ class WriteOptions:
             "none: `edit_of` if there is one; its sequence makes a row an edit of that original of "
             "its series, null an append"
         ),
+    )
+    cti_column: str | None = option(
+        "ctiColumn",
+        NAME,
+        None,
+        description=(
+            "CTIs: a row in which it is set is not stored, and moves the CTI that the query "
+            "commits with; none: `cti` if there is a timestamp column of that name, and no such "
+            "value column in the store"
+        ),
+    )
+    cti_delay_us: int | None = option(
+        "ctiDelay",
+        DELAY,
+        None,
+        description=(
+            "a stream commits its CTI with each batch: that of `ctiColumn`, else Spark's watermark "
+            "in a checkpoint on this machine, minus this; `0 seconds` for the end of a window as "
+            "`timestamp`, the window's length for its start; none: only what `ctiColumn` has"
+        ),
+        effect="stream",
     )
     author_column: str | None = option(
         "authorColumn", NAME, None, description="who wrote the row; none: `author` if there is one"

@@ -19,11 +19,12 @@ from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
 from pyspark_timestream.connector.worker_memory import freeze_objects
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.model.columns import query_schema, unstorable_type_error, value_type
+from pyspark_tseries.model.columns import INSTANT, query_schema, unstorable_type_error, value_type
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.options import (
     ReadOptions,
+    SubscribeOptions,
     WriteOptions,
     os_user,
     parse_any_read,
@@ -70,10 +71,10 @@ class DefaultSource(DataSource):
     def schema(self) -> StructType:
         """The columns of a read."""
         options = parse_any_read(self.options)
-        columns = options.columns if isinstance(options, ReadOptions) else None
-        return from_arrow_schema(
-            pick_columns(query_schema(Store.open(options.location).values), columns)
-        )
+        there = query_schema(Store.open(options.location).values)
+        if isinstance(options, ReadOptions):
+            return from_arrow_schema(pick_columns(there, options.columns))
+        return from_arrow_schema(_add_cti_column(there, options))
 
     def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
@@ -125,12 +126,30 @@ class DefaultSource(DataSource):
         guard.require("read", "subscribe to the store")
         if options.starting_sequence:
             guard.require("query_obsolete", "set startingSequence, which shows overridden values")
-        check_schema(to_arrow_schema(schema, timezone="UTC"), query_schema(store.values))
+        there = _add_cti_column(query_schema(store.values), options)
+        check_schema(to_arrow_schema(schema, timezone="UTC"), there)
+        log_like_spark("pyspark_tseries")
         wanted = options.subscription_range
         initial = InitialEvents(
             store.subscription if wanted is None else wanted, options.starting_sequence or {}
         )
         return SubscriptionReader(options, initial, schema)
+
+
+def _add_cti_column(there: pa.Schema, options: SubscribeOptions) -> pa.Schema:
+    """The columns of a subscription, which may have CTIs."""
+    if not options.cti:
+        return there
+    if options.cti.lower() in (name.lower() for name in there.names):
+        raise OptionError(
+            "cti",
+            f"the store has a column '{options.cti}'",
+            f"another name than {', '.join(there.names)}",
+            "name the column of CTIs otherwise, such as 'store_cti'",
+        )
+    # In a row of a CTI everything else is null.
+    nullable = [field.with_nullable(True) for field in there]
+    return pa.schema([*nullable, pa.field(options.cti, INSTANT)])
 
 
 def _refuse_batch_number(options: WriteOptions) -> None:

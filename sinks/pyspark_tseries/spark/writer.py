@@ -4,6 +4,7 @@ A task with many rows writes them as event files right away; see `task_output` a
 """
 
 import contextlib
+import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,16 +18,18 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
+from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.worker_memory import freeze_objects
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.options import WriteOptions
+from pyspark_tseries.promise.record import name_writer
 from pyspark_tseries.storage import staging
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.numbering import REORDER_ADVICE
-from pyspark_tseries.write.rows import RowPlan, stage_rows
+from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     ExpectedCommit,
@@ -57,17 +60,24 @@ class WriteTarget:
 class StagedTask(WriterCommitMessage):
     """A task's rows, its partition of the input, and its query.
 
-    `schema` is that of the rows; columns may have been added to the store since.
+    `schema` is that of the rows; columns may have been added to the store since. `cti_us` is the
+    greatest of its CTIs.
     """
 
     partition: int
     query_id: str | None
     output: TaskOutput
     schema: pa.Schema
+    cti_us: int | None = None
 
+
+_LOG: Final = logging.getLogger(__name__)
 
 _QUERY_TOKEN_PREFIX: Final = "tseries:q:"
 """The prefix of a streaming query's token, before its id."""
+
+_told: Final[set[str]] = set()
+"""Queries of this process whose checkpoint was reported as unreadable."""
 
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
@@ -81,7 +91,8 @@ _NEW_QUERY_ADVICE: Final = (
 def _stage(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
-    rows = (stage_rows(batch, target.plan) for batch in batches)
+    ctis: list[int] = []
+    rows = (stage_rows(batch, target.plan) for batch in _take_ctis(batches, target.plan, ctis))
     output = write_task_output(
         target.location,
         rows,
@@ -97,19 +108,41 @@ def _stage(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> StagedTask
         task.getLocalProperty("sql.streaming.queryId"),
         output,
         target.plan.staged,
+        max(ctis, default=None),
     )
 
 
-def _commit(target: WriteTarget, tasks: list[StagedTask], token: tuple[str, int] | None) -> None:
-    """Append the staged rows in the order of the input; an empty batch is not committed."""
+def _take_ctis(
+    batches: Iterable[pa.RecordBatch], plan: RowPlan, ctis: list[int]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of `batches` that are stored; their CTIs are added to `ctis`."""
+    for batch in batches:
+        rows, cti_us = split_ctis(batch, plan)
+        if cti_us is not None:
+            ctis.append(cti_us)
+        if rows.num_rows:
+            yield rows
+
+
+def _commit(
+    target: WriteTarget,
+    tasks: list[StagedTask],
+    token: tuple[str, int] | None,
+    cti_us: int | None = None,
+) -> None:
+    """Append the staged rows in the order of the input.
+
+    A batch without rows is committed only if its CTI is above the query's last one.
+    """
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
     from pyspark_tseries.maintain.background import maintain_after_commit
     from pyspark_tseries.store.store import Store
 
     outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
-    if sum(output.rows for output in outputs):
+    has_rows = any(output.rows for output in outputs)
+    if has_rows or _is_news(target.location, token, cti_us):
         store = Store.open(target.location)
-        batch = _build_batch(target, outputs, tasks[0].schema, token)
+        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us)
         try:
             store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
@@ -129,8 +162,22 @@ def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
     return store.log.transaction(token[0]) is not None
 
 
+def _is_news(location: Location, token: tuple[str, int] | None, cti_us: int | None) -> bool:
+    """Return whether a CTI is above the last one that its writer has committed."""
+    from pyspark_tseries.store.store import Store
+
+    if cti_us is None:
+        return False
+    last_us = Store.open(location).metadata().ctis.writers.get(name_writer(token))
+    return last_us is None or cti_us > last_us
+
+
 def _build_batch(
-    target: WriteTarget, outputs: list[TaskOutput], schema: pa.Schema, token: tuple[str, int] | None
+    target: WriteTarget,
+    outputs: list[TaskOutput],
+    schema: pa.Schema,
+    token: tuple[str, int] | None,
+    cti_us: int | None,
 ) -> Appendable:
     """The staged rows, of `schema` and in the order of the input, as one batch."""
     options = target.options
@@ -144,6 +191,7 @@ def _build_batch(
             principal=target.principal,
             missing_original=options.missing_original,
             clock=options.clock,
+            cti_us=cti_us,
         )
     return LargeBatch(
         tuple(outputs),
@@ -156,6 +204,7 @@ def _build_batch(
         missing_original=options.missing_original,
         clock=options.clock,
         limits=DEFAULT_LIMITS,
+        cti_us=cti_us,
     )
 
 
@@ -230,8 +279,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return
         token = f"{_QUERY_TOKEN_PREFIX}{_query_id(tasks)}", batchId
         is_empty = not any(task.output.rows for task in tasks)
-        if batchId > 0 and is_empty:
-            return _commit(self._target, tasks, token)
+        cti_us = self._find_cti(tasks, batchId)
+        if batchId > 0 and is_empty and cti_us is None:
+            return _remove_staged(self._target, tasks)
         # Imported here because tasks, which unpickle this module's classes, need no Delta.
         from pyspark_tseries.spark.checkpoint_store import check_in_commit, remember_store
         from pyspark_tseries.store.store import Store
@@ -239,10 +289,40 @@ class StreamWriter(DataSourceStreamArrowWriter):
         target, store = self._target, Store.open(self._target.location)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
-        _commit(target, tasks, token)
-        if not is_empty:
+        _commit(target, tasks, token, cti_us)
+        if not is_empty or cti_us is not None:
             # Only now: after a failed first batch the query may be given another store.
             remember_store(target.checkpoint, store)
+
+    def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
+        """The CTI that the query commits with a batch; None if it gives none."""
+        from pyspark_tseries.spark.watermark import read_watermark_us
+
+        target, delay_us = self._target, self._target.options.cti_delay_us
+        if target.plan.cti is not None:
+            cti_us = max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
+        elif delay_us is None:
+            return None
+        elif target.checkpoint is None:
+            self._tell_unreadable(_query_id(tasks))
+            return None
+        else:
+            cti_us = read_watermark_us(target.checkpoint, batch)
+        if cti_us is None or cti_us >= FINAL_US:
+            return cti_us
+        return max(cti_us - (delay_us or 0), MIN_US)
+
+    def _tell_unreadable(self, query_id: str) -> None:
+        if query_id not in _told:
+            _told.add(query_id)
+            _LOG.warning(
+                "query %s: 'ctiDelay' has no effect, and the store '%s' gets no CTI of this query, "
+                "because its checkpoint, which has the watermark, is not a directory of the "
+                "driver's machine named by the query's option 'checkpointLocation'; next step: put "
+                "it there, or keep the column of CTIs in the DataFrame ('ctiColumn')",
+                query_id,
+                self._target.location.root,
+            )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what the tasks staged."""

@@ -29,7 +29,14 @@ from pyspark_tseries.store.retry import backoff, contention_error
 from pyspark_tseries.store.state import HORIZON_TRANSACTION
 from pyspark_tseries.store.store import Store
 
-__all__ = ["add_columns", "replace_files", "replace_index", "set_policy", "set_retained_range"]
+__all__ = [
+    "add_columns",
+    "forget_writer",
+    "replace_files",
+    "replace_index",
+    "set_policy",
+    "set_retained_range",
+]
 
 MAX_ATTEMPTS: Final = 50
 _CONTENTION_TEXTS: Final = ("nothing was changed", "try again")
@@ -195,6 +202,35 @@ def set_policy(store: Store, policy: Policy, now_us: int, principal: str | None 
         return dataclasses.replace(
             index, metadata=dataclasses.replace(metadata, policy=format_policy(policy))
         )
+
+    replace_index(store, changed)
+
+
+def forget_writer(store: Store, writer: str, now_us: int, principal: str | None = None) -> None:
+    """Let a writer hold back the store's CTI no more; if it appends again it is one again.
+
+    Args:
+        store: the store.
+        writer: as `describe` names it.
+        now_us: the wall clock.
+        principal: the one who asks; None skips the check of the policy.
+
+    Raises:
+        ValueError: there is no such writer.
+        PermissionDenied: the principal is not an owner.
+        StoreBusy: other writers won all attempts.
+    """
+
+    def changed(head_id: int | None, version: int) -> SeriesIndex:
+        _require_owner(store, principal, "forget a writer")
+        _, index = store.index()
+        known = index.metadata.ctis.writers
+        if writer not in known:
+            names = ", ".join(map(repr, sorted(known))) or "none"
+            raise ValueError(f"writer {writer!r} is not known; accepted: {names}")
+        metadata = next_metadata(index, head_id, now_us=now_us, rows=0)
+        ctis = metadata.ctis.forget(writer, metadata.commit)
+        return dataclasses.replace(index, metadata=dataclasses.replace(metadata, ctis=ctis))
 
     replace_index(store, changed)
 

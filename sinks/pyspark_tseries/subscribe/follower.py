@@ -21,6 +21,7 @@ from pyspark_tseries.model.retention import RetainedRange, parse_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.model.series_state import STATE_COLUMNS
 from pyspark_tseries.model.slices import Key, Sample, Slice, split_slices
+from pyspark_tseries.promise.record import CtiRecord
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_filter import RowFilter
@@ -60,6 +61,10 @@ class Follower:
         self._initial = initial
         self._known: tuple[int | None, Snapshot] | None = None
         self._first: tuple[Any, list[str], Int64Array] | None = None
+
+    def ctis(self) -> CtiRecord:
+        """The store's record of CTIs."""
+        return self._read_store()[1].metadata.ctis
 
     def find_start(self) -> Position:
         """The position of a new subscriber."""

@@ -22,6 +22,7 @@ from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.model.slices import Key
+from pyspark_tseries.promise.record import CtiRecord
 
 __all__ = [
     "POSITION_VERSION",
@@ -35,6 +36,9 @@ __all__ = [
 
 POSITION_VERSION: Final = 2
 """1 had no `retained`, `retained_since` and `due`."""
+
+CTI_VERSION: Final = 3
+"""The version of a position with `cti`; those without stay readable by older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,7 @@ class Position:
             of version 1, which use the present one.
         retained_since: the commit that had last changed it by then; None if none had.
         due: the number of initial events still due; None if not counted yet.
+        cti: the last CTI delivered, in microseconds; None if there was none.
     """
 
     store: str
@@ -82,6 +87,7 @@ class Position:
     retained: str | None = None
     retained_since: int | None = None
     due: int | None = None
+    cti: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The offset; keys sorted, because Spark compares offsets as JSON text."""
@@ -89,6 +95,7 @@ class Position:
             "after": None if self.after is None else list(self.after),
             "began": self.began,
             "commit": self.commit,
+            **({} if self.cti is None else {"cti": self.cti}),
             "due": self.due,
             "initial": self.initial,
             "missed": self.missed,
@@ -97,12 +104,24 @@ class Position:
             "seen": self.seen,
             "store": self.store,
             "upto": self.upto,
-            "version": POSITION_VERSION,
+            "version": POSITION_VERSION if self.cti is None else CTI_VERSION,
         }
+
+    def with_cti(self, ctis: CtiRecord) -> "Position":
+        """The position with the CTI that its store had promised by then; it never goes back.
+
+        Nothing is promised while initial events are due.
+        """
+        promised = None if self.initial else ctis.promised_at(self.commit)
+        if promised is None or (self.cti is not None and promised <= self.cti):
+            return self
+        return replace(self, cti=promised)
 
     def beginning(self) -> "Position":
         """The position of the same subscription before its first batch."""
-        start = replace(self, upto=None, initial=True, commit=self.began, after=None, due=None)
+        start = replace(
+            self, upto=None, initial=True, commit=self.began, after=None, due=None, cti=None
+        )
         # A store without commits had no initial events, and had never seen any.
         return start if self.began >= 0 else replace(start, initial=False, seen=0)
 
@@ -114,10 +133,10 @@ class Position:
             UnusableStore: it is of a newer version.
         """
         version = offset.get("version")
-        if not isinstance(version, int) or version > POSITION_VERSION:
+        if not isinstance(version, int) or version > CTI_VERSION:
             raise UnusableStore(
                 f"the checkpoint's offsets have format version {version}",
-                f"{POSITION_VERSION} or older",
+                f"{CTI_VERSION} or older",
                 "install a newer version of this package",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}

@@ -4,13 +4,14 @@ The files are not part of the store until a Delta commit names them. After a los
 is discarded, and the next one starts from the index of the winner.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
@@ -18,7 +19,7 @@ from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.edits import make_targets, number_edits
-from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows
+from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows, record_cti
 from pyspark_tseries.write.originals import find_originals
 from pyspark_tseries.write.rows import EDIT_OF, author_column, build_events
 
@@ -58,6 +59,8 @@ class Batch:
             newest timestamp of the series.
         token: (application, version): the batch is skipped if the store has this version of the
             application or a higher one; None always appends.
+        cti_us: the CTI of the writer once the batch is stored; None if it gives none.
+        is_correction: its originals may lie before the store's CTI, and make nobody a writer.
     """
 
     rows: pa.Table
@@ -67,6 +70,8 @@ class Batch:
     principal: str | None = None
     missing_original: str = "fail"
     clock: str = "wall"
+    cti_us: int | None = None
+    is_correction: bool = False
 
     @property
     def has_edits(self) -> bool:
@@ -97,7 +102,8 @@ class Batch:
         if context.edits is not None and self.has_edits:
             rows, edits = _split_edits(self.rows)
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        events = number_rows(series, given, index, self.out_of_order, assigned_us)
+        lookup = _WithoutPromise(index) if self.is_correction else index
+        events = number_rows(series, given, lookup, self.out_of_order, assigned_us)
         parts = [_NumberedPart("event", rows, events)]
         if edits is not None:
             parts.append(_prepare_edits(edits, parts[0], self, context, assigned_us, access))
@@ -105,6 +111,9 @@ class Batch:
         metadata = next_metadata(index, context.head_id, now_us=now_us, rows=delta.num_rows)
         for part in parts:
             metadata = add_counts(metadata, part.events)
+        if not self.is_correction:
+            appends = bool(len(events.order))
+            metadata = record_cti(metadata, self.token, self.cti_us, appends=appends)
         after, table = advance_index(index, delta, metadata)
         paths, written = [head_path(location, context.new_id)], []
         try:
@@ -173,6 +182,17 @@ class PreparedCommit:
     written: list[files.WrittenFile]
     paths: list[str]
     numbered: tuple[NumberedRows, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _WithoutPromise:
+    """An index whose store promises nothing."""
+
+    index: SeriesIndex
+    cti_us: int = NEVER_US
+
+    def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
+        return self.index.lookup(names)
 
 
 def _check_access(access: AccessCheck, batch: Batch) -> None:

@@ -131,6 +131,10 @@ class _MovingIndex:
         self._last: pa.Table | None = None
         self._deltas: list[pa.Table] = []
 
+    @property
+    def cti_us(self) -> int:
+        return self._index.cti_us
+
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         if self._last is None:
             return self._index.lookup(names)

@@ -33,7 +33,7 @@ from pyspark_tseries.write.event_writer import (
     write_numbered,
     write_sorted,
 )
-from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows
+from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows, record_cti
 from pyspark_tseries.write.originals import find_originals
 from pyspark_tseries.write.rows import EDIT_OF, build_events
 from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
@@ -73,6 +73,7 @@ class LargeBatch:
     missing_original: str = "fail"
     clock: str = "wall"
     limits: SpillLimits = DEFAULT_LIMITS
+    cti_us: int | None = None
 
     @property
     def has_edits(self) -> bool:
@@ -144,6 +145,8 @@ class LargeCommit:
             metadata, delta = add_counts(metadata, edited), edited.delta
             written += [file] if file is not None else []
         metadata = replace(metadata, rows=metadata.rows + delta.num_rows)
+        appends = any(file.kind == "event" for file in written)
+        metadata = record_cti(metadata, self._batch.token, self._batch.cti_us, appends=appends)
         after, table = advance_index(self._index, delta, metadata)
         self.paths.append(write_head(self._location, self._context.new_id, table))
         return PreparedCommit(self._context.new_id, after, written, self.paths)

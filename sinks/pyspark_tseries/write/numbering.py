@@ -27,12 +27,14 @@ from pyspark_tseries.model.arrays import (
     sort_by_code,
 )
 from pyspark_tseries.model.series_index import CommitMetadata, make_delta
+from pyspark_tseries.promise.record import name_writer
 
 __all__ = [
     "NumberedRows",
     "SeriesLookup",
     "add_counts",
     "number_rows",
+    "record_cti",
     "series_column",
     "sort_rows",
 ]
@@ -40,6 +42,10 @@ __all__ = [
 
 class SeriesLookup(Protocol):
     """Look-up of series, as in a `SeriesIndex`."""
+
+    @property
+    def cti_us(self) -> int:
+        """As `SeriesIndex.cti_us`."""
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         """As `SeriesIndex.lookup`."""
@@ -79,8 +85,9 @@ def number_rows(
 
     Events of a series are in the order of (timestamp, row); rows without a timestamp follow, in
     the order of rows, at `now_us` or their series' newest timestamp where that is later. A row is
-    late where its timestamp is before that of its series' newest original in `index`; then
-    `out_of_order` applies. Late rows keep their order among themselves when they are adjusted.
+    late where its timestamp is before that of its series' newest original in `index`, or before the
+    store's CTI; then `out_of_order` applies. Late rows keep their order among themselves when they
+    are adjusted.
 
     Args:
         series: string, without nulls.
@@ -97,15 +104,14 @@ def number_rows(
     order, names, codes, us = sort_rows(series, given)
     _check_legal(names, codes, us)
     before = index.lookup(names.to_pylist())
-    late = _apply_late_policy(
-        us < before["original_us"][codes], names, codes, us, before, out_of_order
-    )
+    least_us = np.maximum(before["original_us"], index.cti_us)
+    late = _apply_late_policy(us < least_us[codes], names, codes, us, before, out_of_order, index)
     if late.dropped:
         order, codes, us = order[late.on_time], codes[late.on_time], us[late.on_time]
     if late.adjusted:
-        us = np.maximum(us, before["original_us"][codes])
+        us = np.maximum(us, least_us[codes])
     timed = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
-    return _assign_sequences(names, codes, order, timed, before, now_us, late)
+    return _assign_sequences(names, codes, order, timed, before, now_us, late, index.cti_us)
 
 
 def sort_rows(
@@ -161,6 +167,7 @@ def _assign_sequences(
     before: dict[str, Int64Array],
     now_us: int,
     late: "_LateRows",
+    cti_us: int,
 ) -> NumberedRows:
     """Sequences and assigned timestamps of rows sorted by series, timed ones first."""
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
@@ -176,6 +183,9 @@ def _assign_sequences(
         us = np.where(untimed, np.maximum(newest_us, now_us)[codes], timed_us)
         if (us == NEVER_US).any():
             raise _missing_timestamp_error(names[int(present[codes[np.argmin(us)]])].as_py())
+        if (us < cti_us).any():
+            series = names[int(present[codes[np.argmin(us)]])].as_py()
+            raise _promised_error(series, int(us.min()), cti_us)
     last = starts + sizes - 1
     names = names.take(pa.array(present))
     after = {
@@ -214,18 +224,25 @@ def _apply_late_policy(
     us: Int64Array,
     before: dict[str, Int64Array],
     out_of_order: str,
+    index: SeriesLookup,
 ) -> _LateRows:
     rows = np.flatnonzero(late)
     if not len(rows):
         return _LateRows(~late, 0, 0, None)
     row, code = int(rows[0]), int(codes[rows[0]])
-    example = {
+    newest_us = int(before["original_us"][code])
+    example: dict[str, Any] = {
         "series": names[code].as_py(),
         "timestamp": format_instant(int(us[row])),
         "newest_sequence": int(before["original_sequence"][code]),
-        "newest_timestamp": format_instant(int(before["original_us"][code])),
+        "newest_timestamp": None if newest_us == NEVER_US else format_instant(newest_us),
     }
+    promised = int(us[row]) >= before["original_us"][code]
+    if promised:
+        example["store_cti"] = format_instant(index.cti_us)
     if out_of_order == "fail":
+        if promised:
+            raise _promised_error(example["series"], int(us[row]), index.cti_us)
         raise _out_of_order_error(example, len(rows))
     dropped = len(rows) if out_of_order == "drop" else 0
     return _LateRows(~late, dropped, len(rows) - dropped, example)
@@ -242,6 +259,35 @@ def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
         "that timestamp or a later one",
         f"{REORDER_ADVICE}. Nothing of the batch is stored",
     )
+
+
+def _promised_error(series: str, us: int, cti_us: int) -> OutOfOrder:
+    return OutOfOrder(
+        f"series '{series}': timestamp {format_instant(us)} is before the store's CTI, "
+        f"{format_instant(cti_us)}: its writers have promised subscribers that nothing before it "
+        "is appended any more",
+        "that CTI or a later timestamp, or an edit",
+        "leave out rows with a 'violation', give this query's 'ctiDelay' the whole distance from "
+        "its watermark to the timestamps it writes, or set outOfOrder to 'drop' or 'adjust'; "
+        "TimeSeries.describe() names the writers. Nothing of the batch is stored",
+    )
+
+
+def record_cti(
+    metadata: CommitMetadata, token: tuple[str, int] | None, cti_us: int | None, *, appends: bool
+) -> CommitMetadata:
+    """`metadata` with the CTI that a batch commits with.
+
+    Args:
+        metadata: of the commit.
+        token: the batch's, which names its writer.
+        cti_us: the CTI of the writer; None if the batch has none.
+        appends: the batch appends originals; one of edits alone makes nobody a writer.
+    """
+    if cti_us is None and not appends:
+        return metadata
+    ctis = metadata.ctis.advance(name_writer(token), cti_us, metadata.commit)
+    return dataclasses.replace(metadata, ctis=ctis)
 
 
 def add_counts(metadata: CommitMetadata, events: NumberedRows) -> CommitMetadata:

@@ -29,6 +29,7 @@ __all__ = [
     "author_column",
     "build_events",
     "plan_rows",
+    "split_ctis",
     "stage_rows",
     "staged_schema",
 ]
@@ -36,6 +37,9 @@ __all__ = [
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
 """The column of a batch that names the edited originals; null in appends."""
+
+_CTI: Final = "cti"
+"""The column of CTIs in the frames of timestream's sources."""
 
 MAX_REPEATED_ROWS: Final = 10_000
 """The rows of a constant column that are in memory; longer columns repeat them."""
@@ -51,6 +55,7 @@ class RowPlan:
         timestamp: the column with the event times.
         author: the column with the authors.
         edit_of: the column with the sequences of the edited originals.
+        cti: the column with CTIs; a row in which it is set is not stored.
         values: pairs of incoming column and stored field.
     """
 
@@ -59,6 +64,7 @@ class RowPlan:
     timestamp: str | None
     author: str | None
     edit_of: str | None
+    cti: str | None
     values: tuple[tuple[str | None, pa.Field], ...]
 
     @property
@@ -99,11 +105,13 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
     stamp = _find_column(by_name, "timestampColumn", options.timestamp_column, "timestamp")
     author = _find_column(by_name, "authorColumn", options.author_column, "author")
     edit_of = _find_column(by_name, "editOfColumn", options.edit_of_column, "edit_of")
+    cti = _find_cti_column(by_name, options.cti_column, stored)
     _check_type(series, "seriesColumn", pa.string())
     _check_type(stamp, "timestampColumn", INSTANT)
     _check_type(author, "authorColumn", pa.string())
     _check_type(edit_of, "editOfColumn", pa.int64())
-    roles = [field and field.name for field in (series, stamp, author, edit_of)]
+    _check_type(cti, "ctiColumn", INSTANT)
+    roles = [field and field.name for field in (series, stamp, author, edit_of, cti)]
     rest = {key: field for key, field in by_name.items() if field.name not in roles}
     return RowPlan(
         series=roles[0],
@@ -111,6 +119,7 @@ def plan_rows(incoming: pa.Schema, options: WriteOptions, stored: list[pa.Field]
         timestamp=roles[1],
         author=roles[2],
         edit_of=roles[3],
+        cti=roles[4],
         values=_match_values(rest, stored, options.merge_schema),
     )
 
@@ -137,6 +146,17 @@ def _find_column(
             name, given, by_name, "name a column of the DataFrame, or leave it out"
         )
     return field
+
+
+def _find_cti_column(
+    by_name: dict[str, pa.Field], given: str | None, stored: list[pa.Field] | None
+) -> pa.Field | None:
+    field = _find_column(by_name, "ctiColumn", given, _CTI)
+    if given is not None or field is None:
+        return field
+    # Older stores may have a value column of this name.
+    is_value = any(known.name.lower() == _CTI for known in stored or ())
+    return None if is_value or not pa.types.is_timestamp(field.type) else field
 
 
 def _missing_column_error(
@@ -191,6 +211,14 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
             type_name(known.type),
             "cast it",
         )
+
+
+def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, int | None]:
+    """The rows to store, and the greatest CTI of the others, in microseconds."""
+    if plan.cti is None or batch[plan.cti].null_count == batch.num_rows:
+        return batch, None
+    ctis = batch[plan.cti]
+    return batch.filter(ctis.is_null()), pc.max(ctis.cast(INSTANT).cast(pa.int64())).as_py()
 
 
 def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:

@@ -103,10 +103,11 @@ class SpillSorter:
         return self.runs
 
     def is_on_time(self, index: SeriesLookup) -> bool:
-        """True if every row of the runs has a timestamp, not before its series' newest original."""
+        """True if every row of the runs has a timestamp and none is late (semantics 17.1)."""
         return all(
             not run.untimed
             and not (run.min_us < index.lookup(run.names.to_pylist())["original_us"]).any()
+            and run.min_us.min(initial=UNTIMED) >= index.cti_us
             for run in self._run_stats
         )
 

@@ -106,8 +106,8 @@ def test_a_position_of_another_store_or_a_newer_version_is_refused(tmp_path):
     client.position = replace(client.position, store="another")
     with pytest.raises(UnusableStore, match="of another store"):
         client.poll()
-    with pytest.raises(UnusableStore, match="format version 3"):
-        Position.from_json({"version": 3})
+    with pytest.raises(UnusableStore, match="format version 4"):
+        Position.from_json({"version": 4})
 
 
 @pytest.mark.parametrize(

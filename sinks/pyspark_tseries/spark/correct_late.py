@@ -1,0 +1,283 @@
+"""`correct_late`: late rows correct windows that a query has already written to a store.
+
+The query that writes windows leaves flagged rows out; this one takes them. Per batch it aggregates
+the late rows by series and window, and writes edits of the values in force. What must wait is in a
+file of the store, `_tseries/late/QUERY/N.arrow` for batch N, with the store's CTI by which batch N
+decided. The file is written before the commit, and a batch that is repeated decides by what is in
+it; the commit itself carries the batch's number. So a kill at any moment loses and doubles nothing.
+
+The rules are semantics 30.6.
+"""
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pyspark_timestream.connector.instants import format_instant, parse_duration
+from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.maintain.background import maintain_after_commit
+from pyspark_tseries.model.arrays import NEVER_US
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.spark.corrections import REASON, Corrections
+from pyspark_tseries.spark.late_windows import MERGES, ROWS, Merge, WindowStep, advance_windows
+from pyspark_tseries.storage.durability import list_directories, sync
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.store import Store
+
+__all__ = ["correct_late"]
+
+_LOG: Final = logging.getLogger(__name__)
+_TOKEN_PREFIX: Final = "tseries:late:"
+_BOUNDS_KEY: Final = b"bounds"
+
+
+def correct_late(
+    late: DataFrame,
+    store: str,
+    aggregates: Mapping[str, tuple[Column, Merge]],
+    *,
+    series: str,
+    window: str,
+    event_time: str = "start_time",
+    start: str = "window_start",
+    timestamp: Literal["start", "end"] = "start",
+    max_age: str | None = None,
+    author: str = "correct_late",
+    reason: str = "late rows",
+    storage_options: Mapping[str, str] | None = None,
+) -> DataStreamWriter:
+    """A query that corrects windows in a store by the late rows of a stream.
+
+    The store has been made by the query that writes the windows of all rows in time, with a CTI
+    (`ctiDelay`). A window that is in the store gets an edit, one that had no rows in time an
+    original. A window that is not certain to be written yet waits. The column `reason` is added
+    to the store. Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`.
+
+    Args:
+        late: a stream of flagged rows; of a column `violation` only `late` is taken.
+        store: its path.
+        aggregates: by value column, the aggregate and how two results of it become one: `sum`
+            (counts too), `min`, `max`, or a function of both. An average is a sum and a count.
+        series: the column with the series' name, without nulls.
+        window: the length of a window, such as `1 hour`, as the writing query has it.
+        event_time: the column of event times.
+        start: the store's value column with the start of the window, a timestamp.
+        timestamp: which end of a window its `timestamp` in the store is.
+        max_age: windows further before the store's newest window are left out, counted and told;
+            None: none are.
+        author: of the corrections.
+        reason: in the column `reason` of each correction.
+        storage_options: how to reach an object store.
+
+    Returns:
+        The writer; give it a checkpoint and `start()` it.
+
+    Raises:
+        NoSuchStore: there is no store.
+        IncompatibleValue: it has no such value columns.
+        ValueError: `aggregates` is empty, a merge is unknown, or a duration is none.
+    """
+    unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
+    if unknown or not aggregates:
+        raise ValueError(
+            f"aggregates: {unknown[0]!r} merges no results" if unknown else "aggregates: none given"
+        )
+    if timestamp not in ("start", "end"):
+        raise ValueError(f"timestamp={timestamp!r}: accepted are 'start' and 'end'")
+    location = parse_location(store, storage_options)
+    found = Store.open(location)
+    _check_columns(found, start, list(aggregates))
+    if REASON not in [each.name for each in found.values]:
+        add_columns(found, [pa.field(REASON, pa.string())])
+    length_us = parse_duration(window)
+    plan = _Plan(
+        location,
+        (series, start),
+        {name: how for name, (_, how) in aggregates.items()},
+        length_us if timestamp == "end" else 0,
+        None if max_age is None else parse_duration(max_age),
+        author,
+        reason,
+    )
+    rows = late.where("violation = 'late'") if "violation" in late.columns else late
+    windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
+    results = [column.alias(name) for name, (column, _) in aggregates.items()]
+
+    def correct(batch: DataFrame, number: int) -> None:
+        found = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
+        taken = found.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
+        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not query:
+            raise UpdateFailed(
+                "Spark did not say which query it runs (sql.streaming.queryId)",
+                "a streaming query",
+                "start the writer that correct_late returns",
+            )
+        plan.correct(taken.toArrow(), query, number)
+
+    return rows.writeStream.foreachBatch(correct)
+
+
+def _check_columns(store: Store, start: str, results: list[str]) -> None:
+    known = {each.name: each.type for each in store.values}
+    missing = [name for name in (start, *results) if name not in known]
+    if missing or known[start] != INSTANT:
+        name = missing[0] if missing else start
+        raise IncompatibleValue(
+            f"the store '{store.root}' has no value column '{name}'"
+            + ("" if missing else " of timestamps"),
+            ", ".join(f"'{each}' {kind}" for each, kind in known.items()) or "none",
+            "let the query that writes the windows select it, such as "
+            "F.col('window.start').alias('window_start')",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """By what a batch decides: the store's CTI, and the oldest window to correct."""
+
+    cti_us: int | None
+    oldest_us: int | None
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What the batches of a correcting query have in common; see `correct_late`."""
+
+    location: Location
+    keys: tuple[str, str]
+    merges: Mapping[str, Merge]
+    length_us: int
+    max_age_us: int | None
+    author: str
+    reason: str
+    told: set[str] = field(default_factory=set)
+
+    def correct(self, new: pa.Table, query: str, number: int) -> None:
+        """Correct the store by the late windows of one batch, once."""
+        store = Store.open(self.location)
+        new = new.cast(self._schema(new.schema))
+        if new[self.keys[0]].null_count:
+            raise UpdateFailed(
+                f"column '{self.keys[0]}' is null in late rows",
+                "a series' name in every row",
+                "filter these rows or name them. Nothing of the batch is stored",
+            )
+        before = self._read(query, number - 1)
+        if before is None and number > 0:
+            raise UpdateFailed(
+                f"the late rows that wait since batch {number - 1} are gone: "
+                f"'{self._path(query, number - 1)}' is missing or damaged",
+                "the store that this query's checkpoint belongs to",
+                "bring the file back, or start with a new checkpoint and a store without "
+                "corrections of this query",
+            )
+        waiting = new.slice(0, 0) if before is None else before[0].cast(new.schema)
+        decided = self._read(query, number)
+        bounds = self._find_bounds(store) if decided is None else decided[1]
+        step = advance_windows(
+            waiting,
+            new,
+            self.merges,
+            keys=self.keys,
+            length_us=self.length_us,
+            cti_us=bounds.cti_us,
+            oldest_us=bounds.oldest_us,
+        )
+        if decided is None:
+            self._write(query, number, step.waiting, bounds)
+        self._tell_left_out(
+            step.too_old, "is further before the store's newest window than max_age"
+        )
+        if step.ready.num_rows:
+            self._commit(store, step, (f"{_TOKEN_PREFIX}{query}", number))
+        if not store.metadata().ctis.writers or store.metadata().ctis.without_cti():
+            self._tell_no_cti(store)
+        self.location.remove([self._path(query, number - 2)])
+
+    def _find_bounds(self, store: Store) -> "_Bounds":
+        """By what a batch decides, as the store is now."""
+        _, index = store.index()
+        newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
+        known = self.max_age_us is not None and newest_us != NEVER_US
+        oldest_us = newest_us - (self.max_age_us or 0) if known else None
+        return _Bounds(index.metadata.ctis.promised_us, oldest_us)
+
+    def _commit(self, store: Store, step: WindowStep, token: tuple[str, int]) -> None:
+        corrections = Corrections(
+            step.ready,
+            self.keys,
+            self.merges,
+            store.values,
+            self.length_us,
+            self.author,
+            self.reason,
+            token,
+        )
+        store.append(corrections)
+        if corrections.hidden is not None:
+            self._tell_left_out(corrections.hidden, "is out of the store's retained range")
+        maintain_after_commit(store)
+
+    def _schema(self, given: pa.Schema) -> pa.Schema:
+        times = pa.field(self.keys[1], INSTANT)
+        return pa.schema([times if each.name == times.name else each for each in given])
+
+    def _path(self, query: str, number: int) -> str:
+        return self.location.file("_tseries", "late", query, f"{number}.arrow")
+
+    def _read(self, query: str, number: int) -> "tuple[pa.Table, _Bounds] | None":
+        """The waiting windows and the bounds of a batch; None if it has not decided."""
+        try:
+            with self.location.read(self._path(query, number)) as file:
+                table = pa.ipc.open_file(file).read_all()
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return None  # A kill may have torn it: then nothing was committed by it.
+        bounds = json.loads((table.schema.metadata or {})[_BOUNDS_KEY])
+        return table.replace_schema_metadata(None), _Bounds(**bounds)
+
+    def _write(self, query: str, number: int, waiting: pa.Table, bounds: "_Bounds") -> None:
+        path = self._path(query, number)
+        note = {_BOUNDS_KEY: json.dumps(dataclasses.asdict(bounds)).encode()}
+        with self.location.write(path) as file:
+            noted = waiting.replace_schema_metadata(note)
+            with pa.ipc.new_file(file, noted.schema) as writer:
+                writer.write_table(noted)
+        if self.location.is_local:
+            sync([path, *list_directories(self.location.root, [path])])
+
+    def _tell_left_out(self, windows: pa.Table, why: str) -> None:
+        if windows.num_rows:
+            first = windows.slice(0, 1).to_pylist()[0]
+            moment = windows[self.keys[1]].cast(pa.int64())[0].as_py()
+            _LOG.warning(
+                "%d late rows of %d windows are left out of the store '%s', such as '%s' at %s, "
+                "which %s",
+                sum(windows[ROWS].to_pylist()),
+                windows.num_rows,
+                self.location.root,
+                first[self.keys[0]],
+                format_instant(moment),
+                why,
+            )
+
+    def _tell_no_cti(self, store: Store) -> None:
+        if "cti" not in self.told:
+            self.told.add("cti")
+            names: Any = store.metadata().ctis.without_cti()
+            _LOG.warning(
+                "late rows wait until the store '%s' has a CTI above their windows, and a writer "
+                "has given none: %s; next step: set 'ctiDelay' on the query that writes the "
+                "windows",
+                self.location.root,
+                ", ".join(map(repr, names)) or "there is none yet",
+            )

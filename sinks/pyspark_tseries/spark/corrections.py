@@ -1,0 +1,153 @@
+"""Corrections as a batch of a store: what is in force is read by the commit that overrides it.
+
+Values in force are read on top of the commit before, in each attempt. So a correction never loses
+another writer's edit that was made between its reading and its commit.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.model.columns import query_schema
+from pyspark_tseries.model.query import Query
+from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.spark.late_windows import ROWS, Merge, merge_windows
+from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+
+__all__ = ["REASON", "Corrections"]
+
+REASON = "reason"
+"""The value column that says why an event was written; null in those of other writers."""
+
+
+@dataclass(slots=True)
+class Corrections:
+    """Late windows to merge into a store, atomically; an `Appendable`.
+
+    Attributes:
+        windows: series, window, results and `ROWS`, a row for each window.
+        keys: the columns of series and window.
+        merges: by the columns of results.
+        values: the store's value columns.
+        length_us: from a window's start to the time that the store has of it.
+        author: of the events.
+        reason: of the events.
+        token: identifies the batch.
+        hidden: after `prepare`, the windows that the store's retained range hides, left out.
+    """
+
+    windows: pa.Table
+    keys: tuple[str, str]
+    merges: Mapping[str, Merge]
+    values: list[pa.Field]
+    length_us: int
+    author: str
+    reason: str
+    token: tuple[str, int] | None
+    hidden: pa.Table | None = field(default=None)
+
+    @property
+    def has_edits(self) -> bool:
+        """Always, so that the context has the store's files."""
+        return True
+
+    @property
+    def is_slow(self) -> bool:
+        """Always: values are read."""
+        return True
+
+    def prepare(self, context: CommitContext) -> PreparedCommit:
+        """As `Batch.prepare`, with its errors."""
+        rows = self._merge(self._read_in_force(context))
+        batch = Batch(rows, "adjust", self.author, self.token, is_correction=True)
+        if not batch.has_edits:
+            context = dataclasses.replace(context, edits=None)
+        return batch.prepare(context)
+
+    def _read_in_force(self, context: CommitContext) -> pa.Table:
+        """The values of the windows' series, with the sequences of their originals."""
+        assert context.edits is not None
+        names = self.windows[self.keys[0]].unique().to_pylist()
+        retained, metadata = context.edits.retained, context.index.metadata
+        snapshot = Snapshot(
+            context.location, context.edits.files, context.head_id, metadata, retained, self.values
+        )
+        if context.head_id is None:
+            return query_schema(self.values).empty_table()
+        return run_query(snapshot, context.index, Query("values"), names).table
+
+    def _merge(self, in_force: pa.Table) -> pa.Table:
+        """The rows to write: edits of windows in force, and originals of the others."""
+        keys, columns = list(self.keys), self.windows.column_names
+        original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
+        known = in_force.select(["series", self.keys[1], *self.merges])
+        known = known.rename_columns([*keys, *self.merges]).append_column("original", original)
+        there = self.windows.join(known.select([*keys, "original"]), keys)
+        if there.num_rows > self.windows.num_rows:
+            raise UpdateFailed(
+                f"a series has several originals of one window ('{self.keys[1]}')",
+                "one original for each series and window",
+                "let the series' name have all that the writing query groups by. Nothing of the "
+                "batch is stored",
+            )
+        is_hidden = self._find_hidden(there, known)
+        self.hidden = there.filter(is_hidden).select(columns)
+        there = there.filter(pc.invert(is_hidden))
+        mine = there.select(columns)
+        none = pa.nulls(known.num_rows, mine.schema.field(ROWS).type)
+        theirs = known.append_column(ROWS, none).select(columns)
+        theirs = theirs.join(mine.select(keys), keys, join_type="left semi")
+        try:
+            mine = mine.cast(theirs.schema)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise IncompatibleValue(
+                f"a result does not fit the store: {error}",
+                ", ".join(f"{each.name} {each.type}" for each in self.values),
+                "cast the aggregates to the types of the store's columns",
+            ) from None
+        merged = merge_windows(pa.concat_tables([theirs, mine]), self.merges, self.keys)
+        rows = merged.join(there.select([*keys, "original"]), keys)
+        return self._stage(rows.sort_by([(key, "ascending") for key in keys]))
+
+    def _find_hidden(self, there: pa.Table, known: pa.Table) -> pa.ChunkedArray:
+        """Flags of the windows of `there` that may have been written and are hidden by now.
+
+        The oldest event of their series is hidden, and they are before all that is visible.
+        """
+        series, window = self.keys
+        oldest = known.group_by([series], use_threads=False).aggregate(
+            [("original", "min"), (window, "min")]
+        )
+        # A join does not keep the order of rows.
+        names = oldest[series].combine_chunks()
+        at = pc.index_in(there[series], value_set=names)
+        first = oldest["original_min"].take(at), oldest[f"{window}_min"].take(at)
+        is_older = pc.and_(pc.greater(first[0], 0), pc.less(there[window], first[1]))
+        return pc.and_(there["original"].is_null(), is_older).fill_null(False)
+
+    def _stage(self, rows: pa.Table) -> pa.Table:
+        series, window = self.keys
+        time = pc.add(rows[window].cast(pa.int64()), self.length_us)
+        is_edit = rows["original"].is_valid()
+        columns = {
+            "series": rows[series],
+            "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
+            EDIT_OF.name: rows["original"],
+            window: rows[window],
+            REASON: pa.array([self.reason] * rows.num_rows, pa.string()),
+            **{name: rows[name] for name in self.merges},
+        }
+        schema = staged_schema(self.values)
+        arrays = [
+            columns[each.name].cast(each.type)
+            if each.name in columns
+            else pa.nulls(rows.num_rows, each.type)
+            for each in schema
+        ]
+        return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()

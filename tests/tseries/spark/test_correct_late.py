@@ -1,0 +1,281 @@
+"""Late rows correct windows in a store: like one computation of all rows, in any split, once."""
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed, correct_late
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.promise.record import name_writer
+from pyspark_tseries.spark.correct_late import _Plan
+from pyspark_tseries.spark.late_windows import ROWS, advance_windows
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import Batch
+from pyspark_tseries.write.rows import staged_schema
+
+HOUR_US = 3_600_000_000
+KEYS = ("series", "hour")
+MERGES = {"rides": "sum", "shortest": "min", "longest": "max", "product": lambda a, b: a * b}
+VALUES = {name: pa.int64() for name in MERGES}
+ROW = st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.integers(1, 9), st.booleans())
+"""Series, hour, value, and whether the row is late."""
+
+
+def aggregate(rows):
+    """The results of (series, hour, value), from the definition of each."""
+    found = {}
+    for series, hour, value in rows:
+        found.setdefault((series, hour), []).append(value)
+    result = {}
+    for key, values in found.items():
+        product = 1
+        for value in values:
+            product *= value
+        result[key] = (len(values), min(values), max(values), product)
+    return result
+
+
+def windows(rows):
+    """A batch of late rows as Spark aggregates it."""
+    made = [
+        {
+            "series": s,
+            "hour": hour * HOUR_US,
+            **dict(zip(MERGES, results, strict=True)),
+            ROWS: results[0],
+        }
+        for (s, hour), results in aggregate(rows).items()
+    ]
+    fields = [("series", pa.string()), ("hour", pa.int64()), *VALUES.items(), (ROWS, pa.int64())]
+    table = pa.Table.from_pylist(made, pa.schema(fields))
+    return table.set_column(1, "hour", table["hour"].cast(INSTANT))
+
+
+class Main:
+    """The query that writes the windows of rows in time, one hour of the CTI a batch."""
+
+    def __init__(self, path, retained="unlimited"):
+        TimeSeries.create(
+            path, {"hour": INSTANT, **VALUES, "reason": pa.string()}, retained_range=retained
+        )
+        self.path, self.batch = str(path), 0
+
+    def write(self, in_time, hour, final=False):
+        """The windows of `hour`, with the CTI that follows."""
+        store = Store.open(self.path)
+        rows = [
+            {
+                "series": s,
+                "timestamp": at * HOUR_US,
+                "hour": at * HOUR_US,
+                **dict(zip(MERGES, r, strict=True)),
+            }
+            for (s, at), r in aggregate(in_time).items()
+            if at == hour
+        ]
+        schema = staged_schema(store.values)
+        plain = pa.schema(
+            [pa.field(f.name, pa.int64() if f.type == INSTANT else f.type) for f in schema]
+        )
+        table = pa.Table.from_pylist(rows, plain).cast(schema).combine_chunks()
+        cti_us = (hour + 1) * HOUR_US
+        store.append(Batch(table, "fail", "main", ("tseries:q:main", self.batch), cti_us=cti_us))
+        self.batch += 1
+
+
+def plan(path, max_age_us=None, merges=None):
+    return _Plan(parse_location(path), KEYS, merges or MERGES, 0, max_age_us, "late", "came late")
+
+
+def in_force(path):
+    table = Store.open(str(path))
+    rows = [
+        row
+        for name in "ab"
+        for row in TimeSeries.open(table.root)
+        .range_query()
+        .select_from(name)
+        .to_arrow()
+        .to_pylist()
+    ]
+    return {
+        (row["series"], round(row["hour"].timestamp()) // 3600): tuple(row[name] for name in MERGES)
+        for row in rows
+    }
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(ROW, max_size=25), st.lists(st.integers(0, 7), max_size=6), st.data())
+def test_corrected_store_equals_all_rows_in_any_split_with_every_batch_twice(
+    tmp_path_factory, rows, moments, data
+):
+    """Late rows come in batches at any moments between the writing query's."""
+    path = tmp_path_factory.mktemp("s") / "s"
+    main, late = Main(path), [row[:3] for row in rows if row[3]]
+    in_time = [row[:3] for row in rows if not row[3]]
+    cuts = sorted(data.draw(st.integers(0, len(late))) for _ in moments)
+    batches = [late[a:b] for a, b in zip([0, *cuts], [*cuts, len(late)], strict=True)]
+    number = 0
+    for hour in range(8):
+        for _ in range(moments.count(hour)):
+            for _ in range(2):  # As after a kill before Spark's note of the batch.
+                plan(path).correct(windows(batches[number]), "q", number)
+            number += 1
+        main.write(in_time, hour)
+    for last in batches[number:]:
+        plan(path).correct(windows(last), "q", number)
+        number += 1
+    assert in_force(path) == aggregate([*in_time, *late])
+    assert verify(str(path)) == []
+    assert set(Store.open(str(path)).metadata().ctis.writers) == {
+        name_writer(("tseries:q:main", 0))
+    }
+
+
+def test_window_that_may_still_be_written_waits_in_a_file_of_the_store(tmp_path):
+    main = Main(tmp_path / "s")
+    main.write([("a", 0, 5)], 0)
+    late = [("a", 0, 2), ("a", 1, 3)]
+    plan(tmp_path / "s").correct(windows(late), "q", 0)
+    assert in_force(tmp_path / "s") == aggregate([("a", 0, 5), ("a", 0, 2)])
+    main.write([("a", 1, 7)], 1)
+    assert in_force(tmp_path / "s")["a", 1] == (1, 7, 7, 7)
+    plan(tmp_path / "s").correct(windows([]), "q", 1)
+    assert in_force(tmp_path / "s")["a", 1] == (2, 3, 7, 21)
+
+
+def test_original_and_correction_stay_with_author_and_reason(tmp_path):
+    main = Main(tmp_path / "s")
+    main.write([("a", 0, 5)], 0)
+    plan(tmp_path / "s").correct(windows([("a", 0, 2), ("b", 0, 2)]), "q", 0)
+    series = TimeSeries.open(tmp_path / "s")
+    events = series.range_query().for_edits().select_from("a").to_arrow().to_pylist()
+    assert [(e["rides"], e["author"], e["reason"]) for e in events] == [
+        (1, "main", None),
+        (2, "late", "came late"),
+    ]
+    assert events[1]["original_sequence"] == 0
+    (new,) = series.range_query().select_from("b").to_arrow().to_pylist()
+    assert (new["timestamp"], new["reason"]) == (datetime(1970, 1, 1, tzinfo=UTC), "came late")
+
+
+def test_batch_that_a_kill_repeats_decides_by_the_cti_that_it_had(tmp_path, monkeypatch):
+    path = tmp_path / "s"
+    main = Main(path)
+    main.write([("a", 0, 5)], 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Plan, "_commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            plan(path).correct(windows([("a", 0, 2), ("a", 1, 3)]), "q", 0)
+    main.write([("a", 1, 7)], 1)
+    plan(path).correct(windows([("a", 0, 2), ("a", 1, 3)]), "q", 0)
+    assert in_force(path) == {("a", 0): (2, 2, 5, 10), ("a", 1): (1, 7, 7, 7)}
+    plan(path).correct(windows([]), "q", 1)
+    assert in_force(path)["a", 1] == (2, 3, 7, 21)
+
+
+def test_correction_counts_an_edit_that_was_made_since_it_began(tmp_path, monkeypatch):
+    path = tmp_path / "s"
+    Main(path).write([("a", 0, 5)], 0)
+    append = Store.append
+
+    def interrupted(self, batch, *args, **named):
+        monkeypatch.setattr(Store, "append", append)
+        edit = {
+            "rides": 100,
+            "shortest": 1,
+            "longest": 9,
+            "product": 1,
+            "hour": datetime(1970, 1, 1, tzinfo=UTC),
+        }
+        TimeSeries.open(path).edit("a", 0, edit)
+        return append(self, batch, *args, **named)
+
+    monkeypatch.setattr(Store, "append", interrupted)
+    plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+    assert in_force(path)["a", 0] == (101, 1, 9, 2)
+
+
+def test_window_older_than_max_age_is_left_out_counted_and_told(tmp_path, caplog):
+    main = Main(tmp_path / "s")
+    for hour in range(4):
+        main.write([("a", hour, 5)], hour)
+    main.write([], 2_000_000)  # A final CTI, say: it makes no window older.
+    plan(tmp_path / "s", 2 * HOUR_US).correct(
+        windows([("a", 0, 2), ("a", 0, 3), ("a", 1, 2)]), "q", 0
+    )
+    assert [in_force(tmp_path / "s")["a", hour][0] for hour in range(4)] == [1, 2, 1, 1]
+    (told,) = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
+    assert told.startswith("2 late rows of 1 windows")
+    assert "'a' at 1970-01-01T00:00:00Z, which is further before" in told
+
+
+def test_window_out_of_the_retained_range_is_told_and_not_written_again(tmp_path, caplog):
+    main = Main(tmp_path / "s", "limit 2")
+    for hour in range(4):
+        main.write([("a", hour, 5)], hour)
+    plan(tmp_path / "s").correct(windows([("a", 1, 2), ("a", 3, 2)]), "q", 0)
+    assert in_force(tmp_path / "s") == {("a", 3): (2, 2, 5, 10)}
+    assert TimeSeries.open(tmp_path / "s").describe()["events"] == 5
+    assert "retained range" in caplog.text
+
+
+def test_missing_file_of_waiting_windows_stops_the_query(tmp_path):
+    Main(tmp_path / "s").write([("a", 0, 5)], 0)
+    plan(tmp_path / "s").correct(windows([("a", 3, 2)]), "q", 0)
+    (path,) = (tmp_path / "s" / "_tseries" / "late" / "q").iterdir()
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UpdateFailed, match="since batch 0 are gone"):
+        plan(tmp_path / "s").correct(windows([]), "q", 1)
+
+
+def test_files_of_waiting_windows_do_not_pile_up(tmp_path):
+    Main(tmp_path / "s").write([("a", 0, 5)], 0)
+    for number in range(6):
+        plan(tmp_path / "s").correct(windows([("a", 3, 2)]), "q", number)
+    left = (tmp_path / "s" / "_tseries" / "late" / "q").iterdir()
+    assert sorted(path.name for path in left) == ["4.arrow", "5.arrow"]
+
+
+def test_late_row_without_a_series_is_refused(tmp_path):
+    Main(tmp_path / "s").write([("a", 0, 5)], 0)
+    with pytest.raises(UpdateFailed, match="'series' is null in late rows"):
+        plan(tmp_path / "s").correct(windows([(None, 0, 2)]), "q", 0)
+
+
+def test_two_originals_of_one_window_are_refused_and_nothing_is_stored(tmp_path):
+    main = Main(tmp_path / "s")
+    main.write([("a", 0, 5)], 0)
+    values = {"hour": datetime(1970, 1, 1, tzinfo=UTC), "rides": 1}
+    TimeSeries.open(tmp_path / "s").append("a", values, datetime(1970, 1, 1, 2, tzinfo=UTC))
+    with pytest.raises(UpdateFailed, match="several originals of one window"):
+        plan(tmp_path / "s").correct(windows([("a", 0, 2)]), "q", 0)
+    assert TimeSeries.open(tmp_path / "s").describe()["events"] == 2
+
+
+@pytest.mark.parametrize("merge", ["avg", "count"])
+def test_unknown_merge_and_missing_columns_are_refused_before_the_query(tmp_path, merge):
+    Main(tmp_path / "s")
+    some = {"series": "station", "window": "1 hour"}
+    with pytest.raises(ValueError, match=f"'{merge}' merges no results"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, merge)}, **some)
+    with pytest.raises(IncompatibleValue, match="no value column 'window_start'"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)
+    with pytest.raises(IncompatibleValue, match="no value column 'walks'"):
+        correct_late(None, str(tmp_path / "s"), {"walks": (None, "sum")}, start="hour", **some)
+    with pytest.raises(IncompatibleValue, match="no value column 'rides' of timestamps"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, start="rides", **some)
+
+
+def test_old_window_waits_until_it_is_ready_and_is_then_left_out_once():
+    bounds = {"keys": KEYS, "length_us": 0, "oldest_us": 3 * HOUR_US}
+    late = windows([("a", 1, 2), ("a", 4, 2)])
+    first = advance_windows(late, late.slice(0, 0), MERGES, cti_us=0, **bounds)
+    assert [t.num_rows for t in (first.ready, first.waiting, first.too_old)] == [0, 2, 0]
+    then = advance_windows(first.waiting, late.slice(0, 0), MERGES, cti_us=9 * HOUR_US, **bounds)
+    assert [t.num_rows for t in (then.ready, then.waiting, then.too_old)] == [1, 0, 1]

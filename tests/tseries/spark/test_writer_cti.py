@@ -1,0 +1,161 @@
+"""The CTI that a query's batches commit with, and what its users are told of it."""
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from pyspark_tseries import DefaultSource, TimeSeries
+from pyspark_tseries.spark.writer import StagedTask
+from pyspark_tseries.storage import staging
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.write.task_output import TaskOutput
+
+ROWS = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")
+FINAL_MS = 253_402_300_799_000
+
+
+class Query:
+    """A streaming write, whose checkpoint has the watermarks that a test gives."""
+
+    def __init__(self, place, name="q", schema=ROWS, **options):
+        self.name, self.schema = name, schema
+        self.store, self.checkpoint = str(place / "s"), place / f"c-{name}"
+        (self.checkpoint / "offsets").mkdir(parents=True)
+        given = {"checkpointLocation": str(self.checkpoint), "retainedRange": "unlimited"}
+        self.options = {"path": self.store, **given, **options}
+
+    def commit(self, number, *rows, watermark_ms=0, cti_us=None):
+        """Commit batch `number` with rows (series, us, value)."""
+        line = json.dumps({"batchWatermarkMs": watermark_ms})
+        (self.checkpoint / "offsets" / str(number)).write_text(f"v1\n{line}\n{{}}")
+        writer = DefaultSource(self.options).streamWriter(self.schema, False)
+        schema = writer._target.plan.staged
+        rows = [{"series": n, "timestamp": us, "value": float(v)} for n, us, v in rows]
+        table = pa.Table.from_pylist(rows, schema)
+        inline = staging.stage(
+            parse_location(self.store), table.to_batches(), schema, f"{self.store}/x"
+        )
+        output = TaskOutput(table.num_rows, table.nbytes, inline)
+        writer.commit([StagedTask(0, self.name, output, schema, cti_us)], number)
+
+    def writers(self):
+        return TimeSeries.open(self.store).describe()["cti_writers"]
+
+    def cti(self):
+        found = TimeSeries.open(self.store).cti()
+        return None if found is None else round(found.timestamp() * 1000)
+
+
+def test_watermark_minus_the_delay_is_committed_with_each_batch(tmp_path):
+    query = Query(tmp_path, ctiDelay="1 second")
+    query.commit(0, ("a", 0, 1))
+    assert query.cti() is None
+    query.commit(1, ("a", 5_000_000, 1), watermark_ms=5000)
+    assert query.cti() == 4000
+    query.commit(2, watermark_ms=9000)
+    assert (query.cti(), TimeSeries.open(query.store).describe()["last_commit"]) == (8000, 2)
+
+
+def test_batch_without_rows_and_news_makes_no_commit(tmp_path):
+    query = Query(tmp_path, ctiDelay="0 seconds")
+    query.commit(0, ("a", 0, 1), watermark_ms=3)
+    for number in (1, 2):
+        query.commit(number, watermark_ms=3)
+    query.commit(3, watermark_ms=2)
+    assert (query.cti(), TimeSeries.open(query.store).describe()["last_commit"]) == (3, 0)
+
+
+def test_replayed_batch_is_stored_once_and_keeps_its_cti(tmp_path):
+    query = Query(tmp_path, ctiDelay="0 seconds")
+    for _ in range(2):
+        query.commit(0, ("a", 10_000, 1), watermark_ms=3)
+    for _ in range(2):
+        query.commit(1, watermark_ms=7)
+    facts = TimeSeries.open(query.store).describe()
+    assert (query.cti(), facts["events"], facts["last_commit"]) == (7, 1, 1)
+
+
+def test_final_watermark_is_a_final_cti_whatever_the_delay(tmp_path):
+    query, other = (
+        Query(tmp_path, ctiDelay="1 hour"),
+        Query(tmp_path, "other", ctiDelay="0 seconds"),
+    )
+    query.commit(0, ("a", 0, 1), watermark_ms=FINAL_MS)
+    assert query.cti() == FINAL_MS
+    with pytest.raises(Exception, match="before the store's CTI"):
+        other.commit(0, ("b", 0, 1), watermark_ms=5)
+
+
+def test_writer_that_has_ended_holds_nobody_back(tmp_path):
+    query, other = (
+        Query(tmp_path, ctiDelay="0 seconds"),
+        Query(tmp_path, "other", ctiDelay="1 second"),
+    )
+    other.commit(0, ("b", 0, 1))
+    query.commit(0, ("a", 0, 1), watermark_ms=FINAL_MS)
+    assert query.cti() is None
+    other.commit(1, watermark_ms=5000)
+    assert query.cti() == 4000
+    other.commit(2, watermark_ms=FINAL_MS)
+    assert query.cti() == FINAL_MS
+
+
+def test_query_without_delay_and_column_gives_no_cti(tmp_path):
+    query = Query(tmp_path)
+    query.commit(0, ("a", 0, 1), watermark_ms=7)
+    assert (query.cti(), query.writers()) == (None, {"query q": None})
+
+
+def test_column_of_ctis_counts_before_the_watermark(tmp_path):
+    query = Query(tmp_path, schema=StructType([*ROWS, *StructType().add("cti", "timestamp")]))
+    query.commit(0, ("a", 9_000, 1), watermark_ms=7, cti_us=2_000)
+    assert query.cti() == 2
+    query.commit(1, watermark_ms=8)
+    assert query.cti() == 2
+
+
+def test_unreadable_checkpoint_gives_no_cti_and_is_told_once(tmp_path, caplog):
+    query = Query(tmp_path, "elsewhere", ctiDelay="0 seconds")
+    query.options["checkpointLocation"] = "s3a://bucket/checkpoint"
+    for number in range(2):
+        query.commit(number, ("a", 0, 1), watermark_ms=7)
+    (told,) = [each for each in caplog.records if "no effect" in each.getMessage()]
+    assert "checkpoint" in told.getMessage()
+    assert query.cti() is None
+
+
+def test_subscriber_is_told_once_of_writers_without_ctis(tmp_path, caplog):
+    query = Query(tmp_path)
+    query.commit(0, ("a", 0, 1))
+    source = DefaultSource({"path": query.store, "cti": "true"})
+    reader = source.streamReader(source.schema())
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    query.commit(1, ("a", 1, 1))
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert (start["commit"], end["commit"], "cti" in end) == (0, 1, False)
+    told = [each for each in caplog.records if "gives no CTIs" in each.getMessage()]
+    assert len(told) == 1
+    assert "'query q'" in told[0].getMessage()
+    report = reader.reportLatestOffset()
+    assert (report["cti"], report["ctiHeldBackBy"]) == (None, ["query q"])
+
+
+def test_cti_is_the_last_task_of_its_batch_also_on_replay(tmp_path):
+    query = Query(tmp_path, ctiDelay="0 seconds")
+    query.commit(0, ("a", 9_000_000, 1), watermark_ms=5)
+    source = DefaultSource({"path": query.store, "cti": "true"})
+    reader = source.streamReader(source.schema())
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    query.commit(1, ("a", 9_000_000, 2), watermark_ms=8)
+    for again in (reader, source.streamReader(source.schema())):
+        tasks = again.partitions(start, end)
+        rows = [row for task in tasks for part in again.read(task) for row in part.to_pylist()]
+        assert [(row["value"], row["cti"] and row["cti"].microsecond) for row in rows] == [
+            (1.0, None),
+            (None, 5000),
+        ]
+    later = reader.latestOffset(end, reader.getDefaultReadLimit())
+    assert (later["cti"], later["version"]) == (8000, 3)
