@@ -110,7 +110,9 @@ def fetch() -> Path:
                     f"are in {CACHE / 'ivy.log'}"
                 )
             with tarfile.open(packed) as archive:
-                archive.extractall(partial / "unpacked", filter="data")
+                # The newer patch releases of Python 3.11 and 3.12 alone have filters.
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                archive.extractall(partial / "unpacked")
             (partial / "unpacked").rename(place)
             # The archive is as large again.
             shutil.rmtree(partial)

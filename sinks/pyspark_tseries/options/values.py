@@ -134,7 +134,12 @@ DELAY: Final = Parser(
     out_of_range="-1 second",
     format=format_duration,
 )
-CTI: Final = Parser(_parse_cti, "'true', 'false' or the name of a column", wrong_type=" ")
+CTI: Final = Parser(
+    _parse_cti,
+    "'true', 'false' or the name of a column",
+    wrong_type=" ",
+    format=lambda column: column or "false",
+)
 INITIAL: Final = Parser(
     parse_initial,
     "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
