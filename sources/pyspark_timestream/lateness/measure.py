@@ -33,6 +33,11 @@ _REFUSED: Final = {
         "it depends on the wall clock of a query",
         "leave it out",
     ),
+    "timesettings": (
+        "timeSettings",
+        "a description may hold the delay, which is what is tried here",
+        "set what else it holds as options",
+    ),
 }
 """Options that decide CTIs but cannot be followed here: name, why, next step."""
 
@@ -58,8 +63,8 @@ def measure_lateness(
     Args:
         options: those of the stream, by their names, such as `kafka.bootstrap.servers`,
             `subscribe`, `startTime` and `ctiFrequency`; `startingOffsets` and other options of
-            batch reads choose the records, by default all. `ctiDelay`, `advanceTime`, `ctiImport`
-            and `idleTimeout` are refused, and `violationPolicy` changes nothing.
+            batch reads choose the records, by default all. `ctiDelay`, `advanceTime`, `ctiImport`,
+            `idleTimeout` and `timeSettings` are refused, and `violationPolicy` changes nothing.
         delays: durations, separated by commas or as a list, none of them negative; 0 is always
             among them. None: a ladder from 0 to 1 day.
         last: read only what lies at most this long, inclusive, before the newest record by the

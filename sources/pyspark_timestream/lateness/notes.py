@@ -52,10 +52,16 @@ def list_notes(options: KafkaOptions, findings: Findings, whole_us: int | None) 
         each.partition for each in least.partitions if each.state.events and not each.state.ctis
     ]
     if silent:
+        why = f"they hold less than option 'ctiFrequency' ('{options.frequency}') asks for"
+        if (
+            options.writer_from is not None
+            or options.writers
+            or options.writer_grace_us is not None
+        ):
+            why += ", or a writer that is waited for has not come as far"
         yield (
-            f"{len(silent)} of {len(least.partitions)} partitions have no CTI, since they hold "
-            f"less than option 'ctiFrequency' ('{options.frequency}') asks for, so nothing in them "
-            "can be late"
+            f"{len(silent)} of {len(least.partitions)} partitions have no CTI, since {why}, so "
+            "nothing in them can be late"
         )
     if findings.largest_lateness_us > _LONG_US and options.max_future_us is None:
         yield (

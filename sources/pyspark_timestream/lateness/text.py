@@ -14,7 +14,10 @@ _GAP: Final = "  "
 _MAX_BAR: Final = 30
 _MIN_BAR: Final = 8
 _MAX_PARTITIONS: Final = 10
-_TIME_OPTIONS: Final = ("startTime", "timeUnit", "maxFuture", "ctiHeader", "ctiFrequency")
+_TIME_OPTIONS: Final = (
+    *("startTime", "endTime", "edge", "eventShape", "timeUnit", "maxFuture"),
+    *("ctiHeader", "writerFrom", "writers", "writerGrace", "writerTimeout", "ctiFrequency"),
+)
 """Options beside `ctiDelay` on which the counts depend, and which a stream needs as well."""
 
 _UNITS: Final = ((86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"))

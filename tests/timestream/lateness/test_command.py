@@ -39,6 +39,7 @@ def test_lateness_loads_no_spark() -> None:
         (["--option", "advanceTime=IncreasingStartTime"], "option 'advanceTime': it has no place"),
         (["--option", "IDLETIMEOUT=5 s"], "option 'idleTimeout': it has no place here"),
         (["--option", "ctiImport=x"], "option 'ctiImport': it has no place here"),
+        (["--option", "timeSettings=/x"], "option 'timeSettings': it has no place here"),
         (["--option", "ctifrequency=5"], "leave it out, or use --cti-frequency"),
         (["--option", "startTime=b"], "leave it out, or use --start-time"),
         (["--option", "hunter2"], "an --option is not of the form NAME=VALUE"),

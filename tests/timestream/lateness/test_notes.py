@@ -44,6 +44,12 @@ def test_notes_say_what_the_numbers_hide(found, whole_us, said) -> None:
     assert all(text in note for note, text in zip(notes, said, strict=True))
 
 
+def test_silence_of_a_partition_may_be_a_writers() -> None:
+    waited_for = options(**TIMED, writerFrom="field:device", writers="a")
+    (note,) = list_notes(waited_for, findings(PartitionState(events=9)), None)
+    assert "asks for, or a writer that is waited for has not come as far" in note
+
+
 def test_with_max_future_no_wrong_clock_is_suspected() -> None:
     found = findings(PartitionState(events=9, ctis=1), behind=172_800_000_000)
     assert not list(list_notes(options(**TIMED, maxFuture="1 hour"), found, None))

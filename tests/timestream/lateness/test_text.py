@@ -80,6 +80,13 @@ def test_the_options_to_paste_say_what_waiting_they_cost() -> None:
     assert "hunter2" not in text
 
 
+def test_the_options_to_paste_hold_all_on_which_the_counts_depend() -> None:
+    given = {"writerFrom": "field:device", "writerGrace": "1 minute", "eventShape": "edge"}
+    text = shown(**given)
+    for name, value in given.items():
+        assert f'.option("{name}", "{value}")' in text
+
+
 def test_with_marks_no_least_delay_is_promised() -> None:
     assert "with ctiDelay = 4" not in shown(ctiHeader="cti")
     assert '.option("ctiHeader", "cti")' in shown(ctiHeader="cti")
