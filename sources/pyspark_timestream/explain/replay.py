@@ -6,6 +6,7 @@ from pyspark_timestream.connector.instants import format_instant, parse_instant
 from pyspark_timestream.explain.history import History, count_remaining
 from pyspark_timestream.kafka.plan.findings import Finding, Kind, name_partitions
 from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.plan.positions import has_stream_ended
 
 __all__ = ["describe_end", "find_short_replays"]
 
@@ -21,7 +22,10 @@ def describe_end(offset: StreamOffset) -> str:
 
 
 def find_short_replays(history: History) -> Iterator[Finding]:
-    """Find the partitions of a bounded run whose log ends below `startingCti` or `endingCti`."""
+    """Find the partitions of a bounded run whose log ends below `startingCti` or `endingCti`.
+
+    Where the stream has reached `endingCti` without its idle partitions, nothing is missing.
+    """
     offset = history[-1].offset
     begin, end = (offset.settings.get(name) for name in ("startingCti", "endingCti"))
     if not offset.bounded or any(count_remaining(history).values()):
@@ -35,7 +39,9 @@ def find_short_replays(history: History) -> Iterator[Finding]:
             f"no partition's CTI reaches {begin}: {reached}",
         )
         return
-    short = sorted(p for p, cti_us in ctis_us.items() if end and not _has_reached(cti_us, end))
+    if end is None or has_stream_ended(offset, parse_instant(end)):
+        return
+    short = sorted(part for part, cti_us in ctis_us.items() if not _has_reached(cti_us, end))
     if short:
         known = [ctis_us[part] for part in short]
         reached = _name_cti(None if None in known else min(filter(None, known), default=None))

@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.plan.joined_batches import remember_beginning, rem
 from pyspark_timestream.kafka.plan.losses import hide_missing
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.positions import has_reached
+from pyspark_timestream.kafka.plan.positions import has_reached, has_stream_ended
 from pyspark_timestream.kafka.plan.warnings import Warnings
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 
@@ -316,10 +316,12 @@ def _plan_partitions(
 ) -> dict[Partition, PartitionOffset]:
     """Plan the ranges of the batch `number`."""
     previous, ended, positions, run = given.previous, given.ended, given.positions, given.run
+    # A final CTI before `endingCti` raises partitions too: their new records are still refused.
+    can_end = not previous.final or has_stream_ended(previous, run.until_us)
     # A partition found during a bounded run has no end there: it waits for the next run.
     reachable = {
         part: at
-        if has_reached(starts[part][0].cti_us, run.until_us)
+        if can_end and has_reached(starts[part][0].cti_us, run.until_us)
         else max(given.ends.get(part, at), at)
         for part, at in positions.items()
     }

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.state import PartitionState
+from pyspark_timestream.cti.stream_cti import compute_stream_cti
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
@@ -27,6 +28,7 @@ __all__ = [
     "find_ended",
     "fix_ends",
     "has_reached",
+    "has_stream_ended",
     "limit_ends",
     "resolve_ends",
     "resolve_starts",
@@ -212,21 +214,37 @@ def has_reached(cti_us: int | None, until_us: int | None) -> bool:
     return cti_us is not None and until_us is not None and cti_us >= until_us
 
 
+def has_stream_ended(offset: StreamOffset, until_us: int | None) -> bool:
+    """Check whether the stream's CTI has reached `endingCti`, `until_us`, at the start of `offset`.
+
+    A final CTI that came before that, at the end of a bounded run, does not count.
+    """
+    if until_us is None:
+        return False
+    awake_us = [each.state.cti_us for each in offset.partitions.values() if not each.idle]
+    idle_us = [each.state.cti_us for each in offset.partitions.values() if each.idle]
+    floor_us = None if offset.final else offset.cti_us
+    return has_reached(compute_stream_cti(awake_us, (), idle_us, floor_us), until_us)
+
+
 def find_ended(
     offset: StreamOffset, states: Mapping[Partition, PartitionState], until_us: int | None
 ) -> dict[Partition, int]:
     """Return the partitions that the stream has read to their own ends, with their positions.
+
+    Once the stream has ended by `endingCti`, so have its idle partitions, whatever their clocks.
 
     Args:
         offset: the last batch.
         states: the clocks after it; those at its start for partitions that are left out.
         until_us: the CTI at which each partition ends; None for no such end.
     """
-    fixed = offset.fixed_ends or {}
+    fixed, is_over = offset.fixed_ends or {}, has_stream_ended(offset, until_us)
     return {
         part: share.end_exclusive
         for part, share in offset.partitions.items()
-        if (part in fixed and share.end_exclusive >= fixed[part])
+        if is_over
+        or (part in fixed and share.end_exclusive >= fixed[part])
         or has_reached(states.get(part, share.state).cti_us, until_us)
     }
 

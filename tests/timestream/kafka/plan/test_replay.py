@@ -4,15 +4,18 @@ import json
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant
+from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.explain.replay import find_short_replays
 from pyspark_timestream.kafka.plan.joined_batches import join_batches
 from pyspark_timestream.kafka.plan.next_offset import (
+    Observation,
     RunContext,
     plan_first_offset,
     plan_next_offset,
@@ -43,7 +46,7 @@ class Replay:
             *(COLUMNS[2:] if self.options.policy == "flag" else COLUMNS[3:]),
         )
         self.logs, self.fixed, self.text, self.rows, self.ctis = logs, fixed, None, [], []
-        self.begun = False
+        self.begun, self.quiet = False, set()
 
     def read(self, span, _needs):
         stamps = self.logs[span.partition.number][span.start_inclusive : span.end_exclusive]
@@ -60,7 +63,7 @@ class Replay:
         until_us = self.options.ending_cti_us
         run = RunContext(
             cap, bounded=bounded, new_start=not self.begun, until_us=until_us,
-            final_cti=self.options.final_cti,
+            final_cti=self.options.final_cti, idle_timeout_us=1,
         )  # fmt: skip
         log_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
         if self.text is None:
@@ -81,7 +84,10 @@ class Replay:
             ended = find_ended(previous, states, until_us)
             ends = limit_ends(log_ends, previous.fixed_ends, ended)
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            planned = plan_next_offset(previous, states, positions, ends, run)
+            resting = {part for part in positions if positions[part] == log_ends[part]}
+            since_us = {part: 0 for part in resting if part.number in self.quiet}
+            seen = Observation(now_us=1, since_us=since_us)
+            planned = plan_next_offset(previous, states, positions, ends, run, seen)
             if planned is previous:
                 return False
         self.begun, self.text = True, json.dumps(planned.to_json())
@@ -202,6 +208,60 @@ def test_a_final_cti_that_is_asked_for_follows_the_end():
     replay.begun = False
     replay.finish()
     assert replay.ctis[3:] == [FINAL_US]
+
+
+def replay_past_an_idle_partition(bounded=False, **raw):
+    """Partition 1 is idle at 3 ms when partition 0 takes the stream to its end, 6 ms."""
+    replay = Replay([[1, 2], [2, 3]], None, 6, **raw)
+    replay.quiet = {1}
+    replay.batch(bounded=False)
+    replay.batch(bounded=False)
+    replay.logs[0] += [5, 6]
+    return replay.finish(bounded=bounded)
+
+
+@pytest.mark.parametrize("final", ["false", "true"])
+@given(st.lists(st.sampled_from([0, 1, "restart", "bounded", ""]), max_size=8))
+@settings(max_examples=40, deadline=None)
+def test_records_that_wake_an_idle_partition_after_the_end_are_not_read(final, steps):
+    replay = replay_past_an_idle_partition(finalCti=final)
+    ended, rows = replay.offset(), list(replay.rows)
+    assert (ended.closing, ended.partitions[at(1)].idle) == (True, True)
+    assert ended.cti_us == (FINAL_US if final == "true" else 6000)
+    for step in steps:
+        if isinstance(step, int):
+            replay.logs[step] += [4, 5]
+        elif step == "restart":
+            replay.begun = False
+        replay.finish(bounded=step == "bounded")
+        assert replay.offset().closing
+    assert (replay.rows, replay.offset().cti_us) == (rows, ended.cti_us)
+
+
+@pytest.mark.parametrize("wakes", [False, True])
+def test_new_records_after_a_final_cti_before_the_end_are_refused(wakes):
+    replay = Replay([[1, 2], [2, 3]], None, 6, finalCti="true")
+    replay.quiet = {1}
+    replay.batch(bounded=False)
+    replay.finish()
+    assert replay.offset().final
+    replay.logs[wakes] += [4, 5]
+    replay.begun = False
+    with pytest.raises(CheckpointMismatch, match="this checkpoint's stream has ended"):
+        replay.finish()
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_a_replay_that_ends_without_its_idle_partitions_is_not_early(bounded):
+    replay = replay_past_an_idle_partition(bounded)
+    assert replay.offset().closing
+    assert not [*find_short_replays((BatchRecord(0, replay.offset()),))]
+    early = Replay([[1, 2], [2, 3]], None, 6, finalCti="true")
+    early.quiet = {0, 1}
+    early.batch(bounded=False)
+    early.finish()
+    (found,) = find_short_replays((BatchRecord(0, early.offset()),))
+    assert found.partitions == {at(0), at(1)}
 
 
 def test_fixed_ends_are_kept_whatever_the_log_and_the_topic_grow_to():
