@@ -104,8 +104,15 @@ class CtiImporter:
 
     def limit_to_current_ends(self) -> None:
         """Read no further than the topic's current ends."""
-        self._bounds = self._broker.ends(self._broker.partitions())
-        self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
+        ends = self._broker.ends(self._broker.partitions())
+        if self._known is None:
+            self._bounds = ends
+            self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
+        else:
+            # The run goes on: with what it has read, also of a partition that is missing for a
+            # moment, and with what it has seen of quiet ones.
+            read = {part: each.position for part, each in self._known.partitions.items()}
+            self._bounds = read | {part: max(end, read.get(part, 0)) for part, end in ends.items()}
 
     def update(
         self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int

@@ -7,7 +7,6 @@ offset; the fields of `StreamDriver` are caches and the state of the current run
 """
 
 import logging
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import check_schemas
+from pyspark_timestream.kafka.driver.bounds import RunEnds
 from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.driver.end_states import EndStates
 from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
@@ -32,12 +32,7 @@ from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.aligned_reading import read_max_skew
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.plan.joined_batches import join_batches
-from pyspark_timestream.kafka.plan.losses import (
-    LEADER_CHANGE_GRACE_S,
-    reconcile,
-    recreated_topics,
-    unchanged_topics,
-)
+from pyspark_timestream.kafka.plan.losses import reconcile, recreated_topics, unchanged_topics
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
@@ -98,23 +93,21 @@ class StreamDriver:
         self._ids_asked_at_s = float("-inf")
         self._create_broker = connect
         self._connected: Broker | None = None
-        self._bounds: dict[Partition, int] | None = None
-        self._bound_written: dict[Partition, int] = {}
         self._partition_cache = PartitionCache(lambda: self._broker.partitions())
+        self._ends = RunEnds(lambda: self._broker, self._partition_cache)
         self._started = False
         self._told_to_end = False
         self._committed_batch = -1
         self._filled_us: int | None = None
         self._last_end_states: tuple[StreamOffset, EndStates] | None = None
         self._planned: StreamOffset | None = None
-        self._log_ends: dict[Partition, int] = {}
         self._requests = EndRequests(find_directory())
         self._projection = projection
         self._has_readers = False
         self._warner = Warner(options, projection, reader)
 
-    def limit_to_current_ends(self) -> None:
-        """Make this a bounded run, which stops at the current ends."""
+    def limit_to_current_ends(self, seen: Mapping[Partition, int] | None = None) -> None:
+        """Make this a bounded run, which stops at the current ends, and at `seen` or after it."""
         if self._connected is None:
             # No request here uses the group, so any name will do until the stream has one.
             self._connect(self._options.group_prefix)
@@ -122,9 +115,10 @@ class StreamDriver:
         importer = self._get_importer()
         if importer is not None:
             importer.limit_to_current_ends()
-            self._bound_written = self._broker.written_ends(self._partition_cache.get(fresh=True))
-        self._bounds = dict(self._get_ends(fresh=True))
-        self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
+        self._ends.limit_to_current_ends(seen or {}, importer is not None)
+        if not self._started:
+            # A run that goes on keeps what it has seen of quiet partitions.
+            self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
 
     def fix_readers(self, recorded: Mapping[str, ReaderSchema]) -> Mapping[str, ReaderSchema]:
         """Fix the schemas that payloads are read by, once a run, and return them by part.
@@ -145,18 +139,18 @@ class StreamDriver:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_stream_offset(start, self._options.settings(), self._options.described)
         self.fix_readers({} if is_initial_offset(start) else StreamOffset.from_json(start).schemas)
-        if not self._options.ends_by_default and self._bounds is None:
+        if not self._options.ends_by_default and not self._ends.is_bounded:
             self.limit_to_current_ends()
             if not is_initial_offset(start):
                 # A broker that no longer leads a partition may have named an old end.
-                self._bounds = dict(StreamOffset.from_json(start).fixed_ends or {})
+                self._ends.limit(StreamOffset.from_json(start).fixed_ends or {})
         if not is_initial_offset(start):
-            self._follow_end_request(start["stream"])
+            self._follow_end_request(start)
         run = RunContext(
             max_offsets=cap,
             min_offsets=self._choose_min_offsets(),
             max_tasks=self._options.max_tasks,
-            bounded=self._bounds is not None,
+            bounded=self._ends.is_bounded,
             new_start=not self._started,
             final_cti=self._options.final_cti or (self._told_to_end and self._options.has_ctis),
             idle_timeout_us=self._options.idle_timeout_us,
@@ -184,20 +178,28 @@ class StreamDriver:
         self._started, self._planned = True, planned
         return planned.to_json()
 
-    def _follow_end_request(self, stream: str) -> None:
+    def _follow_end_request(self, start: Mapping[str, Any]) -> None:
         """Make this a bounded run with a final CTI if `end_stream` asks so (semantics 11.12)."""
-        if self._told_to_end or not self._requests.take(stream, self._started):
+        if self._told_to_end or not self._requests.take(start["stream"], self._started):
             return
-        if self._bounds is None:
-            # The run goes on, and with it what it has seen of quiet partitions.
-            tracker = self._idle_tracker
-            self.limit_to_current_ends()
-            self._idle_tracker = tracker
+        if not self._ends.is_bounded:
+            previous = StreamOffset.from_json(start)
+            open_at = _find_open(previous, self._find_ended(previous))
+            ends = self._ends.wait_for(open_at)
+            if not self._ends.reaches(open_at):
+                # The next batch is about what is lost; the request stays.
+                return
+            self.limit_to_current_ends(ends)
         self._told_to_end = True
+
+    def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
+        until_us = self._options.ending_cti_us
+        states = {} if until_us is None else self._get_end_states(previous).states
+        return find_ended(previous, states, until_us)
 
     def _choose_min_offsets(self) -> int | None:
         """Return how many new offsets the batch waits for; None if it does not wait (any more)."""
-        if self._bounds is not None or self._filled_us is None:
+        if self._ends.is_bounded or self._filled_us is None:
             return None
         is_due = self._now_us() - self._filled_us >= self._options.max_delay_us
         return None if is_due else self._options.min_offsets
@@ -226,15 +228,15 @@ class StreamDriver:
             return None
         options = self._options
         return build_progress(
-            self._planned, self._log_ends, options.ending_cti_us, options.declared
+            self._planned, self._ends.log_ends, options.ending_cti_us, options.declared
         )
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
         stream = uuid.uuid4().hex
         self._connect(group_name(self._options.group_prefix, stream))
         imported = self._read_imported(None)
-        written = self._get_written_ends() if imported else {}
-        ends = self._get_ends(fresh=self._bounds is None)
+        written = self._ends.get_written() if imported else {}
+        ends = self._ends.get(fresh=not self._ends.is_bounded)
         earliest = self._broker.earliest(ends)
         found = self._broker.offsets_at(starting_timestamps(self._options, ends))
         starts = resolve_starts(self._options, earliest, ends, found)
@@ -243,7 +245,7 @@ class StreamDriver:
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
             warnings=self._warner.warn_at_start(earliest, starts, run.bounded),
-            written=written,
+            written=limit_ends(written, fixed, {}),
         )
         ends = ends if fixed is None else fixed
         first = plan_first_offset(stream, self._options.settings(), starts, ends, run, seen)
@@ -253,17 +255,15 @@ class StreamDriver:
         self._connect(group_name(self._options.group_prefix, previous.stream))
         # A CTI waits for the ends as of after it was read.
         imported = self._read_imported(previous)
-        written = self._get_written_ends() if has_new_import(previous, imported) else {}
-        until_us = self._options.ending_cti_us
-        states = {} if until_us is None else self._get_end_states(previous).states
-        ended = find_ended(previous, states, until_us)
-        shares = previous.partitions.items()
-        open_at = {part: share.end_exclusive for part, share in shares if part not in ended}
-        ends = limit_ends(self._wait_for_ends(open_at), previous.fixed_ends, ended)
+        written = self._ends.get_written() if has_new_import(previous, imported) else {}
+        ended = self._find_ended(previous)
+        open_at = _find_open(previous, ended)
+        ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
         wanted = open_at | ended
-        found = [part for part in ends if part not in wanted]
+        # A bounded run has an end for a partition that is gone, too.
+        found = [part for part in ends if part not in wanted and part in self._ends.log_ends]
         quiet = not found and not run.new_start and ends == wanted
-        topic_ids = self._get_topic_ids(self._log_ends, fresh=not quiet)
+        topic_ids = self._get_topic_ids(self._ends.log_ends, fresh=not quiet)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
             part: previous.hidden[part].end_exclusive
@@ -274,10 +274,11 @@ class StreamDriver:
             _LOG.warning("%s is there again; going on at offset %d", part, position)
         unchanged = unchanged_topics(previous.topic_ids, topic_ids)
         wanted |= back
-        earliest = wanted if quiet and not recreated else self._broker.earliest(self._log_ends)
+        log_ends = self._ends.log_ends
+        earliest = wanted if quiet and not recreated else self._broker.earliest(log_ends)
         fail = self._options.fail_on_data_loss
         open_at |= back
-        positions, losses = reconcile(open_at, earliest, self._log_ends, fail, recreated, unchanged)
+        positions, losses = reconcile(open_at, earliest, log_ends, fail, recreated, unchanged)
         positions.update(ended)
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
@@ -293,13 +294,11 @@ class StreamDriver:
         now_us = self._now_us()
         seen = Observation(
             now_us=now_us,
-            since_us=self._idle_tracker.update(
-                self._broker, positions, self._log_ends, idle, now_us
-            ),
-            settled=self._bounds is None and self._idle_tracker.is_settled(now_us),
+            since_us=self._idle_tracker.update(self._broker, positions, log_ends, idle, now_us),
+            settled=not self._ends.is_bounded and self._idle_tracker.is_settled(now_us),
             topic_ids=topic_ids,
             imported=imported,
-            written=written,
+            written=limit_ends(written, previous.fixed_ends, {}),
         )
         after = self._get_end_states(previous)
         seen = replace(seen, malformed_values=after.malformed_values)
@@ -323,21 +322,11 @@ class StreamDriver:
         """Read the imported topic, unless the stream or the run has ended."""
         importer = self._get_importer()
         recorded = None if previous is None else previous.imported
-        closed = self._started and self._bounds is not None
+        closed = self._started and self._ends.is_bounded
         if importer is None or (previous and (previous.final or (closed and previous.closing))):
             return recorded
         topic_ids = {} if previous is None else previous.topic_ids
         return importer.update(recorded, topic_ids, self._now_us())
-
-    def _get_written_ends(self) -> dict[Partition, int]:
-        """Return the ends of the logs, including the records of open transactions.
-
-        Call this after reading the imported topic and before asking for the stable ends: a batch
-        that reads up to those has then read everything below these ends.
-        """
-        if self._bounds is not None:
-            return dict(self._bound_written)
-        return self._broker.written_ends(self._partition_cache.get())
 
     def _get_topic_ids(self, partitions: Iterable[Partition], fresh: bool) -> dict[str, str]:
         """Return topic ids, asking the broker if something changed or partitions were listed."""
@@ -348,24 +337,6 @@ class StreamDriver:
         imported = self._importer.topic_ids if self._importer else {}
         return {**imported, **self._topic_ids}
 
-    def _wait_for_ends(self, wanted: Mapping[Partition, int]) -> dict[Partition, int]:
-        """Return the ends, once all of `wanted` exists or has been missing for long enough.
-
-        Metadata may lack a partition for a moment, and a broker that no longer leads a partition
-        may return an old end of its log. A partition taken for lost would be read from its
-        beginning when it is found again.
-        """
-        ends = self._get_ends()
-        deadline = time.monotonic() + LEADER_CHANGE_GRACE_S
-        while not self._has_all(wanted) and time.monotonic() < deadline:
-            time.sleep(LEADER_CHANGE_GRACE_S / 10)
-            ends = self._get_ends(fresh=True)
-        return ends
-
-    def _has_all(self, wanted: Mapping[Partition, int]) -> bool:
-        """Check that the log of every partition of `wanted` reaches its offset."""
-        return all(self._log_ends.get(part, -1) >= offset for part, offset in wanted.items())
-
     def _connect(self, group: str) -> None:
         if self._connected is None or self._connected.group != group:
             self._connected = self._create_broker(self._options, group)
@@ -375,17 +346,6 @@ class StreamDriver:
         if self._connected is None:
             raise AssertionError("the broker was asked before it was connected")
         return self._connected
-
-    def _get_ends(self, fresh: bool = False) -> dict[Partition, int]:
-        """Return how far each partition may be read now."""
-        self._log_ends = self._broker.ends(self._partition_cache.get(fresh))
-        if self._bounds is None:
-            return self._log_ends
-        # A topic truncated since the run began ends before its bound.
-        return {
-            part: min(bound, self._log_ends.get(part, bound))
-            for part, bound in self._bounds.items()
-        }
 
     def _get_end_states(self, offset: StreamOffset) -> EndStates:
         """Return the clocks after the batch `offset`."""
@@ -398,3 +358,9 @@ class StreamDriver:
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
         return read_again(self._options, offset, span, self._reader)
+
+
+def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:
+    """Return the positions after `previous` of the partitions that have not ended."""
+    shares = previous.partitions.items()
+    return {part: share.end_exclusive for part, share in shares if part not in ended}

@@ -96,7 +96,7 @@ class Driven:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.driver.LEADER_CHANGE_GRACE_S", 0.05)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds.LEADER_CHANGE_GRACE_S", 0.05)
 
 
 class Imports:
@@ -110,6 +110,23 @@ class Imports:
         return ImportedTopic(
             {at(0, "fast"): ImportedPartition(1, PartitionState(self.cti_us))}, self.cti_us
         )
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_an_imported_cti_takes_effect_where_the_stream_ends_before_its_log(is_late):
+    broker = FakeBroker(p0=(0, 1000))
+    broker.written_ends = lambda partitions: {part: broker.log[part][1] for part in partitions}
+    run = Driven(broker, ctiImport="fast", endingOffsets='{"topic": {"0": 100}}')
+    run.driver._importer = imports = Imports()
+    imports.limit_to_current_ends = lambda: None
+    imports.cti_us = None if is_late else 7
+    run.plan(cap=60)
+    imports.cti_us = 7
+    while run.plan() is not None:
+        pass
+    (share,) = StreamOffset.from_json(run.offset).partitions.values()
+    assert (share.end_exclusive, share.pending, share.state.cti_us) == (100, (), 7)
+    assert (run.offset["closing"], run.offset["cti"]) == (True, 7)
 
 
 def test_import_waits_for_records_of_open_transactions():
@@ -198,6 +215,17 @@ def test_a_bounded_run_over_a_truncated_topic_ends_where_the_log_does():
     assert run.plan() == {0: (30, 30)}
     assert StreamOffset.from_json(run.offset).closing
     assert run.plan() is None
+
+
+def test_a_bounded_run_that_loses_a_partition_ends(caplog):
+    broker = FakeBroker(p0=(0, 10), p1=(0, 10))
+    run = Driven(broker, failOnDataLoss="false")
+    run.driver.limit_to_current_ends()
+    assert run.plan() == {0: (0, 10), 1: (0, 10)}
+    del broker.log[at(1)]
+    assert run.plan() == {0: (10, 10)}
+    assert (run.offset["closing"], run.plan()) == (True, None)
+    assert "there again" not in caplog.text
 
 
 def test_a_partition_found_after_a_bounded_run_began_waits_for_the_next_run():

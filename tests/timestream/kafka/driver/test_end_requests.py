@@ -83,6 +83,43 @@ def test_a_stream_ends_once_wherever_it_is_killed(tmp_path, caps, told, killed, 
         assert last(again).final
 
 
+@pytest.mark.parametrize(
+    ("grace_s", "trouble"),
+    [
+        # Without a grace the request waits for the next batch instead.
+        (0, {"former_ends": [5]}),
+        (0.05, {"former_ends": [5]}),
+        (0.05, {"missing": [1]}),
+    ],
+)
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_a_leader_change_while_a_stream_ends_cuts_off_no_records(
+    tmp_path, monkeypatch, grace_s, trouble, later
+):
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds.LEADER_CHANGE_GRACE_S", grace_s)
+    broker = FakeBroker(p0=(0, 20), p1=(5, 9))
+    run = run_of(broker, tmp_path)
+    run.plan()
+    broker.log = {at(0): (0, 25), at(1): (5, 12)}
+    EndRequests(tmp_path).make(last(run).stream)
+    asked = "partitions" if "missing" in trouble else "ends"
+    given, answers = getattr(broker, asked), iter(range(99))
+
+    def answer(*wanted):
+        if next(answers) == later:
+            vars(broker).update(trouble)
+        return given(*wanted)
+
+    setattr(broker, asked, answer)
+    while run.plan() is not None:
+        pass
+    assert last(run).final
+    assert {part.number: each.end_exclusive for part, each in last(run).partitions.items()} == {
+        0: 25,
+        1: 12,
+    }
+
+
 def test_a_request_that_a_killed_program_left_behind_ends_no_later_run(tmp_path):
     broker = FakeBroker(p0=(0, 10))
     run = run_of(broker, tmp_path)

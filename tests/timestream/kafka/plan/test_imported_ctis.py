@@ -231,6 +231,19 @@ def test_import_options_derive_from_the_streams_options():
     assert (made.rules.shape, made.rules.policy, str(made.start_time)) == ("point", "drop", "at")
 
 
+def test_a_running_import_that_is_bounded_keeps_what_it_has_seen():
+    broker = Quiet([5, 9], [])
+    run = Importing(broker)
+    for _ in range(8):
+        run.update()
+    # The partition is missing from one listing, and the other one's end is that of a while ago.
+    broker.partitions, broker.ends = lambda: [at(0, "fast")], lambda partitions: {at(0, "fast"): 1}
+    run.importer.limit_to_current_ends()
+    del broker.partitions, broker.ends
+    broker.logs[at(0, "fast")] += [12]
+    assert [run.update() for _ in range(4)] == [(None, set())] * 3 + [(9, {1})]
+
+
 class NoTopic:
     trouble_count = 0
 
