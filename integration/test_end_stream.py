@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, end_stream
+from pyspark_timestream.frames.watermark import has_ended
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -50,6 +51,27 @@ def test_a_running_query_that_is_told_to_end_releases_all_and_has_ended(
     broker.produce(name, [event(50)])
     with pytest.raises(Exception, match="this checkpoint's stream has ended"):
         made.run(windows(made))
+
+
+def test_a_query_at_its_own_end_is_ended_with_a_final_cti(
+    spark: SparkSession, broker: Broker, topic, tmp_path: Path
+) -> None:
+    name = topic(1)
+    broker.produce(name, [event(1), event(5), event(12)])
+    own = {"ctiFrequency": "1", "endingOffsets": "latest"}
+    made = Stream(spark, broker, name, tmp_path, own)
+    query = made.query = made.start(windows(made), once=False)
+    try:
+        deadline = time.monotonic() + 120
+        while not has_ended(query):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        query.processAllAvailable()
+        assert found(made) == [(0.0, 2)]
+        end_stream(query, timeout_seconds=120)
+    finally:
+        query.stop()
+    assert found(made) == [(0.0, 2), (10.0, 1)]
 
 
 def test_a_query_that_reads_something_else_is_not_ended(spark: SparkSession) -> None:

@@ -6,7 +6,8 @@ The rules are semantics 11.12.
 import json
 import time
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
@@ -16,6 +17,9 @@ from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.frames.watermark import has_ended
 
 __all__ = ["end_stream"]
+
+_CTI_SOURCES: Final = frozenset({"ctiFrequency", "ctiHeader", "ctiImport"})
+"""The settings in an offset that give a stream CTIs."""
 
 
 def end_stream(
@@ -33,7 +37,8 @@ def end_stream(
         poll_seconds: the time between two looks.
 
     Raises:
-        ValueError: the query does not run, or reads something other than topics.
+        ValueError: the query does not run, stops before its streams have ended, or reads something
+            other than topics.
         TimeoutError: it has not ended in time. It goes on running, and may still end.
         StreamingQueryException: the query failed.
     """
@@ -47,18 +52,60 @@ def end_stream(
     requests = EndRequests(_find_driver_directory())
     streams = _find_streams(query, deadline_s, poll_seconds)
     try:
-        while query.isActive and not has_ended(query):
+        while query.isActive and not _has_final_end(query):
             # Again each time: a reader that just started takes a request for one left behind.
             for stream in streams:
                 requests.make(stream)
             _sleep_until(deadline_s, poll_seconds, "has not ended")
         if query.isActive:
-            query.processAllAvailable()
+            _process_all(query, deadline_s)
             query.stop()
         query.awaitTermination()
+        if not _has_final_end(query):
+            raise ValueError(
+                compose_message(
+                    f"query {query.id} stopped before it was told to end, so its windows wait",
+                    None,
+                    "start it again on its checkpoint, without AvailableNow, and call end_stream",
+                )
+            )
     finally:
         for stream in streams:
             requests.withdraw(stream)
+
+
+def _has_final_end(query: StreamingQuery) -> bool:
+    """True if each stream has ended with a final CTI, or for good if it has no CTIs at all.
+
+    A bounded run, or a stream with an end of its own, reports its end without a final CTI too.
+    """
+    progress = query.lastProgress
+    if not progress or not has_ended(query):
+        return False
+    offsets = [_read_offset(source.endOffset) for source in progress.sources]
+    return all(
+        offset["final"] or (offset["closing"] and not offset["settings"].keys() & _CTI_SOURCES)
+        for offset in offsets
+    )
+
+
+def _process_all(query: StreamingQuery, deadline_s: float) -> None:
+    """Wait until the sink has everything, which may take it for ever."""
+    failures: list[Exception] = []
+
+    def process() -> None:
+        try:
+            query.processAllAvailable()
+        except Exception as error:
+            failures.append(error)
+
+    thread = Thread(target=process, daemon=True)
+    thread.start()
+    thread.join(max(deadline_s - time.monotonic(), 0))
+    if thread.is_alive():
+        raise _time_out("has not written all that its final CTI releases")
+    if failures:
+        raise failures[0]
 
 
 def _find_streams(query: StreamingQuery, deadline_s: float, poll_seconds: float) -> list[str]:
@@ -66,19 +113,19 @@ def _find_streams(query: StreamingQuery, deadline_s: float, poll_seconds: float)
     while query.isActive:
         progress = query.lastProgress
         if progress:
-            return [_read_stream(source.endOffset) for source in progress.sources]
+            return [str(_read_offset(source.endOffset)["stream"]) for source in progress.sources]
         _sleep_until(deadline_s, poll_seconds, "has not run a batch")
     query.awaitTermination()
     raise ValueError(f"query {query.id} stopped before its first batch")
 
 
-def _read_stream(end_offset: Any) -> str:
+def _read_offset(end_offset: Any) -> dict[str, Any]:
     try:
         offset = json.loads(end_offset) if isinstance(end_offset, str) else end_offset
     except ValueError:
         offset = None
     if isinstance(offset, dict) and "partitions" in offset and "stream" in offset:
-        return str(offset["stream"])
+        return offset
     raise ValueError(
         compose_message(
             "the query has a source that is not a topic read by format 'timestream'",
@@ -90,14 +137,18 @@ def _read_stream(end_offset: Any) -> str:
 
 def _sleep_until(deadline_s: float, poll_seconds: float, what: str) -> None:
     if time.monotonic() > deadline_s:
-        raise TimeoutError(
-            compose_message(
-                f"the query {what} within timeout_seconds",
-                None,
-                "see explain_time(query); a trigger with a long interval needs a longer timeout",
-            )
-        )
+        raise _time_out(what)
     time.sleep(poll_seconds)
+
+
+def _time_out(what: str) -> TimeoutError:
+    return TimeoutError(
+        compose_message(
+            f"the query {what} within timeout_seconds",
+            None,
+            "see explain_time(query); a trigger with a long interval needs a longer timeout",
+        )
+    )
 
 
 def _find_driver_directory() -> Path:

@@ -9,6 +9,7 @@ from timestream.builders import at
 from timestream.kafka.driver.test_driver import Driven, FakeBroker
 
 from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.plan.offset import StreamOffset
@@ -138,6 +139,24 @@ def test_a_stream_without_ctis_just_ends(tmp_path):
     EndRequests(tmp_path).make(last(run).stream)
     assert run.plan() == {0: (10, 10)}
     assert (last(run).closing, last(run).final) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{"endingOffsets": '{"topic": {"0": 10, "1": -1}}'}, {"endingCti": "1970-01-01T00:00:09Z"}],
+)
+def test_a_stream_at_its_own_end_gets_the_final_cti_that_it_is_told(tmp_path, own):
+    broker = FakeBroker(p0=(0, 20), p1=(5, 9))
+    run = run_of(broker, tmp_path, **own)
+    run.driver._read_again = lambda offset, span: PartitionState(9_000_000)
+    while run.plan() is not None:
+        pass
+    assert (last(run).closing, last(run).final) == (True, False)
+    broker.log = {at(0): (0, 30), at(1): (5, 12)}
+    EndRequests(tmp_path).make(last(run).stream)
+    assert {begin == end for begin, end in run.plan().values()} == {True}
+    assert (last(run).final, last(run).opening_us) == (True, FINAL_US)
+    assert run.plan() is None
 
 
 def test_a_request_for_another_stream_changes_nothing(tmp_path):
