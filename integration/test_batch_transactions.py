@@ -1,10 +1,16 @@
 """Transactions of one place on a real broker (semantics 29.3): fencing, repetition, refusals."""
 
+from pathlib import Path
+
 import pytest
 from broker import Broker, unique_name
 from confluent_kafka.admin import ResourceType
 
-from pyspark_timestream import DeliveryFailed, OptionError
+from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
+from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.ledger import Entry, Place
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.producer.batch_transaction import BatchTransaction
 
 
@@ -25,11 +31,11 @@ def place(broker: Broker, topic):
 def test_a_zombie_cannot_commit_after_the_next_attempt_began(place, broker: Broker) -> None:
     zombie = place()
     zombie.begin()
-    zombie.send([{"value": b"zombie"}])
+    zombie.send([{"value": b"zombie"}], 6)
     after = place()
     assert after.read_entry()[0] < 0
     after.begin()
-    after.send([{"value": b"row"}])
+    after.send([{"value": b"row"}], 3)
     after.commit(1, "{}")
     with pytest.raises(DeliveryFailed, match="no other query uses the same 'writer'"):
         zombie.commit(1, "{}")
@@ -41,10 +47,10 @@ def test_a_zombie_cannot_commit_after_the_next_attempt_began(place, broker: Brok
 def test_an_aborted_transaction_leaves_neither_rows_nor_entry(place, broker: Broker) -> None:
     first = place()
     first.begin()
-    first.send([{"value": b"lost"}] * 3)
+    first.send([{"value": b"lost"}] * 3, 12)
     first.abort()
     first.begin()
-    first.send([{"key": "k", "value": None, "partition": 1, "headers": [("h", b"x")]}])
+    first.send([{"key": "k", "value": None, "partition": 1, "headers": [("h", b"x")]}], 3)
     first.send_marks([("cti", b"2024-01-01T00:00:00Z")])
     first.commit(4, "text")
     found = [(each.partition(), each.key(), each.headers()) for each in broker.read(place.topic)]
@@ -54,10 +60,11 @@ def test_an_aborted_transaction_leaves_neither_rows_nor_entry(place, broker: Bro
     assert place().read_entry() == (4, "text")
 
 
-def test_many_records_go_through_a_queue_that_holds_few(place, broker: Broker) -> None:
-    small = place(queue_buffering_max_messages="10")
+@pytest.mark.parametrize("most", ["10", "0"])
+def test_many_records_go_through_a_queue_of_any_length(place, broker: Broker, most) -> None:
+    small = place(queue_buffering_max_messages=most)
     small.begin()
-    small.send([{"key": b"k", "value": str(number)} for number in range(95)])
+    small.send([{"key": b"k", "value": str(number)} for number in range(95)], 300)
     small.commit(1, "{}")
     assert [int(each.value()) for each in broker.read(place.topic)] == list(range(95))
 
@@ -73,7 +80,7 @@ def test_a_record_that_cannot_be_sent_names_the_remedy(place, message, said) -> 
     transaction = place()
     transaction.begin()
     with pytest.raises(DeliveryFailed, match=said):
-        transaction.send([message])
+        transaction.send([message], len(message["value"]))
     transaction.abort()
     assert transaction.read_entry()[0] < 0
 
@@ -90,3 +97,72 @@ def test_what_cannot_work_is_refused_when_it_is_opened(place, broker: Broker) ->
         pytest.raises(DeliveryFailed, match="let the user write to the topic"),
     ):
         place()
+
+
+def test_a_place_that_cannot_be_opened_leaves_no_reader_behind(place) -> None:
+    before = count_clients()
+    with pytest.raises(DeliveryFailed, match="does not exist") as told:
+        place("nowhere")
+    assert count_clients() - before <= 1, told
+
+
+def count_clients() -> int:
+    """The clients of librdkafka in this process, by their main threads."""
+    names = [each.read_text() for each in Path("/proc/self/task").glob("*/comm")]
+    return sum(name.startswith("rdk:main") for name in names)
+
+
+@pytest.fixture
+def options(broker: Broker, topic) -> KafkaWriteOptions:
+    return KafkaWriteOptions(topic(2), "job", client={"bootstrap.servers": broker.bootstrap})
+
+
+def find_marks(options: KafkaWriteOptions, broker: Broker) -> list[int]:
+    """The marks of the first partition, in order, as seconds."""
+    found = [each for each in broker.read(options.topic) if each.partition() == 0]
+    found.sort(key=lambda each: each.offset())
+    return [parse_instant(dict(each.headers())["cti"].decode()) // 10**6 for each in found]
+
+
+def test_batches_that_other_processes_of_the_driver_commit_have_each_mark_once(
+    options, broker: Broker
+) -> None:
+    """Spark's driver commits in a pool of processes, and each keeps its producer."""
+    run, processes = QueryRun("q", "run"), [BatchCommits() for _ in range(3)]
+    # In batch 3 a process opens its producer for a mark that is not greater.
+    times = [10, 20, 30, 30, 40, 35, 50, 60]
+    for batch, (process, second) in enumerate(zip([0, 1, 0, 2, 0, 1, 1, 2], times, strict=True)):
+        processes[process].write_mark(options, run, batch, second * 10**6)
+    assert find_marks(options, broker) == [10, 20, 30, 40, 50, 60]
+    processes[0].write_mark(options, QueryRun("q", "next"), 7, 60 * 10**6)
+    processes[2].write_mark(options, QueryRun("q", "next"), 8, 70 * 10**6)
+    assert find_marks(options, broker)[-2:] == [60, 70]
+
+
+def test_another_query_under_the_same_writer_is_told(options, broker: Broker) -> None:
+    ours, theirs = BatchCommits(), BatchCommits()
+    ours.write_mark(options, QueryRun("q", "run"), 0, 10**6)
+    theirs.write_mark(options, QueryRun("p", "run"), 0, 2 * 10**6)
+    with pytest.raises(DeliveryFailed, match="no other query uses the same 'writer'"):
+        ours.write_mark(options, QueryRun("q", "run"), 1, 3 * 10**6)
+    assert find_marks(options, broker) == [1, 2]
+
+
+def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(options) -> None:
+    """Of eight tasks only one had committed, and the batch comes again in fewer."""
+    own = Place.of(options, "q", 5)
+    task = BatchTransaction(options.client, options.topic, own.transactional_id, own.group)
+    task.begin()
+    task.send([{"value": b"row"}], 3)
+    task.commit(*Entry(4, rows=1).encode())
+    commits, run = BatchCommits(), QueryRun("q", "run")
+    with pytest.raises(ReplayDiffers, match="written rows in task 5, which has none now"):
+        commits.check_tasks(options, run, 4, range(4))
+    with pytest.raises(ReplayDiffers, match=r"batch 3 .* batch 4 .*\(task 5\)"):
+        commits.check_tasks(options, run, 3, range(4))
+    commits.check_tasks(options, QueryRun("p", "run"), 4, range(4))
+    commits.check_tasks(options, run, 4, range(6))
+    # Only the first batch of a run can come again.
+    commits.check_tasks(options, run, 4, range(4))
+    with pytest.raises(ReplayDiffers):
+        commits.check_tasks(options, QueryRun("q", "next"), 4, range(4))

@@ -118,6 +118,24 @@ def test_a_batch_that_comes_again_in_other_tasks_is_refused_before_its_mark(job)
     assert made.marks() == [each for each in before[0] if isinstance(each, Mark)]
 
 
+def test_a_row_that_comes_again_in_another_task_is_refused_without_any_mark(job) -> None:
+    made = job(event(0, station="a"))
+
+    def placed(by: str):
+        rows = made.load().where("cti IS NULL").select("station", F.lit("{}").alias("value"))
+        return rows.repartition(2, F.expr(by)).select("value")
+
+    places = {made.spark.range(1).select(F.expr(f"pmod(hash({by}), 2)")).head()[0]: by
+              for by in ("concat('a', '')", "concat('a', '1')", "concat('a', '2')")}  # fmt: skip
+    first, second = (places[number].replace("'a'", "station") for number in (0, 1))
+    made.run(placed(first), ctiFrom="watermark")
+    forget_commits(made)
+    # In the same application, which has a driver's process from before.
+    with pytest.raises(Exception, match=r"ReplayDiffers: batch 0 comes again .* in task 0, which"):
+        made.run(placed(second), ctiFrom="watermark")
+    assert not made.marks()
+
+
 def test_cti_rows_become_marks_behind_their_rows_in_every_partition(job) -> None:
     made = job(*[event(s, station="ab"[s % 2]) for s in range(4)], targets=3)
     made.run(passed_on(made.load()))

@@ -35,10 +35,13 @@ ADAPTERS = {
     "kafka.reader",
     "metrics.listener",
     "lateness.read",
+    "kafka.writer.commits",
     "kafka.writer.stream_writer",
     "peek.sample",
     "producer.batch_transaction",
+    "producer.entries",
     "producer.producer",
+    "producer.requests",
     "producer.transaction",
 }
 # One process for all: each start of an interpreter with Arrow costs as much as all the imports.

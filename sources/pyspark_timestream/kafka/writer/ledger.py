@@ -6,13 +6,14 @@ is written become visible together, and an attempt that comes later can see both
 """
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
-__all__ = ["MARKS", "Entry", "Place", "check_rows", "check_tasks", "is_written"]
+__all__ = ["MARKS", "Entry", "Place", "check_other_tasks", "check_rows", "is_written"]
 
 MARKS: Final = "marks"
 """The place of the driver's transactions; those of tasks are their numbers."""
@@ -36,6 +37,18 @@ class Place:
         """The place `name` of the query `query_id`."""
         own = f"{options.prefix}/{options.topic}/{name}/{options.writer}"
         return cls(own, f"{own}/{query_id}")
+
+    @classmethod
+    def find_task(cls, options: KafkaWriteOptions, query_id: str, group: str) -> int | None:
+        """The task of the query whose group this is; None for all other groups.
+
+        >>> Place.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
+        7
+        """
+        before, after = f"{options.prefix}/{options.topic}/", f"/{options.writer}/{query_id}"
+        name = group.removeprefix(before).removesuffix(after)
+        is_task = name.isascii() and name.isdigit() and f"{before}{name}{after}" == group
+        return int(name) if is_task else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +97,17 @@ def is_written(last: Entry | None, batch: int, place: Place) -> bool:
     if last is None or last.batch < batch:
         return False
     if last.batch > batch:
-        raise ReplayDiffers(
-            f"batch {batch} is to be written, and batch {last.batch} of this query is in the topic "
-            f"already (consumer group '{place.group}')",
-            next_step="bring the newer state of the checkpoint back; or start with a new "
-            "checkpoint and a new 'writer', which writes its input again. Nothing of the batch is "
-            "written",
-        )
+        raise _later_batch_error(last.batch, batch, f"consumer group '{place.group}'")
     return True
+
+
+def _later_batch_error(last: int, batch: int, where: str) -> ReplayDiffers:
+    return ReplayDiffers(
+        f"batch {batch} is to be written, and batch {last} of this query is in the topic already "
+        f"({where})",
+        next_step="bring the newer state of the checkpoint back; or start with a new checkpoint "
+        "and a new 'writer', which writes its input again",
+    )
 
 
 def check_rows(last: Entry, rows: int, place: Place) -> None:
@@ -109,21 +125,27 @@ def check_rows(last: Entry, rows: int, place: Place) -> None:
         )
 
 
-def check_tasks(beyond: Entry | None, batch: int, tasks: int) -> None:
-    """Check that the task behind the last one has not written the batch in an earlier attempt.
+def check_other_tasks(noted: Mapping[int, Entry], batch: int, with_rows: Collection[int]) -> None:
+    """Check that no task without rows has written the batch in an earlier attempt.
 
     Args:
-        beyond: the entry of the place `tasks`.
+        noted: the last batch that each task has written.
         batch: the batch.
-        tasks: how many tasks this attempt has.
+        with_rows: the tasks of this attempt that have rows; they have checked themselves.
 
     Raises:
-        ReplayDiffers: it has, so the earlier attempt had more tasks.
+        ReplayDiffers: one has, so the earlier attempt had more tasks, or rows in other ones.
     """
-    if beyond is not None and beyond.batch == batch:
+    written = {task: each.batch for task, each in noted.items() if task not in with_rows}
+    for task in sorted(written):
+        if written[task] > batch:
+            raise _later_batch_error(written[task], batch, f"task {task}")
+    if batch in written.values():
+        task = min(task for task, last in written.items() if last == batch)
         raise ReplayDiffers(
-            f"batch {batch} comes again in {tasks} tasks, and an earlier attempt had more and has "
-            "written rows, so some rows of it may be in the topic twice",
+            f"batch {batch} comes again with its rows in other tasks: an earlier attempt has "
+            f"written rows in task {task}, which has none now, so some rows of it may be in the "
+            "topic twice",
             next_step="write with a new checkpoint to a new topic; and finish an interrupted batch "
             "before you change what decides the number of tasks (cores, partitions, options)",
         )

@@ -3,7 +3,7 @@
 The columns are those of Spark's own Kafka sink but for `topic`, with `timestamp` and `cti` added.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,7 +16,9 @@ from pyspark_timestream.errors import SchemaRefused
 
 __all__ = [
     "CTI",
+    "Block",
     "SplitRows",
+    "TaskRows",
     "build_messages",
     "check_columns",
     "find_cti_source",
@@ -194,6 +196,42 @@ def _refuse_marks(headers: pa.Array, header: str) -> None:
             f"names other than those of marks ({', '.join(of_marks.to_pylist())}), and not null",
             "rename it, or set option 'ctiHeader' to another name, which readers then use too",
         )
+
+
+class Block(NamedTuple):
+    """Records of a block of rows, and the size of all of them, with keys and headers."""
+
+    messages: list[dict[str, Any]]
+    size_bytes: int
+
+
+class TaskRows:
+    """The rows of a task as messages, block after block.
+
+    Attributes:
+        count: rows of data so far.
+        cti_us: the greatest CTI so far.
+
+    Args:
+        header: the header of marks, which no row may have.
+        blocks: rows of data and CTI rows.
+    """
+
+    def __init__(self, header: str, blocks: Iterator[pa.RecordBatch]) -> None:
+        self._header, self._blocks = header, blocks
+        self.count = 0
+        self.cti_us: int | None = None
+
+    def next_block(self) -> Block | None:
+        """The messages of the next block that has rows of data; None at the end."""
+        for block in self._blocks:
+            rows, cti_us = split_ctis(block)
+            if cti_us is not None:
+                self.cti_us = cti_us if self.cti_us is None else max(self.cti_us, cti_us)
+            if rows.num_rows:
+                self.count += rows.num_rows
+                return Block(build_messages(rows, self._header), rows.nbytes)
+        return None
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:

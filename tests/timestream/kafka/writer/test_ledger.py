@@ -9,8 +9,8 @@ from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
     Entry,
     Place,
+    check_other_tasks,
     check_rows,
-    check_tasks,
     is_written,
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
@@ -63,11 +63,29 @@ def test_a_batch_that_comes_again_with_other_rows_is_refused() -> None:
         check_rows(Entry(4, rows=7), 8, PLACE)
 
 
-def test_a_batch_that_comes_again_in_fewer_tasks_is_refused() -> None:
-    check_tasks(None, 4, 2)
-    check_tasks(Entry(3), 4, 2)
-    with pytest.raises(ReplayDiffers, match="batch 4 comes again in 2 tasks"):
-        check_tasks(Entry(4), 4, 2)
+@pytest.mark.parametrize("task", [0, 5, 8])
+def test_a_task_that_wrote_the_batch_and_has_no_rows_now_is_refused(task) -> None:
+    noted = {task: Entry(4, rows=3), 2: Entry(2), 1: Entry(4)}
+    check_other_tasks(noted, 4, {1, task})
+    check_other_tasks(noted, 5, {1})
+    with pytest.raises(ReplayDiffers, match=f"batch 4 comes again .* task {task}, which has none"):
+        check_other_tasks(noted, 4, {1})
+    with pytest.raises(ReplayDiffers, match=rf"batch 3 .* batch 4 .* \(task {task}\)"):
+        check_other_tasks(noted, 3, {1})
+
+
+@settings(deadline=None)
+@given(st.text("a/0", min_size=1), st.sampled_from(["t", "0"]), st.text("w/7", min_size=1))
+def test_the_task_of_a_group_is_found_and_no_other_group_has_one(prefix, topic, writer) -> None:
+    options = KafkaWriteOptions(topic, writer, prefix=prefix)
+    for name in (0, 17, MARKS):
+        group = Place.of(options, "q", name).group
+        assert Place.find_task(options, "q", group) == (None if name == MARKS else name)
+        assert Place.find_task(options, "p", group) is None
+        assert Place.find_task(options, "q", f"x{group}") is None
+    for middle in ("", "/", "-1", "1/2", "x"):
+        other = f"{prefix}/{topic}/{middle}/{writer}/q"
+        assert Place.find_task(options, "q", other) is None
 
 
 def test_places_of_other_topics_writers_and_tasks_are_others() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.writer.rows import (
+    TaskRows,
     build_messages,
     check_columns,
     find_cti_source,
@@ -127,3 +128,14 @@ def test_the_source_of_ctis_is_the_column_or_what_the_option_says() -> None:
     for cti_from, names in [(None, ["value"]), ("column", ["value"]), ("watermark", ["cti"])]:
         with pytest.raises(OptionError, match="option 'ctiFrom'"):
             find_cti_source(cti_from, names)
+
+
+def test_the_size_of_a_block_has_its_keys_and_headers_and_no_cti_rows() -> None:
+    headers = [[{"key": "h", "value": b"x" * 500}], None]
+    keys = block(cti=[None, 5_000_000], key=[b"k" * 300, None], value=["v", None], headers=headers)
+    rows = TaskRows("cti", iter([block(cti=[1], value=[None]), keys, block(value=["v"] * 9)[:2]]))
+    first, second = rows.next_block(), rows.next_block()
+    assert 801 < first.size_bytes < 950
+    assert second.size_bytes < 50
+    assert rows.next_block() is None
+    assert (len(first.messages), rows.count, rows.cti_us) == (1, 3, 5_000_000)

@@ -1,0 +1,112 @@
+"""Requests of a writer to its brokers: retried while that helps, and with the remedy if not."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.errors import DeliveryFailed
+from pyspark_timestream.kafka.client.broker_errors import no_answer_error
+from pyspark_timestream.kafka.client.client_log import ClientLog
+from pyspark_timestream.kafka.client.retry import is_retriable
+
+__all__ = ["STEP_TIMEOUT_S", "Requests"]
+
+T = TypeVar("T")
+
+STEP_TIMEOUT_S: Final = 10.0
+"""Limit of one attempt at a request."""
+
+_RETRY_TIMEOUT_S: Final = 60.0
+
+_RIGHTS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user write to the topic and describe it",
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "let the user write and describe "
+    "transactional ids with the prefix of option 'transactionalIdPrefix'",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "let the user read consumer groups with the prefix of "
+    "option 'transactionalIdPrefix'",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user write idempotently to the cluster",
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise 'kafka.message.max.bytes' and the topic's "
+    "max.message.bytes, or make the rows smaller",
+    KafkaError._UNKNOWN_PARTITION: "correct the rows' column 'partition'",
+    KafkaError._FENCED: "see to it that no other query, or attempt of this one, uses the same "
+    "'writer'",
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: "lower 'kafka.transaction.timeout.ms' to at most the "
+    "broker's transaction.max.timeout.ms",
+    KafkaError.UNSTABLE_OFFSET_COMMIT: "wait until the broker has ended the transaction that an "
+    "earlier attempt left open, at the latest after 'kafka.transaction.timeout.ms'",
+    KafkaError._QUEUE_FULL: "raise 'kafka.queue.buffering.max.kbytes'",
+    KafkaError._UNSUPPORTED_FEATURE: "use brokers with transactions (Kafka 0.11 or newer)",
+}
+_TOO_SLOW: Final = (
+    "raise 'kafka.transaction.timeout.ms', since the broker ends a transaction that takes longer; "
+    "or see to it that no other query uses the same 'writer'"
+)
+
+
+class Requests:
+    """The requests of one writer's clients.
+
+    Attributes:
+        log: takes the clients' errors.
+
+    Args:
+        client: the user's settings for librdkafka.
+        topic: where records and marks go.
+    """
+
+    def __init__(self, client: Mapping[str, str], topic: str) -> None:
+        self._client, self._topic = client, topic
+        self.log = ClientLog(client)
+
+    def run(self, step: Callable[[], T], wanted: str) -> T:
+        """Run one step, and retry while the client calls the error retriable.
+
+        Raises:
+            DeliveryFailed: another error.
+            BrokerUnreachable: no broker has answered in a minute.
+        """
+        began_s = time.monotonic()
+        while True:
+            try:
+                return step()
+            except KafkaException as error:
+                cause, spent_s = error.args[0], time.monotonic() - began_s
+                if not is_retriable(cause):
+                    raise self.failure(cause, wanted) from None
+                if spent_s > _RETRY_TIMEOUT_S:
+                    raise self._unreachable(cause, spent_s, wanted) from None
+                time.sleep(0.05)
+
+    def _unreachable(self, error: KafkaError, spent_s: float, wanted: str) -> Exception:
+        failures = self.log.recent_failures(spent_s + 1)
+        if error.code() >= 0 and not failures:
+            return self.failure(error, wanted)
+        return no_answer_error(self._client, failures, spent_s, f"topic '{self._topic}'")
+
+    def failure(self, error: KafkaError, wanted: str) -> DeliveryFailed:
+        """The error for what a broker or the client has refused, with the remedy."""
+        is_fenced = error.code() in (
+            KafkaError._FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.INVALID_PRODUCER_ID_MAPPING,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError._PURGE_QUEUE,
+        )
+        advice = _TOO_SLOW if is_fenced else _RIGHTS.get(error.code(), "correct what this names")
+        return DeliveryFailed(
+            f"could not {wanted} for topic '{self._topic}': "
+            f"{hide_secrets(str(error.str()), self._client)}",
+            next_step=f"{advice}; then start the query again: it goes on with this batch",
+        )
+
+    def refusal(self, error: KafkaException) -> OptionError:
+        """The error for settings that librdkafka refuses."""
+        return OptionError(
+            "kafka.*",
+            hide_secrets(str(error.args[0].str()), self._client),
+            "librdkafka's configuration of a producer, each name after 'kafka.'",
+            "correct the name or the value",
+        )
