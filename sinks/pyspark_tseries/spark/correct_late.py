@@ -26,7 +26,8 @@ from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.spark.corrections import REASON, Corrections
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.spark.corrections import REASON, Corrections, refuse_limit
 from pyspark_tseries.spark.late_windows import MERGES, ROWS, Merge, WindowStep, advance_windows
 from pyspark_tseries.storage.durability import list_directories, sync
 from pyspark_tseries.storage.location import Location, parse_location
@@ -53,6 +54,7 @@ def correct_late(
     max_age: str | None = None,
     author: str = "correct_late",
     reason: str = "late rows",
+    beside_others: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> DataStreamWriter:
     """A query that corrects windows in a store by the late rows of a stream.
@@ -60,7 +62,8 @@ def correct_late(
     The store has been made by the query that writes the windows of all rows in time, with a CTI
     (`ctiDelay`). A window that is in the store gets an edit, one that had no rows in time an
     original. A window that is not certain to be written yet waits. The column `reason` is added
-    to the store. Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`.
+    to the store. Aggregates are those of the writing query: `{"trips": (F.count("*"), "sum")}`;
+    an edit leaves the store's other value columns as they are.
 
     Args:
         late: a stream of flagged rows; of a column `violation` only `late` is taken.
@@ -76,6 +79,8 @@ def correct_late(
             None: none are.
         author: of the corrections.
         reason: in the column `reason` of each correction.
+        beside_others: True if another query has corrected the store by other late rows; else a
+            query with a new checkpoint is refused there, since it would count late rows again.
         storage_options: how to reach an object store.
 
     Returns:
@@ -83,7 +88,9 @@ def correct_late(
 
     Raises:
         NoSuchStore: there is no store.
-        IncompatibleValue: it has no such value columns.
+        IncompatibleValue: it has no such value columns, or a `reason` that is not a text.
+        UpdateFailed: its retained range has a `limit`.
+        PermissionDenied: the author may not add events.
         ValueError: `aggregates` is empty, a merge is unknown, or a duration is none.
     """
     unknown = [how for _, how in aggregates.values() if isinstance(how, str) and how not in MERGES]
@@ -96,6 +103,8 @@ def correct_late(
     location = parse_location(store, storage_options)
     found = Store.open(location)
     _check_columns(found, start, list(aggregates))
+    refuse_limit(found.retained, found.root)
+    AccessCheck(found.policy, author).require("update", "correct windows")
     if REASON not in [each.name for each in found.values]:
         add_columns(found, [pa.field(REASON, pa.string())])
     length_us = parse_duration(window)
@@ -107,6 +116,7 @@ def correct_late(
         None if max_age is None else parse_duration(max_age),
         author,
         reason,
+        beside_others,
     )
     rows = late.where("violation = 'late'") if "violation" in late.columns else late
     windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
@@ -139,6 +149,12 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
             "let the query that writes the windows select it, such as "
             "F.col('window.start').alias('window_start')",
         )
+    if known.get(REASON, pa.string()) != pa.string():
+        raise IncompatibleValue(
+            f"the store '{store.root}' has a column '{REASON}' of type {known[REASON]}",
+            f"a store whose '{REASON}' is a text, and null in what others write",
+            "let the query that writes the windows give that column another name",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,7 @@ class _Plan:
     max_age_us: int | None
     author: str
     reason: str
+    beside_others: bool = False
     told: set[str] = field(default_factory=set)
 
     def correct(self, new: pa.Table, query: str, number: int) -> None:
@@ -199,7 +216,7 @@ class _Plan:
             step.too_old, "is further before the store's newest window than max_age"
         )
         if step.ready.num_rows:
-            self._commit(store, step, (f"{_TOKEN_PREFIX}{query}", number))
+            self._commit(store, step, query, number)
         if not store.metadata().ctis.writers or store.metadata().ctis.without_cti():
             self._tell_no_cti(store)
         self.location.remove([self._path(query, number - 2)])
@@ -212,7 +229,18 @@ class _Plan:
         oldest_us = newest_us - (self.max_age_us or 0) if known else None
         return _Bounds(index.metadata.ctis.promised_us, oldest_us)
 
-    def _commit(self, store: Store, step: WindowStep, token: tuple[str, int]) -> None:
+    def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
+        others = self._find_others(store, query)
+        token = f"{_TOKEN_PREFIX}{query}", number
+        is_new = store.log.transaction(token[0]) is None
+        if is_new and others and not self.beside_others:
+            raise UpdateFailed(
+                f"query {others[0]} has already corrected the store '{self.location.root}', and "
+                "this one has not: with a new or deleted checkpoint it counts late rows again",
+                "the checkpoint of the query that has corrected the store",
+                "bring that checkpoint back, or write the windows to a new store; if both take "
+                "different late rows, set beside_others=True. Nothing of the batch is stored",
+            )
         corrections = Corrections(
             step.ready,
             self.keys,
@@ -222,11 +250,18 @@ class _Plan:
             self.author,
             self.reason,
             token,
+            is_first=is_new and not others,
         )
         store.append(corrections)
         if corrections.hidden is not None:
             self._tell_left_out(corrections.hidden, "is out of the store's retained range")
         maintain_after_commit(store)
+
+    def _find_others(self, store: Store, query: str) -> list[str]:
+        """The other queries that have corrected the store."""
+        names = self.location.list_folders(self.location.file("_tseries", "late"))
+        marks = {name: store.log.transaction(f"{_TOKEN_PREFIX}{name}") for name in names}
+        return sorted(name for name, mark in marks.items() if mark is not None and name != query)
 
     def _schema(self, given: pa.Schema) -> pa.Schema:
         times = pa.field(self.keys[1], INSTANT)

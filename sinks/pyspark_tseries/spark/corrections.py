@@ -12,15 +12,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.spark.late_windows import ROWS, Merge, merge_windows
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
-__all__ = ["REASON", "Corrections"]
+__all__ = ["REASON", "Corrections", "refuse_limit"]
 
 REASON = "reason"
 """The value column that says why an event was written; null in those of other writers."""
@@ -39,6 +42,7 @@ class Corrections:
         author: of the events.
         reason: of the events.
         token: identifies the batch.
+        is_first: nobody has corrected the store yet.
         hidden: after `prepare`, the windows that the store's retained range hides, left out.
     """
 
@@ -50,6 +54,7 @@ class Corrections:
     author: str
     reason: str
     token: tuple[str, int] | None
+    is_first: bool = False
     hidden: pa.Table | None = field(default=None)
 
     @property
@@ -63,8 +68,16 @@ class Corrections:
         return True
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """As `Batch.prepare`, with its errors."""
-        rows = self._merge(self._read_in_force(context))
+        """As `Batch.prepare`, with its errors.
+
+        Raises:
+            UpdateFailed: the store's range has a `limit`, a window has several originals, or the
+                column of reasons is another writer's; nothing has been written.
+            IncompatibleValue: a result does not fit the store; nothing has been written.
+        """
+        assert context.edits is not None
+        refuse_limit(context.edits.retained, context.location.root)
+        rows = self._merge(self._read_in_force(context), context.index)
         batch = Batch(rows, "adjust", self.author, self.token, is_correction=True)
         if not batch.has_edits:
             context = dataclasses.replace(context, edits=None)
@@ -82,13 +95,15 @@ class Corrections:
             return query_schema(self.values).empty_table()
         return run_query(snapshot, context.index, Query("values"), names).table
 
-    def _merge(self, in_force: pa.Table) -> pa.Table:
+    def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
         """The rows to write: edits of windows in force, and originals of the others."""
         keys, columns = list(self.keys), self.windows.column_names
         original = pc.coalesce(in_force["original_sequence"], in_force["sequence"])
         known = in_force.select(["series", self.keys[1], *self.merges])
         known = known.rename_columns([*keys, *self.merges]).append_column("original", original)
-        there = self.windows.join(known.select([*keys, "original"]), keys)
+        places = pa.array(range(known.num_rows), pa.int64())
+        found = known.select([*keys, "original"]).append_column("place", places)
+        there = self.windows.join(found, keys)
         if there.num_rows > self.windows.num_rows:
             raise UpdateFailed(
                 f"a series has several originals of one window ('{self.keys[1]}')",
@@ -96,7 +111,9 @@ class Corrections:
                 "let the series' name have all that the writing query groups by. Nothing of the "
                 "batch is stored",
             )
-        is_hidden = self._find_hidden(there, known)
+        if self.is_first:
+            _refuse_other_reasons(in_force.take(there["place"].drop_null()))
+        is_hidden = self._find_hidden(there, in_force, index)
         self.hidden = there.filter(is_hidden).select(columns)
         there = there.filter(pc.invert(is_hidden))
         mine = there.select(columns)
@@ -112,31 +129,52 @@ class Corrections:
                 "cast the aggregates to the types of the store's columns",
             ) from None
         merged = merge_windows(pa.concat_tables([theirs, mine]), self.merges, self.keys)
-        rows = merged.join(there.select([*keys, "original"]), keys)
-        return self._stage(rows.sort_by([(key, "ascending") for key in keys]))
+        rows = merged.join(there.select([*keys, "original", "place"]), keys)
+        rows = rows.sort_by([(key, "ascending") for key in keys])
+        # In an original that late rows alone make, the other columns are null.
+        return self._stage(rows, in_force.take(rows["place"]))
 
-    def _find_hidden(self, there: pa.Table, known: pa.Table) -> pa.ChunkedArray:
+    def _find_hidden(
+        self, there: pa.Table, in_force: pa.Table, index: SeriesIndex
+    ) -> pa.ChunkedArray:
         """Flags of the windows of `there` that may have been written and are hidden by now.
 
-        The oldest event of their series is hidden, and they are before all that is visible.
+        Something of their series is hidden, and they are not after all that is visible. Originals
+        have rising timestamps, none before its window's time. So a hidden one's window has a time
+        that is not above any visible timestamp; the window of a visible one says nothing, since an
+        earlier correction may have written it late.
         """
         series, window = self.keys
-        oldest = known.group_by([series], use_threads=False).aggregate(
-            [("original", "min"), (window, "min")]
+        visible = pa.table(
+            {
+                series: in_force["series"],
+                "original": pc.coalesce(in_force["original_sequence"], in_force["sequence"]),
+                "us": pc.coalesce(in_force["original_timestamp"], in_force["timestamp"]).cast(
+                    pa.int64()
+                ),
+            }
+        )
+        oldest = visible.group_by([series], use_threads=False).aggregate(
+            [("original", "min"), ("us", "min")]
         )
         # A join does not keep the order of rows.
         names = oldest[series].combine_chunks()
         at = pc.index_in(there[series], value_set=names)
-        first = oldest["original_min"].take(at), oldest[f"{window}_min"].take(at)
-        is_older = pc.and_(pc.greater(first[0], 0), pc.less(there[window], first[1]))
-        return pc.and_(there["original"].is_null(), is_older).fill_null(False)
+        first_original, first_us = (oldest[name].take(at) for name in ("original_min", "us_min"))
+        time_us = pc.add(there[window].cast(pa.int64()), self.length_us)
+        is_older = pc.and_(pc.greater(first_original, 0), pc.less_equal(time_us, first_us))
+        last = index.lookup(there[series].to_pylist())["last_sequence"]
+        all_hidden = pc.and_(pc.is_null(at), pa.chunked_array([pa.array(last != NO_SEQUENCE)]))
+        may_be_hidden = pc.or_(pc.fill_null(is_older, False), all_hidden)
+        return pc.and_(there["original"].is_null(), may_be_hidden)
 
-    def _stage(self, rows: pa.Table) -> pa.Table:
+    def _stage(self, rows: pa.Table, in_force: pa.Table) -> pa.Table:
         series, window = self.keys
         time = pc.add(rows[window].cast(pa.int64()), self.length_us)
         is_edit = rows["original"].is_valid()
         columns = {
             "series": rows[series],
+            "author": pa.nulls(rows.num_rows, pa.string()),
             "timestamp": pc.if_else(is_edit, pa.scalar(None, pa.int64()), time),
             EDIT_OF.name: rows["original"],
             window: rows[window],
@@ -145,9 +183,37 @@ class Corrections:
         }
         schema = staged_schema(self.values)
         arrays = [
-            columns[each.name].cast(each.type)
-            if each.name in columns
-            else pa.nulls(rows.num_rows, each.type)
+            columns[each.name].cast(each.type) if each.name in columns else in_force[each.name]
             for each in schema
         ]
         return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
+
+
+def refuse_limit(retained: RetainedRange, root: str) -> None:
+    """Refuse a store in which a correction hides what it corrects.
+
+    Raises:
+        UpdateFailed: the retained range has a `limit`.
+    """
+    if retained.limit is not None:
+        raise UpdateFailed(
+            f"the store '{root}' has the retained range '{format_range(retained)}', which counts "
+            "edits too: each correction would hide an older window, or its own",
+            "a retained range without 'limit', such as 'unlimited' or 'last 30D'",
+            "create the store with such a retainedRange, or change it with "
+            "TimeSeries.set_retained_range; windows that are hidden already are not corrected",
+        )
+
+
+def _refuse_other_reasons(in_force: pa.Table) -> None:
+    """Refuse to write over a column of the user's that happens to be called `reason`."""
+    is_reason = pc.and_(in_force[REASON].is_valid(), in_force["original_sequence"].is_null())
+    row = pc.index(is_reason, True).as_py()
+    if row >= 0:
+        raise UpdateFailed(
+            f"the column '{REASON}' is not of corrections: in series '{in_force['series'][row]}' "
+            f"it is '{in_force[REASON][row]}', and the store has no corrections yet",
+            f"a store whose column '{REASON}' is null in what others write",
+            "write these values to a column of another name, in a new store. Nothing of the batch "
+            "is stored",
+        )

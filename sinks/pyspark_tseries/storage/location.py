@@ -321,6 +321,15 @@ class Location:
                     if entry.is_file():
                         yield entry.path, entry.stat().st_mtime_ns
 
+    def list_folders(self, directory: str) -> list[str]:
+        """The names of the folders in `directory`, which need not be there."""
+        if not self.is_local:
+            found = self.filesystem.get_file_info(_file_selector(directory))
+            return [each.base_name for each in found if not each.is_file]
+        if not os.path.isdir(directory):
+            return []
+        return [entry.name for entry in os.scandir(directory) if entry.is_dir()]
+
     def lock_path(self, name: str) -> str:
         """A local file, not made yet, whose lock keeps the processes of this host apart."""
         if not self.is_local:

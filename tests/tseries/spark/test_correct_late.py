@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed, correct_late
+from pyspark_tseries import (
+    IncompatibleValue,
+    PermissionDenied,
+    TimeSeries,
+    UpdateFailed,
+    correct_late,
+)
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.promise.record import name_writer
@@ -216,13 +222,117 @@ def test_window_older_than_max_age_is_left_out_counted_and_told(tmp_path, caplog
 
 
 def test_window_out_of_the_retained_range_is_told_and_not_written_again(tmp_path, caplog):
-    main = Main(tmp_path / "s", "limit 2")
+    main = Main(tmp_path / "s", "last 1H")
     for hour in range(4):
         main.write([("a", hour, 5)], hour)
     plan(tmp_path / "s").correct(windows([("a", 1, 2), ("a", 3, 2)]), "q", 0)
-    assert in_force(tmp_path / "s") == {("a", 3): (2, 2, 5, 10)}
+    assert in_force(tmp_path / "s") == {("a", 2): (1, 5, 5, 5), ("a", 3): (2, 2, 5, 10)}
     assert TimeSeries.open(tmp_path / "s").describe()["events"] == 5
     assert "retained range" in caplog.text
+
+
+def test_hidden_window_is_known_though_a_correction_of_an_older_one_is_visible(tmp_path, caplog):
+    main, path = Main(tmp_path / "s", "last 2H"), tmp_path / "s"
+    for hour in (2, 3, 4):
+        main.write([("a", hour, 5)], hour)
+    plan(path).correct(windows([("a", 1, 2)]), "q", 0)
+    main.write([("a", 6, 5)], 6)
+    assert set(in_force(path)) == {("a", hour) for hour in (1, 4, 6)}
+    plan(path).correct(windows([("a", 3, 2), ("a", 5, 2)]), "q", 1)
+    assert set(in_force(path)) == {("a", hour) for hour in (1, 4, 5, 6)}
+    assert "1 late rows of 1 windows are left out" in caplog.text
+
+
+def test_store_with_a_limit_is_refused_also_once_it_was_set_later(tmp_path):
+    main = Main(tmp_path / "s", "limit 10")
+    some = {"series": "station", "window": "1 hour", "start": "hour"}
+    with pytest.raises(UpdateFailed, match="'limit 10', which counts edits"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)
+    for hour in range(3):
+        main.write([("a", hour, 5)], hour)
+    with pytest.raises(UpdateFailed, match="'limit 10', which counts edits"):
+        plan(tmp_path / "s").correct(windows([("a", 0, 2)]), "q", 0)
+    assert TimeSeries.open(tmp_path / "s").describe()["events"] == 3
+
+
+def test_windows_that_a_former_limit_hides_are_told_and_not_written_again(tmp_path, caplog):
+    main, path = Main(tmp_path / "s", "limit 1"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    main.write([("a", 1, 5), ("b", 1, 5)], 1)
+    TimeSeries.open(path).edit("b", 0, {"rides": 7, "hour": datetime(1970, 1, 1, 1, tzinfo=UTC)})
+    TimeSeries.open(path).set_retained_range("unlimited")
+    assert set(in_force(path)) == {("a", 1)}
+    plan(path).correct(windows([("a", 0, 2), ("b", 0, 2), ("b", 1, 2)]), "q", 0)
+    assert TimeSeries.open(path).describe()["events"] == 4
+    assert "3 late rows of 3 windows are left out" in caplog.text
+
+
+def test_edit_leaves_columns_that_are_no_aggregates_as_they_are(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5), ("b", 0, 5)], 0)
+    for name, rides in (("a", 10), ("b", 20)):
+        values = {"rides": rides, "longest": 30 + rides, "hour": datetime(1970, 1, 1, tzinfo=UTC)}
+        TimeSeries.open(path).edit(name, 0, values)
+    some = plan(path, merges={"rides": "sum"})
+    late = windows([("a", 0, 2), ("b", 0, 2), ("b", -1, 2)])
+    some.correct(late.select(["series", "hour", "rides", ROWS]), "q", 0)
+    assert in_force(path) == {
+        ("a", 0): (11, None, 40, None),
+        ("b", 0): (21, None, 50, None),
+        ("b", -1): (1, None, None, None),
+    }
+
+
+def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
+    path = tmp_path / "s"
+    Main(path).write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+    for _ in range(2):
+        with pytest.raises(UpdateFailed, match="query q has already corrected"):
+            plan(path).correct(windows([("a", 0, 2)]), "new", 0)
+    assert in_force(path)["a", 0] == (2, 2, 5, 10)
+    plan(path).correct(windows([("a", 0, 3)]), "q", 1)
+    other = plan(path)
+    other.beside_others = True
+    other.correct(windows([("a", 0, 4)]), "new", 0)
+    plan(path).correct(windows([("a", 0, 1)]), "new", 1)
+    assert in_force(path)["a", 0][0] == 5
+
+
+def test_query_that_has_corrected_nothing_does_not_refuse_a_new_one(tmp_path):
+    path = tmp_path / "s"
+    Main(path).write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 3, 2)]), "q", 0)
+    plan(path).correct(windows([("a", 0, 2)]), "new", 0)
+    assert in_force(path)["a", 0][0] == 2
+
+
+def test_column_of_reasons_that_others_write_is_not_overwritten(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    values = {"hour": datetime(1970, 1, 1, 1, tzinfo=UTC), "rides": 1, "reason": "rain"}
+    TimeSeries.open(path).append("a", values, datetime(1970, 1, 1, 1, tzinfo=UTC))
+    TimeSeries.open(path).forget_writer("batch")
+    main.write([("b", 3, 5)], 3)
+    with pytest.raises(UpdateFailed, match="'reason' is not of corrections: in series 'a'"):
+        plan(path).correct(windows([("a", 1, 2), ("b", 3, 2)]), "q", 0)
+    assert TimeSeries.open(path).describe()["events"] == 2
+
+
+def test_column_of_reasons_that_is_no_text_is_refused_before_the_query(tmp_path):
+    TimeSeries.create(tmp_path / "s", {"hour": INSTANT, "rides": pa.int64(), "reason": pa.int64()})
+    some = {"series": "station", "window": "1 hour", "start": "hour"}
+    with pytest.raises(IncompatibleValue, match="'reason' of type int64"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)
+
+
+def test_author_without_permission_adds_no_column(tmp_path):
+    values = {"hour": INSTANT, "rides": pa.int64()}
+    policy = {"main": ["own"], "correct_late": ["read"]}
+    TimeSeries.create(tmp_path / "s", values, "unlimited", author="main", policy=policy)
+    some = {"series": "station", "window": "1 hour", "start": "hour"}
+    with pytest.raises(PermissionDenied, match="'correct_late' may not correct windows"):
+        correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)
+    assert "reason" not in [each.name for each in Store.open(str(tmp_path / "s")).values]
 
 
 def test_missing_file_of_waiting_windows_stops_the_query(tmp_path):
