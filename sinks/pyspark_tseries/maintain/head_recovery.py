@@ -3,16 +3,18 @@
 The state of each series is computed from its events; the rest of a head, its commit metadata
 and floors, exists nowhere else. The log names the heads that were committed: of those the newest
 readable metadata count, and the floors of the newest head that is whole, deltas included. Files
-that no entry of the log names come last, since their commits may never have been made.
+that no entry of the log names come last, since their commits may never have been made; what they
+promise does not count, for the same reason.
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
+from pyspark_tseries.promise.record import CtiRecord
 from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
@@ -51,7 +53,8 @@ def recover_head(store: Store) -> RecoveredHead:
     }
     current = store.head_id() in readable
     if not readable:
-        readable = readable_metadata(store.location)
+        found = readable_metadata(store.location)
+        readable = {head_id: _without_promises(metadata) for head_id, metadata in found.items()}
     ids += sorted(readable.keys() - set(ids), key=lambda known: -readable[known].commit)
     metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
     for head_id in ids:
@@ -66,6 +69,11 @@ def _read_metadata(store: Store, head_id: int) -> CommitMetadata | None:
     with contextlib.suppress(*_UNREADABLE):
         return read_head_metadata(store.location, head_id)
     return None
+
+
+def _without_promises(metadata: CommitMetadata) -> CommitMetadata:
+    """`metadata` with writers that have given no CTI."""
+    return replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
 
 
 def _list_committed_heads(store: Store) -> Iterator[int]:

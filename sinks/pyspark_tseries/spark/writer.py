@@ -132,7 +132,8 @@ def _commit(
 ) -> None:
     """Append the staged rows in the order of the input.
 
-    A batch without rows is committed only if its CTI is above the query's last one.
+    A batch without rows is committed only if its CTI is above the query's last one, or if the query
+    joins the store's writers by it: before its first rows it may still append anything.
     """
     # Imported here because tasks, which unpickle this module's classes, need no Delta.
     from pyspark_tseries.maintain.background import maintain_after_commit
@@ -140,9 +141,10 @@ def _commit(
 
     outputs = [task.output for task in sorted(tasks, key=lambda task: task.partition)]
     has_rows = any(output.rows for output in outputs)
-    if has_rows or _is_news(target.location, token, cti_us):
-        store = Store.open(target.location)
-        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us)
+    store = Store.open(target.location)
+    joins = _joins(store, target.plan, token)
+    if has_rows or joins or _is_news(store, token, cti_us):
+        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us, joins=joins)
         try:
             store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
@@ -162,14 +164,17 @@ def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
     return store.log.transaction(token[0]) is not None
 
 
-def _is_news(location: Location, token: tuple[str, int] | None, cti_us: int | None) -> bool:
-    """Return whether a CTI is above the last one that its writer has committed."""
-    from pyspark_tseries.store.store import Store
+def _joins(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool:
+    """Return whether a batch is the first of a query that may append originals."""
+    is_first = token is not None and token[0].startswith(_QUERY_TOKEN_PREFIX) and token[1] == 0
+    # A query of edits would hold back the store's CTI for ever.
+    return is_first and plan.edit_of is None and not store.log.has_token(token)
 
-    if cti_us is None:
-        return False
-    last_us = Store.open(location).metadata().ctis.writers.get(name_writer(token))
-    return last_us is None or cti_us > last_us
+
+def _is_news(store: "Store", token: tuple[str, int] | None, cti_us: int | None) -> bool:
+    """Return whether a CTI is above the last one that its writer has committed."""
+    last_us = store.metadata().ctis.writers.get(name_writer(token))
+    return cti_us is not None and (last_us is None or cti_us > last_us)
 
 
 def _build_batch(
@@ -178,6 +183,8 @@ def _build_batch(
     schema: pa.Schema,
     token: tuple[str, int] | None,
     cti_us: int | None,
+    *,
+    joins: bool,
 ) -> Appendable:
     """The staged rows, of `schema` and in the order of the input, as one batch."""
     options = target.options
@@ -192,6 +199,7 @@ def _build_batch(
             missing_original=options.missing_original,
             clock=options.clock,
             cti_us=cti_us,
+            joins=joins,
         )
     return LargeBatch(
         tuple(outputs),
@@ -205,6 +213,7 @@ def _build_batch(
         clock=options.clock,
         limits=DEFAULT_LIMITS,
         cti_us=cti_us,
+        joins=joins,
     )
 
 

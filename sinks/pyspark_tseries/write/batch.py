@@ -60,6 +60,7 @@ class Batch:
         token: (application, version): the batch is skipped if the store has this version of the
             application or a higher one; None always appends.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
+        joins: its query becomes a writer by it, whatever it appends.
         is_correction: its originals may lie before the store's CTI, and make nobody a writer.
     """
 
@@ -71,6 +72,7 @@ class Batch:
     missing_original: str = "fail"
     clock: str = "wall"
     cti_us: int | None = None
+    joins: bool = False
     is_correction: bool = False
 
     @property
@@ -112,7 +114,7 @@ class Batch:
         for part in parts:
             metadata = add_counts(metadata, part.events)
         if not self.is_correction:
-            appends = bool(len(events.order))
+            appends = self.joins or bool(len(events.order))
             metadata = record_cti(metadata, self.token, self.cti_us, appends=appends)
         after, table = advance_index(index, delta, metadata)
         paths, written = [head_path(location, context.new_id)], []

@@ -74,6 +74,7 @@ class LargeBatch:
     clock: str = "wall"
     limits: SpillLimits = DEFAULT_LIMITS
     cti_us: int | None = None
+    joins: bool = False
 
     @property
     def has_edits(self) -> bool:
@@ -145,7 +146,7 @@ class LargeCommit:
             metadata, delta = add_counts(metadata, edited), edited.delta
             written += [file] if file is not None else []
         metadata = replace(metadata, rows=metadata.rows + delta.num_rows)
-        appends = any(file.kind == "event" for file in written)
+        appends = self._batch.joins or any(file.kind == "event" for file in written)
         metadata = record_cti(metadata, self._batch.token, self._batch.cti_us, appends=appends)
         after, table = advance_index(self._index, delta, metadata)
         self.paths.append(write_head(self._location, self._context.new_id, table))

@@ -282,7 +282,8 @@ def record_cti(
         metadata: of the commit.
         token: the batch's, which names its writer.
         cti_us: the CTI of the writer; None if the batch has none.
-        appends: the batch appends originals; one of edits alone makes nobody a writer.
+        appends: the batch appends originals, or is its query's first; one of edits alone makes
+            nobody a writer.
     """
     if cti_us is None and not appends:
         return metadata

@@ -6,6 +6,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import (
@@ -55,7 +56,7 @@ class RowPlan:
         timestamp: the column with the event times.
         author: the column with the authors.
         edit_of: the column with the sequences of the edited originals.
-        cti: the column with CTIs; a row in which it is set is not stored.
+        cti: the column with CTIs; a row in which it is set has nothing else, and is not stored.
         values: pairs of incoming column and stored field.
     """
 
@@ -214,11 +215,27 @@ def _check_value(field: pa.Field, known: pa.Field | None, stored: list[pa.Field]
 
 
 def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, int | None]:
-    """The rows to store, and the greatest CTI of the others, in microseconds."""
+    """The rows to store, and the greatest CTI of the others, in microseconds.
+
+    Raises:
+        UpdateFailed: a row with a CTI has something in another column.
+    """
     if plan.cti is None or batch[plan.cti].null_count == batch.num_rows:
         return batch, None
-    ctis = batch[plan.cti]
-    return batch.filter(ctis.is_null()), pc.max(ctis.cast(INSTANT).cast(pa.int64())).as_py()
+    ctis = batch[plan.cti].cast(INSTANT).cast(pa.int64())
+    is_cti = ctis.is_valid()
+    for name in batch.schema.names:
+        row = pc.index(pc.and_(is_cti, batch[name].is_valid()), True).as_py()
+        if row >= 0 and name != plan.cti:
+            raise UpdateFailed(
+                f"the row with a CTI in column '{plan.cti}', {format_instant(ctis[row].as_py())}, "
+                f"has column '{name}' as well, which would be lost: such a row is not stored",
+                f"rows in which '{plan.cti}' alone is set, or is null",
+                f"if '{plan.cti}' has values of yours, rename it; else keep the others null: "
+                f"F.when(F.col('{plan.cti}').isNull(), ...).alias('{name}'). Nothing of the batch "
+                "is stored",
+            )
+    return batch.filter(pc.invert(is_cti)), pc.max(ctis).as_py()
 
 
 def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:

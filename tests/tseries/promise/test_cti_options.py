@@ -1,11 +1,13 @@
 """Options of CTIs, the columns of CTIs in rows to write, and the watermark in a checkpoint."""
 
+from datetime import UTC, datetime
+
 import pyarrow as pa
 import pytest
 from tseries.builders import new_store
 
 from pyspark_timestream import OptionError
-from pyspark_tseries import IncompatibleValue, TimeSeries
+from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import parse_subscribe, parse_write
 from pyspark_tseries.spark.watermark import read_watermark_us
@@ -54,6 +56,16 @@ def test_rows_with_a_cti_are_split_off_and_the_greatest_counts():
     kept, cti_us = split_ctis(rows, plan)
     assert (kept["series"].to_pylist(), cti_us) == (["a"], 7)
     assert split_ctis(kept, plan) == (kept, None)
+
+
+@pytest.mark.parametrize(("other", "given"), [("series", "a"), ("value", 1.0)])
+def test_row_that_has_more_than_a_cti_is_refused_and_not_lost(other, given):
+    plan = plan_rows(ROWS, parse_write({"path": "/s"}), None)
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    rows = [{"series": "a", "value": 1.0}, {"cti": moment}, {"cti": moment, other: given}]
+    batch = pa.RecordBatch.from_pylist(rows, schema=ROWS)
+    with pytest.raises(UpdateFailed, match=f"'cti', 2026-01-01T00:00:00Z, has .*'{other}'"):
+        split_ctis(batch, plan)
 
 
 def test_client_takes_no_ctis(tmp_path):

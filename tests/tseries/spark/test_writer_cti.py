@@ -102,6 +102,29 @@ def test_writer_that_has_ended_holds_nobody_back(tmp_path):
     assert query.cti() == FINAL_MS
 
 
+def test_query_is_a_writer_from_its_first_batch_on_though_that_is_empty(tmp_path):
+    ended = Query(tmp_path, ctiDelay="0 seconds")
+    slow = Query(tmp_path, "slow", ctiDelay="1 second")
+    ended.commit(0, ("a", 0, 1))
+    for _ in range(2):  # As after a kill before Spark's note of the batch.
+        slow.commit(0)
+    ended.commit(1, watermark_ms=FINAL_MS)
+    assert (ended.cti(), ended.writers()["query slow"]) == (None, None)
+    slow.commit(1)
+    slow.commit(2, ("b", 5_000_000, 1), watermark_ms=7_000)
+    assert ended.cti() == 6_000
+    assert TimeSeries.open(ended.store).describe()["last_commit"] == 3
+
+
+def test_query_of_edits_holds_no_cti_back(tmp_path):
+    query = Query(tmp_path, ctiDelay="0 seconds")
+    edits = Query(tmp_path, "edits", StructType([*ROWS]).add("edit_of", "long"))
+    query.commit(0, ("a", 0, 1), watermark_ms=3)
+    edits.commit(0)
+    query.commit(1, watermark_ms=5)
+    assert (query.cti(), set(query.writers())) == (5, {"query q"})
+
+
 def test_query_without_delay_and_column_gives_no_cti(tmp_path):
     query = Query(tmp_path)
     query.commit(0, ("a", 0, 1), watermark_ms=7)

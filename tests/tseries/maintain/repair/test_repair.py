@@ -13,6 +13,7 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import attach_metadata, make_full_table
+from pyspark_tseries.promise.record import EARLIER_VERSIONS, CtiRecord
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
@@ -90,6 +91,20 @@ def test_a_head_file_that_was_never_committed_does_not_stand_in_for_a_lost_one(t
     (lost,) = repair(str(tmp_path / "s")).lost
     assert "as they were with commit 0" in lost
     assert describe(str(tmp_path / "s"))["dropped"] == 0
+
+
+def test_head_file_that_was_never_committed_promises_nothing(tmp_path):
+    """Of a batch that failed, say, whose replay must not be late."""
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1)))
+    store.refresh()
+    lost = CtiRecord({"query q": 99, "query ended": 99}, ((5, 99),))
+    stray = dataclasses.replace(store.index()[1].metadata, commit=9, ctis=lost)
+    write_head(store.location, 1, attach_metadata(make_full_table(store.index()[1]), stray))
+    lose_head(tmp_path / "s", store.head_id())
+    repair(str(tmp_path / "s"))
+    ctis = reopened(tmp_path / "s").metadata().ctis
+    assert ctis == CtiRecord({"query q": None, "query ended": None, EARLIER_VERSIONS: None})
 
 
 def test_repair_command_reports_what_it_mended(path):
