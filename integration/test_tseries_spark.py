@@ -285,15 +285,15 @@ def test_a_stream_writes_each_batch_once_and_resumes(
     assert staged(store) == []
 
 
-def test_an_empty_batch_creates_the_store_and_commits_nothing(
+def test_an_empty_batch_creates_the_store_and_commits_its_writer_alone(
     spark: SparkSession, store: Path, tmp_path: Path
 ) -> None:
     write_input(tmp_path / "in", 0, [("a", 0, 0)])
     frame = files(spark, tmp_path / "in").where("value > 5")
     stream(frame, store, tmp_path / "checkpoint", retainedRange="last 7D")
     facts = describe(str(store))
-    assert (facts["last_commit"], facts["retained_range"]) == (None, "last 7D")
-    # The log has the query's name, by which its checkpoint knows the store again, and no file.
+    assert (facts["last_commit"], facts["retained_range"]) == (0, "last 7D")
+    assert (facts["events"], list(facts["cti_writers"].values())) == (0, [None])
     assert DeltaTable(store).file_uris() == []
     assert read(spark, store).count() == 0
 
