@@ -77,7 +77,13 @@ def wait_for_batch(query: StreamingQuery, number: int) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("outage_s", [0, 30], ids=["restarted", "no leader for 30 s"])
+@pytest.mark.parametrize(
+    "outage_s",
+    [
+        pytest.param(0, id="restarted"),
+        pytest.param(30, id="no leader for 30 s", marks=pytest.mark.soak),
+    ],
+)
 def test_a_broker_that_is_killed_in_the_middle_only_delays_the_query(
     stoppable_broker: Broker, stream: Make, outage_s: int
 ) -> None:

@@ -44,6 +44,8 @@ def python(directory: Path, code: str) -> Job:
     return Job(script, log=directory / "log")
 
 
+# The flights are killed there in CI.
+@pytest.mark.soak
 def test_kills_between_sink_and_checkpoint_are_real(tmp_path: Path) -> None:
     """A sink that looks for its batch survives them; `--twice` shows that they are needed."""
     point = between_sink_and_checkpoint(tmp_path / "checkpoint", tmp_path / "out", "sample")
@@ -95,6 +97,8 @@ def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
         run_killed(python(tmp_path, "1 / 0"), AfterSeconds(30))
 
 
+# The flights run on the cluster in CI.
+@pytest.mark.soak
 def test_a_cluster_runs_a_job_in_two_executors(tmp_path: Path) -> None:
     """A driver in a process of its own: a session of this one may already be local."""
     code = """

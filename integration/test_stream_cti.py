@@ -155,7 +155,9 @@ def fast(broker: Broker, topic):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decided", ["idle", "found", "import"])
+@pytest.mark.parametrize(
+    "decided", ["idle", pytest.param("found", marks=pytest.mark.soak), "import"]
+)
 def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
     stream, fast, decided: str
 ) -> None:
