@@ -133,7 +133,9 @@ class Reader:
         script = self._here("\n".join(line[2:] for line in lines))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         done = subprocess.run(
-            ["bash", "-ec", script], cwd=self.place, env={**os.environ, "PATH": path},
+            ["bash", "-ec", script], cwd=self.place,
+            # pytest-xdist makes its workers' terminals narrower than the pages are.
+            env={**os.environ, "PATH": path, "COLUMNS": "120"},
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, check=False,
         )  # fmt: skip

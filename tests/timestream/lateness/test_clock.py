@@ -50,7 +50,7 @@ def watch(given, how, delay, future=None):
         _, index, time, _, violation = each
         if violation == "late":
             late, behind = late + 1, max(behind or 0, cti - time)
-        elif violation is None:
+        elif violation in (None, "future"):
             passed = next(
                 (n for n in range(place, len(out)) if out[n][0] == "cti" and out[n][1] > time), None
             )
