@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
+from pyspark_timestream.connector.watermark_settings import read_batch_watermark
 from pyspark_timestream.connector.worker_memory import freeze_objects
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.options import WriteOptions
@@ -40,7 +41,7 @@ from pyspark_tseries.write.task_output import (
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
 
-__all__ = ["BatchWriter", "StreamWriter", "WriteTarget"]
+__all__ = ["BatchWriter", "StreamWriter", "WriteTarget", "find_watermark"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,14 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
+def find_watermark(checkpoint: str, batch: int) -> int | None:
+    """The watermark of a batch, in microseconds; None if the checkpoint does not have it."""
+    try:
+        return read_batch_watermark(checkpoint, batch)
+    except (OSError, ValueError):
+        return None
+
+
 def _query_id(tasks: list[StagedTask]) -> str:
     query_id = tasks[0].query_id
     if not query_id:
@@ -305,8 +314,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
         """The CTI that the query commits with a batch; None if it gives none."""
-        from pyspark_tseries.spark.watermark import read_watermark_us
-
         target, delay_us = self._target, self._target.options.cti_delay_us
         if target.plan.cti is not None:
             cti_us = max((task.cti_us for task in tasks if task.cti_us is not None), default=None)
@@ -316,7 +323,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._tell_unreadable(_query_id(tasks))
             return None
         else:
-            cti_us = read_watermark_us(target.checkpoint, batch)
+            cti_us = find_watermark(target.checkpoint, batch)
         if cti_us is None or cti_us >= FINAL_US:
             return cti_us
         return max(cti_us - (delay_us or 0), MIN_US)

@@ -1,9 +1,28 @@
-"""Spark's settings under which its watermark would break the promise of CTIs (semantics 11.5)."""
+"""Spark's watermark: settings under which it breaks the promise of CTIs, and a batch's own.
 
+The rules are semantics 11.5, 29.2 and 30.1. Spark tells a sink neither the watermark nor the CTIs
+that moved it. It writes the entry `offsets/N` of the checkpoint before it runs batch N, and there
+`batchWatermarkMs` is the watermark that batch N evicts state with: in output mode append, batches
+up to N contain all windows that end at or before it.
+"""
+
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = ["WatermarkSetting", "explain_setting", "find_wrong_settings", "suggest_fix"]
+from pyspark_timestream.connector.instants import FINAL_US
+
+__all__ = [
+    "WatermarkSetting",
+    "explain_setting",
+    "find_wrong_settings",
+    "read_batch_watermark",
+    "suggest_fix",
+]
+
+_MILLISECOND_US: Final = 1_000
+_WATERMARK: Final = "batchWatermarkMs"
 
 
 class WatermarkSetting(NamedTuple):
@@ -56,3 +75,30 @@ def suggest_fix(name: str) -> str:
         f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
         "a checkpoint may keep the value that it began with, so start with a new one"
     )
+
+
+def read_batch_watermark(checkpoint: str | Path, batch: int) -> int | None:
+    """The watermark of a batch, in microseconds; None while it is at 1970, where it says nothing.
+
+    The last millisecond before the final CTI is the final CTI: where rows at exactly a CTI stay
+    legal, Spark's watermark is a millisecond before it.
+
+    Args:
+        checkpoint: a directory of this machine.
+        batch: its number.
+
+    Raises:
+        OSError: the batch's entry cannot be read.
+        ValueError: it has no watermark.
+    """
+    file = Path(checkpoint) / "offsets" / str(batch)
+    try:
+        watermark_ms = json.loads(file.read_text(encoding="utf-8").splitlines()[1])[_WATERMARK]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"it has no {_WATERMARK}") from error
+    if not isinstance(watermark_ms, int):
+        raise ValueError(f"its {_WATERMARK} is {watermark_ms!r}")
+    if watermark_ms <= 0:
+        return None
+    is_final = (watermark_ms + 1) * _MILLISECOND_US >= FINAL_US
+    return FINAL_US if is_final else watermark_ms * _MILLISECOND_US

@@ -7,10 +7,11 @@ import pytest
 from tseries.builders import new_store
 
 from pyspark_timestream import OptionError
+from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import parse_subscribe, parse_write
-from pyspark_tseries.spark.watermark import read_watermark_us
+from pyspark_tseries.spark.writer import find_watermark
 from pyspark_tseries.write.rows import plan_rows, split_ctis
 
 ROWS = pa.schema([("series", pa.string()), ("value", pa.float64()), ("cti", INSTANT)])
@@ -82,6 +83,7 @@ def test_client_takes_no_ctis(tmp_path):
     [
         ('v1\n{"batchWatermarkMs":1500,"conf":{}}\n{}', 1_500_000),
         ('v2\n{"batchWatermarkMs":1500}\n{}', 1_500_000),
+        (f'v1\n{{"batchWatermarkMs":{FINAL_US // 1000 - 1}}}\n{{}}', FINAL_US),
         ('v1\n{"batchWatermarkMs":0}\n{}', None),
         ('v1\n{"batchWatermarkMs":"1"}\n', None),
         ("v1\n{}\n", None),
@@ -93,5 +95,5 @@ def test_client_takes_no_ctis(tmp_path):
 def test_watermark_is_read_from_the_entry_of_the_batch(tmp_path, text, us):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(text)
-    assert read_watermark_us(str(tmp_path), 3) == us
-    assert read_watermark_us(str(tmp_path), 4) is None
+    assert find_watermark(str(tmp_path), 3) == us
+    assert find_watermark(str(tmp_path), 4) is None

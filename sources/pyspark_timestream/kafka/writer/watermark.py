@@ -1,23 +1,17 @@
-"""A batch's watermark, from the checkpoint of its query (semantics 29.2).
+"""A batch's watermark, from the checkpoint of its query (semantics 29.2)."""
 
-Spark tells a sink neither the watermark nor the CTIs that moved it. It writes the watermark by
-which a batch runs into the checkpoint, before the batch runs.
-"""
-
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark_timestream.connector.instants import FINAL_US
 from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.connector.watermark_settings import read_batch_watermark
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.explain.checkpoint import resolve_directory
 
 __all__ = ["find_checkpoint", "read_watermark"]
 
 _OPTION: Final = "checkpointlocation"
-_MILLISECOND_US: Final = 1_000
 
 
 def find_checkpoint(options: Mapping[str, Any]) -> Path:
@@ -53,19 +47,12 @@ def read_watermark(checkpoint: Path, batch: int) -> int | None:
     Raises:
         CheckpointUnreadable: the batch is not in the checkpoint, or its entry cannot be read.
     """
-    file = checkpoint / "offsets" / str(batch)
     try:
-        metadata = json.loads(file.read_text(encoding="utf-8").splitlines()[1])
-        watermark_ms = int(metadata["batchWatermarkMs"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+        return read_batch_watermark(checkpoint, batch)
+    except (OSError, ValueError) as error:
+        file = checkpoint / "offsets" / str(batch)
         raise CheckpointUnreadable(
             f"the watermark of batch {batch} cannot be read from '{file}': {error}",
             next_step="see to it that the driver can read the checkpoint. The batch's rows are "
             "written, its mark is not, and the query goes on with it",
         ) from None
-    if watermark_ms <= 0:
-        # Spark's watermark begins at 1970, which says nothing.
-        return None
-    # Where rows at exactly the CTI stay legal, Spark's watermark is a millisecond before it.
-    is_final = (watermark_ms + 1) * _MILLISECOND_US >= FINAL_US
-    return FINAL_US if is_final else watermark_ms * _MILLISECOND_US
