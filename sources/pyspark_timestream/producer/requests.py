@@ -1,6 +1,5 @@
 """Requests of a writer to its brokers: retried while that helps, and with the remedy if not."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -10,7 +9,7 @@ from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.errors import DeliveryFailed
 from pyspark_timestream.kafka.client.broker_errors import no_answer_error
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.retry import is_retriable
+from pyspark_timestream.kafka.client.retry import API_TIMEOUT_S, RetryBudget, is_retriable
 
 __all__ = ["STEP_TIMEOUT_S", "Requests"]
 
@@ -19,7 +18,7 @@ T = TypeVar("T")
 STEP_TIMEOUT_S: Final = 10.0
 """Limit of one attempt at a request."""
 
-_RETRY_TIMEOUT_S: Final = 60.0
+_FIRST_PAUSE_S: Final = 0.05
 
 _RIGHTS: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user write to the topic and describe it",
@@ -68,17 +67,16 @@ class Requests:
             DeliveryFailed: another error.
             BrokerUnreachable: no broker has answered in a minute.
         """
-        began_s = time.monotonic()
-        while True:
-            try:
-                return step()
-            except KafkaException as error:
-                cause, spent_s = error.args[0], time.monotonic() - began_s
-                if not is_retriable(cause):
-                    raise self.failure(cause, wanted) from None
-                if spent_s > _RETRY_TIMEOUT_S:
-                    raise self._unreachable(cause, spent_s, wanted) from None
-                time.sleep(0.05)
+        budget = RetryBudget(API_TIMEOUT_S, _FIRST_PAUSE_S)
+
+        def pause_or_raise(error: KafkaException) -> None:
+            cause, spent_s = error.args[0], budget.elapsed_s
+            if not is_retriable(cause):
+                raise self.failure(cause, wanted) from None
+            if not budget.pause_before_retry():
+                raise self._unreachable(cause, spent_s, wanted) from None
+
+        return budget.call(lambda _: step(), pause_or_raise)
 
     def _unreachable(self, error: KafkaError, spent_s: float, wanted: str) -> Exception:
         failures = self.log.recent_failures(spent_s + 1)
