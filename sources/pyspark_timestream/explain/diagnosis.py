@@ -23,12 +23,12 @@ from pyspark_timestream.explain.history import (
     find_unchanged_since,
 )
 from pyspark_timestream.explain.mistakes import (
+    describe_end,
     find_late_rows,
     find_malformed_events,
     find_mistakes,
     makes_ctis,
 )
-from pyspark_timestream.explain.replay import describe_end
 from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
 from pyspark_timestream.kafka.plan.findings import (
     BOUNDED_RUN_ADVICE,

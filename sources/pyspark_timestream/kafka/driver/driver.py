@@ -31,7 +31,6 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.plan.aligned_reading import read_max_skew
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.plan.joined_batches import join_batches
 from pyspark_timestream.kafka.plan.losses import reconcile, recreated_topics, unchanged_topics
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
@@ -56,7 +55,7 @@ from pyspark_timestream.kafka.plan.positions import (
     starting_timestamps,
 )
 from pyspark_timestream.kafka.plan.progress import build_progress
-from pyspark_timestream.kafka.plan.tasks import TaskPlan
+from pyspark_timestream.kafka.plan.tasks import TaskPlan, join_batches
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.registry.readers import fix_readers
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.explain.diagnosis import find_warnings
 from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.mistakes import report_start_at_end
+from pyspark_timestream.explain.mistakes import find_short_replays, report_start_at_end
 from pyspark_timestream.explain.recent_counts import (
     RecentCounts,
     find_recent_mistakes,
     update_counts,
 )
-from pyspark_timestream.explain.replay import find_short_replays
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock

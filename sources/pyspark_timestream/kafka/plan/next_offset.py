@@ -26,11 +26,11 @@ from pyspark_timestream.kafka.plan.idleness import (
     merge_stream_cti,
 )
 from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic, Pending, defer, release
-from pyspark_timestream.kafka.plan.joined_batches import remember_beginning, remember_raise
 from pyspark_timestream.kafka.plan.losses import hide_missing
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.plan.positions import has_reached, has_stream_ended
+from pyspark_timestream.kafka.plan.tasks import remember_beginning, remember_raise
 from pyspark_timestream.kafka.plan.warnings import Warnings
 from pyspark_timestream.kafka.ranges import Partition, count_tasks, limit_ranges
 

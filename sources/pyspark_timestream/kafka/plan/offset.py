@@ -15,7 +15,8 @@ the batch was planned, and no later batch depends on them.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, TypeVar
 
 from pyspark_timestream.connector.offsets import check_offset
 from pyspark_timestream.cti.step import PartitionState
@@ -33,6 +34,8 @@ __all__ = [
     "check_stream_offset",
     "group_name",
 ]
+
+T = TypeVar("T")
 
 OFFSET_VERSION: Final = 3
 
@@ -168,7 +171,7 @@ class StreamOffset:
         read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
         schemas = {"schemas": read_by} if read_by else {}
         advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
-        ends = {} if self.fixed_ends is None else {"ends": _ends_to_json(self.fixed_ends)}
+        ends = {} if self.fixed_ends is None else {"ends": _group_by_topic(self.fixed_ends)}
         return {
             **advanced,
             **({"bounded": True} if self.bounded else {}),
@@ -217,38 +220,34 @@ class StreamOffset:
                 part: ReaderSchema.from_json(each)
                 for part, each in value.get("schemas", {}).items()
             },
-            fixed_ends=_ends_from_json(value["ends"]) if "ends" in value else None,
+            fixed_ends=_list_partitions(value["ends"]) if "ends" in value else None,
         )
 
 
-def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
-    topics: dict[str, dict[str, Any]] = {}
-    for (topic, number), share in sorted(shares.items()):
-        topics.setdefault(topic, {})[str(number)] = share.to_json()
+def _group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
+    """Return values by topic and by a partition's number as text: the keys that JSON can have."""
+    topics: dict[str, dict[str, T]] = {}
+    for (topic, number), value in sorted(values.items(), key=itemgetter(0)):
+        topics.setdefault(topic, {})[str(number)] = value
     return topics
+
+
+def _list_partitions(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, T]:
+    """Return what `_group_by_topic` grouped."""
+    return {
+        Partition(topic, int(number)): value
+        for topic, values in topics.items()
+        for number, value in values.items()
+    }
+
+
+def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
+    return _group_by_topic({part: share.to_json() for part, share in shares.items()})
 
 
 def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
-    return {
-        Partition(topic, int(number)): PartitionOffset.from_json(share)
-        for topic, shares in topics.items()
-        for number, share in shares.items()
-    }
-
-
-def _ends_to_json(ends: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, number), end in sorted(ends.items()):
-        topics.setdefault(topic, {})[str(number)] = end
-    return topics
-
-
-def _ends_from_json(topics: Mapping[str, Mapping[str, int]]) -> dict[Partition, int]:
-    return {
-        Partition(topic, int(number)): end
-        for topic, ends in topics.items()
-        for number, end in ends.items()
-    }
+    found = _list_partitions(topics)
+    return {part: PartitionOffset.from_json(share) for part, share in found.items()}
 
 
 def check_stream_offset(

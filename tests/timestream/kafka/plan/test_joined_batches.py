@@ -12,13 +12,13 @@ from timestream.stream_world import World, act, drain, steps, times
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka import ranges
-from pyspark_timestream.kafka.plan.joined_batches import (
+from pyspark_timestream.kafka.plan.next_offset import max_emitted_cti
+from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.plan.tasks import (
     join_batches,
     remember_beginning,
     remember_raise,
 )
-from pyspark_timestream.kafka.plan.next_offset import max_emitted_cti
-from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Range
 
 

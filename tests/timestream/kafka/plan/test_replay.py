@@ -12,8 +12,7 @@ from timestream.builders import INSTANT, at, block, micros, options, projection
 from pyspark_timestream.connector.instants import FINAL_US, format_instant
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.replay import find_short_replays
-from pyspark_timestream.kafka.plan.joined_batches import join_batches
+from pyspark_timestream.explain.mistakes import find_short_replays
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
@@ -22,7 +21,7 @@ from pyspark_timestream.kafka.plan.next_offset import (
 )
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.plan.positions import find_ended, limit_ends
-from pyspark_timestream.kafka.plan.tasks import TaskRange, plan_tasks
+from pyspark_timestream.kafka.plan.tasks import TaskRange, join_batches, plan_tasks
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 COLUMNS = (
