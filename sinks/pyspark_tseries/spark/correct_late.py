@@ -167,7 +167,7 @@ class _Bounds:
 
 @dataclass(slots=True)
 class _Plan:
-    """What the batches of a correcting query have in common; see `correct_late`."""
+    """The common part of the batches of a correcting query; see `correct_late`."""
 
     location: Location
     keys: tuple[str, str]

@@ -30,7 +30,7 @@ ROWS: Final = "late_rows"
 
 @dataclass(frozen=True, slots=True)
 class WindowStep:
-    """What one batch of late rows leads to; tables of series, window, results and `ROWS`.
+    """The consequences of one batch of late rows; tables of series, window, results and `ROWS`.
 
     Attributes:
         ready: windows to correct now.

@@ -232,6 +232,6 @@ def describe_waiting(shares: Mapping[Partition, PartitionOffset]) -> str:
 
 
 def describe_advance(offset: StreamOffset) -> str:
-    """Where the CTI of a quiet stream comes from, if not from its partitions."""
+    """The source of the CTI of a quiet stream, if not from its partitions."""
     is_advanced = offset.advanced_us is not None and offset.advanced_us == offset.cti_us
     return "; the CTI follows the wall clock by 'idleAdvance'" if is_advanced else ""

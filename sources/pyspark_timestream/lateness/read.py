@@ -40,7 +40,7 @@ _TIMESTAMPS: Final = ColumnSet(timestamps=True)
 
 
 class _Spans(NamedTuple):
-    """What is read of each partition, and whether `last` left something out."""
+    """The ranges to read of each partition, and whether `last` left something out."""
 
     ranges: tuple[Range, ...]
     is_limited: bool

@@ -21,7 +21,7 @@ MARKS: Final = "marks"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose transactions these are: those of a task, by its number, or the driver's, `marks`.
+    """The owner of transactions: a task, by its number, or the driver, `marks`.
 
     Attributes:
         transactional_id: the same in all runs of all queries of this writer, so that a new attempt
@@ -77,7 +77,7 @@ class Entry:
 
     @classmethod
     def decode(cls, offset: int, metadata: str | None) -> "Entry | None":
-        """What `encode` has made; None where nothing was committed."""
+        """The entry that `encode` made a text of; None where nothing was committed."""
         if offset <= 0:
             return None
         try:

@@ -235,7 +235,7 @@ class TaskRows:
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:
-    """Where the CTIs of the DataFrame with these columns come from: `column` or `watermark`.
+    """The source of the CTIs of the DataFrame with these columns: `column` or `watermark`.
 
     Raises:
         OptionError: the option does not fit the columns.

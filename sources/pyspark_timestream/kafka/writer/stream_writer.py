@@ -47,7 +47,7 @@ _COMMITS: Final = BatchCommits()
 
 @dataclass(frozen=True, slots=True)
 class WrittenTask(WriterCommitMessage):
-    """What a task has written, or found written.
+    """The share of a batch that a task has written, or found written.
 
     Attributes:
         query_id: the streaming query.
