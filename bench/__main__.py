@@ -28,6 +28,7 @@ COMPARISONS: Final = (
     "payload_formats",
     "kafka_growth",
     "latency",
+    "aligned_reading",
     "cti_cost",
     "rules",
     "mechanisms_store",
