@@ -129,7 +129,8 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 picture: java $(READY) ## measure and draw what a lagging partition loses under Spark's watermark, and under CTIs
 	@$(BIN)/python bench/lagging_partition.py
 
-bench: java $(READY) ## side by side with Spark's own sources and sinks: one table of ratios
+bench: export BENCH_QUICK := $(QUICK)
+bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: ten minutes, kept in .work/bench only
 	$(BIN)/python bench
 
 lint: $(READY) ## ruff, mypy, and which folder imports from which

@@ -1,9 +1,13 @@
 """`make bench`: every comparison, each in a process of its own, as one table of ratios.
 
 Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. What
-was measured is kept in `bench/results`, with the versions. A benchmark that fails, or takes longer
-than BENCH_LIMIT_S (default 1800), is named in the end, and the rest goes on; arguments name those
-to run, such as `python bench kafka_source rules`.
+was measured is kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the
+machine (default: its processor and cores), and what other machines have kept stays. A benchmark
+that fails, or takes longer than BENCH_LIMIT_S (default 3600), is named in the end, and the rest
+goes on; arguments name those to run, such as `python bench kafka_source rules`.
+
+With BENCH_QUICK=1 (`make bench QUICK=1`) sizes and rounds are small (`sizes`): the whole takes
+about ten minutes on two cores, its ratios are rough, and it is kept in `.work/bench` alone.
 """
 
 import os
@@ -11,15 +15,18 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
 import psutil
+from machine import machine_name
 from side_by_side import heading, versions
+from sizes import size
 
 HERE: Final = Path(__file__).parent
-LIMIT_S: Final = float(os.environ.get("BENCH_LIMIT_S", "1800"))
+LIMIT_S: Final = float(os.environ.get("BENCH_LIMIT_S", size(3600, 180)))
 GOODBYE_S: Final = 20
 """How long a benchmark that was interrupted may take to end its broker."""
 
@@ -39,6 +46,7 @@ COMPARISONS: Final = (
     "tseries_commits",
     "tseries_durability",
     "tseries_memory",
+    "internal_consistency",
 )
 
 
@@ -49,10 +57,22 @@ def main() -> None:
         raise SystemExit(f"no such benchmark: {unknown}; there are {', '.join(COMPARISONS)}")
     print(", ".join(f"{name} {value}" for name, value in versions().items()))
     print(heading(), flush=True)
-    kept = {**os.environ, "BENCH_RESULTS": str(HERE / "results")}
-    failures = [why for name in wanted if (why := failure(HERE / f"{name}.py", kept, LIMIT_S))]
+    place = results_folder()
+    kept = {**os.environ, "BENCH_RESULTS": str(place)}
+    failures = []
+    for name in wanted:
+        began = time.monotonic()
+        if why := failure(HERE / f"{name}.py", kept, LIMIT_S):
+            failures.append(why)
+        print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    print(f"kept in {place}")
     if failures:
         raise SystemExit("\n".join(failures))
+
+
+def results_folder() -> Path:
+    """Where results are kept: small ones never beside those of full size."""
+    return size(HERE / "results" / machine_name(), HERE.parent / ".work" / "bench")
 
 
 def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | None:

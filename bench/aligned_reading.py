@@ -17,6 +17,7 @@ from typing import Any
 
 from memory import PeakMemory
 from side_by_side import Comparison, report
+from sizes import size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from broker import Broker, Record, broker
@@ -25,11 +26,11 @@ from spark_session import local_spark
 
 from pyspark_timestream import advance_time
 
-DENSE = 200_000
+DENSE = size(200_000, 10_000)
 """Records in HOURS hours of each of the two dense partitions."""
 
 HOURS, BEHIND_HOURS, DEVICES = 4, 3, 1_000
-LIMIT = 25_000
+LIMIT = DENSE // 8
 BEGIN_MS = 1_767_312_000_000
 """2026-01-02T00:00:00Z."""
 

@@ -19,6 +19,7 @@ from memory import PeakMemory
 from peers import kafka_jars
 from sessions import Apart, path_taken
 from side_by_side import ROUNDS, Comparison, Done, compare, report
+from sizes import size
 from streams import finish, one_batch
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
@@ -37,9 +38,9 @@ consumer has asked for beyond the range: ten minutes for a batch over 1,000 part
 def arguments() -> argparse.Namespace:
     """The sizes; the goals of the project are stated for 1 to 40 million records."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", type=int, default=1_000_000)
-    parser.add_argument("--large", type=int, default=10_000_000)
-    parser.add_argument("--partitions", type=int, default=1_000)
+    parser.add_argument("--small", type=int, default=size(1_000_000, 100_000))
+    parser.add_argument("--large", type=int, default=size(10_000_000, 1_000_000))
+    parser.add_argument("--partitions", type=int, default=size(1_000, 100))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
 

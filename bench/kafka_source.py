@@ -4,23 +4,31 @@ Ours comes twice: with the native gather, and without it (`TIMESTREAM_NATIVE`); 
 workers have used is looked up in what they have loaded. All read the same topic in one batch, in
 turns, each in a session of its own. Before that all deliver the same records, which is checked by
 their number, offsets and values, or by the fields and times that were parsed.
+
+Three figures each (`streams`), three times: in a session that has run the job before, with the
+settings of `configure_spark`, for each number of records (BENCH_RECORDS, as `1000000,40000000`);
+the same with Spark's own defaults; and with those of `configure_spark` in a session that has run
+nothing, where the session's own start is a figure more.
 """
 
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 from kafka_records import filled
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from sessions import Apart, path_taken
-from side_by_side import Comparison, Done, compare, each_against_peer, report
+from sessions import Apart, Fresh, path_taken
+from side_by_side import Comparison, Done, by_figure, compare, each_against_peer, report
+from sizes import WARM_UP, records, size
 from streams import one_batch, summary
 
+from pyspark_timestream import spark_settings
 from pyspark_timestream.kafka.client.native.library import load_gather
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
@@ -28,9 +36,10 @@ from broker import Broker, broker
 from spark_session import local_spark
 
 PARTITIONS = 4
-RECORDS = int(os.environ.get("BENCH_RECORDS", "1000000"))
-WARM_UP = 3
-"""Rounds until both have met the JVM's last compiler."""
+SIZES: Final = records((1_000_000, 4_000_000), (200_000,))
+RECORDS: Final = SIZES[0]
+COLD_JOBS: Final = size(("Kafka -> noop", "Kafka -> JSON -> window"), ("Kafka -> noop",))
+COLD_ROUNDS: Final = size(5, 1)
 
 JSON = "device long, reading double"
 
@@ -121,51 +130,101 @@ WAYS: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """Contender -> the source, and its session's environment; `native` only where it is compiled."""
 
 
+DEFAULT, RECOMMENDED = "Spark's defaults", "recommended"
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    RECOMMENDED: spark_settings(),
+    DEFAULT: {
+        "spark.sql.shuffle.partitions": "200",
+        "spark.python.unix.domain.socket.enabled": "false",
+    },
+}
+
+
 @functools.cache
-def here(bootstrap: str) -> tuple[SparkSession, Broker]:
+def here(bootstrap: str, settings: str = RECOMMENDED) -> tuple[SparkSession, Broker]:
     """The session of this process, and the broker that another has started."""
-    return local_spark("bench", spark_jars=kafka_jars()), Broker(bootstrap, "given")
+    given = {name.replace(".", "_"): value for name, value in SETTINGS[settings].items()}
+    return local_spark("bench", spark_jars=kafka_jars(), **given), Broker(bootstrap, "given")
 
 
-def run(way: str, job: str, bootstrap: str, topic: str, count: int) -> Done:
+def run(way: str, settings: str, job: str, bootstrap: str, topic: str, count: int) -> Done:
     """One run of a contender, in its process.
 
     Raises:
         SystemExit: the workers did not read by the path that was asked for.
     """
     source, _ = WAYS[way]
-    done = one_batch(JOBS[job][source](*here(bootstrap), topic), count, extra=0.01)
+    done = one_batch(JOBS[job][source](*here(bootstrap, settings), topic), count, extra=0.01)
     if source == "timestream" and path_taken() != ("native" if way == "native" else "python"):
         raise SystemExit(f"{job}, {way}: the workers have used the path '{path_taken()}'")
     return done
 
 
-def check(way: str, job: str, bootstrap: str, topic: str) -> dict[str, Any]:
+def run_cold(*given: Any) -> Done:
+    """The same with the start of the session, which is a figure as well."""
+    began = time.perf_counter()
+    done = run(*given)
+    whole_s = time.perf_counter() - began
+    return done._replace(figures={**done.figures, "session and run": whole_s})
+
+
+def check(way: str, settings: str, job: str, bootstrap: str, topic: str) -> dict[str, Any]:
     """What a contender's records sum up to."""
     sources, sums = CHECKED[job]
-    return summary(data_rows(sources[WAYS[way][0]](*here(bootstrap), topic)), sums)
+    frame = sources[WAYS[way][0]](*here(bootstrap, settings), topic)
+    return summary(data_rows(frame), sums)
 
 
-def measure(count: int = RECORDS) -> Iterator[Comparison]:
-    """Every job, by Spark's source and by both ways of ours."""
-    kafka_jars()
+def fastest() -> list[str]:
+    """The contenders of this machine, ours once: the native gather where it is compiled."""
+    return ["spark", "native" if load_gather() is not None else "without native"]
+
+
+def warm(
+    kafka: Broker, topics: Mapping[int, str], settings: str, ways: list[str], label: str
+) -> Iterator[Comparison]:
+    """Every job and size in sessions that go on, as a row for each of our ways and figure."""
     with ExitStack() as open_:
-        kafka = open_.enter_context(broker(say=lambda _: None))
-        topic = filled(kafka, count, PARTITIONS)
-        ways = {
-            way: settings
-            for way, (_, settings) in WAYS.items()
-            if way != "native" or load_gather() is not None
-        }
-        apart = {way: open_.enter_context(Apart(**settings)) for way, settings in ways.items()}
-        for job in JOBS:
-            given = (job, kafka.bootstrap, topic)
-            checks = {
-                way: functools.partial(each.call, check, way, *given) for way, each in apart.items()
+        apart = {way: open_.enter_context(Apart(**WAYS[way][1])) for way in ways}
+        for count, topic in topics.items():
+            for job in JOBS:
+                given = (settings, job, kafka.bootstrap, topic)
+                checks = {
+                    way: functools.partial(each.call, check, way, *given)
+                    for way, each in apart.items()
+                }
+                runs = {way: each.contender(run, way, *given, count) for way, each in apart.items()}
+                # More than that, a session has warmed up with a job before.
+                rounds = WARM_UP if count == RECORDS else 1
+                found = compare(f"{job}{label}", runs, count, warm_up=rounds, checks=checks)
+                for each in each_against_peer(found):
+                    yield from by_figure(each)
+
+
+def cold(kafka: Broker, topic: str, count: int) -> Iterator[Comparison]:
+    """Each run in a session that has run nothing."""
+    for job in COLD_JOBS:
+        with ExitStack() as open_:
+            runs = {
+                way: open_.enter_context(
+                    Fresh(run_cold, way, RECOMMENDED, job, kafka.bootstrap, topic, count)
+                )
+                for way in fastest()
             }
-            runs = {way: each.contender(run, way, *given, count) for way, each in apart.items()}
-            found = compare(job, runs, count, warm_up=WARM_UP, checks=checks)
-            yield from each_against_peer(found)
+            found = compare(f"{job}, cold session", runs, count, rounds=COLD_ROUNDS, warm_up=0)
+            yield from by_figure(found)
+
+
+def measure() -> Iterator[Comparison]:
+    """Every job, by Spark's source and by ours."""
+    kafka_jars()
+    with broker(say=lambda _: None) as kafka:
+        topics = {count: filled(kafka, count, PARTITIONS) for count in SIZES}
+        every = [way for way in WAYS if way != "native" or load_gather() is not None]
+        yield from warm(kafka, topics, RECOMMENDED, every, "")
+        first = {RECORDS: topics[RECORDS]}
+        yield from warm(kafka, first, DEFAULT, fastest(), f", {DEFAULT}")
+        yield from cold(kafka, topics[RECORDS], RECORDS)
 
 
 if __name__ == "__main__":

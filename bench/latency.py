@@ -28,6 +28,7 @@ from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from side_by_side import ROUNDS, Comparison, Done, compare, report
+from sizes import size
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, Record, broker
@@ -36,12 +37,12 @@ from spark_home import use_installed_pyspark
 from spark_session import local_spark
 
 PER_SECOND = 100
-WARM_UP = 200
-RECORDS = int(os.environ.get("BENCH_RECORDS", "600"))
-STARTS = int(os.environ.get("BENCH_STARTS", "20"))
+WARM_UP = size(200, 50)
+RECORDS = int(os.environ.get("BENCH_RECORDS", size(600, 150)))
+STARTS = int(os.environ.get("BENCH_STARTS", size(20, 3)))
 LOW = "low-latency settings"
 QUERY_STARTS = "starts"
-MODES = ("defaults", LOW, QUERY_STARTS)
+MODES = size(("defaults", LOW, QUERY_STARTS), (LOW, QUERY_STARTS))
 SOURCES: Mapping[str, Callable[[SparkSession, Broker, str], DataFrame]] = {
     "spark": spark_source,
     "timestream": timestream,

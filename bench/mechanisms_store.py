@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from processor_time import Part, Work, in_turns, report_parts
 from side_by_side import Comparison, each_against_peer
+from sizes import size
 
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import UNLIMITED
@@ -31,7 +32,7 @@ from pyspark_tseries.write.large_batch import LargeBatch, LargeCommit
 from pyspark_tseries.write.spill import read_run
 from pyspark_tseries.write.task_output import ExpectedCommit, TaskOutput, write_task_output
 
-ROWS: Final = 1_000_000
+ROWS: Final = size(1_000_000, 100_000)
 
 TASKS: Final = 4
 

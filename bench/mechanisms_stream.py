@@ -14,6 +14,7 @@ import pyarrow as pa
 from fold_by_loop import fold_by_loop
 from processor_time import Part, Work, in_turns, report_parts
 from side_by_side import Comparison
+from sizes import size
 
 from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
@@ -22,7 +23,7 @@ from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 
-ROWS: Final = 1_000_000
+ROWS: Final = size(1_000_000, 200_000)
 
 BLOCK: Final = 20_000
 """Records of a block, as the Kafka reader hands them over."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["PeakMemory", "workers_with"]
+__all__ = ["PeakMemory", "command_of", "family_of", "kind_of", "workers_with"]
 
 _EVERY_S: Final = 0.1
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
@@ -19,8 +19,9 @@ class PeakMemory:
 
     `main`: the process `root`, else this one, whose descendants the others are; `driver`: the JVM,
     which in a local session runs the tasks' JVM side too and gives no heap back, so it only grows
-    over a run; `worker`: the largest Python worker. A kind that was not seen is missing. Brokers
-    and other children do not count. `worker_mb` is the largest worker over time, in MB.
+    over a run; `worker`: the largest Python worker; `all`: all of them together at one moment, and
+    the other children as well, where forked processes count what they share twice. A kind that was
+    not seen is missing. Brokers do not count. `worker_mb` is the largest worker over time, in MB.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -48,32 +49,39 @@ class PeakMemory:
 
     def _look(self) -> Mapping[str, float]:
         found: dict[str, float] = {}
-        for pid in _family(self._root):
+        for pid in family_of(self._root):
             kind = self._kind(pid)
+            if kind == "broker":
+                continue
+            size_mb = _resident_mb(pid)
+            found["all"] = found.get("all", 0.0) + size_mb
             if kind:
-                found[kind] = max(found.get(kind, 0.0), _resident_mb(pid))
+                found[kind] = max(found.get(kind, 0.0), size_mb)
         return found
 
     def _kind(self, pid: int) -> str | None:
         # A process that has forked but not yet become another program is asked again.
         if self._kinds.get(pid) is None:
-            self._kinds[pid] = "main" if pid == self._root else _kind(_command(pid))
+            self._kinds[pid] = "main" if pid == self._root else kind_of(command_of(pid))
         return self._kinds[pid]
 
 
 def workers_with(root: int, library: str) -> bool:
     """Whether a Python worker among the descendants of `root` has loaded a library."""
-    workers = (pid for pid in _family(root) if _kind(_command(pid)) == "worker")
+    workers = (pid for pid in family_of(root) if kind_of(command_of(pid)) == "worker")
     return any(library in _text(pid, "maps") for pid in workers)
 
 
-def _kind(command: str) -> str | None:
+def kind_of(command: str) -> str | None:
+    """`driver`: Spark's JVM; `worker`: a Python worker; `broker`: Kafka's; None: another one."""
     if "org.apache.spark" in command:
         return "driver"
+    if "kafka.Kafka" in command:
+        return "broker"
     return "worker" if any(module in command for module in _WORKERS) else None
 
 
-def _family(root: int) -> list[int]:
+def family_of(root: int) -> list[int]:
     """`root` and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
@@ -90,7 +98,8 @@ def _family(root: int) -> list[int]:
     return family
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Its command line; empty of one that has ended."""
     try:
         return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode("latin-1")
     except OSError:

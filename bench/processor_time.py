@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from side_by_side import Comparison, heading, rows_of, versions
+from sizes import size
 
 __all__ = ["Part", "Work", "in_turns", "report_parts"]
 
-ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "7"))
+ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(7, 1)))
 PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
 
 Work = Callable[[], Any]

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from side_by_side import Comparison, Contender, Done, compare, report
+from sizes import size
 
 from pyspark_timestream.cti.step import NO_MARKS, Events, Marks, PartitionState, TimeRules, step
 from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 
 BLOCK = 20_000
-BLOCKS = 10
+BLOCKS = size(10, 2)
 """Blocks a run."""
 
 SHUFFLED_US = 50_000

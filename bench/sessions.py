@@ -19,7 +19,7 @@ from typing import Any
 from memory import workers_with
 from side_by_side import Done
 
-__all__ = ["Apart", "path_taken"]
+__all__ = ["Apart", "Fresh", "path_taken"]
 
 
 class Apart:
@@ -73,6 +73,39 @@ class There:
     def pid(self) -> int:
         """Of that process."""
         return self.apart.pid
+
+
+class Fresh:
+    """A contender each of whose runs has a process that has done nothing before.
+
+    The process of a run stays until the next one begins, or the `with` block ends, so that what it
+    has spent can be read after the run.
+    """
+
+    def __init__(self, job: Callable[..., Done], *given: Any) -> None:
+        self._job, self._given = job, given
+        self._apart: Apart | None = None
+
+    def __enter__(self) -> "Fresh":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._apart is not None:
+            self._apart.__exit__(*error)
+            self._apart = None
+
+    @property
+    def pid(self) -> int:
+        """Of the process of the next run, which begins with this question."""
+        self.__exit__(None, None, None)
+        self._apart = Apart()
+        return self._apart.pid
+
+    def __call__(self) -> Done:
+        if self._apart is None:
+            raise RuntimeError("pid begins the process of a run: ask for it first")
+        done: Done = self._apart.call(self._job, *self._given)
+        return done
 
 
 def path_taken() -> str:

@@ -19,50 +19,59 @@ result.
 
 `unit` says what `Done.took` is: seconds, from which rows a second and a ratio of speeds are made
 (above 1: ours is faster), or "ms" or "MB", where the ratio is of those (below 1: ours is less).
-A peer may be ourselves with something switched off. The memory is that of this process and its
-descendants, or of the process that a contender's `pid` names (`sessions.Apart`).
+A peer may be ourselves with something switched off. The memory and the core seconds are those of
+this process and its descendants, or of the process that a contender's `pid` names
+(`sessions.Apart`), over the whole call; a broker of this process counts with the core seconds.
+
+A run may tell more than one figure (`Done.figures`: a batch's work, the whole run); `by_figure`
+makes a row of each.
 
 `report` prints a row a job and writes `BENCH_RESULTS/<benchmark>.json` (default `.work/bench`;
-`make bench` keeps them in `bench/results`). BENCH_ROUNDS (default 5) says how many rounds.
+`make bench` keeps them in `bench/results/<machine>`). `report_table` does the same with what is
+counted and not compared. `sizes` says how many rounds there are.
 """
 
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from core_seconds import CoreSeconds
+from machine import command, versions
 from memory import PeakMemory
+from sizes import ROUNDS
 
 __all__ = [
     "ROUNDS",
     "Comparison",
     "Done",
     "against_each",
+    "by_figure",
     "compare",
     "each_against_peer",
     "heading",
     "pair",
     "report",
+    "report_table",
     "rows_of",
+    "versions",
 ]
 
-ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", "5"))
 _PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
-_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "confluent-kafka", "deltalake", "duckdb")
 
 
 class Done(NamedTuple):
-    """One run: what it took, in the comparison's unit, and the work by which it is known."""
+    """One run: what it took, in the comparison's unit, and the work by which it is known.
+
+    `figures` are more of what it took, by name, in the same unit; every run has the same ones.
+    """
 
     took: float
     work: Mapping[str, Any] = {}
+    figures: Mapping[str, float] = {}
 
 
 Contender = Callable[[], Done]
@@ -79,6 +88,9 @@ class Comparison:
         unit: "s", "ms" or "MB".
         work: what each run did.
         memory_mb: contender -> kind of process -> its peak over the measured runs.
+        core_s: contender -> what each round took of the cores, by kind of process.
+        figure: which figure of a run `took` is, where a run has several.
+        figures: figure -> contender -> what each round took.
     """
 
     job: str
@@ -87,6 +99,9 @@ class Comparison:
     unit: str = "s"
     work: Mapping[str, Any] = field(default_factory=dict)
     memory_mb: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    core_s: Mapping[str, Sequence[Mapping[str, float]]] = field(default_factory=dict)
+    figure: str = ""
+    figures: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
     @property
     def ratios(self) -> list[float]:
@@ -102,21 +117,14 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """All that was measured."""
         low, middle, high = self.spread()
-        return {
-            "job": self.job,
-            "rows": self.rows,
-            "unit": self.unit,
-            "took": {name: list(each) for name, each in self.took.items()},
-            "ratio": {"min": low, "median": middle, "max": high},
-            "work": dict(self.work),
-            "memory_mb": {name: dict(each) for name, each in self.memory_mb.items()},
-        }
+        kept = {name: each for name, each in asdict(self).items() if name != "figures"}
+        return kept | {"ratio": {"min": low, "median": middle, "max": high}}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Comparison":
-        """What `to_json` wrote."""
-        names = ("job", "took", "rows", "unit", "work", "memory_mb")
-        return cls(**{name: value[name] for name in names})
+        """What `to_json` wrote, of any version; of several figures it has only its own."""
+        names = ("job", "took", "rows", "unit", "work", "memory_mb", "core_s", "figure")
+        return cls(**{name: value[name] for name in names if name in value})
 
 
 def compare(
@@ -147,17 +155,32 @@ def compare(
         guard.same("check", name, check())
     took: dict[str, list[float]] = {name: [] for name in contenders}
     peaks: dict[str, dict[str, float]] = {name: {} for name in contenders}
+    cores: dict[str, list[Mapping[str, float]]] = {name: [] for name in contenders}
+    figures: dict[str, dict[str, list[float]]] = {}
     for turn in range(warm_up + rounds):
         order = list(contenders) if turn % 2 else list(contenders)[::-1]
         for name in order:
-            with PeakMemory(getattr(contenders[name], "pid", None)) as memory:
+            pid = getattr(contenders[name], "pid", None)
+            with PeakMemory(pid) as memory, CoreSeconds(pid) as spent:
                 done = contenders[name]()
             guard.same("run", name, done.work)
             if turn >= warm_up:
                 took[name].append(done.took)
+                cores[name].append(spent.by_kind)
+                for figure, each in done.figures.items():
+                    of_each = figures.setdefault(figure, {other: [] for other in contenders})
+                    of_each[name].append(each)
                 for kind, peak in memory.peaks_mb.items():
                     peaks[name][kind] = max(peak, peaks[name].get(kind, 0.0))
-    return Comparison(job, took, rows, unit, guard.work, peaks)
+    return Comparison(job, took, rows, unit, guard.work, peaks, cores, figures=figures)
+
+
+def by_figure(comparison: Comparison) -> list[Comparison]:
+    """The one run as a row for each of its figures; itself, if it has one only."""
+    return [
+        replace(comparison, took=took, figure=figure, figures={})
+        for figure, took in comparison.figures.items()
+    ] or [comparison]
 
 
 def against_each(comparison: Comparison, by: str = ", ") -> list[Comparison]:
@@ -183,6 +206,8 @@ def pair(comparison: Comparison, peer: str, ours: str, suffix: str) -> Compariso
         job=f"{comparison.job}{suffix}",
         took=both(comparison.took),
         memory_mb=both(comparison.memory_mb),
+        core_s=both(comparison.core_s),
+        figures={figure: both(took) for figure, took in comparison.figures.items()},
     )
 
 
@@ -207,38 +232,50 @@ def report(script: str, comparisons: Iterable[Comparison]) -> None:
     """Print the rows of a benchmark as they come, and keep all in a file of its name."""
     if "BENCH_RESULTS" not in os.environ:
         print(heading(), flush=True)
-    _PLACE.mkdir(parents=True, exist_ok=True)
-    path = _PLACE / f"{Path(script).stem}.json"
     jobs: list[dict[str, Any]] = []
-    kept = {"versions": versions(), "jobs": jobs}
+    kept = {"versions": versions(), "command": command(script), "jobs": jobs}
     for comparison in comparisons:
         print(rows_of(comparison), flush=True)
         jobs.append(comparison.to_json())
         # Each time, since what comes next may fail or be ended.
-        path.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        _keep(script, kept)
+
+
+def report_table(script: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print rows of what was counted as they come, and keep all; each has the same columns."""
+    found: list[dict[str, Any]] = []
+    kept = {"versions": versions(), "command": command(script), "table": found}
+    for row in rows:
+        print(", ".join(f"{name}: {each}" for name, each in row.items()), flush=True)
+        found.append(dict(row))
+        _keep(script, kept, sort_keys=False)
+
+
+def _keep(script: str, kept: Mapping[str, Any], sort_keys: bool = True) -> None:
+    _PLACE.mkdir(parents=True, exist_ok=True)
+    path = _PLACE / f"{Path(script).stem}.json"
+    path.write_text(json.dumps(kept, indent=1, sort_keys=sort_keys) + "\n")
 
 
 def heading() -> str:
     """The head of the table."""
     return (
-        f"{'job':<44} {'rows':>11} {'peer':>13} {'ours':>13} "
-        f"{'min':>5} {'ratio':>6} {'max':>5}  {'worker MB':>10} {'driver MB':>11}"
+        f"{'job':<56} {'rows':>10} {'peer':>13} {'ours':>13} {'min':>5} {'ratio':>6} {'max':>5} "
+        f"{'core s':>11} {'MB':>11}"
     )
 
 
 def rows_of(comparison: Comparison) -> str:
-    """The row of one job: medians, the ratio's spread, the peaks of peer and ours."""
+    """The row of one job: medians, the ratio's spread, core seconds and peak of peer and ours."""
     peer, *_, ours = comparison.took
     low, middle, high = comparison.spread()
-    medians = (_shown(comparison, statistics.median(comparison.took[n])) for n in (peer, ours))
-    memory = (
-        "/".join(_peak(comparison.memory_mb.get(name, {}), kinds) for name in (peer, ours))
-        for kinds in (("worker",), ("driver", "main"))
-    )
-    texts = (*medians, *memory)
+    medians = [_shown(comparison, statistics.median(comparison.took[n])) for n in (peer, ours)]
+    cores = "/".join(_cores(comparison.core_s.get(name, ())) for name in (peer, ours))
+    memory = "/".join(_peak(comparison.memory_mb.get(name, {})) for name in (peer, ours))
+    job = ", ".join(filter(None, (comparison.job, comparison.figure)))
     return (
-        f"{comparison.job:<44} {comparison.rows or '':>11} {texts[0]:>13} {texts[1]:>13} "
-        f"{low:>5.2f} {middle:>6.2f} {high:>5.2f}  {texts[2]:>10} {texts[3]:>11}"
+        f"{job:<56} {comparison.rows or '':>10} {medians[0]:>13} {medians[1]:>13} "
+        f"{low:>5.2f} {middle:>6.2f} {high:>5.2f} {cores:>11} {memory:>11}"
     )
 
 
@@ -252,35 +289,9 @@ def _shown(comparison: Comparison, took: float) -> str:
     )
 
 
-def _peak(peaks: Mapping[str, float], kinds: Sequence[str]) -> str:
-    return next((f"{peaks[kind]:.0f}" for kind in kinds if kind in peaks), "-")
+def _cores(rounds: Sequence[Mapping[str, float]]) -> str:
+    return f"{statistics.median(sum(each.values()) for each in rounds):.1f}" if rounds else "-"
 
 
-def versions() -> dict[str, Any]:
-    """What the numbers were measured with."""
-    found: dict[str, Any] = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    return found | {
-        "python": platform.python_version(),
-        "librdkafka": _librdkafka(),
-        "cores": os.cpu_count(),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "commit": _commit(),
-    }
-
-
-def _librdkafka() -> str:
-    import confluent_kafka
-
-    return str(confluent_kafka.libversion()[0])
-
-
-def _commit() -> str:
-    """What is checked out; `-dirty` where files differ, other than results of this very run."""
-    commit = _git("describe", "--always")
-    changed = _git("status", "--porcelain", "-uno", "--", ":/", ":(exclude,top)bench/results")
-    return f"{commit}-dirty" if changed else commit
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(Path(__file__).parent), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def _peak(peaks: Mapping[str, float]) -> str:
+    return f"{peaks['all']:.0f}" if "all" in peaks else "-"

@@ -1,6 +1,12 @@
-"""Streaming queries as benchmarks run them: bounded, into `noop`, with what a batch took."""
+"""Streaming queries as benchmarks run them: bounded, into `noop`, with what a batch took.
+
+A run has three figures: `batch work`, Spark's `addBatch` of the batch with the data; `triggers`,
+`triggerExecution` of all batches, planning, logs and the closing batch included; `whole run`, from
+`start()` to the end of the query, as its user waits for it.
+"""
 
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,9 +19,14 @@ __all__ = ["Finished", "finish", "one_batch", "summary"]
 
 
 class Finished(NamedTuple):
-    """A bounded run that has ended: the progress of its batches with rows, in their order."""
+    """A bounded run that has ended: the progress of its batches with rows, in their order.
+
+    `run_s` is the whole run, from its start to its end, and `triggers_s` what its triggers took.
+    """
 
     batches: list[Any]
+    run_s: float = 0.0
+    triggers_s: float = 0.0
 
     @property
     def rows(self) -> int:
@@ -31,9 +42,13 @@ def finish(frame: DataFrame) -> Finished:
     """Read what there is into `noop`."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        began = time.perf_counter()
         query: StreamingQuery = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        return Finished([each for each in query.recentProgress if each.numInputRows])
+        run_s = time.perf_counter() - began
+        every = query.recentProgress
+        triggers_s = sum(batch.durationMs["triggerExecution"] for batch in every) / 1000
+        return Finished([each for each in every if each.numInputRows], run_s, triggers_s)
 
 
 def one_batch(frame: DataFrame, rows: int, extra: float = 0.0, phase: str = "addBatch") -> Done:
@@ -46,7 +61,13 @@ def one_batch(frame: DataFrame, rows: int, extra: float = 0.0, phase: str = "add
     full = [batch for batch in done.batches if batch.numInputRows >= rows]
     if not rows <= done.rows <= rows * (1 + extra) or len(full) != 1:
         raise SystemExit(f"{done.rows} rows in {len(done.batches)} batches, not {rows} in one")
-    return Done(full[0].durationMs[phase] / 1000, {"rows": rows})
+    spent_s = {name: full[0].durationMs[name] / 1000 for name in (phase, "addBatch")}
+    figures = {
+        "batch work": spent_s["addBatch"],
+        "triggers": done.triggers_s,
+        "whole run": done.run_s,
+    }
+    return Done(spent_s[phase], {"rows": rows}, figures)
 
 
 def summary(frame: DataFrame, sums: Mapping[str, str]) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import os
 import sys
 
 from pyspark.sql import DataFrame, SparkSession
-from side_by_side import Contender, compare, report
+from side_by_side import Contender, by_figure, compare, report
+from sizes import size
 from streams import one_batch, summary
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from spark_session import local_spark
 
-ROWS = int(os.environ.get("BENCH_ROWS", "10000000"))
+ROWS = int(os.environ.get("BENCH_ROWS", size(10_000_000, 1_000_000)))
 TASKS = 2
 
 
@@ -40,7 +41,8 @@ def main() -> None:
 
     runs = {name: run(frame) for name, frame in sources.items()}
     checks = {name: lambda f=frame: summary(f, sums) for name, frame in sources.items()}
-    report(__file__, [compare("simulated clock -> noop", runs, ROWS, checks=checks)])
+    found = compare("simulated clock -> noop", runs, ROWS, checks=checks)
+    report(__file__, by_figure(found))
     spark.stop()
 
 

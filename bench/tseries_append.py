@@ -25,11 +25,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
+from sizes import size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from spark_session import local_spark
 
-SERIES = {1_000: 1_000, 100_000: 10_000, 1_000_000: 10_000}
+SERIES = size({1_000: 1_000, 100_000: 10_000, 1_000_000: 10_000}, {1_000: 1_000})
 """Rows a batch -> series."""
 
 BATCHES = 4

@@ -16,19 +16,20 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
+from sizes import size
 
 from pyspark_tseries import TimeSeries, describe
 
 SERIES = 100
-COMPARED = 1000
-SMALL = 50
+COMPARED = size(1000, 50)
+SMALL = size(50, 10)
 """Commits a round of the comparison with deltalake."""
 
 
 def arguments() -> argparse.Namespace:
     """How many; the goal of the project is stated for 10,000 commits."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commits", type=int, default=10_000)
+    parser.add_argument("--commits", type=int, default=size(10_000, 300))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
 

@@ -15,10 +15,11 @@ from statistics import median
 
 import pyarrow as pa
 from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
+from sizes import size
 
 from pyspark_tseries import TimeSeries
 
-COMMITS = 100
+COMMITS = size(100, 20)
 """A round."""
 
 SERIES = 100

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from memory import PeakMemory
 from side_by_side import Comparison, report
+from sizes import size
 
 from pyspark_tseries import TimeSeries, describe
 
@@ -28,8 +29,8 @@ QUARTERS = ("first", "second", "third", "last")
 def arguments() -> argparse.Namespace:
     """How many series, and batches a quarter; a batch has a row of every series."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=1_000_000)
-    parser.add_argument("--batches", type=int, default=3)
+    parser.add_argument("--series", type=int, default=size(1_000_000, 20_000))
+    parser.add_argument("--batches", type=int, default=size(3, 1))
     return parser.parse_args()
 
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
+from sizes import size
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.options import parse_read
@@ -72,9 +73,9 @@ Ask = Callable[[Any], pa.Table]
 def arguments() -> argparse.Namespace:
     """The size; the defaults are those that the goals of the project are stated for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=1_000_000)
-    parser.add_argument("--events", type=int, default=10_000_000)
-    parser.add_argument("--commits", type=int, default=20)
+    parser.add_argument("--series", type=int, default=size(1_000_000, 10_000))
+    parser.add_argument("--events", type=int, default=size(10_000_000, 100_000))
+    parser.add_argument("--commits", type=int, default=size(20, 4))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     return parser.parse_args()
 

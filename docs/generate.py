@@ -6,18 +6,19 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- settings -->`: the settings that `configure_spark` gives to a session.
 - `<!-- commands: pyspark_tseries -->`: the sub-commands of a package, from their help.
 - `<!-- metrics -->`: what `TimeMetrics` exports.
-- `<!-- ratios: kafka_source -->`: the results of a benchmark, from `bench/results`.
+- `<!-- ratios: kafka_source -->`: the ratios of a benchmark, from `bench/results`.
+- `<!-- counts: internal_consistency -->`: what a benchmark has counted, from there too.
 """
 
 import contextlib
 import importlib
 import io
-import json
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from kept_results import counts, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.connector.options import OptionRow, option_rows
@@ -50,11 +51,10 @@ CONNECTORS = {
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(
-    r"^<!-- (options|settings|commands|ratios|metrics)(?:: (\w+))? -->$", re.MULTILINE
+    r"^<!-- (options|settings|commands|ratios|counts|metrics)(?:: (\w+))? -->$", re.MULTILINE
 )
 QUOTED = re.compile(r"'([^']*)'")
 """What an error quotes, and the reference shows as code."""
-RESULTS = Path(__file__).parent.parent / "bench/results"
 EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and batch reads"}
 
 
@@ -134,28 +134,13 @@ def metrics() -> str:
     return "\n".join([*head, *rows])
 
 
-def ratios(benchmark: str) -> str:
-    """The table of a benchmark's ratios, with the date and the versions it was run with."""
-    results = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
-    rows = [ratio_row(job) for job in results["jobs"]]
-    versions = results["versions"]
-    run = ", ".join(f"{name} {versions[name]}" for name in ("pyspark", "librdkafka", "deltalake"))
-    head = ["| job | least | median | most |", "| --- | --- | --- | --- |"]
-    return "\n".join([*head, *rows, "", "{.facts}", f"Run on {versions['date']} with {run}."])
-
-
-def ratio_row(job: dict[str, Any]) -> str:
-    size = f", {job['rows']:,} rows" if job["rows"] else ""
-    figures = [f"{job['ratio'][name]:.2f}" for name in ("min", "median", "max")]
-    return f"| {' | '.join([job['job'].strip() + size, *figures])} |"
-
-
 PARTS: dict[str, Callable[..., str]] = {
     "options": options,
     "settings": settings,
     "commands": commands,
     "metrics": metrics,
     "ratios": ratios,
+    "counts": counts,
 }
 
 

@@ -1,7 +1,6 @@
 """README.md and the pages of docs/ say what the code does: tables, links, folders, symptoms."""
 
 import ast
-import json
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ from types import ModuleType
 import pytest
 from documents import PASTED, ROOT, blocks, pages, read, section, table
 from generate import COMMANDS, CONNECTORS, command_names, generate, option_entry, requests
+from kept_results import RESULTS, kept
 from timestream.oracle import Event, run
 
 import pyspark_timestream
@@ -94,17 +94,37 @@ def test_an_option_shows_all_that_is_declared_of_it() -> None:
 
 
 def test_every_benchmark_s_results_are_on_the_page() -> None:
-    every = {
-        path.stem: json.loads(path.read_text()) for path in (ROOT / "bench/results").glob("*.json")
-    }
-    # The others are of one picture, not of contenders.
-    names = {name for name, kept in every.items() if "jobs" in kept}
-    asked = [name for part, name in requests(read(PERFORMANCE)) if part == "ratios"]
-    assert sorted(asked) == sorted(names)
+    machines = [path for path in RESULTS.iterdir() if path.is_dir()]
+    every = {path.stem for machine in machines for path in machine.glob("*.json")}
+    asked = {name: part for part, name in requests(read(PERFORMANCE)) if part != "options"}
     page = generate(read(PERFORMANCE))
-    for name in names:
-        for job in every[name]["jobs"]:
-            assert f"| {job['job'].strip()}" in page
+    for name in every:
+        for measured in kept(name).values():
+            # Mechanisms are figures of decisions.md.
+            assert (name in asked) == ("mechanisms" not in measured)
+            for job in measured.get("jobs", []):
+                assert f"| {job['job'].strip()} |" in page
+    assert len(machines) > 0
+
+
+MEASURED = re.compile(
+    r"\b\d[\d.,]*(?: to \d[\d.,]*)?(?:-| )?(?:µs|ns|ms|x|times|percent|per cent)(?!\w)|\d ?%"
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", PERFORMANCE, "docs/how-to/low-latency.md"])
+def test_no_measured_figure_is_written_by_hand(page: str) -> None:
+    prose = re.sub(r"^```.*?^```$", "", read(page), flags=re.MULTILINE | re.DOTALL)
+    assert set(MEASURED.findall(prose)) == FIGURES_OF_TESTS.get(page, set())
+
+
+FIGURES_OF_TESTS = {
+    # tests/test_readme.py compares it with what is kept.
+    "README.md": {"1.4 times"},
+    # What settings save, and a setting.
+    "docs/how-to/low-latency.md": {"80 ms", "45 ms", "200 ms", "5 ms"},
+}
+"""Figures in prose, each for its reason."""
 
 
 def test_the_progress_page_has_every_key() -> None:

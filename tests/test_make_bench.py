@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +45,27 @@ def test_a_failure_is_named_with_the_cut_end_of_what_it_said(
     assert why.startswith("some_job.py failed (3):")
     assert why.endswith("why")
     assert len(why) < 4000
+
+
+def test_small_results_are_not_kept_beside_full_ones(
+    make_bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_MACHINE", "laptop")
+    assert make_bench.results_folder() == make_bench.HERE / "results" / "laptop"
+    monkeypatch.setattr(make_bench, "size", lambda full, quick: quick)
+    assert make_bench.results_folder() == make_bench.HERE.parent / ".work" / "bench"
+
+
+@pytest.mark.parametrize(("quick", "told"), [("", "full 5"), ("1", "small 2")])
+def test_quick_is_told_to_every_benchmark_by_the_environment(quick: str, told: str) -> None:
+    code = "import sizes; print(sizes.size('full', 'small'), sizes.ROUNDS)"
+    environment = {"BENCH_QUICK": quick, "PATH": os.environ["PATH"]}
+    place = Path(__file__).parents[1] / "bench"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout.strip() == told
 
 
 def test_what_takes_too_long_is_ended_with_all_that_it_has_started(

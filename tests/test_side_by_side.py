@@ -10,9 +10,19 @@ from subprocess import PIPE, Popen
 
 import pytest
 import side_by_side
+from core_seconds import CoreSeconds
+from machine import machine_name
 from memory import PeakMemory, workers_with
-from sessions import Apart
-from side_by_side import Comparison, Done, compare, each_against_peer, report
+from sessions import Apart, Fresh
+from side_by_side import (
+    Comparison,
+    Done,
+    by_figure,
+    compare,
+    each_against_peer,
+    report,
+    report_table,
+)
 
 
 def contender(name: str, log: list[str], took: Iterable[float], rows: int) -> Callable[[], Done]:
@@ -123,6 +133,86 @@ def test_a_peak_is_seen_of_memory_that_is_gone_by_the_end() -> None:
     assert memory.peaks_mb["main"] > before + 200
 
 
+def test_each_figure_of_a_run_is_a_row_with_the_same_core_seconds() -> None:
+    def run(took: float) -> Callable[[], Done]:
+        return lambda: Done(took, {"rows": 7}, {"batch work": took, "whole run": 3 * took})
+
+    ways = {"peer": run(4.0), "slow": run(8.0), "fast": run(1.0)}
+    found = compare("a job", ways, rounds=2, warm_up=1)
+    slow, fast = each_against_peer(found)
+    rows = [*by_figure(slow), *by_figure(fast)]
+    assert [(row.job, row.figure, row.took) for row in rows] == [
+        ("a job, slow", "batch work", {"peer": [4.0] * 2, "slow": [8.0] * 2}),
+        ("a job, slow", "whole run", {"peer": [12.0] * 2, "slow": [24.0] * 2}),
+        ("a job, fast", "batch work", {"peer": [4.0] * 2, "fast": [1.0] * 2}),
+        ("a job, fast", "whole run", {"peer": [12.0] * 2, "fast": [3.0] * 2}),
+    ]
+    assert all(row.core_s.keys() == row.took.keys() for row in rows)
+    assert by_figure(Comparison("plain", {"peer": [1.0], "ours": [1.0]}))[0].figure == ""
+
+
+def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count() -> None:
+    spin = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    kinds = {"jvm": "org.apache.spark.deploy.SparkSubmit", "broker": "kafka.Kafka"}
+    with ExitStack() as open_:
+        with CoreSeconds() as spent:
+            for command in kinds.values():
+                run = [sys.executable, "-c", f"{spin}\nprint(flush=True); input()", command]
+                child = open_.enter_context(Popen(run, stdin=PIPE, stdout=PIPE))
+                open_.callback(child.kill)
+                assert child.stdout is not None
+                child.stdout.readline()
+            with Popen([sys.executable, "-c", spin]):
+                pass
+        with CoreSeconds() as idle:
+            pass
+    assert spent.by_kind.keys() == {"jvm", "broker", "python"}
+    assert min(spent.by_kind.values()) >= 0.3
+    assert sum(idle.by_kind.values()) < 0.3
+
+
+def test_a_fresh_contender_has_a_new_process_for_every_run() -> None:
+    with Fresh(pid_and_name, "x") as fresh:
+        found = [(fresh.pid, fresh().took) for _ in range(2)]
+    assert all(asked == was for asked, was in found)
+    assert found[0] != found[1]
+
+
+def pid_and_name(name: str) -> Done:
+    return Done(os.getpid(), {"name": name})
+
+
+def test_a_table_of_counts_is_kept_in_the_order_of_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(side_by_side, "_PLACE", tmp_path)
+    monkeypatch.setenv("BENCH_ROUNDS", "2")
+    report_table("bench/some_counts.py", [{"source": "spark", "lost": 3}])
+    kept = json.loads((tmp_path / "some_counts.json").read_text())
+    assert [list(row.items()) for row in kept["table"]] == [[("source", "spark"), ("lost", 3)]]
+    assert kept["command"].startswith("BENCH_ROUNDS=2 python bench/some_counts.py")
+    assert {"cpu", "machine", "java", "kafka", "spark-sql-kafka-0-10_2.13"} <= {*kept["versions"]}
+    assert capsys.readouterr().out == "source: spark, lost: 3\n"
+
+
+@pytest.mark.parametrize("name", ["Big Machine", "../elsewhere", "", "."])
+def test_a_machine_whose_name_is_not_of_a_folder_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BENCH_MACHINE", name)
+    with pytest.raises(SystemExit, match=f"BENCH_MACHINE is '{name}'; accepted: lower-case"):
+        machine_name()
+
+
+def test_a_machine_is_named_after_its_processor_unless_it_has_a_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("BENCH_MACHINE", raising=False)
+    assert machine_name().endswith(f"-{os.cpu_count()}-cores")
+    monkeypatch.setenv("BENCH_MACHINE", "laptop-1")
+    assert machine_name() == "laptop-1"
+
+
 @contextmanager
 def process(command: str, mapped: Path) -> Iterator[None]:
     """A process with `command` in its command line, and a file in its memory."""
@@ -146,10 +236,12 @@ def test_the_memory_of_workers_and_driver_is_told_apart_and_a_brokers_is_not_cou
         for command in commands:
             open_.enter_context(process(command, tmp_path / "some.so"))
         with PeakMemory() as memory:
-            while len(memory.peaks_mb) < 3:
+            while len(memory.peaks_mb) < 4:
                 pass
-    assert memory.peaks_mb.keys() == {"main", "worker", "driver"}
-    assert min(memory.peaks_mb.values()) > 1
+    peaks = memory.peaks_mb
+    assert peaks.keys() == {"main", "worker", "driver", "all"}
+    assert min(peaks.values()) > 1
+    assert peaks["all"] > peaks["main"] + min(peaks["worker"], peaks["driver"])
 
 
 def test_which_path_the_workers_have_read_by_is_seen_in_what_they_have_loaded(

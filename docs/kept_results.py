@@ -1,0 +1,144 @@
+"""Results of benchmarks, as they are kept in `bench/results/<machine>/<benchmark>.json`, as tables.
+
+Several machines may have measured the same job. A table shows the machine whose median was the
+worst, for each job: the least ratio where more is better, the greatest where less is.
+"""
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["RESULTS", "counts", "kept", "ratios", "worst_jobs"]
+
+RESULTS: Final = Path(__file__).parent.parent / "bench/results"
+_NOT_VERSIONS: Final = ("machine", "cpu", "cores", "memory GB", "date", "load")
+_KINDS: Final = {"jvm": "JVM", "python": "Python", "broker": "broker"}
+_WHOLE: Final = ("", "whole run")
+"""The figures of a job that its core seconds belong to: they are of the whole run."""
+
+Kept = Mapping[str, Any]
+
+
+def kept(benchmark: str, results: Path = RESULTS) -> dict[str, Kept]:
+    """Machine -> what a benchmark has measured there."""
+    found = sorted(results.glob(f"*/{benchmark}.json"))
+    return {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in found}
+
+
+def worst_jobs(machines: Mapping[str, Kept]) -> list[tuple[str, Kept]]:
+    """Each job of any machine, in its order, with the machine whose median ratio is the worst."""
+    found: dict[tuple[Any, ...], list[tuple[str, Kept]]] = {}
+    for machine, measured in machines.items():
+        for job in measured["jobs"]:
+            key = (job["job"], job["rows"], job.get("figure", ""))
+            found.setdefault(key, []).append((machine, job))
+    return [_worst(each) for each in found.values()]
+
+
+def _worst(measured: list[tuple[str, Kept]]) -> tuple[str, Kept]:
+    more_is_better = measured[0][1]["unit"] == "s"
+    choose = min if more_is_better else max
+    return choose(measured, key=lambda each: each[1]["ratio"]["median"])
+
+
+def ratios(benchmark: str, results: Path = RESULTS) -> str:
+    """The table of a benchmark's ratios, and below it what each machine has run."""
+    machines = kept(benchmark, results)
+    if not machines:
+        return _not_measured(benchmark)
+    rows = [_ratio_row(machine, job) for machine, job in worst_jobs(machines)]
+    return _table(rows, machines)
+
+
+def counts(benchmark: str, results: Path = RESULTS) -> str:
+    """The table of what a benchmark has counted, machine by machine."""
+    machines = kept(benchmark, results)
+    if not machines:
+        return _not_measured(benchmark)
+    rows = [
+        {**{name: _number(each) for name, each in row.items()}, "machine": machine}
+        for machine, measured in machines.items()
+        for row in measured["table"]
+    ]
+    return _table(rows, machines)
+
+
+def _not_measured(benchmark: str) -> str:
+    return f"*No machine has kept this yet: `python bench {benchmark}` measures it.*"
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
+    figures = {name: f"{job['ratio'][key]:.2f}" for name, key in _SPREAD.items()}
+    peer, *_, ours = job["took"]
+    row = {
+        "job": job["job"].strip(),
+        "rows": f"{job['rows']:,}" if job["rows"] else "",
+        "figure": job.get("figure", ""),
+        **figures,
+    }
+    for name, contender in (("peer", peer), ("ours", ours)):
+        is_whole = job.get("figure", "") in _WHOLE
+        row[f"core s, {name}"] = _cores(job, contender) if is_whole else ""
+        row[f"MB, {name}"] = _memory(job, contender) if is_whole else ""
+    return row | {"machine": machine}
+
+
+_SPREAD: Final = {"least": "min", "median": "median", "most": "max"}
+
+
+def _cores(job: Kept, contender: str) -> str:
+    """Core seconds of a run, for a million rows where it has rows, then by kind of process."""
+    rounds = job.get("core_s", {}).get(contender)
+    if not rounds:
+        return ""
+    per = 1e6 / job["rows"] if job["rows"] else 1.0
+
+    def middle(each: Iterable[float]) -> str:
+        return f"{per * statistics.median(each):.2f}"
+
+    kinds = [
+        f"{label} {middle(each.get(kind, 0.0) for each in rounds)}"
+        for kind, label in _KINDS.items()
+        if any(kind in each for each in rounds)
+    ]
+    return f"{middle(sum(each.values()) for each in rounds)} ({', '.join(kinds)})"
+
+
+def _memory(job: Kept, contender: str) -> str:
+    """The peak of all processes together; of an older result, of the largest of each kind."""
+    peaks = job.get("memory_mb", {}).get(contender, {})
+    if "all" in peaks:
+        return f"{peaks['all']:,.0f}"
+    return f"{sum(peaks.values()):,.0f}" if peaks else ""
+
+
+def _table(rows: list[dict[str, str]], machines: Mapping[str, Kept]) -> str:
+    """Columns that have something in any row; the machine only where there are several."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    shown = [
+        name
+        for name in names
+        if any(row.get(name) for row in rows) and (name != "machine" or len(machines) > 1)
+    ]
+    head = [f"| {' | '.join(shown)} |", f"| {' | '.join('---' for _ in shown)} |"]
+    body = [f"| {' | '.join(row.get(name, '') for name in shown)} |" for row in rows]
+    facts = [line for name, each in machines.items() for line in ("", *_facts(name, each))]
+    return "\n".join([*head, *body, *facts])
+
+
+def _facts(machine: str, measured: Kept) -> list[str]:
+    """The machine, the command, and the versions of all that took part."""
+    given = measured["versions"]
+    versions = ", ".join(
+        f"{name} {value}" for name, value in given.items() if name not in _NOT_VERSIONS
+    )
+    cores = f"{given['cores']} cores"
+    memory = f", {given['memory GB']} GB" if "memory GB" in given else ""
+    where = f"{machine}: {given['cpu']}, {cores}{memory}, {given['date']}"
+    return ["{.facts}", f"Run on {where} by `{measured['command']}` with {versions}."]

@@ -1,0 +1,81 @@
+"""Tables of what several machines have measured quote the worst, and say what was run where."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from kept_results import counts, kept, ratios, worst_jobs
+
+VERSIONS = {"cpu": "A CPU", "cores": 2, "date": "2026-11-23", "pyspark": "4.3.0"}
+
+
+def job(name: str, median: float, unit: str = "s", **more: Any) -> dict[str, Any]:
+    ratio = {"min": median - 0.25, "median": median, "max": median + 0.25}
+    took = {"spark": [1.0], "timestream": [1.0]}
+    return {"job": name, "rows": 2_000_000, "unit": unit, "ratio": ratio, "took": took, **more}
+
+
+def keep(place: Path, machine: str, **measured: Any) -> None:
+    (place / machine).mkdir()
+    text = json.dumps({"versions": VERSIONS, "command": "python bench/some.py", **measured})
+    (place / machine / "some.json").write_text(text)
+
+
+def test_worst_median_is_the_least_speed_and_the_greatest_time(tmp_path: Path) -> None:
+    keep(tmp_path, "a", jobs=[job("fast", 2.0), job("short", 0.5, "ms"), job("only here", 1.0)])
+    keep(tmp_path, "b", jobs=[job("fast", 1.5), job("short", 0.75, "ms")])
+    worst = worst_jobs(kept("some", tmp_path))
+    found = [(machine, each["job"], each["ratio"]["median"]) for machine, each in worst]
+    assert found == [("b", "fast", 1.5), ("b", "short", 0.75), ("a", "only here", 1.0)]
+
+
+def test_figures_and_sizes_of_a_job_are_rows_of_their_own(tmp_path: Path) -> None:
+    jobs = [job("read", 2.0, figure="batch work"), job("read", 1.0, figure="whole run")]
+    keep(tmp_path, "a", jobs=[*jobs, {**jobs[1], "rows": 4_000_000}])
+    rows = [line for line in ratios("some", tmp_path).splitlines() if line.startswith("| read")]
+    assert [row.split(" | ")[1:5] for row in rows] == [
+        ["2,000,000", "batch work", "1.75", "2.00"],
+        ["2,000,000", "whole run", "0.75", "1.00"],
+        ["4,000,000", "whole run", "0.75", "1.00"],
+    ]
+
+
+def test_core_seconds_are_of_the_whole_run_a_million_rows_by_kind(tmp_path: Path) -> None:
+    core_s = {"timestream": [{"jvm": 4.0, "python": 2.0}, {"jvm": 6.0, "broker": 1.0}]}
+    memory_mb = {"timestream": {"all": 1234.5, "worker": 99.0}, "spark": {"driver": 7.0}}
+    more = {"core_s": core_s, "memory_mb": memory_mb}
+    keep(tmp_path, "a", jobs=[job("x", 2.0, figure="whole run", **more), job("y", 2.0, **more)])
+    table = ratios("some", tmp_path)
+    cells = [" | 3.25 (JVM 2.50, Python 0.50, broker 0.25) | 1,234 |"] * 2
+    assert [line for line in table.splitlines() if all(map(line.endswith, cells))]
+    first, second = (line for line in table.splitlines() if "3.25 (JVM" in line)
+    assert first.startswith("| x | 2,000,000 | whole run |")
+    assert second.startswith("| y | 2,000,000 |  |")
+    keep(tmp_path, "b", jobs=[job("x", 1.0, figure="batch work", **more)])
+    assert "| b |" in ratios("some", tmp_path)
+    assert ratios("some", tmp_path).count("JVM") == 2
+
+
+def test_machines_are_described_below_with_their_command_and_versions(tmp_path: Path) -> None:
+    keep(tmp_path, "a", jobs=[job("x", 2.0)])
+    table = ratios("some", tmp_path)
+    assert table.endswith(
+        "Run on a: A CPU, 2 cores, 2026-11-23 by `python bench/some.py` with pyspark 4.3.0."
+    )
+    assert "machine" not in table.splitlines()[0]
+    keep(tmp_path, "b", jobs=[])
+    assert ratios("some", tmp_path).splitlines()[0].endswith("| machine |")
+
+
+def test_counts_are_shown_machine_by_machine(tmp_path: Path) -> None:
+    keep(tmp_path, "a", table=[{"source": "spark", "totals": 54_000, "share": 0.5}])
+    assert counts("some", tmp_path).splitlines()[:3] == [
+        "| source | totals | share |",
+        "| --- | --- | --- |",
+        "| spark | 54,000 | 0.5 |",
+    ]
+
+
+def test_what_nobody_has_measured_says_how_to(tmp_path: Path) -> None:
+    for table in (ratios("some", tmp_path), counts("some", tmp_path)):
+        assert table == "*No machine has kept this yet: `python bench some` measures it.*"
