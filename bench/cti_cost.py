@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from side_by_side import Comparison, Contender, Done, compare, report
+from side_by_side import Comparison, Contender, Done, by_figure, compare, report
 from streams import finish
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
@@ -116,7 +116,7 @@ def through_spark(frame: DataFrame) -> Done:
     batch = max(done.batches, key=lambda each: each.numInputRows)
     if not DEPARTED <= batch.numInputRows <= DEPARTED * 1.2:
         raise SystemExit(f"{batch.numInputRows} rows were read, not {DEPARTED}")
-    return Done(batch.durationMs["addBatch"] / 1000)
+    return Done(batch.durationMs["addBatch"] / 1000, figures=done.figures(batch))
 
 
 def measure() -> Iterator[Comparison]:
@@ -132,7 +132,8 @@ def measure() -> Iterator[Comparison]:
             return lambda: through_spark(read(spark, kafka, topic, on))
 
         through = {"off": run(False), "on": run(True)}
-        yield compare("flights' JSON, CTIs on/off: topic -> noop", through, DEPARTED)
+        job = "flights' JSON, CTIs on/off: topic -> noop"
+        yield from by_figure(compare(job, through, DEPARTED))
     spark.stop()
 
 

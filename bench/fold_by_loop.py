@@ -132,6 +132,7 @@ def fold_by_loop(
         writers=tuple(sorted(writers.items())),
         noted_us=instant_or_none(live.noted_us),
         record_us=record_seen_us,
+        first_us=state.first_us,
         begun=state.begun or begins,
         proposals=Proposals((later + 2) // 3, least_us[1:], later % 3 == 1),
         unreadable=marks.places[marks.marked & ~marks.readable],

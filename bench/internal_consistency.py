@@ -42,11 +42,11 @@ from broker import Broker, broker
 from pyspark.sql import DataFrame, Row, SparkSession
 from spark_session import local_spark
 
-LIVE: Final = size(600_000, 60_000)
-PACE: Final = size(1.0, 0.25)
+LIVE: Final = size(600_000, 40_000)
+PACE: Final = size(1.0, 0.15)
 """Seconds in which a second of transfers is reported."""
 
-BACKLOG: Final = size(10_000_000, 100_000)
+BACKLOG: Final = size(10_000_000, 50_000)
 BATCHES: Final = 8
 FIRST_LOOK_S: Final = 60
 LIVE_RUNS: Final = size(((5, 0), (10, 0), (10, 30)), ((10, 30),))

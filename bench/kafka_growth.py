@@ -18,7 +18,7 @@ from kafka_source import here, spark_source, timestream
 from memory import PeakMemory
 from peers import kafka_jars
 from sessions import Apart, path_taken
-from side_by_side import ROUNDS, Comparison, Done, compare, report
+from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, report
 from sizes import size
 from streams import finish, one_batch
 
@@ -30,6 +30,7 @@ IN_EACH = 5
 """Records in each of the many partitions."""
 
 GOAL_S = 3
+MEMORY_ROUNDS = size(5, 1)
 WAITS_LESS = {"kafka.fetch.max.wait.ms": "5"}
 """As ours by default. With Kafka's default every task waits half a second or more for what its
 consumer has asked for beyond the range: ten minutes for a batch over 1,000 partitions."""
@@ -108,14 +109,14 @@ def breadth(kafka: Broker, partitions: int, rounds: int) -> Comparison:
         return compare(job, contenders, rounds=rounds)
 
 
-def answers(size: argparse.Namespace) -> Iterator[Comparison]:
+def answers(given: argparse.Namespace) -> Iterator[Comparison]:
     """All of them, as they come."""
     kafka_jars()
     with broker(say=lambda _: None) as kafka:
-        yield breadth(kafka, size.partitions, size.rounds)
-        topics = {count: filled(kafka, count, PARTITIONS) for count in (size.small, size.large)}
-        yield speed(kafka, topics, size.rounds)
-        yield memory(kafka, topics[size.large], size.large, size.rounds)
+        yield from by_figure(breadth(kafka, given.partitions, given.rounds))
+        topics = {count: filled(kafka, count, PARTITIONS) for count in (given.small, given.large)}
+        yield speed(kafka, topics, given.rounds)
+        yield memory(kafka, topics[given.large], given.large, min(given.rounds, MEMORY_ROUNDS))
 
 
 if __name__ == "__main__":

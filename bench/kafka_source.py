@@ -15,7 +15,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -36,9 +36,12 @@ from broker import Broker, broker
 from spark_session import local_spark
 
 PARTITIONS = 4
-SIZES: Final = records((1_000_000, 4_000_000), (200_000,))
+SIZES: Final = records((1_000_000, 4_000_000), (100_000,))
 RECORDS: Final = SIZES[0]
-COLD_JOBS: Final = size(("Kafka -> noop", "Kafka -> JSON -> window"), ("Kafka -> noop",))
+EVERY_JOB: Final = ("Kafka -> noop", "Kafka -> JSON -> window")
+MORE_JOBS: Final = size(EVERY_JOB, EVERY_JOB[:1])
+"""Of Spark's defaults, and of cold sessions."""
+
 COLD_ROUNDS: Final = size(5, 1)
 
 JSON = "device long, reading double"
@@ -181,13 +184,18 @@ def fastest() -> list[str]:
 
 
 def warm(
-    kafka: Broker, topics: Mapping[int, str], settings: str, ways: list[str], label: str
+    kafka: Broker,
+    topics: Mapping[int, str],
+    settings: str,
+    ways: Iterable[str],
+    jobs: Iterable[str],
+    label: str = "",
 ) -> Iterator[Comparison]:
     """Every job and size in sessions that go on, as a row for each of our ways and figure."""
     with ExitStack() as open_:
         apart = {way: open_.enter_context(Apart(**WAYS[way][1])) for way in ways}
         for count, topic in topics.items():
-            for job in JOBS:
+            for job in jobs:
                 given = (settings, job, kafka.bootstrap, topic)
                 checks = {
                     way: functools.partial(each.call, check, way, *given)
@@ -203,7 +211,7 @@ def warm(
 
 def cold(kafka: Broker, topic: str, count: int) -> Iterator[Comparison]:
     """Each run in a session that has run nothing."""
-    for job in COLD_JOBS:
+    for job in MORE_JOBS:
         with ExitStack() as open_:
             runs = {
                 way: open_.enter_context(
@@ -221,9 +229,10 @@ def measure() -> Iterator[Comparison]:
     with broker(say=lambda _: None) as kafka:
         topics = {count: filled(kafka, count, PARTITIONS) for count in SIZES}
         every = [way for way in WAYS if way != "native" or load_gather() is not None]
-        yield from warm(kafka, topics, RECOMMENDED, every, "")
+        ways = size(every, fastest())
+        yield from warm(kafka, topics, RECOMMENDED, ways, EVERY_JOB)
         first = {RECORDS: topics[RECORDS]}
-        yield from warm(kafka, first, DEFAULT, fastest(), f", {DEFAULT}")
+        yield from warm(kafka, first, DEFAULT, fastest(), MORE_JOBS, f", {DEFAULT}")
         yield from cold(kafka, topics[RECORDS], RECORDS)
 
 

@@ -57,7 +57,7 @@ def random_fold(random: np.random.Generator) -> tuple[Any, ...]:
 def plain(effects: MarkEffects) -> list[Any]:
     """All of it, as values that can be compared."""
     columns = [*effects.proposals, effects.unreadable, *(effects.window or ())]
-    return [*effects[:4], *(column.tolist() for column in columns)]
+    return [*effects[:5], *(column.tolist() for column in columns)]
 
 
 def check_folds(cases: int = 2000) -> dict[str, int]:

@@ -29,7 +29,7 @@ from peers import avro_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sessions import Apart
-from side_by_side import ROUNDS, Comparison, Done, compare, pair, report
+from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, pair, report
 from sizes import size
 from streams import one_batch, summary
 
@@ -260,7 +260,7 @@ def measure(count: int = RECORDS) -> Iterator[Comparison]:
         cores = replace(found, took={way: each.call(spent) for way, each in apart.items()})
         pairs = {name: two for name, two in PAIRS.items() if set(two) <= set(WAYS)}
         for name, (peer, ours) in pairs.items():
-            yield pair(found, peer, ours, f", {name}")
+            yield from by_figure(pair(found, peer, ours, f", {name}"))
         for name, (peer, ours) in pairs.items():
             yield pair(cores, peer, ours, f", {name}, core s")
 

@@ -33,9 +33,10 @@ class Finished(NamedTuple):
         """All input rows, CTI rows included."""
         return sum(batch.numInputRows for batch in self.batches)
 
-    def seconds(self, phase: str) -> float:
-        """What all batches spent in a phase, such as `addBatch` or `triggerExecution`."""
-        return sum(batch.durationMs[phase] for batch in self.batches) / 1000
+    def figures(self, batch: Any) -> dict[str, float]:
+        """The seconds of the run's figures, given the batch with the data."""
+        work_s = batch.durationMs["addBatch"] / 1000
+        return {"batch work": work_s, "triggers": self.triggers_s, "whole run": self.run_s}
 
 
 def finish(frame: DataFrame) -> Finished:
@@ -61,13 +62,7 @@ def one_batch(frame: DataFrame, rows: int, extra: float = 0.0, phase: str = "add
     full = [batch for batch in done.batches if batch.numInputRows >= rows]
     if not rows <= done.rows <= rows * (1 + extra) or len(full) != 1:
         raise SystemExit(f"{done.rows} rows in {len(done.batches)} batches, not {rows} in one")
-    spent_s = {name: full[0].durationMs[name] / 1000 for name in (phase, "addBatch")}
-    figures = {
-        "batch work": spent_s["addBatch"],
-        "triggers": done.triggers_s,
-        "whole run": done.run_s,
-    }
-    return Done(spent_s[phase], {"rows": rows}, figures)
+    return Done(full[0].durationMs[phase] / 1000, {"rows": rows}, done.figures(full[0]))
 
 
 def summary(frame: DataFrame, sums: Mapping[str, str]) -> dict[str, Any]:
