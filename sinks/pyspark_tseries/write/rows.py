@@ -6,6 +6,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.connector.columns import split_cti_rows
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
@@ -220,22 +221,20 @@ def split_ctis(batch: pa.RecordBatch, plan: RowPlan) -> tuple[pa.RecordBatch, in
     Raises:
         UpdateFailed: a row with a CTI has something in another column.
     """
-    if plan.cti is None or batch[plan.cti].null_count == batch.num_rows:
+    if plan.cti is None:
         return batch, None
-    ctis = batch[plan.cti].cast(INSTANT).cast(pa.int64())
-    is_cti = ctis.is_valid()
-    for name in batch.schema.names:
-        row = pc.index(pc.and_(is_cti, batch[name].is_valid()), True).as_py()
-        if row >= 0 and name != plan.cti:
-            raise UpdateFailed(
-                f"the row with a CTI in column '{plan.cti}', {format_instant(ctis[row].as_py())}, "
-                f"has column '{name}' as well, which would be lost: such a row is not stored",
-                f"rows in which '{plan.cti}' alone is set, or is null",
-                f"if '{plan.cti}' has values of yours, rename it; else keep the others null: "
-                f"F.when(F.col('{plan.cti}').isNull(), ...).alias('{name}'). Nothing of the batch "
-                "is stored",
-            )
-    return batch.filter(pc.invert(is_cti)), pc.max(ctis).as_py()
+    rows, cti_us, misfit = split_cti_rows(batch, plan.cti)
+    if misfit is not None:
+        name, us = misfit
+        raise UpdateFailed(
+            f"the row with a CTI in column '{plan.cti}', {format_instant(us)}, has column "
+            f"'{name}' as well, which would be lost: such a row is not stored",
+            f"rows in which '{plan.cti}' alone is set, or is null",
+            f"if '{plan.cti}' has values of yours, rename it; else keep the others null: "
+            f"F.when(F.col('{plan.cti}').isNull(), ...).alias('{name}'). Nothing of the batch "
+            "is stored",
+        )
+    return rows, cti_us
 
 
 def stage_rows(batch: pa.RecordBatch, plan: RowPlan) -> pa.RecordBatch:

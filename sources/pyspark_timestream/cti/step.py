@@ -24,7 +24,7 @@ So the clock can be computed first, for the whole block, and the violations afte
   clocks (4.8), `fold_written_events` does so for the CTIs that each writer's events generate, and
   the partition itself generates none.
 - `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
-- `_spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
+- `spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
   with it, and `classify` applies the policy.
 
 A replay (7.7) has a span: `step` then folds no record after the one at which the CTI reaches the
@@ -76,6 +76,7 @@ __all__ = [
     "TimeRules",
     "Verdicts",
     "raise_cti",
+    "spread_ctis",
     "step",
 ]
 
@@ -179,7 +180,7 @@ def _fold(
         effects = fold_written_events(writer_rules, frequency, state, written)
         frequency = GeneratorRules(None, None, 0)
     generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
-    before = _spread_ctis(state, generated.index, generated.us, len(times))
+    before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
     verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
     future = _find_future(rules, events, times, well_formed & ~late)
@@ -258,10 +259,20 @@ def _find_future(
     return is_ahead
 
 
-def _spread_ctis(state: PartitionState, index: Instants, us: Instants, rows: int) -> Instants:
-    """The CTI in force before each record."""
+def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
+    """The CTI in force before each record.
+
+    Args:
+        cti_us: before the first record; None if there is none.
+        index: the records right after which CTIs take effect; -1 for before the first.
+        us: these CTIs, which rise.
+        rows: the number of records.
+
+    Returns:
+        An instant per record; NEVER where no CTI is in force.
+    """
     candidates = np.full(rows + 1, NEVER, dtype=np.int64)
-    candidates[0] = instant_or_sentinel(state.cti_us)
+    candidates[0] = instant_or_sentinel(cti_us)
     # Of several CTIs after one record the last, which is the greatest, is written last.
     candidates[index + 1] = us
     return np.maximum.accumulate(candidates)[:-1]

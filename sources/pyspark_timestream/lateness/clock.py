@@ -23,7 +23,7 @@ from pyspark_timestream.connector.columns import (
     instant_or_none,
     instant_or_sentinel,
 )
-from pyspark_timestream.cti.step import Events, Marks, PartitionState, TimeRules, step
+from pyspark_timestream.cti.step import Events, Marks, PartitionState, TimeRules, spread_ctis, step
 from pyspark_timestream.cti.violations import LATE, check_times
 from pyspark_timestream.lateness.waits import Waits
 
@@ -120,8 +120,9 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
     places = np.flatnonzero(late)
     most_late_us = clock.most_late_us
     if len(places):
-        in_force = _find_in_force(clock.state, verdicts.cti_index, verdicts.cti_us, places)
-        most_late_us = max(int((in_force - block.times[places]).max()), most_late_us or 0)
+        cti_us = clock.state.cti_us
+        in_force = spread_ctis(cti_us, verdicts.cti_index, verdicts.cti_us, len(late))
+        most_late_us = max(int((in_force[places] - block.times[places]).max()), most_late_us or 0)
     return replace(
         clock,
         state=state,
@@ -130,15 +131,6 @@ def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
         waiting=left,
         record_us=instant_or_none(block.record_us[-1]),
     )
-
-
-def _find_in_force(
-    state: PartitionState, index: Instants, us: Instants, places: Instants
-) -> Instants:
-    """Find the CTI in force before each of the records at `places`."""
-    known = np.concatenate(([instant_or_sentinel(state.cti_us)], us))
-    found: Instants = known[np.searchsorted(index, places)]
-    return found
 
 
 def _find_stamps(index: Instants, record_us: Instants, before_us: int) -> Instants:

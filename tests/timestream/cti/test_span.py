@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.cti.test_marks import stepped, topics
-from timestream.oracle import Event, Record, outcome, run
+from timestream.cti.test_writer_clocks import records as written
+from timestream.cti.test_writer_clocks import rules as writer_rules
+from timestream.cti.test_writer_clocks import stepped as stepped_writers
+from timestream.oracle import Event, Record, outcome, run, run_writers
 
 from pyspark_timestream.cti.step import Events, PartitionState, TimeRules, step
 
@@ -50,6 +53,38 @@ def test_a_replay_in_any_split_is_the_filtered_full_run(topic, lower, upper, dat
     out, state, _ = stepped(shape, policy, span, some, cuts)
     assert out == filtered(full, some, lower, upper)
     assert stepped(shape, policy, span, some)[1] == state
+
+
+def filtered_writers(how, some, lower, upper):
+    """The CTIs and the places left out of a replay, from the full run of writers' clocks."""
+    full, late, _ = run_writers(some, **how)
+    told, out, cti = [], set(late), None
+    for place in range(-1, len(some)):
+        time = some[place][1] if place >= 0 else None
+        has_ended = None not in (cti, upper) and cti >= upper
+        if time is not None and (
+            has_ended
+            or (lower is not None and time < lower)
+            or (upper is not None and time >= upper)
+        ):
+            out.add(place)
+        for at, us in full:
+            if at == place and (None in (cti, upper) or cti < upper):
+                cti = us if upper is None else min(us, upper)
+                told.append((place, cti))
+    return told, sorted(out), cti
+
+
+@given(writer_rules, st.lists(written, max_size=40), bounds, bounds,
+       st.lists(st.integers(0, 40), max_size=6))  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_a_replay_by_writers_clocks_in_any_split_is_the_filtered_full_run(
+    how, some, lower, upper, cuts
+):
+    span = {**how, "lower": lower, "upper": upper}
+    said, state = stepped_writers(span, some, [min(cut, len(some)) for cut in cuts])
+    assert said == filtered_writers(how, some, lower, upper)
+    assert stepped_writers(span, some)[1] == state
 
 
 @given(topics(), st.integers(0, 14))

@@ -39,7 +39,7 @@ def stepped(how, some, cuts=()):
     given_rules = TimeRules(
         "point", "drop", how.get("every"), how.get("span"), how.get("delay", 0),
         how.get("future"), how.get("writers", ()), how.get("timeout"),
-        writer_grace_us=how.get("grace"),
+        writer_grace_us=how.get("grace"), from_us=how.get("lower"), until_us=how.get("upper"),
     )  # fmt: skip
     state, ctis, late = PartitionState(), [], []
     for first, stop in itertools.pairwise([0, *sorted(cuts), len(some)]):

@@ -6,10 +6,10 @@ The columns are those of Spark's own Kafka sink but for `topic`, with `timestamp
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.connector.columns import split_cti_rows
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import SchemaRefused
@@ -116,25 +116,15 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
     """
     if CTI not in block.schema.names:
         return SplitRows(block, None)
-    ctis = block.column(CTI)
-    rows = block.drop_columns([CTI])
-    if ctis.null_count == len(ctis):
-        return SplitRows(rows, None)
-    is_cti = ctis.is_valid()
-    for name in rows.schema.names:
-        filled = pc.and_(is_cti, rows.column(name).is_valid())
-        if filled.true_count:
-            row = int(np.argmax(filled.to_numpy(zero_copy_only=False)))
-            raise SchemaRefused(
-                f"the row with cti {format_instant(_to_us(ctis)[row].as_py())} has column '{name}' "
-                "as well, and a CTI row has nothing but 'cti'",
-                next_step=f"keep it null: F.when(F.col('cti').isNull(), ...).alias('{name}')",
-            )
-    return SplitRows(rows.filter(pc.invert(is_cti)), pc.max(_to_us(ctis)).as_py())
-
-
-def _to_us(times: pa.Array) -> pa.Array:
-    return times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    rows, cti_us, misfit = split_cti_rows(block, CTI)
+    if misfit is not None:
+        name, us = misfit
+        raise SchemaRefused(
+            f"the row with cti {format_instant(us)} has column '{name}' as well, and a CTI row has "
+            "nothing but 'cti'",
+            next_step=f"keep it null: F.when(F.col('cti').isNull(), ...).alias('{name}')",
+        )
+    return SplitRows(rows.drop_columns([CTI]), cti_us)
 
 
 def build_messages(rows: pa.RecordBatch, header: str) -> list[dict[str, Any]]:
@@ -173,7 +163,7 @@ def _fill_partitions(partitions: pa.Array) -> pa.Array:
 
 def _to_ms(times: pa.Array) -> pa.Array:
     """Record timestamps: whole milliseconds, rounded down; null: the time of the write."""
-    us = _to_us(times)
+    us = times.cast(pa.timestamp("us", "UTC")).cast(pa.int64())
     least = pc.min(us).as_py()
     if least is not None and least < _MILLISECOND_US:
         raise SchemaRefused(

@@ -13,9 +13,12 @@ from pyspark_timestream.connector.instants import FINAL_US, format_instant
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.explain.mistakes import find_short_replays
+from pyspark_timestream.kafka.plan import aligned_reading
+from pyspark_timestream.kafka.plan.aligned_reading import read_max_skew
 from pyspark_timestream.kafka.plan.next_offset import (
     Observation,
     RunContext,
+    find_instants_ms,
     plan_first_offset,
     plan_next_offset,
 )
@@ -63,6 +66,7 @@ class Replay:
         run = RunContext(
             cap, bounded=bounded, new_start=not self.begun, until_us=until_us,
             final_cti=self.options.final_cti, idle_timeout_us=1,
+            max_skew=read_max_skew(self.options),
         )  # fmt: skip
         log_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
         if self.text is None:
@@ -85,7 +89,9 @@ class Replay:
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
             resting = {part for part in positions if positions[part] == log_ends[part]}
             since_us = {part: 0 for part in resting if part.number in self.quiet}
-            seen = Observation(now_us=1, since_us=since_us)
+            wanted_ms = find_instants_ms(previous, states, positions, ends, run)
+            index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
+            seen = Observation(now_us=1, since_us=since_us, time_index=index)
             planned = plan_next_offset(previous, states, positions, ends, run, seen)
             if planned is previous:
                 return False
@@ -96,6 +102,10 @@ class Replay:
                 self.rows += [(row["partition"], row["offset"]) for row in kept]
                 self.ctis += [us for us in micros(rows["cti"]) if us is not None]
         return True
+
+    def first_at(self, number, ms):
+        """As a broker's time index says."""
+        return next((n for n, each in enumerate(self.logs[number]) if each >= ms), None)
 
     def finish(self, **more):
         while self.batch(**more):
@@ -127,22 +137,26 @@ logs = st.lists(st.lists(st.integers(0, 30), max_size=16), min_size=1, max_size=
 
 
 @given(
-    logs, st.integers(0, 20), st.integers(1, 15), st.booleans(),
+    logs, st.integers(0, 20), st.integers(1, 15), st.booleans(), st.none() | st.integers(1, 12),
     st.lists(st.sampled_from(["", "1", "4", "restart"]), max_size=12),
 )  # fmt: skip
 @settings(max_examples=120, deadline=None)
 def test_a_replay_in_any_batches_has_the_rows_and_the_last_cti_of_its_span(
-    given_logs, lower, length, flag, steps
+    given_logs, lower, length, flag, skew, steps
 ):
     upper = lower + length
-    policy = {"violationPolicy": "flag"} if flag else {}
-    replay = Replay(given_logs, lower, upper, **policy)
-    for step in steps:
-        if step == "restart":
-            replay.begun = False
-        else:
-            replay.batch(cap=int(step) if step else None)
-    replay.finish()
+    more = {"violationPolicy": "flag"} if flag else {}
+    # Aligned reading (semantics 5.10) changes the batches alone.
+    more |= {} if skew is None else {"maxSkew": f"{skew} ms"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(aligned_reading, "MIN_READ", 1)
+        replay = Replay(given_logs, lower, upper, **more)
+        for step in steps:
+            if step == "restart":
+                replay.begun = False
+            else:
+                replay.batch(cap=int(step) if step else None)
+        replay.finish()
     assert sorted(replay.rows) == expected_rows(given_logs, lower, upper, flag)
     ends = [full(log)[1] for log in given_logs]
     least = None if None in ends else min(*ends, upper)
