@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -21,6 +23,10 @@ from pyspark.sql import SparkSession
 from schema_registry import serve_schema_registry
 
 from pyspark_timestream import BrokerUnreachable, OptionError, measure_lateness
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.lateness.ladder import LADDER_US
 
 pytestmark = pytest.mark.timeout(300)
@@ -221,3 +227,43 @@ def test_brokers_that_do_not_answer_are_named(options) -> None:
     given = options("rides", **{"kafka.bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(BrokerUnreachable, match=r"127\.0\.0\.1:1"):
         measure_lateness({**given, "kafkaConsumer.connectTimeoutMs": "2000"})
+
+
+def test_a_command_that_is_interrupted_ends_soon_with_one_line(options, tmp_path: Path) -> None:
+    given = ["--topic", "rides", "--bootstrap-servers", "127.0.0.1:1", "--cti-frequency", "1"]
+    command = [sys.executable, "-m", "pyspark_timestream", "lateness", *given]
+    with (tmp_path / "errors").open("w") as errors:
+        begun = subprocess.Popen(
+            [*command, "--start-time", "field:departed"], stdout=errors, stderr=errors,
+            # A process in the background ignores it otherwise, and so does what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+    try:
+        wait_for_client(begun.pid)
+        begun.send_signal(signal.SIGINT)
+        # It would look for the broker for half a minute.
+        assert begun.wait(20) == 130
+    finally:
+        begun.kill()
+        begun.wait()
+    assert (tmp_path / "errors").read_text() == "interrupted\n"
+
+
+def wait_for_client(pid: int) -> None:
+    """Return when the process has a thread of librdkafka."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        names = [each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/comm")]
+        if any(name.startswith("rdk:") for name in names):
+            return
+        time.sleep(0.05)
+    raise TimeoutError("no client within a minute")
+
+
+def test_a_read_that_is_left_behind_when_its_reader_closes_ends_in_silence(filled, options) -> None:
+    name = filled(rides(1_000, 1), 1)
+    reader = RangeReader(read_kafka_options({**options(name), "transport": "kafka"}), "left")
+    blocks = reader.read(Range(Partition(name, 0), 0, 5_000), ColumnSet(timestamps=True))
+    assert len(next(blocks).offsets) == 1_000
+    reader.close()
+    blocks.close()

@@ -1,8 +1,9 @@
 """The command line: `python -m pyspark_timestream` `demo`, `peek`, `lateness` and `explain`."""
 
 import argparse
+import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
@@ -12,9 +13,12 @@ from pyspark_timestream.peek import command as peek
 
 __all__ = ["main"]
 
+_INTERRUPTED: Final = 128 + signal.SIGINT
+"""The exit code of a command that was ended by Ctrl-C, as shells have it."""
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; return the exit code, 1 if it failed."""
+    """Run one command; return the exit code: 1 if it failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_timestream")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="a Kafka topic to try this package on")
@@ -34,10 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.command == "demo":
         return demo.main(given)
-    if given.command == "peek":
-        return peek.main(given)
-    if given.command == "lateness":
-        return lateness.main(given)
+    if given.command in ("peek", "lateness"):
+        try:
+            return peek.main(given) if given.command == "peek" else lateness.main(given)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return _INTERRUPTED
     try:
         spark = _start_spark() if given.state else None
         print(explain_checkpoint(given.checkpoint, spark))

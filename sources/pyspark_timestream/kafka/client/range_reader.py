@@ -80,7 +80,7 @@ class RangeReader:
         self._compression = get_compression_stats(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
         self._log = ClientLog(options.client)
-        self._is_connected = False
+        self._is_connected = self._is_closed = False
         self._next_commit_s = float("-inf")
         self._next_long_s = float("-inf")
         self._length_limit = sys.maxsize
@@ -127,8 +127,9 @@ class RangeReader:
                 else:
                     self._check_progress(span, position, time.monotonic() - since_s, trouble)
         except GeneratorExit:
-            # The partition's end was found before that of the range.
-            self._consumer.pause()
+            # The partition's end was found before that of the range, or something failed.
+            if not self._is_closed:
+                self._consumer.pause()
             raise
         # Records fetched past the range would only occupy memory until the next one.
         self._consumer.pause()
@@ -165,6 +166,7 @@ class RangeReader:
 
     def close(self) -> None:
         """Release the consumer."""
+        self._is_closed = True
         self._consumer.close()
         if self._spare is not None:
             self._spare.close()
