@@ -9,19 +9,42 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_process import free_port
-from process_session import ProcessSession
+from process_session import ProcessSession, members
 from spark_home import use_installed_pyspark
 
 READY_SECONDS = 90.0
 _DEPLOY = "org.apache.spark.deploy"
+_EXECUTOR = b"org.apache.spark.executor.CoarseGrainedExecutorBackend"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster: the master's URL, and the sessions of its workers."""
+
+    url: str
+    workers: list[ProcessSession]
+
+    def executors(self) -> list[int]:
+        """The processes of Java that run the tasks of jobs."""
+        found = [pid for worker in self.workers for pid in members(worker.id)]
+        return [pid for pid in found if _EXECUTOR in _command(pid)]
+
+
+def _command(pid: int) -> list[bytes]:
+    """Empty when the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 @contextmanager
-def cluster(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[str]:
-    """The master's URL of a cluster whose workers have registered; all of it ends with the block.
+def cluster(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[Cluster]:
+    """A cluster whose workers have registered; all of it ends with the block.
 
     Args:
         directory: Where logs and the workers' files go.
@@ -37,18 +60,20 @@ def cluster(directory: Path, workers: int = 2, cores: int = 1) -> Iterator[str]:
         _begin(running, directory / "master", "master.Master", arguments)
         # A worker that finds no master waits longer before its second try than a master starts.
         _wait_for_page(page)
-        for number in range(workers):
+        sessions = [
             _begin_worker(running, directory / f"worker-{number}", url, cores)
+            for number in range(workers)
+        ]
         _wait_for_page(page, alive=workers)
-        yield url
+        yield Cluster(url, sessions)
 
 
-def _begin_worker(running: ExitStack, directory: Path, url: str, cores: int) -> None:
+def _begin_worker(running: ExitStack, directory: Path, url: str, cores: int) -> ProcessSession:
     place = ["--host", "127.0.0.1", "--webui-port", str(free_port()), "-d", str(directory)]
-    _begin(running, directory, "worker.Worker", [*place, "-c", str(cores), "-m", "1g", url])
+    return _begin(running, directory, "worker.Worker", [*place, "-c", str(cores), "-m", "1g", url])
 
 
-def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str]) -> None:
+def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str]) -> ProcessSession:
     use_installed_pyspark()
     command = [
         str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"),
@@ -58,10 +83,12 @@ def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str])
     environment = {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": os.environ.get("JVM_FLAGS", ""),
         "PYSPARK_PYTHON": sys.executable,
     }
     session = ProcessSession.begin(command, log=directory / "log", env=environment)
     running.callback(session.end)
+    return session
 
 
 def _wait_for_page(port: int, alive: int = 0) -> None:
@@ -73,9 +100,9 @@ def _wait_for_page(port: int, alive: int = 0) -> None:
 
 
 def _alive_workers(port: int) -> int | None:
-    """None while the master does not answer."""
+    """None while the master does not answer, or answers with another page."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/", timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])
-    except OSError:
+    except (OSError, json.JSONDecodeError):
         return None

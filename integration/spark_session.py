@@ -34,6 +34,10 @@ def local_spark(
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        # A query without new data asks its source a hundred times a second otherwise.
+        "spark.sql.streaming.pollingDelay": "50ms",
+        # The driver has them from SPARK_SUBMIT_OPTS.
+        "spark.executor.extraJavaOptions": os.environ.get("JVM_FLAGS", ""),
     }
     given = {key.replace("_", "."): each for key, each in settings.items()}
     builder = SparkSession.builder.appName(name).master(master)

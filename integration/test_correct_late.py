@@ -1,65 +1,82 @@
-"""Late trips correct the windows of a job whose `ctiDelay` is too small, under kills."""
+"""Late flights correct the hours of a job whose `ctiDelay` is too small, under kills."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import correct_late_job as job
 import duckdb
-import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from broker import Broker, Record
+from broker import Broker
+from deltalake import DeltaTable
+from flights import produce_flights
+from flights_data import flights, judge_flights
 from harness import DeltaLog, InBatch, Job, run_killed
-from lengths import repetitions
+from lengths import choices, repetitions
 from pyspark.sql import SparkSession
 
-from pyspark_timestream.demo.trips import LAGGING, STATIONS, trips
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.verify import verify
 
 KILLS = repetitions(1, 4)
+FLIGHTS = choices([6_000], [None])[0]
+"""A week of them, or all of 2013."""
+
+AIRPORTS = ("EWR", "JFK", "LGA")
 
 
-@pytest.mark.timeout(600)
-def test_corrected_windows_equal_one_query_over_all_trips_under_kills(
+@pytest.mark.timeout(900)
+def test_corrected_hours_of_flights_equal_those_of_a_large_delay_under_kills(
     spark: SparkSession, broker: Broker, tmp_path: Path
 ) -> None:
-    # Harbour is hours behind, so almost all of its trips would be late.
-    found = [each for each in trips() if each.partition != LAGGING][::3]
-    topic = broker.create_topic(partitions=3)
-    broker.produce(topic, [Record(each.value, None, each.partition) for each in found])
-    store, checkpoint = tmp_path / "small", tmp_path / "corrections"
-    job.write_hours(job.read_trips(spark, broker.bootstrap, topic, "10 seconds"), store)
-    assert in_force(store) != computed(found)
+    topic = produce_flights(broker, count=FLIGHTS)
+    store, large, checkpoint = tmp_path / "small", tmp_path / "large", tmp_path / "corrections"
+    for place, delay in ((store, job.SMALL_DELAY), (large, job.LARGE_DELAY)):
+        rows = job.read_flights(spark, broker.bootstrap, topic, delay)
+        job.write_hours(rows, place).awaitTermination()
+    assert in_force(large) == expected_hours(FLIGHTS)
+    assert missing_flights(store, FLIGHTS) == late_flights(FLIGHTS) > 100
 
     log = DeltaLog(store, "tseries:late:")
-    point = InBatch(checkpoint, then=log.has_batch)
     arguments = [broker.bootstrap, topic, str(store), str(checkpoint)]
     killed = Job(Path(job.__file__), arguments, log=tmp_path / "log")
-    result = run_killed(killed, point, kills=KILLS, timeout=500)
+    result = run_killed(killed, InBatch(checkpoint, then=log.has_batch), kills=KILLS, timeout=800)
     assert (result.hits, result.exit_code) == (KILLS, 0)
-    assert in_force(store) == computed(found)
+    assert in_force(store) == in_force(large)
     assert verify(str(store)) == []
-    edits = TimeSeries.open(store).range_query().for_edits().select_from(STATIONS[0]).to_arrow()
+    edits = TimeSeries.open(store).range_query().for_edits().select_from(AIRPORTS[0]).to_arrow()
     authors = set(zip(edits["author"].to_pylist(), edits["reason"].to_pylist(), strict=True))
     assert ("correct_late", "late rows") in authors
     assert len(authors) == 2
 
 
 def in_force(store: Path) -> list[Any]:
-    """Rows of (series, hour, values) as queries of the store show them."""
+    """Rows of (airport, hour, values) as queries of the store show them."""
     query = TimeSeries.open(store).range_query()
     columns = ("series", "hour", *job.VALUES)
-    tables = [query.select_from(name).to_arrow().select(columns) for name in STATIONS]
-    return sorted(tuple(row.values()) for row in pa.concat_tables(tables).to_pylist())
+    tables = [query.select_from(name).to_arrow().select(columns) for name in AIRPORTS]
+    return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
 
 
-def computed(found: list[Any]) -> list[Any]:
-    """The same, in one query over all trips."""
-    rows = pa.Table.from_pylist([json.loads(each.value) for each in found])  # noqa: F841 DuckDB's
+def expected_hours(count: int | None) -> list[Any]:
+    """The same, in one query over all departures."""
+    departures = flights(count)  # noqa: F841 DuckDB's
     return duckdb.sql("""
-        SELECT station, date_trunc('hour', departed::TIMESTAMPTZ) AS hour, count(*),
-               sum(minutes::DECIMAL(20, 1))::DECIMAL(20, 1), max(minutes)::DECIMAL(20, 1)
-        FROM rows GROUP BY ALL ORDER BY ALL""").fetchall()
+        SELECT origin, time_bucket(INTERVAL 1 HOUR, make_timestamptz(departure_us)) AS hour,
+               count(*), sum(dep_delay)::DECIMAL(20, 1), max(dep_delay)::DECIMAL(20, 1)
+        FROM departures WHERE departure_us IS NOT NULL GROUP BY ALL ORDER BY ALL""").fetchall()
+
+
+def missing_flights(store: Path, count: int | None) -> int:
+    """The departures that the windows lack that were written first."""
+    stored = DeltaTable(store).to_pyarrow_table()
+    first = stored.filter(pc.not_equal(stored["author"], "correct_late"))["flights"].to_pylist()
+    return sum(hour[2] for hour in expected_hours(count)) - sum(first)
+
+
+def late_flights(count: int | None) -> int:
+    """The departures that come below their partition's CTI, by the plain rules."""
+    judged = judge_flights(flights(count), "20", job.SMALL_DELAY).values()
+    return sum(each.verdicts.count("late") for each in judged)

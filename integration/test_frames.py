@@ -10,13 +10,14 @@ import pytest
 from broker import Broker
 from harness import InBatch, Job, run_killed
 from kafka_query import Stream, ctis, event, seconds, times
+from lengths import repetitions
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, import_ctis, order_by_time
 from pyspark_timestream.errors import SchemaRefused
 
-ROWS = 200
+ROWS = repetitions(120, 200)
 
 
 @pytest.fixture
@@ -145,7 +146,7 @@ def test_kills_in_flight_neither_lose_nor_double_nor_disorder(
     store, checkpoint = tmp_path / "store", tmp_path / "ck"
     arguments = [broker.bootstrap, name, str(store), str(checkpoint)]
     job = Job(Path(order_job.__file__), arguments, log=tmp_path / "log")
-    killed = run_killed(job, InBatch(checkpoint, only=2), kills=1, timeout=400)
+    killed = run_killed(job, InBatch(checkpoint, only=1), kills=1, timeout=400)
     assert (killed.hits, killed.exit_code) == (1, 0)
     assert stored(spark, store) == expected(rows)
 

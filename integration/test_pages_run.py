@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 from documents import PASTED, ROOT, Block, blocks, pages, read
+from flights import flight_records
 from kafka_process import free_port
 from kafka_query import DAY_MS
 from payload_topics import PAYLOAD_TOPICS, serve_page_registry, write_descriptor_set
@@ -74,7 +75,7 @@ TOPICS = {
 # With the broker, not the module: a worker may come back to this module after others.
 @pytest.fixture(scope="session")
 def topics(broker: Broker) -> Broker:
-    for name, records in TOPICS.items():
+    for name, records in {**TOPICS, "flights": list(flight_records(6_000))}.items():
         broker.create_topic(name, 1 + max((each.partition or 0 for each in records), default=0))
         broker.produce(name, records)
     return broker

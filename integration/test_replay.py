@@ -12,6 +12,7 @@ from kafka_query import DAY_MS, Stream, ctis, event, seconds
 from lengths import FULL_LENGTH, repetitions
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from timestream.oracle import run_writers
 
 from pyspark_timestream import advance_time, await_end
 
@@ -127,6 +128,42 @@ def test_a_replay_that_is_killed_goes_on_to_the_same_rows_and_the_same_last_cti(
     assert (ctis(rows)[-1], ctis(expected)[-1]) == (MARCH[1], MARCH[1])
     assert min(ctis(rows)) >= MARCH[0]
     assert killed.report()["endOfStream"]
+
+
+def test_a_replay_by_writers_clocks_is_the_same_in_aligned_batches(stream) -> None:
+    """Each of two writers has a clock; that of the second one is a day ahead."""
+    chance = Random(17).random
+    told = [
+        (("ab"[n % 2]), hour * 3600 + n % 2 * DAY_S - int(chance() * DAY_S / 2) + DAY_S)
+        for n, hour in enumerate(range(0, 110 * 24, 3))
+    ]
+    records = [
+        event(second, partition, who=who)
+        for partition, count in ((0, 880), (1, 800))
+        for who, second in told[:count]
+    ]
+    first, end = MARCH
+    clock = {"ctiFrequency": "1", "ctiDelay": "6 hours"}
+    made = stream(
+        records, 2, **clock, writerFrom="field:who", writers="a,b",
+        startingCti=instant(first), endingCti=instant(end),
+    )  # fmt: skip
+    aligned = again(made, "aligned", maxSkew="3 days", maxOffsetsPerTrigger="300")
+    expected = []
+    for partition, count in ((0, 880), (1, 800)):
+        written = [(who, second, None) for who, second in told[:count]]
+        known, late, _ = run_writers(written, every=1, delay=DAY_S // 4, writers=("a", "b"))
+        stop = next(place for place, cti in known if cti >= end)
+        expected += [
+            (partition, place)
+            for place, (_, second, _) in enumerate(written[: stop + 1])
+            if place not in late and first <= second < end
+        ]
+    for run in (made, aligned):
+        rows = run.run()
+        assert places(rows) == expected != []
+        assert ctis(rows)[-1] == end
+        assert run.report()["endOfStream"]
 
 
 def test_a_batch_read_has_the_rows_of_the_replay_however_it_is_cut(trips) -> None:

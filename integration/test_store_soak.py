@@ -1,6 +1,6 @@
 """Four writers on one store, two Python clients and two Spark queries: nothing is lost or doubled.
 
-Twenty seconds of it are part of CI, ten minutes are `make soak-store`. Run as a script it is a
+Eight seconds of it are part of CI, ten minutes are `make soak-store`. Run as a script it is a
 writer: `client|query STORE PLACE NUMBER`; it writes until there is a file `stop` in PLACE.
 """
 
@@ -26,11 +26,11 @@ COLUMNS = {"writer": pa.string(), "number": pa.int64()}
 
 
 @pytest.mark.timeout(900)
-def test_four_writers_lose_and_double_nothing_in_twenty_seconds(
+def test_four_writers_lose_and_double_nothing_in_eight_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
-        soak(tmp_path, seconds=20)
+        soak(tmp_path, seconds=8)
 
 
 @pytest.mark.soak

@@ -5,22 +5,20 @@ import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from broker import Broker, Record
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import ResourcePatternType, ResourceType
 from harness import InBatch, Job, run_killed
 from kafka_query import DAY_MS, event, seconds
 from lengths import repetitions
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from writing import Mark, TopicJob, counted, passed_on
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.kafka.writer.ledger import MARKS, Place
-from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -80,26 +78,53 @@ def check_marks(made: TopicJob) -> None:
 
 
 def read_on(made: TopicJob, length: int) -> Counter:
-    """What the next job finds: coarser windows, released by the marks; a late row fails it."""
+    """What the next job finds in the end."""
     next_job = TopicJob(made.spark, made.broker, made.target, "", made.place / "next")
-    schema = "station string, n long, start_time timestamp, cti timestamp"
-    frame = next_job.load(
-        schema, ctiFrequency="", ctiHeader="cti", startTime="end",
-        violationPolicy="fail", writers="job",
-    )  # fmt: skip
-    # The end of a window is the first moment behind it.
-    data = frame.withColumn("start_time", F.expr("start_time - interval 1 microsecond"))
-    sums = advance_time(data).groupBy(F.window("start_time", f"{length} seconds"), "station")
     name = f"sums_{time.time_ns()}"
-    writer = sums.agg(F.sum("n").alias("n")).writeStream.format("memory").queryName(name)
+    writer = window_sums(next_job, length).writeStream.format("memory").queryName(name)
     writer.trigger(availableNow=True).start().awaitTermination()
-    rows = made.spark.table(name).collect()
-    return Counter((row.station, seconds(row.window.end), row.n) for row in rows)
+    return counts_of(made.spark.table(name))
+
+
+def window_sums(next_job: TopicJob, length: int, **options: str) -> DataFrame:
+    """Coarser windows, released by the marks; a late row fails their query."""
+    schema = "station string, n long, start_time timestamp, cti timestamp"
+    given = {
+        "ctiFrequency": "", "ctiHeader": "cti", "startTime": "end", "violationPolicy": "fail",
+        "writers": "job", **options,
+    }  # fmt: skip
+    # The end of a window is the first moment behind it.
+    data = next_job.load(schema, **given)
+    data = data.withColumn("start_time", F.expr("start_time - interval 1 microsecond"))
+    sums = advance_time(data).groupBy(F.window("start_time", f"{length} seconds"), "station")
+    return sums.agg(F.sum("n").alias("n"))
+
+
+def counts_of(sums: DataFrame) -> Counter:
+    return Counter({(row.station, seconds(row.window.end)): row.n for row in sums.collect()})
+
+
+@contextlib.contextmanager
+def coarser(made: TopicJob, length: int, writers: str) -> Iterator[Callable[[], Counter]]:
+    """The next job while others write; the function waits for what it has released by now."""
+    next_job = TopicJob(made.spark, made.broker, made.target, "", made.place / "next")
+    sums = window_sums(next_job, length, writers=writers, maxOffsetsPerTrigger="40")
+    name = f"sums_{time.time_ns()}"
+    query = sums.writeStream.format("memory").queryName(name).start()
+
+    def released() -> Counter:
+        query.processAllAvailable()
+        return counts_of(made.spark.table(name))
+
+    try:
+        yield released
+    finally:
+        query.stop()
 
 
 def forget_commits(made: TopicJob) -> None:
     """Let the last batch with rows come again, as after a kill before Spark noted it."""
-    with contextlib.closing(Progress(made)) as progress:
+    with contextlib.closing(made.progress()) as progress:
         batch = progress.last_batch_with_rows()
     for log, kept in (("offsets", batch), ("commits", batch - 1)):
         for each in (made.place / "checkpoint" / log).iterdir():
@@ -160,7 +185,61 @@ def test_windows_in_many_batches_are_never_below_a_mark_and_the_next_job_has_all
         marks = made.marks(partition)
         assert len(marks) > 2
         assert marks[-1] == Mark(FINAL, "job", True)
-    assert read_on(made, 30) == once(windows(records, 30))
+    assert read_on(made, 30) == windows(records, 30)
+
+
+def test_two_queries_that_write_one_topic_at_once_release_no_window_before_both(
+    job, broker, topic
+) -> None:
+    """The second one begins behind the first one's marks; each of their stages overlaps."""
+    left = job()
+    right = TopicJob(left.spark, broker, topic(), left.target, left.place / "right")
+    rides, tours, far = trips(120, seed=6), trips(120, seed=7), event(200, station="a")
+    with (
+        coarser(left, 30, "left,right") as released,
+        writing_live(left, "left") as mark_of_left,
+        writing_live(right, "right") as mark_of_right,
+    ):
+        broker.produce(left.source, rides[:80])
+        until(lambda: mark_of_left() > 60)
+        assert not released()
+        broker.produce(right.source, tours[:40])
+        until(lambda: mark_of_right() > 20)
+        assert not released()
+        broker.produce(left.source, [*rides[80:], far])
+        broker.produce(right.source, [*tours[40:], far])
+        until(lambda: min(mark_of_left(), mark_of_right()) > 130)
+        assert released() == windows([*rides, *tours], 30)
+    writers = [mark.writer for mark in left.marks()]
+    assert writers[0] == "left"
+    assert "left" in writers[writers.index("right") :]
+    # Alone, either one's marks would make rows of the other late.
+    with pytest.raises(AssertionError):
+        check_marks(left)
+
+
+@contextlib.contextmanager
+def writing_live(made: TopicJob, writer: str) -> Iterator[Callable[[], float]]:
+    """A query that writes what comes; the function gives its last mark."""
+    rows = counted(made.load(ctiDelay="10 seconds", maxOffsetsPerTrigger="40"))
+    query = made.write(rows, once=False, ctiFrom="watermark", writer=writer)
+
+    def last_mark() -> float:
+        assert query.isActive, query.exception()
+        marks = [mark.second for mark in made.marks() if mark.writer == writer]
+        return marks[-1] if marks else float("-inf")
+
+    try:
+        yield last_mark
+    finally:
+        query.stop()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.soak
@@ -204,12 +283,14 @@ def check_killed(made: TopicJob, records, point, kills: int, log: Path) -> None:
     assert made.marks()[-1] == Mark(FINAL, "job", True)
 
 
+# A chain of jobs is killed there on a cluster in CI.
+@pytest.mark.soak
 def test_a_job_that_is_killed_between_rows_and_marks_writes_each_result_once(
     job, tmp_path: Path
 ) -> None:
     records = trips(repetitions(130, 1200), seed=4)
     made = job(*records)
-    with contextlib.closing(Progress(made)) as progress:
+    with contextlib.closing(made.progress()) as progress:
         point = InBatch(made.place / "checkpoint", then=progress.is_half_written)
         check_killed(made, records, point, repetitions(1, 4), tmp_path / "job.log")
 
@@ -229,36 +310,3 @@ def test_a_job_that_is_killed_anywhere_in_batches_writes_each_result_once(
 
     point = InBatch(place, then=is_due)
     check_killed(made, records, point, repetitions(2, 4), tmp_path / "job.log")
-
-
-class Progress:
-    """Which batches a job has written, from the groups in which it notes them."""
-
-    def __init__(self, made: TopicJob) -> None:
-        self._made = made
-        self._readers: dict[int | str, Consumer] = {}
-
-    def is_half_written(self, batch: int) -> bool:
-        """True if rows of the batch are in the topic, and the mark is not."""
-        rows = max(self._next_batch(0), self._next_batch(1))
-        return rows == batch + 1 > self._next_batch(MARKS)
-
-    def last_batch_with_rows(self) -> int:
-        """The last batch of which a task has written rows."""
-        return max(self._next_batch(0), self._next_batch(1)) - 1
-
-    def _next_batch(self, name: int | str) -> int:
-        if name not in self._readers:
-            query = json.loads((self._made.place / "checkpoint/metadata").read_text())["id"]
-            options = KafkaWriteOptions(self._made.target, "job")
-            group = Place.of(options, query, name).group
-            # What a frozen job has pending must not hold the look back.
-            reader = self._made.broker.consumer(group_id=group, isolation_level="read_uncommitted")
-            self._readers[name] = reader
-        asked = [TopicPartition(self._made.target, 0)]
-        return int(self._readers[name].committed(asked, timeout=10)[0].offset)
-
-    def close(self) -> None:
-        """Close the connections."""
-        for each in self._readers.values():
-            each.close()

@@ -327,8 +327,8 @@ def test_complete_and_update_modes_are_refused(
 
 # -- kills ---------------------------------------------------------------------------------------
 
-BATCHES = repetitions(4, 6)
-SERIES = 1000
+BATCHES = repetitions(3, 6)
+SERIES = repetitions(200, 1000)
 
 
 def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
@@ -347,7 +347,7 @@ def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
     "shared", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["same series", "own series"]
 )
 def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, shared: bool) -> None:
-    """1,000 series each: the same ones without timestamps, or own ones, checked under `fail`."""
+    """Many series each: the same ones without timestamps, or own ones, checked under `fail`."""
     store, policy = tmp_path / "store", "adjust" if shared else "fail"
     jobs = []
     for query in range(2):

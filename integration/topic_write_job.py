@@ -6,7 +6,6 @@ row fails, so that Spark tries its task again.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType
 from spark_session import local_spark
-from writing import TopicJob, counted
+from writing import TopicJob, counted, fail_once
 
 
 def main() -> None:
@@ -25,19 +24,9 @@ def main() -> None:
     job = TopicJob(spark, broker, source, target, Path(place))
     limit = {"maxOffsetsPerTrigger": "60", "ctiDelay": "10 seconds", "finalCti": "true"}
     rows = counted(job.load(**limit))
-    failing = F.udf(_fail_once(str(Path(place) / "failed")), StringType())
+    failing = F.udf(fail_once('"second":60', Path(place) / "failed"), StringType())
     job.run(rows.withColumn("value", failing("value")), ctiFrom="watermark")
     spark.stop()
-
-
-def _fail_once(marker: str) -> Any:
-    def passed(value: str) -> str:
-        if '"second":60' in value and not os.path.exists(marker):
-            open(marker, "w").close()
-            raise OSError("the first attempt fails")
-        return value
-
-    return passed
 
 
 if __name__ == "__main__":

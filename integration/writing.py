@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from broker import Broker
+from confluent_kafka import Consumer, TopicPartition
 from kafka_query import DAY_MS
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,8 +18,56 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time
 from pyspark_timestream.connector.instants import FINAL_US, parse_instant
+from pyspark_timestream.kafka.writer.ledger import MARKS, Place
+from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 WINDOWS = "station string, start_time timestamp, cti timestamp"
+
+
+def fail_once(text: str, marker: Path) -> Callable[[str], str]:
+    """A function for rows that fails at the first value with `text` in it, and makes the marker."""
+    made = str(marker)
+
+    def passed(value: str) -> str:
+        if text in value and not os.path.exists(made):
+            open(made, "w").close()
+            raise OSError("the first attempt fails")
+        return value
+
+    return passed
+
+
+class WriteProgress:
+    """Which batches a query has written to a topic, from the groups in which it notes them."""
+
+    def __init__(self, broker: Broker, topic: str, checkpoint: Path, writer: str = "job") -> None:
+        self._broker, self._topic, self._checkpoint = broker, topic, checkpoint
+        self._options = KafkaWriteOptions(topic, writer)
+        self._readers: dict[int | str, Consumer] = {}
+
+    def is_half_written(self, batch: int) -> bool:
+        """True if rows of the batch are in the topic, and the mark is not."""
+        rows = max(self._next_batch(0), self._next_batch(1))
+        return rows == batch + 1 > self._next_batch(MARKS)
+
+    def last_batch_with_rows(self) -> int:
+        """The last batch of which a task has written rows."""
+        return max(self._next_batch(0), self._next_batch(1)) - 1
+
+    def _next_batch(self, name: int | str) -> int:
+        if name not in self._readers:
+            query = json.loads((self._checkpoint / "metadata").read_text())["id"]
+            group = Place.of(self._options, query, name).group
+            # What a frozen job has pending must not hold the look back.
+            reader = self._broker.consumer(group_id=group, isolation_level="read_uncommitted")
+            self._readers[name] = reader
+        asked = [TopicPartition(self._topic, 0)]
+        return int(self._readers[name].committed(asked, timeout=10)[0].offset)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for each in self._readers.values():
+            each.close()
 
 
 class Mark(NamedTuple):
@@ -72,6 +123,10 @@ class TopicJob:
         query = self.write(frame, **options)
         query.awaitTermination()
         return query
+
+    def progress(self) -> WriteProgress:
+        """The batches that are written so far."""
+        return WriteProgress(self.broker, self.target, self.place / "checkpoint")
 
     def marks(self, partition: int = 0) -> list[Mark]:
         """The marks of a partition, in order."""
