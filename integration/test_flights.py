@@ -66,7 +66,7 @@ def topics(broker: Broker, registry: SchemaRegistryStub) -> Topics:
 
 @pytest.fixture(scope="module")
 def topic(topics: Topics) -> str:
-    return topics("json")[0]
+    return topics("json", count=None)[0]
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ def rounded(hour: tuple) -> tuple:
 def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(
     ran, topics, encoding
 ) -> None:
-    topic, options = topics(encoding)
+    topic, options = topics(encoding, count=None)
     done = ran(topic, **options)
     assert sum(row[4] for row in done.rows) == 328_521
     assert (done.counters["dropped"], done.counters["malformed"]) == (0, 8_255)
