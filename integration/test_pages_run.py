@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from broker import Broker, Record
-from documents import PASTED, ROOT, Block, blocks, pages, read
+from documents import PASTED, ROOT, Block, blocks, check_comments, pages, read
 from flights import flight_records
 from kafka_process import free_port
 from kafka_query import DAY_MS
@@ -35,7 +35,8 @@ from pyspark_timestream.demo.trips import trips
 LATE_ROWS = "docs/how-to/late-rows.md"
 S3 = "docs/how-to/s3.md"
 MARKS = "docs/how-to/writers-marks.md"
-HAS_ITS_OWN_TEST = (LATE_ROWS, S3, MARKS)
+CONNECT = "docs/how-to/spark-connect.md"
+HAS_ITS_OWN_TEST = (LATE_ROWS, S3, MARKS, CONNECT)
 PRINTED = {"README.md": ["=> the stream has ended"]}
 """What a page prints of the records that only this test has, beside what the page itself says."""
 
@@ -148,15 +149,6 @@ class Reader:
         for name, own in here.items():
             text = text.replace(name, own)
         return text
-
-
-def check_comments(block: Block, printed: str) -> None:
-    """Each comment `# prints TEXT` of a block holds, in the order of the comments."""
-    for said in re.findall(r"# prints (.*)$", block.text, re.MULTILINE):
-        parts = [re.escape(part.strip()) for part in said.split("...")]
-        found = re.search(".*?".join(parts), printed, re.DOTALL)
-        assert found, f"'{said}' is not in: {printed}"
-        printed = printed[found.end() :]
 
 
 @pytest.fixture

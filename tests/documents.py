@@ -55,6 +55,15 @@ def blocks(page: str, language: str = "") -> list[Block]:
     return [block for block in every if language in ("", block.language)]
 
 
+def check_comments(block: Block, printed: str) -> None:
+    """Each comment `# prints TEXT` of a block holds, in the order of the comments."""
+    for said in re.findall(r"# prints (.*)$", block.text, re.MULTILINE):
+        parts = [re.escape(part.strip()) for part in said.split("...")]
+        found = re.search(".*?".join(parts), printed, re.DOTALL)
+        assert found, f"'{said}' is not in: {printed}"
+        printed = printed[found.end() :]
+
+
 def section(page: str, heading: str) -> str:
     """What stands under a heading, up to the next one of its level or above."""
     level = heading.partition(" ")[0]

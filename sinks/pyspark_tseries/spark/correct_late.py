@@ -29,6 +29,7 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.spark.corrections import REASON, Corrections, refuse_limit
 from pyspark_tseries.spark.late_windows import MERGES, ROWS, Merge, WindowStep, advance_windows
+from pyspark_tseries.spark.query_identity import QueryIdentity
 from pyspark_tseries.storage.durability import list_directories, sync
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import add_columns
@@ -84,7 +85,8 @@ def correct_late(
         storage_options: how to reach an object store.
 
     Returns:
-        The writer; give it a checkpoint and `start()` it.
+        The writer; give it a checkpoint and `start()` it. Over Spark Connect it has a `queryName`
+        by which batches find their query: set no other.
 
     Raises:
         NoSuchStore: there is no store.
@@ -122,19 +124,14 @@ def correct_late(
     windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
     results = [column.alias(name) for name, (column, _) in aggregates.items()]
 
+    identity = QueryIdentity.of(rows)
+
     def correct(batch: DataFrame, number: int) -> None:
         found = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
         taken = found.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
-        query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if not query:
-            raise UpdateFailed(
-                "Spark did not say which query it runs (sql.streaming.queryId)",
-                "a streaming query",
-                "start the writer that correct_late returns",
-            )
-        plan.correct(taken.toArrow(), query, number)
+        plan.correct(taken.toArrow(), identity.find_id(batch), number)
 
-    return rows.writeStream.foreachBatch(correct)
+    return identity.mark(rows.writeStream.foreachBatch(correct))
 
 
 def _check_columns(store: Store, start: str, results: list[str]) -> None:

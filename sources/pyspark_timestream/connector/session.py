@@ -3,12 +3,12 @@
 import os
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 
 from pyspark_timestream.connector.interpreter import (
     INTERPRETER_VARIABLES,
@@ -24,9 +24,13 @@ __all__ = [
     "Setting",
     "configure_spark",
     "explain_missing_format",
+    "is_connect_client",
     "spark_settings",
     "warn_of_interpreter",
 ]
+
+_SERVER_SCHEME: Final = "sc://"
+"""Of the URL of a Spark Connect server; another URL starts one in this process."""
 
 _GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
 """Set in the processes that spark-submit starts: their JVM runs already."""
@@ -102,25 +106,51 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
 
         spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
 
+    Where `builder` is for a Spark Connect server that runs already, only the settings of a session
+    (`spark.sql.*`) are made, and they go before the server's own; its interpreter is not checked.
+
     Raises:
         WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
     """
+    if _is_for_server(builder):
+        return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
     jvm = _get_running_jvm()
     if jvm is None:
         use_this_interpreter(os.environ)
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
         raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
-    given = getattr(builder, "_options", {})
     started = SparkConf() if jvm is not None else None
-    for setting in SETTINGS:
-        if setting.name not in given and not (started and started.contains(setting.name)):
+    return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
+
+
+def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:
+    """Give `builder` those of `settings` that it does not have."""
+    given = getattr(builder, "_options", {})
+    for setting in settings:
+        if setting.name not in given:
             builder = builder.config(setting.name, setting.value)
     return builder
 
 
+def _is_for_server(builder: SparkSession.Builder) -> bool:
+    """True if `builder` makes sessions of a Spark Connect server that runs already."""
+    given = getattr(builder, "_options", {})
+    url = given.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    has_channel = getattr(builder, "_channel_builder", None) is not None
+    return has_channel or str(url).startswith(_SERVER_SCHEME)
+
+
+def is_connect_client() -> bool:
+    """True if this process talks to a Spark Connect server, whose environment it does not know."""
+    url = os.environ.get("SPARK_REMOTE", "")
+    return (is_remote() or url.startswith(_SERVER_SCHEME)) and _get_running_jvm() is None
+
+
 def warn_of_interpreter(stacklevel: int) -> None:
     """Warn if Spark would not find these formats."""
+    if is_connect_client():
+        return
     jvm = _get_running_jvm()
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
@@ -135,6 +165,14 @@ def warn_of_interpreter(stacklevel: int) -> None:
 
 def explain_missing_format(name: str) -> str:
     """Explain why Spark has not found the format `name`, with the next step."""
+    if is_connect_client():
+        return compose_message(
+            f"format '{name}' was not found: it is looked up by the Spark Connect server, with the "
+            "Python that PYSPARK_PYTHON names there",
+            next_step="install pyspark-timestream there and on the workers, and start the server "
+            "again; the server's log says 'Skipping the lookup of Python Data Sources' if a "
+            "package called pyspark_* fails",
+        )
     jvm = _get_running_jvm()
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):

@@ -29,8 +29,9 @@ def explain_time(query: StreamingQuery) -> Explanation:
 
     Prints as text; a notebook shows a picture. Works on a running query, a stopped and a failed
     one. Everything is as of the start of the query's last batch. The past comes from the query's
-    recent progress and, where the checkpoint is a local directory, from its offset log. The rows of
-    state that wait for later CTIs are counted by operator.
+    recent progress and, where the checkpoint is a local directory, from its offset log, which a
+    client of Spark Connect does not reach. The rows of state that wait for later CTIs are counted
+    by operator.
 
     Raises:
         TypeError: `query` is something else, such as a DataFrame.
@@ -113,6 +114,11 @@ def _list_notes(query: StreamingQuery, has_streams: bool) -> Iterator[str]:
         yield f"the query has failed: {find_own_message(str(failure)) or 'why(query) says why'}"
     elif not query.isActive:
         yield "the query has stopped"
+    if not hasattr(query, "_jsq"):
+        yield (
+            "Spark Connect shows only the query's recent batches: `python -m pyspark_timestream "
+            "explain --checkpoint DIRECTORY`, run where the checkpoint is, knows all of them"
+        )
     if not has_streams:
         yield (
             "no Kafka stream of format 'timestream' has planned a batch yet: ask again when the "

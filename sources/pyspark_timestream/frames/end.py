@@ -5,7 +5,6 @@ The rules are semantics 11.12.
 
 import json
 import time
-from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.errors import compose_message
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
+from pyspark_timestream.frames.server_requests import ServerEndRequests
 from pyspark_timestream.frames.watermark import has_ended
 
 __all__ = ["end_stream"]
@@ -49,7 +49,7 @@ def end_stream(
                 f"query {query.id} does not run", "a running query", "call end_stream before stop()"
             )
         )
-    requests = EndRequests(_find_driver_directory())
+    requests = _open_requests(query)
     streams = _find_streams(query, deadline_s, poll_seconds)
     try:
         while query.isActive and not _has_final_end(query):
@@ -151,16 +151,10 @@ def _time_out(what: str) -> TimeoutError:
     )
 
 
-def _find_driver_directory() -> Path:
-    context = SparkContext._active_spark_context
-    jvm = None if context is None else context._jvm
-    if jvm is None:
-        raise ValueError(
-            compose_message(
-                "this program does not run beside Spark's driver (Spark Connect)",
-                "a program that starts Spark's driver itself",
-                "call end_stream there, or restart the query with trigger(availableNow=True) and "
-                "option 'finalCti' = 'true'",
-            )
-        )
-    return find_directory(jvm.java.lang.System.getenv)
+def _open_requests(query: Any) -> EndRequests | ServerEndRequests:
+    """The place beside Spark's driver where the query's readers look."""
+    if hasattr(query, "_jsq"):
+        jvm: Any = SparkContext._jvm
+        return EndRequests(find_directory(jvm.java.lang.System.getenv))
+    # A query of Spark Connect, whose driver may be on another machine.
+    return ServerEndRequests(query._session)

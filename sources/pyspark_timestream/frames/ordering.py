@@ -20,13 +20,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.frames.watermark import advance_time
+from pyspark_timestream.frames.watermark import advance_time, read_schema
 
 __all__ = ["ARRIVAL", "add_arrival", "order_by_time", "sort_by_time"]
 
 ARRIVAL: Final = ("__batch", "__task", "__row")
 """The columns, of 64-bit integers, that hold a row's arrival; they sort in this order."""
 _WAITING_COLUMN: Final = "__waiting"
+_BATCH_TIME: Final = "__batch_time"
+"""The column with the time of a row's batch, the same in every row of the batch and its replays."""
 
 
 def order_by_time(
@@ -57,8 +59,12 @@ def order_by_time(
     rows = advance_time(df, event_time, releases="rows")
     rows = rows.where(F.col(_quoted(event_time)).isNotNull() & (F.spark_partition_id() >= 0))
     wanted = rows.schema
+    if df.isStreaming:
+        rows = rows.withColumn(_BATCH_TIME, F.current_timestamp())
     arrivals = [StructField(name, LongType(), False) for name in ARRIVAL]
-    arrived = rows.mapInArrow(_add_arrival, StructType([*wanted.fields, *arrivals]))
+    arrived = rows.mapInArrow(
+        partial(_add_arrival, is_stream=df.isStreaming), StructType([*wanted.fields, *arrivals])
+    )
     kept = [name for name in arrived.columns if name not in (*keys, event_time)]
     waiting = F.collect_list(F.struct(*[F.col(_quoted(name)) for name in kept]))
     groups = [F.col(_quoted(name)) for name in dict.fromkeys((*keys, event_time))]
@@ -70,10 +76,11 @@ def order_by_time(
     return together.mapInArrow(partial(_sort_by_time, event_time=event_time), wanted)
 
 
-def _add_arrival(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _add_arrival(batches: Iterable[pa.RecordBatch], is_stream: bool) -> Iterator[pa.RecordBatch]:
     context: Any = TaskContext.get()
-    batch_id = int(context.getLocalProperty("streaming.sql.batchId") or 0)
-    return add_arrival(batches, batch_id, context.partitionId())
+    number = context.getLocalProperty("streaming.sql.batchId")
+    batch_id = None if number is None and is_stream else int(number or 0)
+    return add_arrival(batches, batch_id, context.partitionId(), has_time=is_stream)
 
 
 def _sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:
@@ -81,7 +88,7 @@ def _sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterato
 
 
 def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
-    data = [name for name in df.columns if name not in ("cti", event_time)]
+    data = [name for name in read_schema(df).names if name not in ("cti", event_time)]
     for name in keys:
         if name not in data:
             raise SchemaRefused(
@@ -96,7 +103,7 @@ def _check_columns(df: DataFrame, keys: Sequence[str], event_time: str) -> None:
             "for an order over all rows add a constant column, and order by that: one task then "
             "sorts everything",
         )
-    for name in (*ARRIVAL, _WAITING_COLUMN):
+    for name in (*ARRIVAL, _WAITING_COLUMN, _BATCH_TIME):
         if name in df.columns:
             raise SchemaRefused(
                 f"column '{name}' has a name that order_by_time uses itself",
@@ -110,20 +117,35 @@ def _quoted(name: str) -> str:
 
 
 def add_arrival(
-    batches: Iterable[pa.RecordBatch], batch_id: int, task: int
+    batches: Iterable[pa.RecordBatch], batch_id: int | None, task: int, *, has_time: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one task, in the same order, each with its arrival as last columns."""
+    """The rows of one task, in the same order, each with its arrival as last columns.
+
+    Args:
+        batches: the rows.
+        batch_id: the number of their batch; None: not known, and its time counts instead. Spark
+            tells no number where rows are computed in another thread than the query's own, as in
+            `foreachBatch` of Spark Connect.
+        task: the number of their task.
+        has_time: the last column is the time of the batch, and is left out.
+    """
     first = 0
     for batch in batches:
         count = batch.num_rows
+        columns, fields = list(batch.columns), list(batch.schema)
+        number = batch_id
+        if has_time:
+            time = columns.pop().cast(pa.int64())
+            del fields[-1]
+            number = time[0].as_py() if number is None and count else number
         numbers = (
-            pa.repeat(pa.scalar(batch_id, pa.int64()), count),
+            pa.repeat(pa.scalar(number or 0, pa.int64()), count),
             pa.repeat(pa.scalar(task, pa.int64()), count),
             pa.array(np.arange(first, first + count)),
         )
         first += count
-        fields = [*batch.schema, *(pa.field(name, pa.int64()) for name in ARRIVAL)]
-        yield pa.RecordBatch.from_arrays([*batch.columns, *numbers], schema=pa.schema(fields))
+        fields += [pa.field(name, pa.int64()) for name in ARRIVAL]
+        yield pa.RecordBatch.from_arrays([*columns, *numbers], schema=pa.schema(fields))
 
 
 def sort_by_time(batches: Iterable[pa.RecordBatch], event_time: str) -> Iterator[pa.RecordBatch]:

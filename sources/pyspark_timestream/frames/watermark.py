@@ -11,10 +11,11 @@ import json
 import time
 from typing import Any, Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import LongType, TimestampType
+from pyspark.sql.types import LongType, StructType, TimestampType
 
 from pyspark_timestream.connector.instants import (
     FINAL_US,
@@ -34,6 +35,8 @@ _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _RELEASE_MODES: Final = ("windows", "rows")
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
 """The columns of transport `time`, and of Spark's own `rate` source."""
+_IN_PIPELINE_FUNCTION: Final = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
+"""Spark's condition for a question about a DataFrame in a function of a declarative pipeline."""
 
 
 def advance_time(
@@ -94,7 +97,7 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
     Raises:
         SchemaRefused: `fast` has no CTIs, or a `cti` column is not a timestamp.
     """
-    if "cti" in slow.columns:
+    if "cti" in read_schema(slow).names:
         check_timestamp(slow, "cti")
         slow = slow.where(F.col("cti").isNull())
     else:
@@ -104,7 +107,7 @@ def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:
 
 def _extract_ctis(fast: DataFrame) -> DataFrame:
     """The CTIs of `fast` as a stream of that one column."""
-    if [(field.name, field.dataType) for field in fast.schema.fields] == _TICK_COLUMNS:
+    if [(field.name, field.dataType) for field in read_schema(fast).fields] == _TICK_COLUMNS:
         return fast.select(F.col("timestamp").alias("cti"))
     if "cti" not in fast.columns:
         raise SchemaRefused(
@@ -153,8 +156,26 @@ def _parse_report(latest_offset: Any) -> dict[str, Any]:
     return report if isinstance(report, dict) else {}
 
 
+def read_schema(df: DataFrame) -> StructType:
+    """The columns of `df`; call it before anything else that Spark Connect asks its server about.
+
+    Raises:
+        SchemaRefused: a function of a declarative pipeline asks, which Spark forbids.
+    """
+    try:
+        return df.schema
+    except AnalysisException as error:
+        if error.getCondition() != _IN_PIPELINE_FUNCTION:
+            raise
+        raise SchemaRefused(
+            "a function of a pipeline may not ask which columns a DataFrame has, as this one does",
+            "a DataFrame that is built outside of such functions",
+            "build it at the top of the file, and let the pipeline's function return it",
+        ) from None
+
+
 def check_times(df: DataFrame, event_time: str) -> None:
-    types = {field.name: field.dataType for field in df.schema.fields}
+    types = {field.name: field.dataType for field in read_schema(df).fields}
     if "cti" not in types:
         raise SchemaRefused(
             "the DataFrame has no column 'cti', so nothing would drive its time",

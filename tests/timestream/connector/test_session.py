@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_timestream
-from pyspark_timestream import configure_spark, spark_settings
+from pyspark_timestream import configure_spark, spark_settings, why
 from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
 from pyspark_timestream.errors import WrongInterpreter
 
@@ -55,6 +55,42 @@ def test_session_with_a_foreign_interpreter_is_refused(monkeypatch: pytest.Monke
         refused.value
     )
     assert f"leave PYSPARK_DRIVER_PYTHON unset, or set it to {sys.executable}" in str(refused.value)
+
+
+URL = "sc://server:15002"
+OF_A_SESSION = {"spark.sql.shuffle.partitions", "spark.sql.session.timeZone"}
+
+
+@pytest.fixture
+def foreign_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose own Python could not run the formats."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
+
+
+@pytest.mark.usefixtures("foreign_client")
+def test_a_client_of_a_server_sets_its_session_and_checks_no_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    configured = options(configure_spark(SparkSession.builder.remote(URL)))
+    assert set(configured) == {"spark.remote", *OF_A_SESSION}
+    given = SparkSession.builder.remote(URL).config("spark.sql.shuffle.partitions", "64")
+    assert options(configure_spark(given))["spark.sql.shuffle.partitions"] == "64"
+    monkeypatch.setenv("SPARK_REMOTE", URL)
+    assert set(options(configure_spark(SparkSession.builder))) == OF_A_SESSION
+    with pytest.raises(WrongInterpreter):
+        configure_spark(SparkSession.builder.remote("local[2]"))
+
+
+@pytest.mark.usefixtures("foreign_client")
+def test_a_format_that_a_server_does_not_find_is_to_be_installed_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SPARK_REMOTE", URL)
+    why(ValueError("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: tseries. Make sure"))
+    said = capsys.readouterr().out
+    assert "format 'tseries' was not found: it is looked up by the Spark Connect server" in said
+    assert "next step: install pyspark-timestream there" in said
+    assert "/nowhere/python" not in said
 
 
 def import_in_a_new_process(statement: str, path: str, **environment: str) -> str:
@@ -104,3 +140,8 @@ def test_import_of_a_helper_warns_of_nothing_where_the_interpreter_is_right() ->
             assert pyspark_timestream.advance_time
     statement = "from pyspark_timestream import advance_time"
     assert import_in_a_new_process(statement, "", PYSPARK_PYTHON=sys.executable) == ""
+
+
+def test_import_of_a_helper_by_a_client_of_a_server_warns_of_nothing(foreign_path: str) -> None:
+    statement = "from pyspark_timestream import advance_time"
+    assert import_in_a_new_process(statement, foreign_path, SPARK_REMOTE=URL) == ""

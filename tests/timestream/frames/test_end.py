@@ -11,6 +11,7 @@ from timestream.builders import options
 from pyspark_timestream import end_stream
 from pyspark_timestream.frames import end
 from pyspark_timestream.frames.end_requests import EndRequests
+from pyspark_timestream.frames.server_requests import EndRequestSource
 
 STREAM = "0123456789abcdef" * 2
 
@@ -58,7 +59,7 @@ RUNS, CLOSED, FINAL = (False, False), (True, False), (True, True)
 @pytest.fixture(autouse=True)
 def directory(monkeypatch, tmp_path):
     """No driver of Spark tells which directory its readers look at."""
-    monkeypatch.setattr(end, "_find_driver_directory", lambda: tmp_path)
+    monkeypatch.setattr(end, "_open_requests", lambda query: EndRequests(tmp_path))
     return tmp_path
 
 
@@ -99,3 +100,16 @@ def test_a_sink_that_never_takes_the_last_rows_is_waited_for_no_longer(directory
 def test_a_stream_with_ctis_is_known_by_its_settings(raw):
     given = options(**raw)
     assert bool(given.settings().keys() & end._CTI_SOURCES) == given.has_ctis
+
+
+def test_a_server_makes_and_withdraws_requests_where_its_readers_look(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    make, withdraw = ({"act": act, "stream": STREAM} for act in ("make", "withdraw"))
+    for _ in range(2):
+        assert EndRequestSource(make).schema().names == ["stream"]
+    assert EndRequests(tmp_path).take(STREAM, True)
+    for _ in range(2):
+        EndRequestSource(withdraw).schema()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="is not the id of a stream"):
+        EndRequestSource({"act": "make", "stream": "../x"}).schema()

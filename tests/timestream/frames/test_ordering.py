@@ -25,6 +25,12 @@ def batch(rows: list[tuple[int, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns, schema=SCHEMA)
 
 
+def with_time(rows: pa.RecordBatch, batch_id: int) -> pa.RecordBatch:
+    """The same with the time of their batch."""
+    times = pa.array([EPOCH + timedelta(milliseconds=batch_id)] * rows.num_rows, SCHEMA[0].type)
+    return rows.append_column("time", times)
+
+
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[list[list[list[int]]]]:
     """Seconds, by batch, task and Arrow batch."""
@@ -33,8 +39,10 @@ def arrivals(draw: st.DrawFn) -> list[list[list[list[int]]]]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(arrivals(), st.randoms(use_true_random=False))
-def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(came, random) -> None:
+@given(arrivals(), st.booleans(), st.randoms(use_true_random=False))
+def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(
+    came, knows_number, random
+) -> None:
     numbered, expected = [], []
     for batch_id, tasks in enumerate(came):
         for task, blocks in enumerate(tasks):
@@ -43,7 +51,10 @@ def test_whatever_the_state_hands_over_leaves_by_time_and_then_by_arrival(came, 
                 rows = [(second, len(expected) + n) for n, second in enumerate(block)]
                 expected += rows
                 parts.append(batch(rows))
-            numbered += list(add_arrival(parts, batch_id, task))
+            if not knows_number:
+                parts = [with_time(part, batch_id) for part in parts]
+            number = batch_id if knows_number else None
+            numbered += list(add_arrival(parts, number, task, has_time=not knows_number))
     handed = [one.slice(n, 1) for one in numbered for n in range(one.num_rows)]
     random.shuffle(handed)
     left = list(sort_by_time(handed, "t"))
@@ -58,6 +69,12 @@ def test_arrivals_number_the_rows_of_a_task_through_its_blocks() -> None:
     rows = pa.Table.from_batches(blocks).select(list(ARRIVAL)).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(7, 3, 0), (7, 3, 1), (7, 3, 2)]
     assert [block.num_rows for block in blocks] == [2, 0, 1]
+
+
+def test_arrivals_have_the_number_of_a_batch_rather_than_its_time() -> None:
+    (block,) = add_arrival([with_time(batch([(9, 0)]), 4)], 7, 3, has_time=True)
+    assert block.schema.names == [*SCHEMA.names, *ARRIVAL]
+    assert block[ARRIVAL[0]].to_pylist() == [7]
 
 
 def test_nothing_released_is_nothing() -> None:
