@@ -10,7 +10,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.explain.history import Batch, build_histories, read_log_entry
+from pyspark_timestream.explain.history import (
+    Batch,
+    build_histories,
+    drop_skipped,
+    read_log_entry,
+)
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
 from pyspark_timestream.explain.waiting_state import read_state_store
@@ -46,7 +51,7 @@ def explain_checkpoint(location: str, spark: Any = None) -> Explanation:
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
-    """The batches of the checkpoint `root` by number, and notes on unreadable files.
+    """The batches of the checkpoint `root` by number, and notes on what was left out.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
@@ -70,7 +75,12 @@ def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
         raise CheckpointUnreadable(
             f"nothing in '{root}' can be explained: {reason}", next_step=_NEXT_STEP
         )
-    return batches, notes
+    kept = drop_skipped(batches)
+    notes += [
+        f"batch {number} was never finished: a forced repartition of the state skipped it"
+        for number in batches.keys() - kept.keys()
+    ]
+    return kept, notes
 
 
 def _get_number(file: Path) -> int:

@@ -7,6 +7,7 @@ those into one history per stream.
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,6 +29,7 @@ __all__ = [
     "count_remaining",
     "describe_advance",
     "describe_waiting",
+    "drop_skipped",
     "find_blocking_partitions",
     "find_silent_writers",
     "find_unchanged_since",
@@ -35,9 +37,13 @@ __all__ = [
     "read_progress",
 ]
 
-LOG_VERSION: Final = "v1"
-"""The first line of each file of Spark's offset log that this code can read."""
+LOG_VERSIONS: Final = ("v1", "v2")
+"""First lines of the files of Spark's offset log that this code can read.
 
+Version 2 is that of named sources: each offset has the source's name, or its number, before it.
+"""
+
+_SOURCE_NAME: Final = re.compile(r"\w+", re.ASCII)
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
 
@@ -76,22 +82,58 @@ History = tuple[BatchRecord, ...]
 
 
 def read_log_entry(text: str) -> Batch:
-    """The batch in a file of Spark's offset log.
+    """The batch in a file of Spark's offset log, of version 1 or 2.
 
     Raises:
         ValueError: the text is half-written, or not an offset log.
     """
     lines = text.splitlines()
-    if not lines or lines[0].strip() != LOG_VERSION:
-        found = repr(lines[0].strip()[:20]) if lines else "nothing"
-        raise ValueError(f"it begins with {found} and not with {LOG_VERSION!r}")
+    version = lines[0].strip() if lines else ""
+    if version not in LOG_VERSIONS:
+        found = repr(version[:20]) if version else "nothing"
+        raise ValueError(f"it begins with {found} and not with {' or '.join(LOG_VERSIONS)}")
     if len(lines) < 3:
         raise ValueError("it ends before the first source's offset")
     metadata = json.loads(lines[1])
     if not isinstance(metadata, dict) or not isinstance(metadata.get("batchTimestampMs"), int):
         raise ValueError("its second line has no batchTimestampMs")
-    offsets = tuple(None if line.strip() == "-" else json.loads(line) for line in lines[2:])
+    texts = lines[2:] if version == "v1" else _strip_source_names(lines[2:])
+    offsets = tuple(None if text.strip() == "-" else json.loads(text) for text in texts)
     return Batch(metadata["batchTimestampMs"] * 1000, offsets)
+
+
+def _strip_source_names(lines: Iterable[str]) -> list[str]:
+    """The offsets of `NAME:OFFSET` lines; those of sources without names in the order of sources.
+
+    Spark keeps them in a map, whose order is the sources' for up to four.
+    """
+    parts = [line.partition(":") for line in lines]
+    for name, colon, _ in parts:
+        if not colon or not _SOURCE_NAME.fullmatch(name):
+            raise ValueError(f"a line begins with {name[:20]!r} and not with a source's name")
+    if all(name.isdecimal() for name, _, _ in parts):
+        parts.sort(key=lambda part: int(part[0]))
+    return [offset for _, _, offset in parts]
+
+
+def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
+    """The batches of a checkpoint without those that its query will never finish.
+
+    A forced repartition of the state skips a batch that failed: the batch after it begins where
+    the failed one began, so a stream's own number of batches goes back.
+    """
+    kept = {}
+    least: dict[str, int] = {}
+    for number in sorted(batches, reverse=True):
+        found = {
+            value["stream"]: int(value["number"])
+            for value in batches[number].offsets
+            if _is_stream(value) and isinstance(value.get("number"), int)
+        }
+        if all(at <= least.get(stream, at) for stream, at in found.items()):
+            kept[number] = batches[number]
+            least.update(found)
+    return dict(sorted(kept.items()))
 
 
 def read_progress(progress: Mapping[str, Any]) -> Batch:
@@ -121,7 +163,7 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     for batch in batches:
         reports = batch.reports or (None,) * len(batch.offsets)
         for value, report in zip(batch.offsets, reports, strict=True):
-            if isinstance(value, dict) and value.keys() >= _OFFSET_KEYS:
+            if _is_stream(value):
                 check_offset(value, value["settings"], OFFSET_VERSION)
                 offset = _read_offset(value)
                 moments = found.setdefault(offset.stream, {})
@@ -180,6 +222,11 @@ def count_remaining(history: History) -> dict[Partition, int]:
         for part, share in shares.items()
         if part in ends
     }
+
+
+def _is_stream(value: Any) -> bool:
+    """True for an offset of a Kafka stream of this package."""
+    return isinstance(value, dict) and value.keys() >= _OFFSET_KEYS
 
 
 def _read_offset(value: Mapping[str, Any]) -> StreamOffset:

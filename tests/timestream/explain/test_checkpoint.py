@@ -73,6 +73,18 @@ def test_a_batch_that_was_not_finished_is_noted(tmp_path):
     assert "batch 0 was planned and not finished" in str(explain_checkpoint(str(root)))
 
 
+def test_an_abandoned_batch_is_noted_and_is_not_the_newest(tmp_path):
+    root = checkpoint(tmp_path / "c", *[[share(state(n))] for n in range(3)])
+    (root / "commits" / "2").unlink()
+    for log, text in (("offsets", (root / "offsets" / "1").read_text()), ("commits", "v1")):
+        (root / log / "3").write_text(text)
+    explanation = explain_checkpoint(str(root))
+    assert [stream.batch for stream in explanation.streams] == [1]
+    assert explanation.notes == (
+        "batch 2 was never finished: a forced repartition of the state skipped it",
+    )
+
+
 def test_other_sources_are_skipped(tmp_path):
     (moment,) = history(HELD)
     second = json.dumps({**moment.offset.to_json(), "stream": "other"})

@@ -12,6 +12,7 @@ from pyspark_timestream.explain.history import (
     Batch,
     build_histories,
     count_remaining,
+    drop_skipped,
     find_blocking_partitions,
     find_unchanged_since,
     read_log_entry,
@@ -39,11 +40,35 @@ def test_a_log_entry_is_its_time_and_an_offset_a_source():
     assert (batch.planned_us, batch.offsets) == (7000, (offset().to_json(), None))
 
 
+@pytest.mark.parametrize("names", [["trips", "b_2"], ["0", "1"]])
+def test_a_log_entry_of_version_2_is_that_of_version_1(names):
+    lines = [json.dumps(offset().to_json()), "-"]
+    named = [":".join(pair) for pair in zip(names, lines, strict=True)]
+    assert read_log_entry(entry(*named, version="v2")) == read_log_entry(entry(*lines))
+
+
+def test_sources_without_names_are_in_their_order_in_any_order_of_lines():
+    batch = read_log_entry(entry("10:10", "2:2", "0:0", version="v2"))
+    assert batch.offsets == (0, 2, 10)
+
+
+def test_a_batch_that_a_repartition_skipped_is_left_out():
+    """Batch 2 failed; 3 is the repartition's, with the offset of 1, and 4 goes on from there."""
+    batches = {
+        at: Batch(at, (None, offset(number).to_json()))
+        for at, number in enumerate([0, 1, 2, 1, 2, 3])
+    }
+    assert list(drop_skipped(batches)) == [0, 1, 3, 4, 5]
+    assert list(drop_skipped(dict(reversed(batches.items())))) == [0, 1, 3, 4, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "nothing"),
-        ("v2\n{}\n{}", "'v2'"),
+        ("v3\n{}\n{}", "'v3'"),
+        (entry('{"from": 1}', version="v2"), "not with a source's name"),
+        (entry("trips", version="v2"), "not with a source's name"),
         (entry(), "before the first source"),
         (entry("{}", metadata="[]"), "batchTimestampMs"),
         (entry("{}", metadata='{"batchTimestampMs": "x"}'), "batchTimestampMs"),
