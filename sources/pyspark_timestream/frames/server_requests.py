@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StringType, StructField, StructType
 
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 
 __all__ = ["EndRequestSource", "ServerEndRequests"]
@@ -18,6 +19,7 @@ _FORMAT: Final = "timestream_end_request"
 _MAKE, _WITHDRAW = "make", "withdraw"
 
 
+@hide_tracebacks
 class EndRequestSource(DataSource):
     """Makes or withdraws the request for `stream` when Spark asks for its columns; has no rows."""
 
