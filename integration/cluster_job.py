@@ -26,6 +26,7 @@ QUIET = {
     "idleAdvance": "3 seconds",
 }
 QUIET_ROWS = 4
+MAX_SKEW = "1 day"
 STAGES = ("fine", "topic")
 EXECUTORS = 2
 LIMIT_S = 300
@@ -79,11 +80,13 @@ def start_quiet(spark: SparkSession, given: Places) -> Callable[[], None]:
 
 
 def start_late(spark: SparkSession, given: Places) -> Callable[[], None]:
-    """The hours of the flights in time, and then the corrections by the others."""
+    """The hours of the flights in time, read side by side, and then corrections by the others."""
     store = Path(given.place) / "late"
     delay = correct_late_job.SMALL_DELAY
-    rows = correct_late_job.read_flights(spark, given.bootstrap, given.flights, delay)
-    query = correct_late_job.write_hours(rows, store)
+    topic = given.bootstrap, given.flights
+    aligned = correct_late_job.read_flights(spark, *topic, delay, maxSkew=MAX_SKEW)
+    query = correct_late_job.write_hours(aligned, store)
+    rows = correct_late_job.read_flights(spark, *topic, delay)
 
     def end() -> None:
         query.awaitTermination()

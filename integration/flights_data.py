@@ -8,6 +8,7 @@ state machine of semantics 2 and 3 as a plain loop, to be read beside it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator
@@ -42,6 +43,11 @@ def flights(count: int | None = None) -> pa.Table:
     cancelled flight), `scheduled_us`, and the original's `origin`, `dest`, `carrier`, `flight`,
     `tailnum`, `dep_delay` and `arr_delay` (minutes, null where unknown).
     """
+    return _all_flights().slice(0, count)
+
+
+@functools.cache
+def _all_flights() -> pa.Table:
     raw = _raw()
     scheduled = _scheduled_us(raw)
     departure = scheduled + raw["dep_delay"] * _UNITS_US["minute"]
@@ -56,7 +62,7 @@ def flights(count: int | None = None) -> pa.Table:
         **{name: raw[name].astype("Float64") for name in ("dep_delay", "arr_delay")},
     }
     table = pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False)
-    return table.sort_by([("report_us", "ascending"), ("row", "ascending")]).slice(0, count)
+    return table.sort_by([("report_us", "ascending"), ("row", "ascending")])
 
 
 def _raw() -> pd.DataFrame:

@@ -19,7 +19,7 @@ from cluster import cluster
 from flights import arguments, flights_job, produce_flights, source_counters, start_query
 from flights_data import FLIGHTS, expected_hours, flights, judge_flights, kept_rows
 from flights_payloads import ENCODINGS
-from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end
+from harness import InBatch, between_sink_and_checkpoint, run_killed, run_to_end, run_until
 from lengths import choices, repetitions
 from pyspark.sql import SparkSession
 from schema_registry import SchemaRegistryStub, serve_schema_registry
@@ -29,7 +29,7 @@ DROPPING = {"cti_frequency": "20", "cti_delay": "2 hours"}
 
 PART = 20_000
 KILLED = choices([PART], [None])[0]
-"""The flights of the runs that are killed, or are on a cluster; None: all."""
+"""The flights of the runs that are killed, or are on a cluster; None: all of them."""
 
 KILLS = repetitions(1, 5)
 SMALL_BATCH = repetitions(2_500, 1_000)
@@ -208,13 +208,20 @@ def test_kills_in_flight_change_nothing(
         broker.bootstrap, topic, store, checkpoint,
         max_offsets_per_trigger=repetitions(6_000, 40_000), **ALIGNED, **DROPPING, **options,
     )  # fmt: skip
+    # With the next test in the soak, this is its one kill of CI.
+    assert run_until(job, between_sink(checkpoint, store)).hit
     killed = run_killed(job, InBatch(checkpoint), kills=KILLS, timeout=800)
     assert (killed.hits, killed.exit_code) == (KILLS, 0)
     assert stored(spark, store) == expected
 
 
+def between_sink(checkpoint: Path, store: Path) -> InBatch:
+    return between_sink_and_checkpoint(checkpoint, store, app_id="tseries:q:")
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("encoding", choices(("protobuf",), ALL))
+@pytest.mark.parametrize("encoding", ALL)
 def test_kills_between_the_sinks_commit_and_the_checkpoint_double_nothing(
     spark, broker, topics, expected, tmp_path, encoding
 ) -> None:
@@ -224,15 +231,15 @@ def test_kills_between_the_sinks_commit_and_the_checkpoint_double_nothing(
         broker.bootstrap, topic, store, checkpoint,
         max_offsets_per_trigger=repetitions(6_000, 50_000), **DROPPING, **options,
     )  # fmt: skip
-    kills = repetitions(1, 2)
-    point = between_sink_and_checkpoint(checkpoint, store, app_id="tseries:q:")
-    killed = run_killed(job, point, kills=kills, timeout=500)
-    assert (killed.hits, killed.exit_code) == (kills, 0)
+    killed = run_killed(job, between_sink(checkpoint, store), kills=2, timeout=500)
+    assert (killed.hits, killed.exit_code) == (2, 0)
     assert stored(spark, store) == expected
 
 
+# The jobs of `test_clusters.py` run on one in CI.
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("encoding", choices(("avro",), ALL))
+@pytest.mark.parametrize("encoding", ALL)
 def test_two_executors_of_a_cluster_give_the_same_store(
     spark, broker, topics, expected, tmp_path, encoding
 ) -> None:

@@ -61,7 +61,7 @@ def test_a_kill_leaves_a_batch_that_a_sink_that_does_not_look_writes_twice(tmp_p
     assert run_until(job, point).hit
     # Planned, written, and not complete.
     assert (latest(checkpoint / "offsets"), latest(checkpoint / "commits")) == (1, 0)
-    assert stored(tmp_path) == [0, 1]
+    assert len(stored(tmp_path)) == 2
     assert run_to_end(job).exit_code == 0
     assert len(stored(tmp_path)) == FILES + 1
 
