@@ -4,6 +4,7 @@ Data rows are in offset order, with CTI rows between them. A CTI row has `cti` s
 column null; a data row's `cti` is null.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -27,6 +28,9 @@ T = TypeVar("T")
 Indices = npt.NDArray[np.int64]
 
 _INSTANT: Final = METADATA["cti"]
+
+_ROWS_A_CUT: Final = 400
+"""Where there are more rows for each CTI, cutting a block is cheaper than taking each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +81,14 @@ def interleave_ctis(
         cti_after: for each CTI row the index of the record that it directly follows.
         ctis_us: those CTIs.
     """
+    if 0 < len(ctis_us) * _ROWS_A_CUT < len(keep):
+        whole = interleave_ctis(projection, judged, keep, cti_after[:0], ctis_us[:0])
+        cuts = np.searchsorted(np.flatnonzero(keep), cti_after, side="right")
+        return _insert_rows(whole, cuts, build_cti_rows(projection, ctis_us))
     kept = np.flatnonzero(keep)
     places = np.searchsorted(kept, cti_after, side="right")
     source = np.insert(kept, places, -1)
-    whole = not len(ctis_us) and len(kept) == len(keep)
+    is_whole = not len(ctis_us) and len(kept) == len(keep)
     indices = pa.array(source, mask=source < 0) if len(ctis_us) else pa.array(source)
     columns = []
     for field in projection.schema:
@@ -88,8 +96,17 @@ def interleave_ctis(
             columns.append(_build_cti_column(source, ctis_us))
         else:
             column = _build_column(field.name, projection, judged)
-            columns.append(column if whole else column.take(indices))
+            columns.append(column if is_whole else column.take(indices))
     return pa.RecordBatch.from_arrays(columns, schema=projection.schema)
+
+
+def _insert_rows(rows: pa.RecordBatch, cuts: Indices, inserted: pa.RecordBatch) -> pa.RecordBatch:
+    """Insert a row before each of the rows `cuts`, which do not decrease."""
+    starts, pieces = [0, *cuts.tolist()], []
+    for number, (start, cut) in enumerate(itertools.pairwise(starts)):
+        pieces += [rows.slice(start, cut - start), inserted.slice(number, 1)]
+    table = pa.Table.from_batches([*pieces, rows.slice(starts[-1])])
+    return table.combine_chunks().to_batches()[0]
 
 
 def _build_cti_column(source: Indices, ctis_us: Indices) -> pa.Array:
