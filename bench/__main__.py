@@ -35,6 +35,7 @@ COMPARISONS: Final = (
     "payload_formats",
     "kafka_growth",
     "latency",
+    "start",
     "window_latency",
     "aligned_reading",
     "cti_cost",

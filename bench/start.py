@@ -1,0 +1,80 @@
+"""From `start()` to the first committed batch, beside Spark's own Kafka source.
+
+A bounded query over 1,000 records into `noop`, started again and again: in a session that has run
+such queries before (warm), and as the first query of a session whose JVM is up (cold). Ours comes
+twice: as Spark is installed, and with a Spark home without `pyspark.zip`, whose modules Python
+compiles anew in every process (docs/how-to/low-latency.md). BENCH_STARTS says how many starts.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from kafka_records import filled
+from kafka_source import here, spark_source, timestream
+from peers import kafka_jars
+from sessions import Apart, Fresh
+from side_by_side import Comparison, Contender, Done, compare, each_against_peer, report
+from sizes import WARM_UP, size
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from broker import broker
+from spark_home import use_installed_pyspark
+
+STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))
+RECORDS: Final = 1_000
+COMPILED: Final = "timestream, PySpark compiled"
+WAYS: Final = ("spark", "timestream", COMPILED)
+LIMIT_S: Final = 120
+
+
+def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
+    """Return the milliseconds from `start()` until Spark has written the first batch's commit."""
+    if way == COMPILED:
+        use_installed_pyspark()
+    spark, kafka = here(bootstrap)
+    # A JVM that has done nothing loads classes that are no part of a query's start.
+    spark.range(1).count()
+    frame = (spark_source if way == "spark" else timestream)(spark, kafka, topic)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
+        commit = Path(checkpoint) / "commits" / "0"
+        writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        began = time.perf_counter()
+        query = writer.trigger(availableNow=True).start()
+        while not commit.exists():
+            time.sleep(0.001)
+            if query.exception() is not None or time.perf_counter() - began > LIMIT_S:
+                raise SystemExit(f"{way}: no batch was committed: {query.exception()}")
+        took_s = time.perf_counter() - began
+        query.awaitTermination()
+    return Done(took_s * 1000)
+
+
+def measure() -> Iterator[Comparison]:
+    """Both ways of ours against Spark's, cold and warm."""
+    kafka_jars()
+    with ExitStack() as open_:
+        kafka = open_.enter_context(broker(say=lambda _: None))
+        given = (kafka.bootstrap, filled(kafka, RECORDS, 4))
+        first = {way: open_.enter_context(Fresh(time_first_commit, way, *given)) for way in WAYS}
+        yield from compare_starts("cold session", first, warm_up=0)
+        apart = {way: open_.enter_context(Apart()) for way in WAYS}
+        again = {way: each.contender(time_first_commit, way, *given) for way, each in apart.items()}
+        yield from compare_starts("warm session", again, warm_up=WARM_UP)
+
+
+def compare_starts(session: str, ways: Mapping[str, Contender], warm_up: int) -> list[Comparison]:
+    """Return the starts in turns, as a row for each way of ours."""
+    job = f"start to first commit, {session}"
+    return each_against_peer(compare(job, ways, unit="ms", rounds=STARTS, warm_up=warm_up))
+
+
+if __name__ == "__main__":
+    # The first two contenders take Spark as it is installed.
+    os.environ.pop("SPARK_HOME", None)
+    report(__file__, measure())
