@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flights_data import HARMLESS_DELAY
+from lengths import repetitions
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -27,7 +28,8 @@ def main() -> None:
 
     bootstrap, topic, store, checkpoint = sys.argv[1:]
     spark = local_spark("corrections", spark_sql_adaptive_enabled="false")
-    rows = read_flights(spark, bootstrap, topic, SMALL_DELAY, maxOffsetsPerTrigger="1000")
+    limit = str(repetitions(1_000, 40_000))
+    rows = read_flights(spark, bootstrap, topic, SMALL_DELAY, maxOffsetsPerTrigger=limit)
     correct(rows, Path(store), Path(checkpoint)).awaitTermination()
     spark.stop()
 

@@ -21,8 +21,8 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.verify import verify
 
 KILLS = repetitions(1, 4)
-FLIGHTS = choices([6_000], [None])[0]
-"""A week of them, or all of 2013."""
+FLIGHTS = choices([3_000], [None])[0]
+"""Three days and a half, or all of 2013."""
 
 AIRPORTS = ("EWR", "JFK", "LGA")
 
