@@ -16,6 +16,7 @@ from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
 
 __all__ = ["command", "machine_name", "processor", "versions"]
 
+_NOT_SIZES: Final = ("BENCH_LIMIT_S", "BENCH_MACHINE", "BENCH_RESULTS")
 _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "confluent-kafka", "deltalake", "duckdb")
 
 
@@ -66,7 +67,7 @@ def command(script: str) -> str:
     settings = [
         f"{name}={each}"
         for name, each in sorted(os.environ.items())
-        if name.startswith("BENCH_") and name not in ("BENCH_RESULTS", "BENCH_MACHINE")
+        if each and name.startswith("BENCH_") and name not in _NOT_SIZES
     ]
     return " ".join([*settings, "python", f"bench/{Path(script).name}", *sys.argv[1:]])
 

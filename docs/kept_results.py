@@ -15,8 +15,8 @@ __all__ = ["RESULTS", "counts", "kept", "ratios", "worst_jobs"]
 RESULTS: Final = Path(__file__).parent.parent / "bench/results"
 _NOT_VERSIONS: Final = ("machine", "cpu", "cores", "memory GB", "date", "load")
 _KINDS: Final = {"jvm": "JVM", "python": "Python", "broker": "broker"}
-_WHOLE: Final = ("", "whole run")
-"""The figures of a job that its core seconds belong to: they are of the whole run."""
+_WHOLE: Final = ("", "whole run", "p50")
+"""The figures of a job that its core seconds stand beside: they are of the whole run."""
 
 Kept = Mapping[str, Any]
 
@@ -81,6 +81,8 @@ def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
         "rows": f"{job['rows']:,}" if job["rows"] else "",
         "figure": job.get("figure", ""),
         **figures,
+        "peer": f"{peer}: {_middle(job, peer)}",
+        "ours": f"{ours}: {_middle(job, ours)}",
     }
     for name, contender in (("peer", peer), ("ours", ours)):
         is_whole = job.get("figure", "") in _WHOLE
@@ -90,6 +92,12 @@ def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
 
 
 _SPREAD: Final = {"least": "min", "median": "median", "most": "max"}
+
+
+def _middle(job: Kept, contender: str) -> str:
+    """The median of what a contender took, to three digits or the whole number."""
+    took = statistics.median(job["took"][contender])
+    return f"{took:,.0f} {job['unit']}" if took >= 100 else f"{took:.3g} {job['unit']}"
 
 
 def _cores(job: Kept, contender: str) -> str:
@@ -107,7 +115,8 @@ def _cores(job: Kept, contender: str) -> str:
         for kind, label in _KINDS.items()
         if any(kind in each for each in rounds)
     ]
-    return f"{middle(sum(each.values()) for each in rounds)} ({', '.join(kinds)})"
+    whole = middle(sum(each.values()) for each in rounds)
+    return f"{whole} ({', '.join(kinds)})" if kinds else whole
 
 
 def _memory(job: Kept, contender: str) -> str:
