@@ -29,7 +29,7 @@ QUARTERS = ("first", "second", "third", "last")
 def arguments() -> argparse.Namespace:
     """How many series, and batches a quarter; a batch has a row of every series."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=size(1_000_000, 20_000))
+    parser.add_argument("--series", type=int, default=size(1_000_000, 200_000))
     parser.add_argument("--batches", type=int, default=size(3, 1))
     return parser.parse_args()
 
