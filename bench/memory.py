@@ -41,11 +41,14 @@ class PeakMemory:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._done.wait(_EVERY_S):
+        # The first look is at once: a block may be shorter than the time between two.
+        while True:
             for kind, size_mb in self._look().items():
                 self.peaks_mb[kind] = max(self.peaks_mb.get(kind, 0.0), size_mb)
                 if kind == "worker":
                     self.worker_mb.append(size_mb)
+            if self._done.wait(_EVERY_S):
+                return
 
     def _look(self) -> Mapping[str, float]:
         found: dict[str, float] = {}

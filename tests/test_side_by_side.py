@@ -213,6 +213,12 @@ def test_a_machine_is_named_after_its_processor_unless_it_has_a_name(
     assert machine_name() == "laptop-1"
 
 
+def test_memory_of_the_shortest_run_is_looked_at_once() -> None:
+    with PeakMemory() as memory:
+        pass
+    assert memory.peaks_mb["all"] >= memory.peaks_mb["main"] > 1
+
+
 @contextmanager
 def process(command: str, mapped: Path) -> Iterator[None]:
     """A process with `command` in its command line, and a file in its memory."""
