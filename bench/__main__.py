@@ -4,7 +4,8 @@ Above 1 ours is faster, except where a job is measured in ms or MB: there below 
 was measured is kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the
 machine (default: its processor and cores), and what other machines have kept stays. A benchmark
 that fails, or takes longer than BENCH_LIMIT_S (default 3600), is named in the end, and the rest
-goes on; arguments name those to run, such as `python bench kafka_source rules`.
+goes on; one that this machine cannot run says why in place of its rows. Arguments name those to
+run, such as `python bench kafka_source rules`.
 
 With BENCH_QUICK=1 (`make bench QUICK=1`) sizes and rounds are small (`sizes`): the whole takes
 about ten minutes on two cores, its ratios are rough, and it is kept in `.work/bench` alone.
@@ -30,10 +31,14 @@ LIMIT_S: Final = float(os.environ.get("BENCH_LIMIT_S", size(3600, 180)))
 GOODBYE_S: Final = 20
 """How long a benchmark that was interrupted may take to end its broker."""
 
+SKIPPED: Final = 77
+"""The exit code of a benchmark that says why this machine cannot run it."""
+
 COMPARISONS: Final = (
     "kafka_source",
     "payload_formats",
     "kafka_growth",
+    "nexmark",
     "latency",
     "start",
     "window_latency",
@@ -64,7 +69,7 @@ def main() -> None:
     failures = []
     for name in wanted:
         began = time.monotonic()
-        if why := failure(HERE / f"{name}.py", kept, LIMIT_S):
+        if why := failure(script_of(name), kept, LIMIT_S):
             failures.append(why)
         print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(f"kept in {place}")
@@ -75,6 +80,11 @@ def main() -> None:
 def results_folder() -> Path:
     """Where results are kept: small ones never beside those of full size."""
     return size(HERE / "results" / machine_name(), HERE.parent / ".work" / "bench")
+
+
+def script_of(name: str) -> Path:
+    """A benchmark's file, or the folder of one that has several."""
+    return HERE / name if (HERE / name).is_dir() else HERE / f"{name}.py"
 
 
 def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | None:
@@ -90,6 +100,9 @@ def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | 
             return f"{script.name} took longer than {limit_s:.0f} s:\n{tail(said)}"
         finally:
             end(child)
+        if code == SKIPPED:
+            print(tail(said, lines=1).strip(), flush=True)
+            return None
         return f"{script.name} failed ({code}):\n{tail(said)}" if code else None
 
 

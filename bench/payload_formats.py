@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import fastavro
-import psutil
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from kafka_records import START_MS, Values, filled, reading, values
 from kafka_source import FIELD_SUMS, PARTITIONS, RECORDS, WARM_UP, minutes, spark_parsed
 from kafka_source import spark_source as read_by_spark
 from peers import avro_jars
+from processor_time import spent_s
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sessions import Apart
@@ -204,19 +204,6 @@ def run(way: str, count: int, *given: str) -> Done:
     done = one_batch(frame, count, extra=0.01)
     SPENT.append(spent_s() - before)
     return done
-
-
-def spent_s() -> float:
-    """The processor seconds of this process and all that it has started."""
-    own = psutil.Process()
-    total = 0.0
-    for each in (own, *own.children(recursive=True)):
-        try:
-            times = each.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
 
 
 def spent() -> list[float]:

@@ -36,10 +36,10 @@ def _jars(artifacts: tuple[tuple[str, str, str], ...]) -> str:
     # Two test runs may begin at once.
     with (PLACE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return ",".join(str(_jar(*artifact)) for artifact in artifacts)
+        return ",".join(str(jar(*artifact)) for artifact in artifacts)
 
 
-def _jar(organisation: str, module: str, revision: str) -> Path:
+def jar(organisation: str, module: str, revision: str) -> Path:
     jar = PLACE / f"{module}-{revision}.jar"
     if not jar.exists():
         _fetch(organisation, module, revision)

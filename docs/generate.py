@@ -7,6 +7,7 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- commands: pyspark_tseries -->`: the sub-commands of a package, from their help.
 - `<!-- metrics -->`: what `TimeMetrics` exports.
 - `<!-- ratios: kafka_source -->`: the ratios of a benchmark, from `bench/results`.
+- `<!-- exactness: nexmark -->`: what contenders took, and the rows that they have wrong.
 - `<!-- counts: internal_consistency -->`: what a benchmark has counted, from there too.
 """
 
@@ -18,6 +19,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from kept_exactness import exactness
 from kept_results import counts, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
@@ -51,7 +53,8 @@ CONNECTORS = {
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(
-    r"^<!-- (options|settings|commands|ratios|counts|metrics)(?:: (\w+))? -->$", re.MULTILINE
+    r"^<!-- (options|settings|commands|ratios|counts|exactness|metrics)(?:: (\w+))? -->$",
+    re.MULTILINE,
 )
 QUOTED = re.compile(r"'([^']*)'")
 """What an error quotes, and the reference shows as code."""
@@ -141,6 +144,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "metrics": metrics,
     "ratios": ratios,
     "counts": counts,
+    "exactness": exactness,
 }
 
 

@@ -68,6 +68,20 @@ def test_quick_is_told_to_every_benchmark_by_the_environment(quick: str, told: s
     assert done.stdout.strip() == told
 
 
+def test_a_benchmark_that_cannot_run_here_says_why_and_is_no_failure(
+    make_bench: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "import sys; print('it is skipped: no cargo', file=sys.stderr); sys.exit(77)"
+    assert make_bench.failure(script(tmp_path, text), dict(os.environ), 60) is None
+    assert capfd.readouterr().out == "it is skipped: no cargo\n"
+
+
+def test_every_comparison_is_a_file_or_a_folder_with_a_program(make_bench: ModuleType) -> None:
+    for name in make_bench.COMPARISONS:
+        found = make_bench.script_of(name)
+        assert (found / "__main__.py" if found.is_dir() else found).is_file()
+
+
 def test_what_takes_too_long_is_ended_with_all_that_it_has_started(
     make_bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

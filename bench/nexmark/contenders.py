@@ -1,0 +1,94 @@
+"""Who takes part: Spark's own source, Flink, and ours, each in a process of its own."""
+
+import functools
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from peers import avro_jars
+from processor_time import spent_s
+from pyspark.sql import SparkSession
+from sessions import Apart
+from spark_session import local_spark
+
+from nexmark.events import FORMATS
+from nexmark.flink import Flink, takes_part
+from nexmark.runs import Taken, run
+from nexmark.sources import Topic
+
+__all__ = ["Contender", "open_contenders"]
+
+
+class Contender(Protocol):
+    """One that can run a query to the end of a topic.
+
+    Attributes:
+        pid: the process that it and all that it starts descend from.
+        formats: of the topics that it can read.
+    """
+
+    pid: int
+    formats: tuple[str, ...]
+
+    def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
+        """Run a query; its rows go into a directory, or nowhere."""
+
+
+@dataclass(frozen=True)
+class InSpark:
+    """A source in a session of its own."""
+
+    source: str
+    apart: Apart
+    formats: tuple[str, ...] = FORMATS
+
+    @property
+    def pid(self) -> int:
+        return self.apart.pid
+
+    def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
+        taken: Taken = self.apart.call(_run_there, self.source, query, topic, rows)
+        return taken
+
+
+def _run_there(source: str, query: str, topic: Topic, rows: Path | None) -> Taken:
+    return run(source, query, _session(), topic, rows)
+
+
+@functools.cache
+def _session() -> SparkSession:
+    return local_spark("nexmark", spark_jars=avro_jars())
+
+
+@dataclass(frozen=True)
+class InFlink:
+    """Flink; it splits no topic into batches."""
+
+    flink: Flink
+    formats: tuple[str, ...] = ("json",)
+
+    @property
+    def pid(self) -> int:
+        return self.flink.pid
+
+    def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
+        before = spent_s(self.pid)
+        whole_s = self.flink.run(query, topic.bootstrap, topic.name, rows)
+        return Taken(spent_s(self.pid) - before, whole_s)
+
+
+def open_contenders(open_: ExitStack, flink: str | None) -> dict[str, Contender]:
+    """The contenders, Spark's source first and ours last, until the stack is closed.
+
+    Args:
+        open_: closes them.
+        flink: what NEXMARK_FLINK is taken for where it is not set.
+    """
+    avro_jars()
+    found: dict[str, Contender] = {}
+    found["spark"] = InSpark("spark", open_.enter_context(Apart()))
+    if takes_part(flink):
+        found["flink"] = InFlink(open_.enter_context(Flink()))
+    found["timestream"] = InSpark("timestream", open_.enter_context(Apart()))
+    return found
