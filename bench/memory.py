@@ -76,7 +76,7 @@ def workers_with(root: int, library: str) -> bool:
 
 
 def kind_of(command: str) -> str | None:
-    """`driver`: Spark's JVM or Flink's; `worker`: a Python worker; `broker`: Kafka's; None: another."""
+    """`driver`: a JVM of Spark or Flink; `worker`: of Python; `broker`: Kafka's; None: another."""
     if "org.apache.spark" in command or "org.apache.flink" in command:
         return "driver"
     if "kafka.Kafka" in command:
