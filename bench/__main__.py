@@ -41,6 +41,7 @@ COMPARISONS: Final = (
     "nexmark",
     "latency",
     "start",
+    "source_floor",
     "window_latency",
     "aligned_reading",
     "cti_cost",
