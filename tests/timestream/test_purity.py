@@ -21,6 +21,7 @@ ADAPTERS = {
     "frames.ordering",
     "frames.lifetimes",
     "frames.watermark",
+    "frames.server_requests",
     "kafka.client.broker",
     "kafka.client.broker_errors",
     "kafka.client.config",
