@@ -9,7 +9,7 @@ from broker import Broker, Record
 from kafka_query import Stream, event
 from pyspark.sql import Row, SparkSession
 
-from pyspark_timestream import OptionError
+from pyspark_timestream import OptionError, explain_time
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.described_times import read_time_settings
 
@@ -65,6 +65,10 @@ def test_a_described_topic_reads_as_with_its_options_written_out(
         "taken": {"ctiFrequency": "1", "ctiDelay": "2 seconds"},
     }
     assert written.report()["timeSettings"] is None
+    assert (
+        f"'timeSettings' = 'topic:{place}': 'ctiFrequency' = '1', 'ctiDelay' = '2 seconds'"
+        in str(explain_time(from_topic.query))
+    )
     on_time = [shown(row) for row in written.rows() if row.violation is None]
     assert [shown(row) for row in from_topic.rows()] == on_time
     by_file = from_topic.load_batch(timeSettings=str(file), violationPolicy=None).collect()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 FROZEN = """
 import duckdb
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects
 
 def test_a_worker_settles():
     assert duckdb.sql("SELECT 1").fetchall() == [(1,)]

@@ -13,13 +13,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from pyspark_timestream.clock.reader import TimeTransport
+from pyspark_timestream.connector.catalog_tables import (
+    drop_options,
+    keep_options,
+    read_definition,
+    restore_options,
+)
 from pyspark_timestream.connector.options import (
     OptionError,
     choice,
     option,
     option_specs,
     read_options,
-    refuse_catalog_table,
 )
 from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
 from pyspark_timestream.errors import SchemaRefused
@@ -32,7 +37,7 @@ _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
     "...)"
 )
-"""The statement that SQL users need in place of CREATE TABLE."""
+"""The statement of SQL where a table cannot have the options."""
 
 
 class Transport(Protocol):
@@ -90,26 +95,36 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns without a user schema; reads every option."""
-        refuse_catalog_table(self.options, self.name(), _VIEW)
+        table = read_definition(self.options, _VIEW)
+        if table is not None:
+            # A stream has no path; Spark gives a table one.
+            options = {name: text for name, text in table.items() if name != "path"}
+            return keep_options(DefaultSource(options).schema(), options, self.name())
         return self._transport().schema()
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader of one streaming query."""
         try:
-            return self._transport().stream_reader(schema)
+            table = restore_options(self.options, schema, self.name())
+            source = self if table is None else DefaultSource(table)
+            return source._transport().stream_reader(drop_options(schema))
         except (OptionError, SchemaRefused) as error:
             return RefusedReader(error)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of one batch query, if the transport supports it."""
+        table = restore_options(self.options, schema, self.name())
+        if table is not None:
+            return DefaultSource(table)._transport().reader(drop_options(schema))
         if not self.options:
             raise OptionError(
                 "transport",
                 "'time', the default, cannot be read with spark.read; a table of Spark's catalog "
-                "(CREATE TABLE) has no other, since Spark passes a Python source no options of it",
+                "that was created with columns has no other, since Spark passes a Python source no "
+                "options of it",
                 "spark.readStream; 'kafka' for batch reads",
                 "use spark.readStream, or set transport and the other options; DROP a table, and "
-                f"{_VIEW} instead",
+                f"create it without columns, or {_VIEW} instead",
             )
         return self._transport().reader(schema)
 

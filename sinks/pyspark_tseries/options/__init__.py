@@ -1,6 +1,12 @@
 """The options of writes and reads: frozen dataclasses, and the texts that make them."""
 
-from pyspark_tseries.options.parse import parse_any_read, parse_read, parse_subscribe, parse_write
+from pyspark_tseries.options.parse import (
+    VIEW,
+    parse_any_read,
+    parse_read,
+    parse_subscribe,
+    parse_write,
+)
 from pyspark_tseries.options.read import ReadOptions, SubscribeOptions
 from pyspark_tseries.options.values import DURABILITIES, os_user
 from pyspark_tseries.options.write import WriteOptions
@@ -8,6 +14,7 @@ from pyspark_tseries.storage.location import local_path
 
 __all__ = [
     "DURABILITIES",
+    "VIEW",
     "ReadOptions",
     "SubscribeOptions",
     "WriteOptions",

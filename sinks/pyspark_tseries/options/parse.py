@@ -8,14 +8,13 @@ from pyspark_timestream.connector.options import (
     OptionError,
     option_specs,
     read_options,
-    refuse_catalog_table,
 )
 from pyspark_tseries.options.read import ReadOptions, SubscribeOptions
 from pyspark_tseries.options.values import PATH
 from pyspark_tseries.options.write import WriteOptions
 from pyspark_tseries.storage.location import parse_location
 
-__all__ = ["parse_any_read", "parse_read", "parse_subscribe", "parse_write"]
+__all__ = ["VIEW", "parse_any_read", "parse_read", "parse_subscribe", "parse_write"]
 
 T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
 
@@ -53,20 +52,21 @@ _BELONGS: Final = {
 }
 
 
-_VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips')"
-"""What SQL makes of a store, in place of a table."""
+VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips')"
+"""The statement of SQL where a table cannot have the options."""
 
 
 def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
-    refuse_catalog_table(raw, "tseries", _VIEW)
     if not raw:
         raise OptionError(
             "path",
-            "it is missing, as it always is for a table of Spark's catalog (CREATE TABLE, "
-            "saveAsTable): Spark passes a Python source no options of such a table",
+            "it is missing, as it always is in a write to a table of Spark's catalog, and in a "
+            "read of one that was created with columns (CREATE TABLE, saveAsTable): Spark passes a "
+            "Python source no options of such a table",
             PATH.accepts,
-            "name the store in .load(path), .save(path) or .start(path); DROP such a table, and "
-            f"{_VIEW} instead",
+            "name the store in .load(path), .save(path) or .start(path), in SQL INSERT INTO name "
+            "WITH (path '/data/trips'); to read a table, DROP such a table and create it without "
+            f"columns, or {VIEW} instead",
         )
     foreign = {
         spec.name: belongs

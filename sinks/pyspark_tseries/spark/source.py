@@ -14,15 +14,21 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from pyspark_timestream.connector.driver_log import log_like_spark
+from pyspark_timestream.connector.catalog_tables import (
+    drop_options,
+    keep_options,
+    read_definition,
+    restore_options,
+)
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.model.columns import INSTANT, query_schema, unstorable_type_error, value_type
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.options import (
+    VIEW,
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
@@ -70,6 +76,9 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a read."""
+        table = read_definition(self.options, VIEW)
+        if table is not None:
+            return keep_options(DefaultSource(table).schema(), table, self.name())
         options = parse_any_read(self.options)
         there = query_schema(Store.open(options.location).values)
         if isinstance(options, ReadOptions):
@@ -78,6 +87,10 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> RangeReader:
         """A batch read."""
+        table = restore_options(self.options, schema, self.name())
+        if table is not None:
+            return DefaultSource(table).reader(schema)
+        schema = drop_options(schema)
         options = parse_read(self.options)
         planned_us: int | None = now_us()
         store = Store.open(options.location)
@@ -115,7 +128,9 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A subscription."""
         try:
-            return self._open_subscription(schema)
+            table = restore_options(self.options, schema, self.name())
+            source = self if table is None else DefaultSource(table)
+            return source._open_subscription(drop_options(schema))
         except (OptionError, TseriesError) as error:
             return RefusedReader(error)
 

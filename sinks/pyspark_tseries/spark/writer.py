@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pyspark.sql.datasource import (
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.watermark_settings import read_batch_watermark
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.promise.record import name_writer
@@ -41,7 +42,7 @@ from pyspark_tseries.write.task_output import (
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
 
-__all__ = ["BatchWriter", "StreamWriter", "WriteTarget", "find_watermark"]
+__all__ = ["BatchWriter", "StreamWriter", "WriteTarget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ _LOG: Final = logging.getLogger(__name__)
 _QUERY_TOKEN_PREFIX: Final = "tseries:q:"
 """The prefix of a streaming query's token, before its id."""
 
-_told: Final[set[str]] = set()
+_told: Final[set[tuple[str, str]]] = set()
 """Queries of this process whose checkpoint was reported as unreadable."""
 
 _NEW_QUERY_ADVICE: Final = (
@@ -230,14 +231,6 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
-def find_watermark(checkpoint: str, batch: int) -> int | None:
-    """The watermark of a batch, in microseconds; None if the checkpoint does not have it."""
-    try:
-        return read_batch_watermark(checkpoint, batch)
-    except (OSError, ValueError):
-        return None
-
-
 def _query_id(tasks: list[StagedTask]) -> str:
     query_id = tasks[0].query_id
     if not query_id:
@@ -323,14 +316,34 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._tell_unreadable(_query_id(tasks))
             return None
         else:
-            cti_us = find_watermark(target.checkpoint, batch)
+            cti_us = self._read_watermark(target.checkpoint, batch, _query_id(tasks))
         if cti_us is None or cti_us >= FINAL_US:
             return cti_us
         return max(cti_us - (delay_us or 0), MIN_US)
 
+    def _read_watermark(self, checkpoint: str, batch: int, query_id: str) -> int | None:
+        """The watermark of a batch, in microseconds; None before the first, and if unreadable."""
+        try:
+            return read_batch_watermark(checkpoint, batch)
+        except (OSError, ValueError) as error:
+            if (query_id, "entry") not in _told:
+                _told.add((query_id, "entry"))
+                _LOG.warning(
+                    "query %s: batch %d is stored in '%s' without a CTI, because its watermark "
+                    "cannot be read from '%s': %s; the store's CTI stays until a later batch gives "
+                    "one; next step: see to it that the driver can read the checkpoint, or keep "
+                    "the column of CTIs in the DataFrame ('ctiColumn')",
+                    query_id,
+                    batch,
+                    self._target.location.root,
+                    Path(checkpoint) / "offsets" / str(batch),
+                    error,
+                )
+            return None
+
     def _tell_unreadable(self, query_id: str) -> None:
-        if query_id not in _told:
-            _told.add(query_id)
+        if (query_id, "checkpoint") not in _told:
+            _told.add((query_id, "checkpoint"))
             _LOG.warning(
                 "query %s: 'ctiDelay' has no effect, and the store '%s' gets no CTI of this query, "
                 "because its checkpoint, which has the watermark, is not a directory of the "

@@ -27,7 +27,6 @@ __all__ = [
     "option_specs",
     "quote_value",
     "read_options",
-    "refuse_catalog_table",
     "text",
     "whole_number",
 ]
@@ -40,10 +39,6 @@ SPARK_INJECTED: Final = frozenset(
     {"path", "queryname", "checkpointlocation", "outputmode", "triggerinterval", "numrows"}
 )
 """Lower-cased option names that Spark itself puts into the map of a source or sink."""
-
-
-CATALOG_MARK: Final = "provider"
-"""The key in the map of Spark's CREATE TABLE, besides `owner`, `location` and `option.*`."""
 
 
 SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
@@ -248,29 +243,6 @@ def read_options(
     for spec in declared.values():
         _check_companions(spec, declared.values(), given)
     return options_class(**values)
-
-
-def refuse_catalog_table(raw: Mapping[str, str], source: str, view: str) -> None:
-    """Refuse to be a table of Spark's catalog, which could be created but never read.
-
-    Spark passes a Python source no options of such a table, not even its location.
-
-    Args:
-        raw: option name in any case -> text.
-        source: the format's name.
-        view: the statement to go on with, a temporary view.
-
-    Raises:
-        OptionError: `raw` is what CREATE TABLE asks with.
-    """
-    if CATALOG_MARK in {key.lower() for key in raw}:
-        raise OptionError(
-            CATALOG_MARK,
-            f"'{source}' cannot be the provider of a table (CREATE TABLE, saveAsTable): Spark "
-            "passes a Python source no options of such a table, so it could never be read",
-            "a temporary view, or a DataFrame",
-            view,
-        )
 
 
 def _refuse_unknown(

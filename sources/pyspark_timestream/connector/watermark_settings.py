@@ -14,12 +14,16 @@ from typing import Final, NamedTuple
 from pyspark_timestream.connector.instants import FINAL_US
 
 __all__ = [
+    "ZERO_DELAY_SETTING",
     "WatermarkSetting",
     "explain_setting",
     "find_wrong_settings",
     "read_batch_watermark",
     "suggest_fix",
 ]
+
+ZERO_DELAY_SETTING: Final = "spark.sql.streaming.eventTimeWatermark.bumpZeroDelayToOneMs"
+"""If true, a watermark's delay of none is one millisecond; proposed in Spark PR 56043."""
 
 _MILLISECOND_US: Final = 1_000
 _WATERMARK: Final = "batchWatermarkMs"

@@ -70,11 +70,14 @@ class BatchRecord:
         planned_us: the wall clock when it was planned.
         offset: its offset: ranges, and the state before them.
         log_ends: the offset after the last record that each partition had then, where known.
+        described: the option `timeSettings`, and what was taken from there; None without it, and
+            where only the offset log is known.
     """
 
     planned_us: int
     offset: StreamOffset
     log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
+    described: tuple[str, Mapping[str, str]] | None = None
 
 
 History = tuple[BatchRecord, ...]
@@ -245,9 +248,16 @@ def _merge_record(
 ) -> BatchRecord:
     """Merge two sources of a batch; their times agree within milliseconds, so keep the first."""
     ends = _read_log_ends(report)
+    described = _read_described(report)
     if seen is None:
-        return BatchRecord(planned_us, offset, ends)
-    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends})
+        return BatchRecord(planned_us, offset, ends, described)
+    known = described or seen.described
+    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, known)
+
+
+def _read_described(report: Any) -> tuple[str, Mapping[str, str]] | None:
+    found = report.get("timeSettings") if isinstance(report, dict) else None
+    return (found["from"], found["taken"]) if found else None
 
 
 def _read_log_ends(report: Any) -> dict[Partition, int]:

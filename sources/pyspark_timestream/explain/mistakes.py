@@ -6,7 +6,7 @@ Each rule examines the clocks before the last batch of a history, and earlier ba
 the beginning. So a driver that has just planned and a reader of a checkpoint find the same.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant, parse_instant
@@ -34,6 +34,7 @@ __all__ = [
     "find_short_replays",
     "makes_ctis",
     "report_start_at_end",
+    "report_unused_unit",
 ]
 
 _EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
@@ -171,6 +172,16 @@ def report_start_at_end(passed_over: int) -> Finding:
         "option 'startingOffsets'",
         "it was not given, so this new query starts at the latest offsets, and a bounded run ends "
         f"there as well: {passed_over} records that are in the topics are not read",
+    )
+
+
+def report_unused_unit(fields: Sequence[str], unit: str) -> Finding:
+    """The finding of a `timeUnit` beside times whose unit is in the schema."""
+    listed = " and ".join(f"'{name}'" for name in fields)
+    return Finding(
+        Kind.UNUSED_UNIT,
+        f"option 'timeUnit' = '{unit}'",
+        f"it has no effect: the Avro schema says the unit of {listed}",
     )
 
 

@@ -68,6 +68,8 @@ class StreamExplanation:
         findings: the findings, most important first; never empty.
         partitions: the facts, culprits first in the order of the findings, then in order.
         malformed: the malformed values and keys by reason, the most frequent first.
+        described: the option `timeSettings`, and the settings that the stream takes from there;
+            None: it has no such option, or no progress says so.
     """
 
     topics: tuple[str, ...]
@@ -78,6 +80,7 @@ class StreamExplanation:
     findings: tuple[Finding, ...]
     partitions: tuple[PartitionFacts, ...]
     malformed: tuple[MalformedReason, ...] = ()
+    described: tuple[str, Mapping[str, str]] | None = None
 
 
 def explain_stream(
@@ -115,6 +118,7 @@ def explain_stream(
         findings,
         tuple(sorted(facts, key=lambda fact: _find_rank(fact.partition, findings))),
         count_malformed_reasons(last),
+        next((each.described for each in reversed(history) if each.described), None),
     )
 
 

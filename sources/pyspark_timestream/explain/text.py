@@ -44,13 +44,18 @@ def format_stream(stream: StreamExplanation) -> str:
 
 
 def describe_stream(stream: StreamExplanation) -> list[str]:
-    """The head of a stream's text: topics, last batch, CTI and its beginning."""
+    """The head of a stream's text: topics, last batch, CTI and since when, described settings."""
     topics = ", ".join(f"'{topic}'" for topic in stream.topics) or "no topic"
     since = f", since {format_time(stream.since_us)}" if stream.since_us is not None else ""
-    return [
+    lines = [
         f"Stream of {topics}, before batch {stream.batch} of {format_time(stream.planned_us)}",
         f"CTI: {format_time(stream.cti_us)}{since}",
     ]
+    if stream.described is not None:
+        place, taken = stream.described
+        listed = ", ".join(f"'{name}' = '{value}'" for name, value in taken.items())
+        lines.append(f"From 'timeSettings' = '{place}': {listed or 'nothing'}")
+    return lines
 
 
 def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ import json
 import time
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,6 +23,7 @@ from pyspark_timestream.connector.instants import (
     format_instant,
 )
 from pyspark_timestream.connector.watermark_settings import (
+    ZERO_DELAY_SETTING,
     explain_setting,
     find_wrong_settings,
     suggest_fix,
@@ -32,6 +33,7 @@ from pyspark_timestream.errors import SchemaRefused, SettingRefused
 __all__ = ["advance_time", "await_end", "import_ctis"]
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
+_MILLISECOND: Final = "INTERVAL '0.001' SECOND"
 _RELEASE_MODES: Final = ("windows", "rows")
 _TICK_COLUMNS: Final = [("timestamp", TimestampType()), ("value", LongType())]
 """The columns of transport `time`, and of Spark's own `rate` source."""
@@ -66,7 +68,12 @@ def advance_time(
     _check_session(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
     clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
-    punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
+    if _adds_to_zero_delay(df):
+        # A delay of a millisecond is left alone, so the watermark is the CTI either way.
+        punctuated = df.withColumn("cti", clock + F.expr(_MILLISECOND))
+        punctuated = punctuated.withWatermark("cti", "1 millisecond")
+    else:
+        punctuated = df.withColumn("cti", clock).withWatermark("cti", "0 seconds")
     # A nondeterministic term is a barrier: without it the optimizer pushes this filter, and every
     # later one, below the watermark, which then never sees a CTI.
     data = punctuated.where(F.col("cti").isNull() & (F.spark_partition_id() >= 0))
@@ -205,6 +212,15 @@ def _check_session(df: DataFrame) -> None:
             "Spark's default",
             suggest_fix(name),
         )
+
+
+def _adds_to_zero_delay(df: DataFrame) -> bool:
+    """True if this Spark makes a millisecond of a watermark's delay of none (semantics 11.13)."""
+    try:
+        return str(df.sparkSession.conf.get(ZERO_DELAY_SETTING)).lower() == "true"
+    except PySparkException:
+        # No released Spark has the setting.
+        return False
 
 
 def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:

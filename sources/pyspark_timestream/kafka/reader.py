@@ -17,11 +17,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.connector.driver_log import log_like_spark
 from pyspark_timestream.connector.offsets import INITIAL_OFFSET, is_initial_offset
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.watermark_settings import find_wrong_settings
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.batch_read import ReadSlice, plan_slice, select_partitions, slice_read
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pyspark_timestream.connector.driver_log import SparkFormatter, log_like_spark
+from pyspark_timestream.connector.worker import SparkFormatter, log_like_spark
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import gc
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects
 
 before = len(gc.get_objects())
 freeze_objects()

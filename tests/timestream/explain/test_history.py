@@ -145,3 +145,14 @@ def test_holders_are_those_without_a_cti_else_the_least_and_never_the_idle():
         at(2),
     }
     assert find_blocking_partitions(moment(p0=(5, False), p1=(None, True))) == {at(0)}
+
+
+def test_what_a_description_gave_is_known_from_the_progress_alone():
+    value = offset().to_json()
+    told = {**report(0, 5), "timeSettings": {"from": "times.json", "taken": {"ctiDelay": "1 s"}}}
+    log, progress = Batch(1, (value,)), Batch(2, (value,), (told,))
+    for batches in ([log, progress], [progress, log], [progress]):
+        ((record,),) = build_histories(batches).values()
+        assert record.described == ("times.json", {"ctiDelay": "1 s"})
+    ((record,),) = build_histories([log]).values()
+    assert record.described is None

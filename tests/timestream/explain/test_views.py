@@ -1,5 +1,6 @@
 """An explanation reads well in a terminal and in a notebook, whatever the names hold."""
 
+import dataclasses
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -176,3 +177,16 @@ def test_without_any_time_there_is_no_picture():
 
 def test_one_instant_alone_is_an_axis():
     assert drawn(share(state(3))) is not None
+
+
+def test_head_says_which_settings_came_from_the_topics_description():
+    taken = {"ctiDelay": "5 minutes", "startTime": "field:at"}
+    (moment,) = history([share(state(5))])
+    told = dataclasses.replace(moment, described=("topic:times", taken))
+    later = dataclasses.replace(moment, offset=dataclasses.replace(moment.offset, number=1))
+    text = str(Explanation("q", (explain_stream((told, later)),)))
+    wanted = (
+        "From 'timeSettings' = 'topic:times': 'ctiDelay' = '5 minutes', 'startTime' = 'field:at'"
+    )
+    assert wanted in text.splitlines()
+    assert "timeSettings" not in str(explained([share(state(5))]))

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, order_by_time, shift_time, why
+from pyspark_timestream.connector.watermark_settings import ZERO_DELAY_SETTING
 from pyspark_timestream.errors import SettingRefused
 
 pytestmark = pytest.mark.spark
@@ -62,6 +63,29 @@ def rows(spark, tmp_path):
 def in_utc(value):
     """A timestamp as Spark gives it, which is in this machine's zone, in UTC."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value
+
+
+CANARY = (
+    "a window is not released by a CTI at exactly its end. Does this Spark make a millisecond of a "
+    "delay of none (Spark PR 56043, "
+    "spark.sql.streaming.eventTimeWatermark.bumpZeroDelayToOneMs) by another setting than that?"
+)
+
+
+@pytest.mark.parametrize("bumped", [None, "true"])
+def test_window_is_released_by_a_cti_at_exactly_its_end(spark, tmp_path, rows, bumped):
+    place = tmp_path / "stream"
+    place.mkdir()
+    lines = [{"station": "a", "start_time": f"2026-01-01T1{hour}:59:59Z"} for hour in (0, 1)]
+    lines.append({"cti": "2026-01-01T11:00:00Z"})
+    (place / "rows").write_text("\n".join(json.dumps(line) for line in lines))
+    if bumped:
+        spark.conf.set(ZERO_DELAY_SETTING, bumped)
+    try:
+        made = windowed(spark.readStream.schema(SCHEMA).json(str(place)))
+    finally:
+        spark.conf.unset(ZERO_DELAY_SETTING)
+    assert [row[1].hour for row in rows(made)] == [11], CANARY
 
 
 def windowed(df):

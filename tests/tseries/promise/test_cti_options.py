@@ -8,10 +8,10 @@ from tseries.builders import new_store
 
 from pyspark_timestream import OptionError
 from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.connector.watermark_settings import read_batch_watermark
 from pyspark_tseries import IncompatibleValue, TimeSeries, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import parse_subscribe, parse_write
-from pyspark_tseries.spark.writer import find_watermark
 from pyspark_tseries.write.rows import plan_rows, split_ctis
 
 ROWS = pa.schema([("series", pa.string()), ("value", pa.float64()), ("cti", INSTANT)])
@@ -85,15 +85,20 @@ def test_client_takes_no_ctis(tmp_path):
         ('v2\n{"batchWatermarkMs":1500}\n{}', 1_500_000),
         (f'v1\n{{"batchWatermarkMs":{FINAL_US // 1000 - 1}}}\n{{}}', FINAL_US),
         ('v1\n{"batchWatermarkMs":0}\n{}', None),
-        ('v1\n{"batchWatermarkMs":"1"}\n', None),
-        ("v1\n{}\n", None),
-        ("v1\n[]\n", None),
-        ("v1\n{torn", None),
-        ("", None),
     ],
 )
 def test_watermark_is_read_from_the_entry_of_the_batch(tmp_path, text, us):
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets" / "3").write_text(text)
-    assert find_watermark(str(tmp_path), 3) == us
-    assert find_watermark(str(tmp_path), 4) is None
+    assert read_batch_watermark(tmp_path, 3) == us
+
+
+@pytest.mark.parametrize(
+    "text", ['v1\n{"batchWatermarkMs":"1"}\n', "v1\n{}\n", "v1\n[]\n", "v1\n{torn", "", None]
+)
+def test_unreadable_entry_of_a_batch_is_an_error(tmp_path, text):
+    (tmp_path / "offsets").mkdir()
+    if text is not None:
+        (tmp_path / "offsets" / "3").write_text(text)
+    with pytest.raises((OSError, ValueError)):
+        read_batch_watermark(tmp_path, 3)

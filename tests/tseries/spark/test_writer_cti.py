@@ -27,8 +27,8 @@ class Query:
         self.options = {"path": self.store, **given, **options}
 
     def commit(self, number, *rows, watermark_ms=0, cti_us=None):
-        """Commit batch `number` with rows (series, us, value)."""
-        line = json.dumps({"batchWatermarkMs": watermark_ms})
+        """Commit batch `number` with rows (series, us, value); with None, its entry is torn."""
+        line = "{torn" if watermark_ms is None else json.dumps({"batchWatermarkMs": watermark_ms})
         (self.checkpoint / "offsets" / str(number)).write_text(f"v1\n{line}\n{{}}")
         writer = DefaultSource(self.options).streamWriter(self.schema, False)
         schema = writer._target.plan.staged
@@ -147,6 +147,18 @@ def test_unreadable_checkpoint_gives_no_cti_and_is_told_once(tmp_path, caplog):
     (told,) = [each for each in caplog.records if "no effect" in each.getMessage()]
     assert "checkpoint" in told.getMessage()
     assert query.cti() is None
+
+
+def test_unreadable_entry_gives_no_cti_is_told_once_and_a_later_one_counts(tmp_path, caplog):
+    query = Query(tmp_path, "torn", ctiDelay="0 seconds")
+    for number in range(2):
+        query.commit(number, ("a", 9_000, 1), watermark_ms=None)
+    (told,) = [each for each in caplog.records if "without a CTI" in each.getMessage()]
+    assert f"offsets/{0}'" in told.getMessage()
+    assert "next step: see to it that the driver can read the checkpoint" in told.getMessage()
+    assert query.cti() is None
+    query.commit(2, watermark_ms=7)
+    assert query.cti() == 7
 
 
 def test_subscriber_is_told_once_of_writers_without_ctis(tmp_path, caplog):

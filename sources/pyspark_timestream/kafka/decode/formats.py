@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
     from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
 
-__all__ = ["check_fields", "decode_part"]
+__all__ = ["check_fields", "decode_part", "have_own_unit"]
 
 _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 
@@ -97,6 +97,16 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: WantedField
 
         message = _create_protobuf_reader(options.readers[rules.part])
         check_protobuf_columns(message, wanted.columns, wanted.raw)
+
+
+def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
+    """True if the schema of the values says the unit of the times in the fields `names`."""
+    reader = options.readers.get(options.value_rules.part)
+    if options.value_format != "avro" or reader is None:
+        return False
+    from pyspark_timestream.kafka.decode.avro import wanted
+
+    return wanted.have_own_unit(_create_avro_reader(reader), names)
 
 
 def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | None) -> FramedBlock:

@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.decode.fields import (
     WantedFields,
     find_record_reasons,
 )
-from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
+from pyspark_timestream.kafka.decode.formats import check_fields, decode_part, have_own_unit
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
     RecordBlock,
@@ -39,7 +39,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.payloads import PayloadRules
 
-__all__ = ["Payload", "check_schemas", "read_payload", "required_columns"]
+__all__ = ["Payload", "check_schemas", "find_unused_unit", "read_payload", "required_columns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,20 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
             raise SchemaRefused(
                 f"of the key, whose columns have the prefix '{options.key_prefix}': {error}"
             ) from error
+
+
+def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
+    """Find the fields of event times beside which `timeUnit` has no effect; empty if it has one.
+
+    A header's number is in that unit, and so is a mark's.
+    """
+    given = [source for source in (options.start_time, options.end_time) if source is not None]
+    names = tuple(dict.fromkeys(each.name for each in given if each.kind == "field"))
+    has_texts = any(each.kind == "header" for each in given)
+    has_marks = options.cti_header is not None or options.cti_import is not None
+    if options.time_unit == "ms" or not names or has_texts or has_marks:
+        return ()
+    return names if have_own_unit(options, names) else ()
 
 
 def read_payload(

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.explain.diagnosis import find_warnings
 from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.mistakes import find_short_replays, report_start_at_end
+from pyspark_timestream.explain.mistakes import (
+    find_short_replays,
+    report_start_at_end,
+    report_unused_unit,
+)
 from pyspark_timestream.explain.recent_counts import (
     RecentCounts,
     find_recent_mistakes,
     update_counts,
 )
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import read_payload
+from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.decode.value_samples import (
     describe_malformed,
@@ -69,6 +73,8 @@ class Warner:
         self._options, self._projection, self._reader = options, projection, reader
         self._details: dict[Kind, str] = {}
         self._sampled: list[Finding] | None = None
+        fields = find_unused_unit(options)
+        self._unused = [report_unused_unit(fields, options.time_unit)] if fields else []
         self._recent = RecentCounts()
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
 
@@ -106,7 +112,7 @@ class Warner:
         found = find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
         found += find_short_replays((BatchRecord(now_us, now, log_ends),))
         found += [*self._find_recent(previous, now), *_repeat_start_at_end(previous)]
-        found += [*self._find_uncounted(previous, now), *found_before]
+        found += [*self._find_uncounted(previous, now), *self._unused, *found_before]
         wanted = [
             self._add_advice(each, now)
             for each in found

@@ -48,6 +48,7 @@ class Kind(StrEnum):
     LARGE_CLOCK = "a clock too large for the group"
     SHARED_GROUP = "a shared group"
     BACKLOG = "a backlog"
+    UNUSED_UNIT = "a unit without effect"
     SHORT_REPLAY = "a replay that ends early"
     FINAL_CTI = "a final CTI already sent"
     ENDED = "the stream has ended"
@@ -125,6 +126,9 @@ FIXES: Final[Mapping[Kind, str]] = {
         "partition; 'writerTimeout' forgets those that are gone"
     ),
     Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
+    Kind.UNUSED_UNIT: (
+        "leave 'timeUnit' out, with a new checkpoint; if the times are wrong, correct the producer"
+    ),
     Kind.SHORT_REPLAY: (
         "compare 'startingCti' and 'endingCti' with the CTI that was reached; run again on this "
         "checkpoint once there are more records, or, if there will be none, set 'finalCti' to "

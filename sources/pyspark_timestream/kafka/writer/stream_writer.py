@@ -17,10 +17,9 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.connector.driver_log import log_like_spark
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
-from pyspark_timestream.connector.worker_memory import freeze_objects
+from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
 from pyspark_timestream.errors import SettingRefused
 from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
 from pyspark_timestream.kafka.writer.ledger import (

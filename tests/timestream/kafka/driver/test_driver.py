@@ -1,5 +1,7 @@
 """The driver against a broker that loses, truncates, recreates and briefly misses partitions."""
 
+import json
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -798,6 +800,40 @@ def test_bounded_run_starting_at_the_end_warns_about_skipped_records(caplog):
     run.plan()
     assert told(run) == ["a start at the end"]
     assert caplog.text.count("a start at the end") == 1
+
+
+LONG = {"eventShape": "interval"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "warned"),
+    [
+        ({"timeUnit": "s"}, ["a unit without effect"]),
+        ({"timeUnit": "s", "endTime": "field:day", **LONG}, ["a unit without effect"]),
+        ({"timeUnit": "s", "endTime": "field:number", **LONG}, []),
+        ({"timeUnit": "s", "endTime": "header:end", **LONG}, []),
+        ({"timeUnit": "s", "ctiHeader": "cti"}, []),
+        ({}, []),
+    ],
+)
+def test_unit_beside_times_with_one_of_their_own_is_warned_of_once(caplog, raw, warned):
+    kinds = {"departed": ("long", "timestamp-micros"), "day": ("int", "date")}
+    fields = [
+        {"name": name, "type": {"type": kind, "logicalType": logical}}
+        for name, (kind, logical) in kinds.items()
+    ]
+    fields += [{"name": "number", "type": ["null", "long"]}]
+    schema = json.dumps({"type": "record", "name": "trip", "fields": fields})
+    given = {"valueFormat": "avro", "valueSchema": schema, "startTime": "field:departed"}
+    run = Driven(FakeBroker(p0=(0, 5)), ctiFrequency="1", **given, **raw)
+    counting(run, p0=PartitionState(events=5, ctis=5, cti_us=NOW_US, last_us=NOW_US))
+    run.plan()
+    run.driver._connected.log[at(0)] = (0, 6)
+    run.plan()
+    assert [each for each in told(run) if "unit" in each] == warned
+    run.driver._connected.log[at(0)] = (0, 7)
+    run.plan()
+    assert caplog.text.count("'timeUnit' = 's': it has no effect") == len(warned)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,14 @@ from pyspark_timestream.kafka.decode.cast import can_cast
 from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.options.paths import parse_path
 
-__all__ = ["NO_DEFAULT", "Wanted", "WantedField", "build_wanted", "check_avro_columns"]
+__all__ = [
+    "NO_DEFAULT",
+    "Wanted",
+    "WantedField",
+    "build_wanted",
+    "check_avro_columns",
+    "have_own_unit",
+]
 
 NO_DEFAULT: Final = object()
 
@@ -76,6 +83,13 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
                 "a string, a number, a date or a timestamp",
                 "name another field, or the record's 'timestamp'",
             )
+
+
+def have_own_unit(reader: AvroReader, raw: tuple[str, ...]) -> bool:
+    """True if all fields `raw` are dates or timestamps, whose unit is in the schema."""
+    parsed = parse_schema(reader.text)
+    schemas = (_strip_null(parsed, name, _find(parsed, name, name))[0] for name in raw)
+    return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)
 
 
 def _find(parsed: ParsedSchema, what: str, path: str) -> Schema:
