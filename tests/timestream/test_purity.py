@@ -12,6 +12,7 @@ ADAPTERS = {
     "__main__",
     "source",
     "clock.reader",
+    "connector.catalog_tables",
     "connector.evaluation",
     "connector.session",
     "connector.spark_errors",

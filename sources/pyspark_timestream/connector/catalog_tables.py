@@ -42,10 +42,8 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
     options = {
         key[len(_OPTION) :]: value for key, value in given.items() if key.startswith(_OPTION)
     }
-    place = given.get(_PATH, given.get("location"))
-    if place is not None:
-        options[_PATH] = place
-    for name, value in options.items():
+    places = [given[name] for name in (_PATH, "location") if name in given]
+    for name, value in [*options.items(), *((_PATH, place) for place in places)]:
         if is_secret(name, value):
             raise OptionError(
                 name,
@@ -54,7 +52,7 @@ def read_definition(raw: Mapping[str, str], view: str) -> dict[str, str] | None:
                 "tables without secrets",
                 f"a temporary view, which is of this session alone: {view}",
             )
-    return options
+    return options | ({_PATH: places[0]} if places else {})
 
 
 def keep_options(schema: StructType, options: Mapping[str, str], source: str) -> StructType:
