@@ -91,7 +91,7 @@ def test_named_source_gives_the_rows_of_an_unnamed_one_and_replays_them(
     (commits / f".{newest}.crc").unlink(missing_ok=True)
     assert "was planned and not finished" in str(explained(named))
     again = named.run()
-    # Each start of a query repeats its CTI once.
+    # The first batch after every start repeats the CTI (semantics 8.4).
     assert again[: len(rows)] == rows
     assert marks(again[len(rows) :]) == marks(rows)[-1:]
     assert main(["explain", "--checkpoint", str(named.place / "checkpoint")]) == 0
