@@ -1,9 +1,13 @@
 """The command line: `python -m pyspark_timestream` `demo`, `peek`, `lateness` and `explain`."""
 
 import argparse
+import os
 import signal
 import sys
-from typing import Any, Final
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, NoReturn
 
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
@@ -39,11 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     if given.command == "demo":
         return demo.main(given)
     if given.command in ("peek", "lateness"):
-        try:
+        with _end_at_interrupt():
             return peek.main(given) if given.command == "peek" else lateness.main(given)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            return _INTERRUPTED
     try:
         spark = _start_spark() if given.state else None
         print(explain_checkpoint(given.checkpoint, spark))
@@ -51,6 +52,28 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+@contextmanager
+def _end_at_interrupt() -> Iterator[None]:
+    """End this process with one line at Ctrl-C, wherever it is.
+
+    The commands only read, so nothing is left behind. A KeyboardInterrupt may be raised in a
+    callback of the client, or while an error is handled, and become another error there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(*_: object) -> NoReturn:
+    print("interrupted", file=sys.stderr, flush=True)
+    os._exit(_INTERRUPTED)
 
 
 def _start_spark() -> Any:
