@@ -90,8 +90,8 @@ class DefaultSource(DataSource):
         table = restore_options(self.options, schema, self.name())
         if table is not None:
             return DefaultSource(table).reader(schema)
-        schema = drop_options(schema)
         options = parse_read(self.options)
+        schema = drop_options(schema)
         planned_us: int | None = now_us()
         store = Store.open(options.location)
         snapshot = store.snapshot()

@@ -67,8 +67,10 @@ def restore_options(
     raw: Mapping[str, str], schema: StructType, source: str
 ) -> dict[str, str] | None:
     """The options of the table that is read without any, by its columns; None if it is none."""
+    if raw:
+        return None
     kept = [field.metadata[_KEY] for field in schema.fields if _KEY in field.metadata]
-    if raw or not kept or kept[0].get("format") != source:
+    if not kept or kept[0].get("format") != source:
         return None
     return dict(kept[0]["options"])
 
