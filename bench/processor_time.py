@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psutil
+from machine import processor
 from side_by_side import Comparison, heading, rows_of, versions
 from sizes import size
 
@@ -70,9 +71,7 @@ def spent_s(pid: int | None = None) -> float:
 
 def machine() -> dict[str, Any]:
     """The processor, and how busy it is."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"cpu": next(iter(models), "unknown"), "load": list(os.getloadavg())}
+    return {"cpu": processor(), "load": list(os.getloadavg())}
 
 
 def report_parts(script: str, parts: Mapping[str, Part]) -> None:

@@ -79,7 +79,7 @@ _QUERY_TOKEN_PREFIX: Final = "tseries:q:"
 """The prefix of a streaming query's token, before its id."""
 
 _told: Final[set[tuple[str, str]]] = set()
-"""Queries of this process whose checkpoint was reported as unreadable."""
+"""Queries of this process, and the parts of their checkpoints reported as unreadable."""
 
 _NEW_QUERY_ADVICE: Final = (
     "this query has stored nothing here before, so it is a new one, as with a new or deleted "
@@ -231,6 +231,13 @@ def _staged_tasks(messages: Sequence[WriterCommitMessage | None]) -> list[Staged
     return [message for message in messages if isinstance(message, StagedTask)]
 
 
+def _tell_once(query_id: str, about: str, text: str, *more: object) -> None:
+    """Warn of a query: `text` with its id and `more`, unless it was warned `about` the same."""
+    if (query_id, about) not in _told:
+        _told.add((query_id, about))
+        _LOG.warning(text, query_id, *more)
+
+
 def _query_id(tasks: list[StagedTask]) -> str:
     query_id = tasks[0].query_id
     if not query_id:
@@ -326,32 +333,30 @@ class StreamWriter(DataSourceStreamArrowWriter):
         try:
             return read_batch_watermark(checkpoint, batch)
         except (OSError, ValueError) as error:
-            if (query_id, "entry") not in _told:
-                _told.add((query_id, "entry"))
-                _LOG.warning(
-                    "query %s: batch %d is stored in '%s' without a CTI, because its watermark "
-                    "cannot be read from '%s': %s; the store's CTI stays until a later batch gives "
-                    "one; next step: see to it that the driver can read the checkpoint, or keep "
-                    "the column of CTIs in the DataFrame ('ctiColumn')",
-                    query_id,
-                    batch,
-                    self._target.location.root,
-                    Path(checkpoint) / "offsets" / str(batch),
-                    error,
-                )
+            _tell_once(
+                query_id,
+                "entry",
+                "query %s: batch %d is stored in '%s' without a CTI, because its watermark "
+                "cannot be read from '%s': %s; the store's CTI stays until a later batch gives "
+                "one; next step: see to it that the driver can read the checkpoint, or keep "
+                "the column of CTIs in the DataFrame ('ctiColumn')",
+                batch,
+                self._target.location.root,
+                Path(checkpoint) / "offsets" / str(batch),
+                error,
+            )
             return None
 
     def _tell_unreadable(self, query_id: str) -> None:
-        if (query_id, "checkpoint") not in _told:
-            _told.add((query_id, "checkpoint"))
-            _LOG.warning(
-                "query %s: 'ctiDelay' has no effect, and the store '%s' gets no CTI of this query, "
-                "because its checkpoint, which has the watermark, is not a directory of the "
-                "driver's machine named by the query's option 'checkpointLocation'; next step: put "
-                "it there, or keep the column of CTIs in the DataFrame ('ctiColumn')",
-                query_id,
-                self._target.location.root,
-            )
+        _tell_once(
+            query_id,
+            "checkpoint",
+            "query %s: 'ctiDelay' has no effect, and the store '%s' gets no CTI of this query, "
+            "because its checkpoint, which has the watermark, is not a directory of the "
+            "driver's machine named by the query's option 'checkpointLocation'; next step: put "
+            "it there, or keep the column of CTIs in the DataFrame ('ctiColumn')",
+            self._target.location.root,
+        )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Remove what the tasks staged."""

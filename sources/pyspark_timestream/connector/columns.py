@@ -58,6 +58,7 @@ def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
     misfit = None
     for each in block.schema.names:
         row = pc.index(pc.and_(is_cti, block[each].is_valid()), True).as_py()
-        if row >= 0 and each != name and misfit is None:
+        if row >= 0 and each != name:
             misfit = each, ctis[row].as_py()
+            break
     return CtiRows(block.filter(pc.invert(is_cti)), pc.max(ctis).as_py(), misfit)

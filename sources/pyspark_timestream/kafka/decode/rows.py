@@ -81,14 +81,19 @@ def interleave_ctis(
         cti_after: for each CTI row the index of the record that it directly follows.
         ctis_us: those CTIs.
     """
-    if 0 < len(ctis_us) * _ROWS_A_CUT < len(keep):
-        whole = interleave_ctis(projection, judged, keep, cti_after[:0], ctis_us[:0])
-        cuts = np.searchsorted(np.flatnonzero(keep), cti_after, side="right")
-        return _insert_rows(whole, cuts, build_cti_rows(projection, ctis_us))
     kept = np.flatnonzero(keep)
     places = np.searchsorted(kept, cti_after, side="right")
-    source = np.insert(kept, places, -1)
-    is_whole = not len(ctis_us) and len(kept) == len(keep)
+    if 0 < len(ctis_us) * _ROWS_A_CUT < len(keep):
+        rows = _take_rows(projection, judged, kept, ctis_us[:0])
+        return _insert_rows(rows, places, build_cti_rows(projection, ctis_us))
+    return _take_rows(projection, judged, np.insert(kept, places, -1), ctis_us)
+
+
+def _take_rows(
+    projection: Projection, judged: JudgedBlock, source: Indices, ctis_us: Indices
+) -> pa.RecordBatch:
+    """Build the rows of the records `source`, in which -1 stands for a CTI row."""
+    is_whole = not len(ctis_us) and len(source) == len(judged.block.offsets)
     indices = pa.array(source, mask=source < 0) if len(ctis_us) else pa.array(source)
     columns = []
     for field in projection.schema:
