@@ -1,5 +1,7 @@
 """Judged records and CTIs as rows."""
 
+from unittest import mock
+
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
 from pyspark_timestream.cti.step import PartitionState, step
+from pyspark_timestream.kafka.decode import rows
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
 
@@ -24,9 +27,11 @@ def test_cti_row_directly_follows_its_record_despite_drops(data):
     records = block(*[None] * count, first=50)
     payload = read_payload(PLAIN, WANTED, records)
     _, verdicts = step(PLAIN.rules, PartitionState(), payload.events)
-    woven = interleave_ctis(
-        WANTED, JudgedBlock(at(3), records, payload, verdicts), keep, after, marks
-    )
+    judged = JudgedBlock(at(3), records, payload, verdicts)
+    # Few CTIs for a block's rows cut it into slices, many have every row taken.
+    rows_a_cut = data.draw(st.sampled_from([0.01, 400]))
+    with mock.patch.object(rows, "_ROWS_A_CUT", rows_a_cut):
+        woven = interleave_ctis(WANTED, judged, keep, after, marks)
     expected = []
     cti_of = dict(zip(after.tolist(), marks.tolist(), strict=True))
     for i in range(count):
