@@ -95,7 +95,7 @@ soak-store: java $(READY) ## a store against its model for ten minutes, four wri
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 soak-native: export SOAK_SECONDS := 1800
-soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; thirty seconds of it are part of CI
+soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; twelve seconds of it are part of CI
 	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
 
 soak-restarts: export RESTART_ROUNDS := 10

@@ -66,6 +66,8 @@ def left_in_group(made: Stream) -> dict[str, Any]:
     return dict(json.loads(found.metadata))
 
 
+# A forbidden group is waited for, ten seconds a process.
+@pytest.mark.soak
 def test_a_stream_without_ctis_is_not_read_again_for_its_counts(stream) -> None:
     prefix = unique_name("forbidden")
     made = stream([event(s) for s in range(5)], groupIdPrefix=prefix)

@@ -46,7 +46,7 @@ pytestmark = [
 EVERYTHING = ColumnSet(True, True, True, True)
 PATHS = ("messages", "native")
 BUILD = LIBRARY_PATH.with_name("build.py")
-SOAK_SECONDS = os.environ.get("SOAK_SECONDS", str(repetitions(30, 120)))
+SOAK_SECONDS = os.environ.get("SOAK_SECONDS", str(repetitions(12, 120)))
 """`make soak-native` sets half an hour."""
 
 FUZZ_SECONDS = str(max(5, int(SOAK_SECONDS) // 10))
