@@ -3,7 +3,9 @@
 A bounded query over 1,000 records into `noop`, started again and again: in a session that has run
 such queries before (warm), and as the first query of a session whose JVM is up (cold). Ours comes
 twice: as Spark is installed, and with a Spark home without `pyspark.zip`, whose modules Python
-compiles anew in every process (docs/how-to/low-latency.md). BENCH_STARTS says how many starts.
+compiles again in every process (docs/how-to/low-latency.md). The fourth is a source in Python that
+has its rows at hand and imports nothing: what Spark takes to start any. BENCH_STARTS says how many
+starts.
 """
 
 import os
@@ -13,24 +15,78 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kafka_records import filled
 from kafka_source import here, spark_source, timestream
 from peers import kafka_jars
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
 from sessions import Apart, Fresh
 from side_by_side import Comparison, Contender, Done, compare, each_against_peer, report
 from sizes import WARM_UP, size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import broker
+from broker import Broker, broker
 from spark_home import use_installed_pyspark
 
 STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))
 RECORDS: Final = 1_000
 COMPILED: Final = "timestream, PySpark compiled"
-WAYS: Final = ("spark", "timestream", COMPILED)
+ANY: Final = "any source in Python"
+WAYS: Final = ("spark", "timestream", COMPILED, ANY)
 LIMIT_S: Final = 120
+PARTITIONS: Final = 4
+
+
+class RowSource(DataSource):
+    """A bounded stream of numbers."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "rows"
+
+    def schema(self) -> str:
+        """The columns."""
+        return "number long"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """The reader."""
+        return RowReader()
+
+
+class RowReader(DataSourceStreamReader):
+    """RECORDS rows in PARTITIONS partitions."""
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Before all rows."""
+        return {"rows": 0}
+
+    def latestOffset(self) -> dict[str, Any]:
+        """Behind all rows."""
+        return {"rows": RECORDS}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """As many as the topic has."""
+        return [InputPartition(number) for number in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        """The rows of a partition."""
+        return zip(range(RECORDS // PARTITIONS))
+
+
+def rows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+    """The stream of numbers; it reads no topic."""
+    # Spark's processes cannot import the main module of a contender's.
+    cloudpickle.register_pickle_by_value(sys.modules[RowSource.__module__])
+    spark.dataSource.register(RowSource)
+    return spark.readStream.format("rows").load()
+
+
+SOURCES: Final = {"spark": spark_source, ANY: rows}
 
 
 def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
@@ -40,7 +96,7 @@ def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
     spark, kafka = here(bootstrap)
     # A JVM that has done nothing loads classes that are no part of a query's start.
     spark.range(1).count()
-    frame = (spark_source if way == "spark" else timestream)(spark, kafka, topic)
+    frame = SOURCES.get(way, timestream)(spark, kafka, topic)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as checkpoint:
         commit = Path(checkpoint) / "commits" / "0"
         writer = frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
@@ -60,7 +116,7 @@ def measure() -> Iterator[Comparison]:
     kafka_jars()
     with ExitStack() as open_:
         kafka = open_.enter_context(broker(say=lambda _: None))
-        given = (kafka.bootstrap, filled(kafka, RECORDS, 4))
+        given = (kafka.bootstrap, filled(kafka, RECORDS, PARTITIONS))
         first = {way: open_.enter_context(Fresh(time_first_commit, way, *given)) for way in WAYS}
         yield from compare_starts("cold session", first, warm_up=0)
         apart = {way: open_.enter_context(Apart()) for way in WAYS}
@@ -75,6 +131,6 @@ def compare_starts(session: str, ways: Mapping[str, Contender], warm_up: int) ->
 
 
 if __name__ == "__main__":
-    # The first two contenders take Spark as it is installed.
+    # All contenders but one take Spark as it is installed.
     os.environ.pop("SPARK_HOME", None)
     report(__file__, measure())
