@@ -16,6 +16,8 @@ COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
+# Images of containers set it; each process of Spark would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Spark gives a worker ten seconds to connect back, which a loaded machine may exceed: that error by
 # name, and no other, gets a second try, and the summary says so.

@@ -67,6 +67,8 @@ def main() -> None:
     print(heading(), flush=True)
     place = results_folder()
     kept = {**os.environ, "BENCH_RESULTS": str(place)}
+    # Images of containers set it; each process of Spark would compile all that it imports.
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
     failures = []
     for name in wanted:
         began = time.monotonic()

@@ -12,8 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.connector.options import OptionError, OptionSpec, Parser
 
@@ -86,7 +85,7 @@ def _parse_place(value: str) -> SettingsPlace:
         url = urlsplit(text)
         if url.netloc not in ("", "localhost"):
             raise ValueError(f"'{url.netloc}' is another machine")
-        text_path = url2pathname(url.path)
+        text_path = unquote(url.path)
     elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):
         raise ValueError("only files of the driver's machine can be read")
     else:
