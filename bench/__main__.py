@@ -42,6 +42,7 @@ COMPARISONS: Final = (
     "latency",
     "start",
     "source_floor",
+    "neighbours",
     "window_latency",
     "aligned_reading",
     "cti_cost",
@@ -54,6 +55,7 @@ COMPARISONS: Final = (
     "tseries_commits",
     "tseries_durability",
     "tseries_memory",
+    "tsbs",
     "internal_consistency",
 )
 

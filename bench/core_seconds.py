@@ -26,6 +26,11 @@ class CoreSeconds:
         self._root = root or os.getpid()
         self.by_kind: dict[str, float] = {}
 
+    @property
+    def total_s(self) -> float:
+        """Of all kinds but the broker, which serves everybody."""
+        return sum(each for kind, each in self.by_kind.items() if kind != "broker")
+
     def __enter__(self) -> "CoreSeconds":
         self._before = _spent(self._root)
         return self

@@ -4,8 +4,8 @@ Ours reads Avro and Protobuf by the ids in front of them, from a registry. Each 
 JSON, and with Spark's Kafka source: `from_json`, and `from_avro` behind a `substring` that cuts the
 id off. `from_protobuf` is left out, since `spark-protobuf` cannot be had (`peers`).
 
-Each job is measured by the batch's seconds, and by the processor seconds that the whole query
-took in all its processes.
+Each job is measured by the batch's seconds, and by the core seconds that the whole query took in
+all its processes.
 """
 
 import functools
@@ -20,12 +20,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import fastavro
+from core_seconds import CoreSeconds
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from kafka_records import START_MS, Values, filled, reading, values
 from kafka_source import FIELD_SUMS, PARTITIONS, RECORDS, WARM_UP, minutes, spark_parsed
 from kafka_source import spark_source as read_by_spark
 from peers import avro_jars
-from processor_time import spent_s
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sessions import Apart
@@ -194,15 +194,15 @@ def here(bootstrap: str) -> tuple[SparkSession, Broker]:
 
 
 SPENT: list[float] = []
-"""The processor seconds of this process's runs."""
+"""The core seconds of this process's runs."""
 
 
 def run(way: str, count: int, *given: str) -> Done:
     """One run of a contender, in its process."""
     frame = windows(way, *given)
-    before = spent_s()
-    done = one_batch(frame, count, extra=0.01)
-    SPENT.append(spent_s() - before)
+    with CoreSeconds() as taken:
+        done = one_batch(frame, count, extra=0.01)
+    SPENT.append(taken.total_s)
     return done
 
 

@@ -10,16 +10,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import psutil
 from machine import processor
 from side_by_side import Comparison, heading, rows_of, versions
 from sizes import size
 
-__all__ = ["Part", "Work", "in_turns", "report_parts", "spent_s"]
+__all__ = ["Part", "Work", "in_turns", "report_parts"]
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(7, 1)))
 PLACE: Final = Path(os.environ.get("BENCH_RESULTS", ".work/bench"))
@@ -53,20 +51,6 @@ def in_turns(job: str, ways: Mapping[str, Work], rows: int, rounds: int = ROUNDS
             if turn:
                 took[name].append(spent_ms)
     return Comparison(job, took, rows, "ms", {"run": {"result": done[0]}})
-
-
-def spent_s(pid: int | None = None) -> float:
-    """The processor seconds of a process, this one if none is named, and of all it has started.
-
-    Those that have ended count too: a parent that has waited for a child keeps its times.
-    """
-    root = psutil.Process(pid)
-    total = 0.0
-    for each in (root, *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            times = each.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 def machine() -> dict[str, Any]:

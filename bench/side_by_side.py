@@ -282,11 +282,9 @@ def rows_of(comparison: Comparison) -> str:
 def _shown(comparison: Comparison, took: float) -> str:
     if comparison.unit == "s" and comparison.rows:
         return f"{comparison.rows / took:,.0f}/s"
-    return (
-        f"{took:,.3f} s"
-        if comparison.unit == "s"
-        else f"{took:,.{1 if took >= 10 else 3}f} {comparison.unit}"
-    )
+    if comparison.unit == "s":
+        return f"{took:,.3f} s" if took >= 0.01 else f"{took * 1000:.3f} ms"
+    return f"{took:,.{1 if took >= 10 else 3}f} {comparison.unit}"
 
 
 def _cores(rounds: Sequence[Mapping[str, float]]) -> str:

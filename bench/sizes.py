@@ -3,7 +3,7 @@
 import os
 from typing import Final, TypeVar
 
-__all__ = ["QUICK", "ROUNDS", "WARM_UP", "records", "size"]
+__all__ = ["QUICK", "ROUNDS", "WARM_UP", "records", "size", "whole_number"]
 
 T = TypeVar("T")
 
@@ -20,6 +20,18 @@ def records(full: tuple[int, ...], quick: tuple[int, ...]) -> tuple[int, ...]:
     """Numbers of records; BENCH_RECORDS (numbers with commas between them) overrides."""
     given = os.environ.get("BENCH_RECORDS")
     return tuple(map(int, given.split(","))) if given else size(full, quick)
+
+
+def whole_number(variable: str, default: int) -> int:
+    """The whole number above 0 that a variable of the environment has.
+
+    Raises:
+        SystemExit: it is none.
+    """
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal() or int(text) == 0:
+        raise SystemExit(f"{variable}={text}: accepted is a whole number above 0")
+    return int(text)
 
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(5, 2)))

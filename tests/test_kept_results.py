@@ -41,6 +41,12 @@ def test_figures_and_sizes_of_a_job_are_rows_of_their_own(tmp_path: Path) -> Non
     ]
 
 
+def test_core_seconds_as_a_figure_are_rows_a_second_of_a_core(tmp_path: Path) -> None:
+    keep(tmp_path, "a", jobs=[job("read", 2.0, figure="core s")])
+    (row,) = (line for line in ratios("some", tmp_path).splitlines() if line.startswith("| read"))
+    assert row.endswith("| spark: 1,000,000/s | timestream: 1,620/s |")
+
+
 def test_core_seconds_are_of_the_whole_run_a_million_rows_by_kind(tmp_path: Path) -> None:
     core_s = {"timestream": [{"jvm": 4.0, "python": 2.0}, {"jvm": 6.0, "broker": 1.0}]}
     memory_mb = {"timestream": {"all": 1234.5, "worker": 99.0}, "spark": {"driver": 7.0}}

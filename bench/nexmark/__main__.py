@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
 from broker import broker
 from processor_time import machine
 from side_by_side import Comparison, Done, compare, report
+from sizes import whole_number
 
 from nexmark.answers import answer, differences, lost_bids
 from nexmark.contenders import Contender, open_contenders
@@ -50,8 +51,8 @@ FORMATS: Final = {"json": "JSON", "avro": "Avro"}
 
 def measure() -> Iterator[Comparison]:
     """All queries, each over the three topics."""
-    events = number("NEXMARK_EVENTS", 200_000 if QUICK else 10_000_000)
-    rounds = number("NEXMARK_ROUNDS", 1 if QUICK else 3)
+    events = whole_number("NEXMARK_EVENTS", 200_000 if QUICK else 10_000_000)
+    rounds = whole_number("NEXMARK_ROUNDS", 1 if QUICK else 3)
     queries, topics = chosen("NEXMARK_QUERIES", QUERIES), chosen("NEXMARK_TOPICS", TOPICS)
     require_generator()
     with ExitStack() as open_:
@@ -68,18 +69,6 @@ def measure() -> Iterator[Comparison]:
                 exactness = check(query, load, files, topic, able)
                 yield from measure_job(job, rounds, query, load, topic, able, exactness)
             kafka.delete_topic(name)
-
-
-def number(variable: str, default: int) -> int:
-    """A variable's whole number above 0.
-
-    Raises:
-        SystemExit: it is none.
-    """
-    text = os.environ.get(variable, str(default))
-    if not text.isdecimal() or int(text) == 0:
-        raise SystemExit(f"{variable}={text}: accepted is a whole number above 0")
-    return int(text)
 
 
 def chosen(variable: str, every: Iterable[str]) -> list[str]:

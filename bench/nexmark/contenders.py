@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from core_seconds import CoreSeconds
 from peers import avro_jars
-from processor_time import spent_s
 from pyspark.sql import SparkSession
 from sessions import Apart
 from spark_session import local_spark
@@ -73,9 +73,9 @@ class InFlink:
         return self.flink.pid
 
     def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
-        before = spent_s(self.pid)
-        whole_s = self.flink.run(query, topic.bootstrap, topic.name, rows)
-        return Taken(spent_s(self.pid) - before, whole_s)
+        with CoreSeconds(self.pid) as spent:
+            whole_s = self.flink.run(query, topic.bootstrap, topic.name, rows)
+        return Taken(spent.total_s, whole_s)
 
 
 def open_contenders(open_: ExitStack, flink: str | None) -> dict[str, Contender]:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from processor_time import spent_s
+from core_seconds import CoreSeconds
 from pyspark.sql import SparkSession
 
 from nexmark.sources import Topic, frame
@@ -48,14 +48,15 @@ def run(
         writer = result.writeStream.option("checkpointLocation", checkpoint)
         writer = writer.trigger(availableNow=True)
         sink = writer.format("noop") if rows is None else writer.format("parquet")
-        spent, began = spent_s(), time.perf_counter()
-        started = sink.start() if rows is None else sink.start(str(rows))
-        started.awaitTermination()
-        whole_s, core_s = time.perf_counter() - began, spent_s() - spent
+        with CoreSeconds() as spent:
+            began = time.perf_counter()
+            started = sink.start() if rows is None else sink.start(str(rows))
+            started.awaitTermination()
+            whole_s = time.perf_counter() - began
         progress = started.recentProgress
     times = [each.durationMs for each in progress]
     return Taken(
-        core_s,
+        spent.total_s,
         whole_s,
         sum(each.get("addBatch", 0) for each in times) / 1000,
         sum(each["triggerExecution"] for each in times) / 1000,

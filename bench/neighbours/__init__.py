@@ -1,0 +1,1 @@
+"""Readers of Kafka for Python beside ours, without Spark."""
