@@ -169,6 +169,8 @@ def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count(
     assert spent.by_kind.keys() == {"jvm", "broker", "python"}
     assert min(spent.by_kind.values()) >= 0.3
     assert sum(idle.by_kind.values()) < 0.3
+    without_broker = spent.by_kind["jvm"] + spent.by_kind["python"]
+    assert spent.total_s == pytest.approx(without_broker)
 
 
 def test_a_fresh_contender_has_a_new_process_for_every_run() -> None:
