@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import sqlite3
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -54,6 +55,7 @@ def versions() -> dict[str, Any]:
         "kernel": platform.release(),
         "load": [round(each, 1) for each in os.getloadavg()],
         "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
         "java": _java(),
         "kafka": KAFKA_VERSION,
         "librdkafka": _librdkafka(),

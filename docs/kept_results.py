@@ -74,7 +74,7 @@ def _number(value: Any) -> str:
 
 
 def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
-    figures = {name: f"{job['ratio'][key]:.2f}" for name, key in _SPREAD.items()}
+    figures = {name: _ratio(job["ratio"][key]) for name, key in _SPREAD.items()}
     peer, *_, ours = job["took"]
     row = {
         "job": job["job"].strip(),
@@ -92,6 +92,11 @@ def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
 
 
 _SPREAD: Final = {"least": "min", "median": "median", "most": "max"}
+
+
+def _ratio(value: float) -> str:
+    """Two decimals, or two digits of what these would hide."""
+    return f"{value:.2f}" if value >= 0.095 or value == 0 else f"{value:.2g}"
 
 
 def _middle(job: Kept, contender: str) -> str:

@@ -41,6 +41,12 @@ def test_figures_and_sizes_of_a_job_are_rows_of_their_own(tmp_path: Path) -> Non
     ]
 
 
+def test_a_ratio_far_below_one_keeps_two_digits(tmp_path: Path) -> None:
+    small = {"min": 0.00123, "median": 0.0946, "max": 0.0951}
+    keep(tmp_path, "a", jobs=[{**job("read", 2.0), "ratio": small}])
+    assert "| 0.0012 | 0.095 | 0.10 |" in ratios("some", tmp_path)
+
+
 def test_core_seconds_as_a_figure_are_rows_a_second_of_a_core(tmp_path: Path) -> None:
     keep(tmp_path, "a", jobs=[job("read", 2.0, figure="core s")])
     (row,) = (line for line in ratios("some", tmp_path).splitlines() if line.startswith("| read"))

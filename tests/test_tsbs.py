@@ -1,6 +1,9 @@
 """The TSBS-shaped load, and contenders that all give the rows of an oracle."""
 
+import functools
 import re
+import shutil
+import sqlite3
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from side_by_side import compare
 from sizes import whole_number
 from tsbs.load import FIELDS, HOUR_US, START_US, TAGS, Load, batches, write_files
 from tsbs.queries import DUCKDB, KINDS, TOTALS, Kind, Query, digest, draw, rows_of, sql_of
@@ -144,6 +148,19 @@ def test_totals_are_all_readings_in_every_store(place: Path) -> None:
     ((rows, hosts, first, last, *_),) = rows_of(ask(draw(TOTALS, LOAD, 0)))
     assert (rows, hosts) == (LOAD.rows, LOAD.hosts)
     assert (first, last) == (START_US, LOAD.end_us - 10_000_000)
+
+
+def test_a_contender_that_lacks_a_reading_has_no_result(place: Path, tmp_path: Path) -> None:
+    shutil.copytree(place / "SQLite", tmp_path / "SQLite")
+    with sqlite3.connect(tmp_path / "SQLite" / "readings.db") as database:
+        database.execute("DELETE FROM points WHERE host = 3 AND timestamp = ?", [START_US])
+    database.close()
+    checks = {
+        name: functools.partial(answers, name, where, LOAD, TOTALS)
+        for name, where in (("DuckDB", place), ("SQLite", tmp_path))
+    }
+    with pytest.raises(SystemExit, match="unequal work is not compared"):
+        compare("readings", {}, rounds=0, warm_up=0, checks=checks)
 
 
 def test_a_run_says_how_many_rows_it_has_found(place: Path) -> None:

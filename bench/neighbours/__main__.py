@@ -27,7 +27,7 @@ from sessions import Apart
 from side_by_side import Comparison, Contender, Done, by_figure, compare, pair, report
 from sizes import records
 
-from neighbours.kafkarrow_process import Kafkarrow, NotInstalled, install
+from neighbours.kafkarrow_process import VERSION, Kafkarrow, NotInstalled, install
 from neighbours.readers import READERS, Topic, settings
 from neighbours.runs import as_done, run_there, sums_there
 from pyspark_timestream.kafka.client.native.library import load_gather
@@ -83,7 +83,8 @@ def add_kafkarrow(
         print(f"kafkarrow does not take part: {error}", flush=True)
         return
     run = OfKafkarrow(process, topic)
-    runs["kafkarrow"], checks["kafkarrow"] = run, run.sums
+    name = f"kafkarrow {VERSION}"
+    runs[name], checks[name] = run, run.sums
 
 
 @dataclass(frozen=True)
