@@ -30,7 +30,7 @@ def readings(load: Load) -> pa.Table:
 # -- the load -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("minutes", [1, 7, 240, 10_000])
+@pytest.mark.parametrize("minutes", [7, 10_000])
 def test_readings_do_not_depend_on_how_they_are_cut(minutes: int) -> None:
     cut = readings(Load(8, 12, minutes))
     assert cut.equals(readings(Load(8, 12, 45)))
