@@ -71,7 +71,7 @@ def encode_runs(series: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Arra
     whole = series.combine_chunks() if isinstance(series, pa.ChunkedArray) else series
     whole = whole.cast(pa.string())
     starts = np.flatnonzero(_differs_from_previous(whole))
-    names = whole.take(pa.array(starts))
+    names = whole if len(starts) == len(whole) else whole.take(pa.array(starts))
     run = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(whole)))
     if len(names) < 2 or pc.all(pc.less(names[:-1], names[1:])).as_py():
         return names, run

@@ -25,6 +25,7 @@ class BlockColumns(Mapping[str, Int64Array]):
     def __init__(self, columns: Mapping[str, Int64Array]) -> None:
         self._blocks = {name: _split_blocks(column) for name, column in columns.items()}
         self.rows = max(map(len, columns.values()), default=0)
+        self._bounds: dict[str, Int64Array] = {}
 
     def __getitem__(self, name: str) -> Int64Array:
         return _concatenate(self._blocks[name])
@@ -39,9 +40,11 @@ class BlockColumns(Mapping[str, Int64Array]):
         return name in self._blocks
 
     def bounds(self, name: str) -> Int64Array:
-        """The lowest and the highest number of a non-empty column."""
-        blocks = self._blocks[name]
-        return np.array([min(map(np.min, blocks)), max(map(np.max, blocks))])
+        """The lowest and the highest number of a non-empty column; found once."""
+        if name not in self._bounds:
+            blocks = self._blocks[name]
+            self._bounds[name] = np.array([min(map(np.min, blocks)), max(map(np.max, blocks))])
+        return self._bounds[name]
 
     def take(self, rows: Int64Array, absent: Mapping[str, int]) -> dict[str, Int64Array]:
         """The columns of `absent` at `rows`; its number stands for a missing row or column."""

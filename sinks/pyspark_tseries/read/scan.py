@@ -20,6 +20,7 @@ from pyspark_tseries.model.arrays import (
     MIN_NUMBER,
     NO_SEQUENCE,
     BoolArray,
+    Int64Array,
     encode_runs,
     sort_keys,
     to_int64,
@@ -102,7 +103,14 @@ def run_query(
         original=to_int64(rows["original_sequence"].fill_null(NO_SEQUENCE))[order],
     )
     found = select(events, query)
-    return Answer(rows.select(names).take(pa.array(order[found.rows])), found.selected)
+    return Answer(_take_rows(rows.select(names), order[found.rows]), found.selected)
+
+
+def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
+    """`rows` at the positions `wanted`; no copy where these are all of them, in their order."""
+    if len(wanted) == rows.num_rows and np.array_equal(wanted, np.arange(len(wanted))):
+        return rows
+    return rows.take(pa.array(wanted))
 
 
 def _may_hide(retained: RetainedRange, head: SeriesIndex) -> bool:

@@ -11,6 +11,7 @@ query decides which of an original and its edits stay. No step loops over rows o
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -78,6 +79,8 @@ def select(events: Events, query: Query) -> Selection:
 
 def _find_last_of_each(group: Int64Array) -> Int64Array:
     """The last position of each distinct number of `group`, in the order of the numbers."""
+    if (group[1:] > group[:-1]).all():
+        return np.arange(len(group))  # Without edits, as most results are.
     _, from_end = np.unique(group[::-1], return_index=True)
     last: Int64Array = len(group) - 1 - from_end
     return last
@@ -132,24 +135,49 @@ class _SlotPosition:
 
 
 class _Slots:
-    """The events of each series that counts include.
-
-    Attributes:
-        events: all events.
-        size: the number of slots of each series.
-        last_us: the timestamp of the last event, of any kind, of each series.
-    """
+    """The events of each series that counts include; `events` are all events."""
 
     def __init__(self, events: Events, counted: BoolArray | None) -> None:
-        self.events = events
-        rows = np.arange(len(events.codes)) if counted is None else np.flatnonzero(counted)
-        self._codes, self._sequence = events.codes[rows], events.sequence[rows]
-        self._us = events.us[rows]
-        series = np.arange(len(events.names))
-        self._starts = np.searchsorted(self._codes, series)
-        self.size = np.bincount(self._codes, minlength=len(series))
-        self._index = np.arange(len(rows)) - self._starts[self._codes]
-        self.last_us = events.us[np.searchsorted(events.codes, series, "right") - 1]
+        self.events, self._counted = events, counted
+
+    # What follows is made when it is asked for: a range of times or sequences needs none of it.
+
+    @cached_property
+    def _rows(self) -> Int64Array:
+        if self._counted is None:
+            return np.arange(len(self.events.codes))
+        return np.flatnonzero(self._counted)
+
+    @cached_property
+    def _codes(self) -> Int64Array:
+        return self.events.codes[self._rows]
+
+    @cached_property
+    def _sequence(self) -> Int64Array:
+        return self.events.sequence[self._rows]
+
+    @cached_property
+    def _us(self) -> Int64Array:
+        return self.events.us[self._rows]
+
+    @cached_property
+    def _starts(self) -> Int64Array:
+        return np.searchsorted(self._codes, np.arange(len(self.events.names)))
+
+    @cached_property
+    def _index(self) -> Int64Array:
+        return np.arange(len(self._rows)) - self._starts[self._codes]
+
+    @cached_property
+    def size(self) -> Int64Array:
+        """The number of slots of each series."""
+        return np.bincount(self._codes, minlength=len(self.events.names))
+
+    @cached_property
+    def last_us(self) -> Int64Array:
+        """The timestamp of the last event, of any kind, of each series."""
+        series = np.arange(len(self.events.names))
+        return self.events.us[np.searchsorted(self.events.codes, series, "right") - 1]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sequence and timestamp of slot `index` of each series, clipped to existing slots."""
@@ -191,6 +219,11 @@ def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
     codes = slots.events.codes
     if wanted == FULL_RANGE:
         return np.ones(len(codes), bool)
+    if (ends := _find_fixed_ends(wanted)) is not None:
+        by_time, low, high = ends
+        values = slots.events.us if by_time else slots.events.sequence
+        inside: BoolArray = (values >= low) & (values <= high)
+        return inside
     anchor = _absolute_bound(wanted.anchor, slots)
     if wanted.span.kind.startswith(("next", "previous")):
         forward = wanted.span.kind.startswith("next")
@@ -202,6 +235,14 @@ def _select_inside(wanted: Range, slots: _Slots) -> BoolArray:
     there, back = _select_between(anchor, end, slots), _select_between(end, anchor, slots)
     ahead = np.bincount(codes[there], minlength=len(slots.size)) > 0
     return np.where(ahead[codes], there, back)
+
+
+def _find_fixed_ends(wanted: Range) -> tuple[bool, int, int] | None:
+    """Both ends of a range that are the same in every series: times, or else sequences."""
+    anchor, span = wanted.anchor, wanted.span
+    if anchor.kind != span.kind or anchor.kind not in ("time", "sequence"):
+        return None
+    return anchor.kind == "time", min(anchor.value, span.value), max(anchor.value, span.value)
 
 
 def _select_between(low: _Bound, high: _Bound, slots: _Slots) -> BoolArray:

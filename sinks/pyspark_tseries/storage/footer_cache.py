@@ -4,6 +4,7 @@ A data file never changes and its name is unique, so a cached footer stays valid
 processes commit, compact or remove.
 """
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -51,6 +52,7 @@ class Footer:
         for field in columns:
             self._leaves[field.name] = range(first, first := first + count_leaves(field.type))
         self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
         self._constants: dict[str, list[tuple[Any] | None]] = {}
         self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
 
@@ -61,7 +63,15 @@ class Footer:
 
     def rows(self, group: int) -> int:
         """The number of rows of a row group."""
-        return int(self.metadata.row_group(group).num_rows)
+        return self._group_rows[group]
+
+    @functools.cached_property
+    def _group_rows(self) -> list[int]:
+        return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
+
+    def has_dictionary(self, group: int, column: str) -> bool:
+        """True if a plain column of a row group is stored as a dictionary."""
+        return bool(self.metadata.row_group(group).column(self._at[column]).has_dictionary_page)
 
     def chunks(
         self, groups: Iterable[int], columns: Iterable[str]
@@ -72,10 +82,12 @@ class Footer:
         which = [leaf for name in columns for leaf in self._leaves[name]]
         width = self.metadata.num_columns
         for group in groups:
-            row_group = self.metadata.row_group(group)
             for leaf in which:
-                at, size = chunk_span(row_group.column(leaf))
-                yield at, size, int(self.sums[group * width + leaf])
+                span = self._spans.get((group, leaf))
+                if span is None:
+                    span = chunk_span(self.metadata.row_group(group).column(leaf))
+                    self._spans[group, leaf] = span
+                yield *span, int(self.sums[group * width + leaf])
 
     def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
         """The lowest and the highest value of `column` in each row group; None if unknown."""

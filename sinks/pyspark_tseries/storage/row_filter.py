@@ -99,7 +99,8 @@ class RowFilter:
         ):
             if (low, high) != ANY_VALUE:
                 values = to_int64(within[name])
-                needed &= (values >= low) & (values <= high)
+                needed &= values >= low
+                needed &= values <= high
         return start, needed
 
     def _names_span(self, table: pa.Table) -> tuple[int, int]:

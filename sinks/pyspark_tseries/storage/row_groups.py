@@ -3,18 +3,20 @@
 The columns with conditions are read first. The others are read only if a row is needed.
 """
 
+import functools
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_tseries.model.arrays import BoolArray, Int64Array
 from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
 from pyspark_tseries.storage.footer_cache import FOOTER_CACHE, Footer
 from pyspark_tseries.storage.location import Location
@@ -24,6 +26,9 @@ __all__ = ["FilePiece", "OpenFile", "plan_pieces", "read_files", "stream_file"]
 
 ROWS_PER_PIECE: Final = 100_000
 """The rows that are read at once, about, before unneeded ones are dropped."""
+
+JOBS_PER_THREAD: Final = 4
+"""The parts of a long read that a thread takes, so that no thread waits long for the last one."""
 
 CPU_COUNT: Final = os.cpu_count() or 1
 MAX_REMOTE_READS: Final = 16
@@ -67,9 +72,11 @@ def read_files(
     ]
     alone = len(pieces) == 1
     found = _map_parallel(
-        lambda piece: _read_piece(location, piece, schema, row_filter, alone), pieces, width
+        lambda job: _read_pieces(location, job, schema, row_filter, alone),
+        _divide_pieces(pieces, width),
+        width,
     )
-    alike = groupby(filter(None, found), key=lambda part: part.fixed)
+    alike = groupby(chain.from_iterable(found), key=lambda part: part.fixed)
     tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
     return pa.concat_tables([schema.empty_table(), *tables])
 
@@ -79,8 +86,7 @@ def stream_file(
 ) -> Iterator[pa.Table]:
     """As `read_files`, for one file, piece by piece."""
     for piece in plan_pieces(file, _footer(location, file), row_filter):
-        found = _read_piece(location, piece, schema, row_filter, alone=True)
-        if found:
+        for found in _read_pieces(location, [piece], schema, row_filter, alone=True):
             yield _assemble(found.fixed, [found], schema)
 
 
@@ -103,6 +109,17 @@ def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[F
     return pieces
 
 
+def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePiece]]:
+    """`pieces`, in their order, as jobs for `width` threads; a job is about one file."""
+    pieces = list(pieces)
+    most = max(1, len(pieces) // (JOBS_PER_THREAD * width))
+    jobs: list[list[FilePiece]] = []
+    for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
+        group = list(of_file)
+        jobs += [group[at : at + most] for at in range(0, len(group), most)]
+    return jobs
+
+
 def _map_parallel(
     function: Callable[[_From], _To], items: Sequence[_From], width: int
 ) -> list[_To]:
@@ -123,39 +140,84 @@ class _PieceRows(NamedTuple):
     rows: int
 
 
-def _read_piece(
-    location: Location, piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
-) -> _PieceRows | None:
-    groups = piece.groups
+def _read_pieces(
+    location: Location,
+    pieces: Sequence[FilePiece],
+    schema: pa.Schema,
+    row_filter: RowFilter,
+    alone: bool,
+) -> list[_PieceRows]:
+    """The needed rows of some pieces of one file, which is opened once for all of them."""
+    first = pieces[0]
     with (
-        explain_read_errors(location, piece.file),
-        location.read(location.file(piece.file.path)) as file,
+        explain_read_errors(location, first.file),
+        location.read(location.file(first.file.path)) as file,
     ):
-        source = OpenFile(location, file, piece.footer)
-        judged = source.columns(groups, row_filter.columns, alone)
-        rows = sum(map(piece.footer.rows, groups))
-        start, needed = 0, np.ones(rows, bool)
-        if judged:
-            start, needed = row_filter.match_rows(
-                pa.table(judged), is_sorted=not piece.file.is_foreign
-            )
-        if not needed.any():
-            return None
-        fixed = _constant_columns(piece, schema.names)
-        rest = [name for name in schema.names if name not in judged and name not in fixed]
-        found = pa.table(judged | source.columns(groups, rest, alone))
-    if found.num_columns and (len(needed) < rows or not needed.all()):
-        found = found.slice(start, len(needed)).filter(pa.array(needed))
-    return _PieceRows(fixed, _cast_columns(found, schema), int(needed.sum()))
+        source = OpenFile(location, file, first.footer)
+        found = [_read_piece(source, piece, schema, row_filter, alone) for piece in pieces]
+    return [rows for rows in found if rows is not None]
 
 
-def _constant_columns(piece: FilePiece, names: Iterable[str]) -> dict[str, Any]:
-    """The columns that are constant in the piece."""
+def _read_piece(
+    source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
+) -> _PieceRows | None:
+    judged = source.columns(piece.groups, row_filter.columns, alone)
+    sizes = np.array([piece.footer.rows(group) for group in piece.groups])
+    needed = np.ones(int(sizes.sum()), bool)
+    if judged:
+        needed = _match_rows(judged, row_filter, is_sorted=not piece.file.is_foreign)
+    count = int(np.count_nonzero(needed))
+    if not count:
+        return None
+    groups, needed_there = piece.groups, needed
+    if count < len(needed):
+        groups, needed_there = _select_groups(piece.groups, sizes, needed)
+    fixed = _constant_columns(piece.footer, groups, schema.names)
+    rest = [name for name in schema.names if name not in judged and name not in fixed]
+    columns = {
+        **_filter_columns({name: judged[name] for name in judged if name in schema.names}, needed),
+        **_filter_columns(source.columns(groups, rest, alone, encoded=True), needed_there),
+    }
+    return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
+
+
+def _match_rows(judged: Mapping[str, Any], row_filter: RowFilter, *, is_sorted: bool) -> BoolArray:
+    """A flag for each row: whether it is needed."""
+    table = pa.table(judged)
+    start, flags = row_filter.match_rows(table, is_sorted=is_sorted)
+    if len(flags) == table.num_rows:
+        return flags
+    needed = np.zeros(table.num_rows, bool)
+    needed[start : start + len(flags)] = flags
+    return needed
+
+
+def _select_groups(
+    groups: Sequence[int], sizes: Int64Array, needed: BoolArray
+) -> tuple[list[int], BoolArray]:
+    """Those of `groups`, of `sizes` rows, that have a needed row, and the flags of their rows."""
+    ends = np.cumsum(sizes)
+    there = [bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)]
+    kept = [group for group, is_there in zip(groups, there, strict=True) if is_there]
+    return kept, needed if len(kept) == len(groups) else needed[np.repeat(there, sizes)]
+
+
+def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:
+    if not columns or needed.all():
+        return columns
+    flags = pa.array(needed)
+    return {name: column.filter(flags) for name, column in columns.items()}
+
+
+def _constant_columns(
+    footer: Footer, groups: Sequence[int], names: Iterable[str]
+) -> dict[str, Any]:
+    """The columns that are constant in some row groups."""
     fixed: dict[str, Any] = {}
     for name in names:
-        if name not in piece.footer.names:
+        if name not in footer.names:
             fixed[name] = None
-        elif (value := piece.footer.constant(piece.groups, name)) is not None:
+        elif (value := footer.constant(groups, name)) is not None:
             (fixed[name],) = value
     return fixed
 
@@ -171,16 +233,31 @@ class OpenFile:
 
     def __init__(self, location: Location, file: Any, footer: Footer) -> None:
         self._file, self.footer = file, footer
-        self._parquet = pq.ParquetFile(
+        self._open = functools.partial(
+            pq.ParquetFile,
             file,
             metadata=footer.metadata,
             pre_buffer=not location.is_local,
             page_checksum_verification=footer.sums is None,
             coerce_int96_timestamp_unit="us",  # As nanoseconds they would end in the year 2262.
         )
+        self._parquet = self._open()
 
-    def columns(self, groups: Sequence[int], names: Sequence[str], alone: bool) -> dict[str, Any]:
-        """Some columns of some row groups by name; `alone`: with all cores.
+    @functools.cached_property
+    def _encoded(self) -> Any:
+        """The file with the names of series as they are stored, each once in a row group."""
+        return self._open(read_dictionary=["series"])
+
+    def columns(
+        self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: bool = False
+    ) -> dict[str, Any]:
+        """Some columns of some row groups by name.
+
+        Args:
+            groups: the row groups.
+            names: of the columns.
+            alone: with all cores.
+            encoded: `series` may be a dictionary, which pays where many rows are dropped.
 
         Raises:
             OSError, pa.ArrowException: they cannot be read, or are not as they were written.
@@ -193,7 +270,9 @@ class OpenFile:
                     f"its {size} bytes from {at} on are not what was written: the checksum is "
                     "another one"
                 )
-        found = self._parquet.read_row_groups(groups, columns=names, use_threads=alone)
+        encoded = encoded and "series" in names and self.footer.has_dictionary(groups[0], "series")
+        source = self._encoded if encoded else self._parquet
+        found = source.read_row_groups(groups, columns=names, use_threads=alone)
         return {name: _in_microseconds(found[name]) for name in names}
 
 

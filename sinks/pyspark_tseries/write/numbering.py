@@ -132,7 +132,8 @@ def sort_rows(
         raise _illegal_timestamp_error(series[row], UNTIMED)
     us = given.fill_null(UNTIMED).to_numpy(zero_copy_only=False)
     order = sort_by_code(codes, us)
-    return order, names, codes[order], us[order]
+    rows_of_each = np.bincount(codes, minlength=len(names))
+    return order, names, np.repeat(np.arange(len(names)), rows_of_each), us[order]
 
 
 def series_column(names: pa.Array, codes: Int64Array) -> pa.Array:

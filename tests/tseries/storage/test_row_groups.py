@@ -250,3 +250,32 @@ def test_columns_of_one_value_alone_are_as_long_as_the_rows(large):
         assert found.num_rows == rows
         assert found["original_author"].null_count == rows
         assert len(found["author"].unique()) == 1
+
+
+def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(tmp_path, watched):
+    location = parse_location(str(tmp_path))
+    times = {"a": (0, 100), "b": (0, 50), "c": (50, 100), "d": (0, 90)}
+    rows = [((name, n), us, 0) for name, both in times.items() for n, us in enumerate(both)]
+    written = write_events(location, "kind=event/0.parquet", events(rows, ["me"], False), 2)
+    file = data_file(written.path, written.size)
+    found = read_files(location, [file], SCHEMA, RowFilter(times=(40, 60)))
+    assert found["series"].to_pylist() == ["b", "c"]
+    assert found["sequence"].to_pylist() == [1, 0]
+    read = [(groups, names) for _, groups, names in watched]
+    assert read[0] == ((0, 1, 2, 3), ("timestamp",))
+    assert [groups for groups, _ in read[1:]] == [(1, 2)]
+
+
+def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
+    monkeypatch.setattr(row_groups, "ROWS_PER_PIECE", 1)
+    monkeypatch.setattr(row_groups, "JOBS_PER_THREAD", 1)
+    monkeypatch.setattr(row_groups, "CPU_COUNT", 2)
+    location = parse_location(str(tmp_path))
+    rows = [((f"{number:02}", 0), number, 0) for number in range(40)]
+    written = write_events(location, "kind=event/0.parquet", events(rows, ["me"], False), 1)
+    opened = []
+    real = row_groups.OpenFile
+    monkeypatch.setattr(row_groups, "OpenFile", lambda *a: opened.append(a) or real(*a))
+    found = read_files(location, [data_file(written.path, written.size)], SCHEMA, RowFilter())
+    assert found["timestamp"].cast(pa.int64()).to_pylist() == list(range(40))
+    assert len(opened) == 2
