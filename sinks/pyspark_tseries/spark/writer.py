@@ -5,6 +5,7 @@ A task with many rows writes them as event files right away; see `task_output` a
 
 import contextlib
 import logging
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -159,6 +160,18 @@ def _commit(
     freeze_objects()
 
 
+def _refresh_in_background(store: "Store") -> None:
+    """Read the commit just made while Spark ends the batch; the next one then need not wait."""
+    with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
+        threading.Thread(target=_refresh, args=(store,), daemon=True).start()
+
+
+def _refresh(store: "Store") -> None:
+    # The next batch refreshes the store as well, and reports what is wrong with it.
+    with contextlib.suppress(Exception):
+        store.refresh()
+
+
 def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
     """Return whether a write is not streaming, or its query has a batch in the store."""
     if token is None or not token[0].startswith(_QUERY_TOKEN_PREFIX):
@@ -311,6 +324,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not is_empty or cti_us is not None:
             # Only now: after a failed first batch the query may be given another store.
             remember_store(target.checkpoint, store)
+        _refresh_in_background(store)
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
         """The CTI that the query commits with a batch; None if it gives none."""

@@ -1,10 +1,17 @@
-"""What a write refuses before any task of it starts."""
+"""What a write refuses before any task of it starts, and what it does after its commit."""
+
+import time
 
 import pytest
 from pyspark.sql.types import StructType
+from tseries.spark.test_writer_cti import Query
 
 from pyspark_timestream import OptionError
-from pyspark_tseries import DefaultSource
+from pyspark_tseries import DefaultSource, TimeSeries
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.spark import writer
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store import store as stores
 
 ROWS = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")
 NUMBERED = {"txnAppId": "nightly", "txnVersion": "7", "retainedRange": "unlimited"}
@@ -20,3 +27,31 @@ def test_batch_number_in_a_streaming_write_is_refused_and_no_store_is_made(tmp_p
 def test_batch_number_in_a_batch_write_is_accepted(tmp_path):
     source = DefaultSource({"path": str(tmp_path / "s"), **NUMBERED})
     assert source.writer(ROWS, False) is not None
+
+
+def test_commit_of_a_stream_is_read_before_the_next_batch_asks(tmp_path):
+    query = Query(tmp_path)
+    query.commit(0, ("a", 0, 1))
+    store = stores._open_stores[parse_location(query.store)]
+    deadline = time.monotonic() + 20
+    while store.version() < 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert store.version() == 1
+
+
+def test_failed_refresh_after_a_commit_is_left_to_the_next_batch(tmp_path, monkeypatch):
+    failed = []
+
+    def fail(store):
+        failed.append(store)
+        raise UnusableStore("gone", "a store", "look")
+
+    query = Query(tmp_path)
+    query.commit(0, ("a", 0, 1))
+    store = stores._open_stores[parse_location(query.store)]
+    with monkeypatch.context() as patch:
+        patch.setattr(stores.Store, "refresh", fail)
+        writer._refresh(store)
+    assert failed == [store]
+    query.commit(1, ("a", 1, 2))
+    assert TimeSeries.open(query.store).describe()["last_commit"] == 1
