@@ -5,6 +5,10 @@ All read the same Parquet files, one file a batch. The peers: `format("parquet")
 takes otherwise. What a batch takes is its trigger, from planning to commit, the median of a query;
 its first batch starts workers and is left out. The guard reads back what each sink has written:
 how many rows, of how many series, and the sums of their times and values.
+
+`tseries` syncs every commit (`durability` = `fsync`); `tseries, os` leaves that to the system, as
+the peers do. The last rows are a bound: a sink in Python that takes the rows and keeps nothing,
+which is what Spark's three calls of Python a batch, and the rows' way there, cost any sink.
 """
 
 import argparse
@@ -12,7 +16,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming import DataStreamWriter
-from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
+from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, pair, report
 from sizes import size
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
@@ -57,10 +63,15 @@ def write_input(directory: Path, rows: int, series: int) -> Path:
     return directory
 
 
-def tseries(frame: DataFrame, path: str) -> DataStreamWriter:
+def tseries(frame: DataFrame, path: str, durability: str = "fsync") -> DataStreamWriter:
     """Ours; every batch in the store once."""
     writer = frame.writeStream.format("tseries").option("retainedRange", "unlimited")
-    return writer.option("path", path)
+    return writer.option("durability", durability).option("path", path)
+
+
+def tseries_os(frame: DataFrame, path: str) -> DataStreamWriter:
+    """Ours, with commits that the system writes to the disk in its own time."""
+    return tseries(frame, path, "os")
 
 
 def parquet(frame: DataFrame, path: str) -> DataStreamWriter:
@@ -77,18 +88,63 @@ def deltalake(frame: DataFrame, path: str) -> DataStreamWriter:
     return frame.writeStream.foreachBatch(write)
 
 
-SINKS: dict[str, Sink] = {"parquet": parquet, "deltalake": deltalake, "tseries": tseries}
+def nothing_kept(frame: DataFrame, path: str) -> DataStreamWriter:
+    """A sink in Python that takes the rows; what any such sink costs at least."""
+    return frame.writeStream.format(NothingKept.name())
 
 
-def one_query(spark: SparkSession, source: Path, sink: Sink) -> Done:
-    """What a batch takes, but for the first, and what the query has written."""
+PEERS: dict[str, Sink] = {"parquet": parquet, "deltalake": deltalake}
+OURS: dict[str, Sink] = {"tseries, os": tseries_os, "tseries": tseries}
+BOUND: dict[str, Sink] = {**PEERS, "nothing kept": nothing_kept}
+
+
+@dataclass(frozen=True)
+class Taken(WriterCommitMessage):
+    """What a task has taken."""
+
+    rows: int
+
+
+class NothingKept(DataSource):
+    """A data source that rows can be written to, and that keeps none."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "nothing_kept"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The writer of a batch."""
+        return KeepNothing()
+
+
+class KeepNothing(DataSourceStreamArrowWriter):
+    """Takes rows."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Taken:
+        """Take the rows of a task."""
+        return Taken(sum(batch.num_rows for batch in iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Do nothing."""
+
+
+def one_query(spark: SparkSession, source: Path, sink: Sink, reads_back: bool = True) -> Done:
+    """What a batch takes, but for the first, and what the query has written, or else read."""
     frame = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(source))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         writer = sink(frame, f"{place}/out").option("checkpointLocation", f"{place}/checkpoint")
         query = writer.trigger(availableNow=True).start()
         query.awaitTermination()
-        took = [p.durationMs["triggerExecution"] for p in query.recentProgress if p.numInputRows]
-        return Done(statistics.median(took[1:]) / 1000, written(f"{place}/out"))
+        progress = [each for each in query.recentProgress if each.numInputRows]
+        took = [each.durationMs["triggerExecution"] for each in progress]
+        rows = {"rows": sum(each.numInputRows for each in progress)}
+        return Done(
+            statistics.median(took[1:]) / 1000, written(f"{place}/out") if reads_back else rows
+        )
 
 
 def written(path: str) -> dict[str, Any]:
@@ -115,19 +171,30 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     spark = local_spark("tseries_append")
-    found: list[Comparison] = []
+    spark.dataSource.register(NothingKept)
     with tempfile.TemporaryDirectory() as place:
-        for rows in given.rows:
-            source = write_input(Path(place) / str(rows), rows, SERIES.get(rows, rows))
+        report(__file__, comparisons(spark, Path(place), given.rows, given.rounds))
 
-            def run(sink: Sink, source: Path = source) -> Contender:
-                return lambda: one_query(spark, source, sink)
 
-            contenders = {name: run(sink) for name, sink in SINKS.items()}
-            found += against_each(
-                compare("append", contenders, rows, rounds=given.rounds), by=" against "
-            )
-    report(__file__, found)
+def comparisons(
+    spark: SparkSession, place: Path, sizes: list[int], rounds: int
+) -> Iterator[Comparison]:
+    """Ours against each peer, and the bound, for batches of some sizes."""
+    sources = {rows: write_input(place / str(rows), rows, SERIES.get(rows, rows)) for rows in sizes}
+
+    def run(rows: int, sink: Sink, reads_back: bool = True) -> Contender:
+        return lambda: one_query(spark, sources[rows], sink, reads_back)
+
+    for rows in sizes:
+        contenders = {name: run(rows, sink) for name, sink in {**PEERS, **OURS}.items()}
+        compared = compare("append", contenders, rows, rounds=rounds)
+        for ours in OURS:
+            how = ours.removeprefix("tseries")
+            yield from (pair(compared, peer, ours, f"{how} against {peer}") for peer in PEERS)
+    for rows in sizes:
+        bound = {name: run(rows, sink, reads_back=False) for name, sink in BOUND.items()}
+        compared = compare("the way to a Python sink alone", bound, rows, rounds=rounds)
+        yield from against_each(compared, by=" against ")
 
 
 if __name__ == "__main__":
