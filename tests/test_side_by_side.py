@@ -152,7 +152,7 @@ def test_each_figure_of_a_run_is_a_row_with_the_same_core_seconds() -> None:
 
 
 def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count() -> None:
-    spin = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    spin = "import time; end = time.process_time() + 0.4\nwhile time.process_time() < end: pass"
     kinds = {"jvm": "org.apache.spark.deploy.SparkSubmit", "broker": "kafka.Kafka"}
     with ExitStack() as open_:
         with CoreSeconds() as spent:
@@ -167,6 +167,7 @@ def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count(
         with CoreSeconds() as idle:
             pass
     assert spent.by_kind.keys() == {"jvm", "broker", "python"}
+    # The system counts in hundredths, and its own way.
     assert min(spent.by_kind.values()) >= 0.3
     assert sum(idle.by_kind.values()) < 0.3
     without_broker = spent.by_kind["jvm"] + spent.by_kind["python"]
