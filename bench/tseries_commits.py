@@ -2,12 +2,18 @@
 
 The store looks after itself meanwhile (`autoCompact`), in a process beside the writer. The last
 commits of the old store and the first of a new one are made in turns, so that both meet the same
-noise. Then one event at a time against a row at a time of deltalake's `write_deltalake`.
+noise. Then the disk that all these commits take: blocks of files, before and after a maintenance
+ten minutes later; and what a new process takes for its first append, from opening the store on, in
+a store of a million series beside one of a single series. At last one event at a time against a row
+at a time of deltalake's `write_deltalake`.
 """
 
 import argparse
 import functools
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,9 +25,13 @@ from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
 from sizes import size
 
 from pyspark_tseries import TimeSeries, describe
+from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.store.store import Store
 
 SERIES = 100
 COMPARED = size(1000, 50)
+ALL_SERIES = size(1_000_000, 100_000)
 SMALL = size(50, 10)
 """Commits a round of the comparison with deltalake."""
 
@@ -63,8 +73,16 @@ def events(path: str) -> int:
     return int(describe(path)["events"])
 
 
-def last_against_first(commits: int, rounds: int) -> Comparison:
-    """The last commits of a store in turns with the first of another."""
+def disk_mb(path: str) -> float:
+    """The disk that a directory takes, as `du` counts it."""
+    found = (
+        os.lstat(os.path.join(where, name)) for where, _, names in os.walk(path) for name in names
+    )
+    return sum(file.st_blocks for file in found) * 512 / 1e6
+
+
+def last_against_first(commits: int, rounds: int) -> list[Comparison]:
+    """The last commits of a store in turns with the first of another, and the old one's disk."""
     compared = min(COMPARED, commits // 2)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
         paths = {f"first {compared}": f"{location}/new", f"last {compared}": f"{location}/old"}
@@ -80,6 +98,52 @@ def last_against_first(commits: int, rounds: int) -> Comparison:
             count = functools.partial(events, path)
             contenders[name] = in_turn(write, count, compared // rounds)
         job = f"a commit, last {compared:,} of {commits:,}"
+        return [
+            compare(job, contenders, unit="ms", rounds=rounds),
+            disk_after_upkeep(f"{location}/old"),
+        ]
+
+
+def disk_after_upkeep(path: str) -> Comparison:
+    """The disk of a store before maintenance, and after it ran at once and ten minutes later."""
+    stored, before = events(path), disk_mb(path)
+    store, now_us = Store.open(path), time.time_ns() // 1000
+    for later_us in (now_us, now_us + 11 * 60 * 1_000_000):
+        merge_runs(store, later_us, everything=False)
+        remove_obsolete_files(store, later_us)
+    took = {"before": [before], "after": [disk_mb(path)]}
+    per_event = {name: round(mb[0] * 1e6 / stored) for name, mb in took.items()}
+    work = {"events": stored, "bytes an event": per_event}
+    job = f"disk of {stored:,} single events, after/before upkeep"
+    return Comparison(job, took, unit="MB", work=work)
+
+
+FIRST_APPEND = """
+import sys, time
+import pyspark_tseries.client.time_series as client
+began = time.perf_counter()
+event = client.TimeSeries.open(sys.argv[1], auto_compact=False).append("series 0", 1)
+print((time.perf_counter() - began) * 1000, event.sequence)
+"""
+
+
+def first_append(rounds: int) -> Comparison:
+    """The first append of a process, in a large store and in a small one."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
+        contenders = {}
+        for series in (1, ALL_SERIES):
+            path = f"{location}/{series}"
+            store = TimeSeries.create(path, {"value": pa.int64()}, "unlimited", auto_compact=False)
+            names = pa.array([f"series {number}" for number in range(series)])
+            store.append_many(pa.table({"series": names, "value": np.arange(series)}))
+
+            def run(path: str = path) -> Done:
+                line = [sys.executable, "-c", FIRST_APPEND, path]
+                done = subprocess.run(line, check=True, capture_output=True, text=True)
+                return Done(float(done.stdout.split()[0]), {"appended": 1})
+
+            contenders[f"of {series:,} series"] = run
+        job = f"a process's first append to {ALL_SERIES:,} series"
         return compare(job, contenders, unit="ms", rounds=rounds)
 
 
@@ -111,8 +175,8 @@ def against_deltalake(rounds: int) -> Comparison:
 def main() -> None:
     """Print the rows."""
     given = arguments()
-    first = last_against_first(given.commits, given.rounds)
-    report(__file__, [first, against_deltalake(given.rounds)])
+    found = last_against_first(given.commits, given.rounds)
+    report(__file__, [*found, first_append(given.rounds), against_deltalake(given.rounds)])
 
 
 if __name__ == "__main__":

@@ -1,26 +1,37 @@
-"""Milliseconds a commit that outlives a power loss costs, and one that is left to the system.
+"""Commits that outlive a power loss, and ones that are left to the system, beside SQLite's.
 
 One event, and a thousand, a commit: beside SQLite with its log written ahead (WAL) and synced at
-every commit (`synchronous=FULL`), and beside the same without (`NORMAL`: at checkpoints only). What
-it measures is the disk below the temporary directory; on a `tmpfs` it measures nothing.
+every commit (`synchronous=FULL`), and beside the same without (`NORMAL`: at checkpoints only). Then
+events a second of 1, 4 and 16 threads, each of which waits until its event is on the disk. What it
+measures is the disk below the temporary directory; on a `tmpfs` it measures nothing.
+
+What the disk allows is measured beside: one write with its sync, and the fewest with which a Delta
+commit can be made: an entry and a file of events, each written, synced and with its directory's
+name for it, the entry's after the rest.
 """
 
 import functools
+import os
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
 import pyarrow as pa
-from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
+from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
 from sizes import size
 
 from pyspark_tseries import TimeSeries
 
 COMMITS = size(100, 20)
 """A round."""
+
+THREADS = (1, 4, 16)
+THREAD_EVENTS = size(400, 64)
+"""A round, of all threads together."""
 
 SERIES = 100
 SQL = "INSERT INTO events VALUES (?, ?, ?)"
@@ -43,13 +54,21 @@ def in_turn(write: Callable[[int], object]) -> Contender:
     return run
 
 
-@contextmanager
-def sqlite(location: str, synchronous: str, rows: int) -> Iterator[Contender]:
-    """Commits to a database with its log written ahead."""
-    database = sqlite3.connect(f"{location}/{synchronous}{rows}.db", isolation_level=None)
+def open_database(path: str, synchronous: str) -> sqlite3.Connection:
+    """A database with its log written ahead, and a table of events."""
+    database = sqlite3.connect(path, timeout=60, isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute(f"PRAGMA synchronous={synchronous}")
-    database.execute("CREATE TABLE events (series TEXT, number INTEGER, value INTEGER)")
+    database.execute(
+        "CREATE TABLE IF NOT EXISTS events (series TEXT, number INTEGER, value INTEGER)"
+    )
+    return database
+
+
+@contextmanager
+def sqlite(location: str, synchronous: str, rows: int) -> Iterator[Contender]:
+    """Commits to a database."""
+    database = open_database(f"{location}/{synchronous}{rows}.db", synchronous)
 
     def write(number: int) -> None:
         database.execute("BEGIN")
@@ -75,21 +94,117 @@ def tseries(location: str, durability: str, rows: int) -> Contender:
     return in_turn(write)
 
 
+def one_sync(location: str) -> Contender:
+    """A page at the end of a file, synced: what the disk takes for one."""
+    file = os.open(f"{location}/pages", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+
+    def write(number: int) -> None:
+        os.write(file, bytes(4096))
+        os.fdatasync(file)
+
+    return in_turn(write)
+
+
+def fewest_syncs(location: str) -> Contender:
+    """The files of a Delta commit alone, as large as ours, synced one after the other."""
+    directories = [f"{location}/least", f"{location}/least/log", f"{location}/least/data"]
+    for each in directories:
+        os.mkdir(each)
+    _, log, data = (os.open(each, os.O_RDONLY) for each in directories)
+
+    def write(number: int) -> None:
+        for path, length in ((f"data/{number}", 4096), (f"log/{number}.draft", 700)):
+            file = os.open(f"{location}/least/{path}", os.O_CREAT | os.O_WRONLY)
+            os.write(file, bytes(length))
+            os.fsync(file)
+            os.close(file)
+        os.fsync(data)
+        os.rename(f"{location}/least/log/{number}.draft", f"{location}/least/log/{number}")
+        os.fsync(log)
+
+    return in_turn(write)
+
+
+def by_threads(threads: int, connect: Callable[[], Callable[[int], object]]) -> Contender:
+    """Events of some threads, each with a connection of its own, as long as the last one takes."""
+    each = THREAD_EVENTS // threads
+
+    def run() -> Done:
+        ready = threading.Barrier(threads + 1)
+
+        def append(number: int) -> None:
+            write = connect()
+            ready.wait()
+            for event in range(number * each, (number + 1) * each):
+                write(event)
+
+        appending = [threading.Thread(target=append, args=[n]) for n in range(threads)]
+        for thread in appending:
+            thread.start()
+        ready.wait()
+        began = time.perf_counter()
+        for thread in appending:
+            thread.join()
+        return Done(time.perf_counter() - began, {"events": threads * each})
+
+    return run
+
+
+def shared_by(location: str, threads: int) -> Comparison:
+    """Events of some threads, durable in both."""
+    path = f"{location}/threads{threads}"
+    store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000")
+
+    def to_sqlite() -> Callable[[int], object]:
+        database = open_database(f"{path}.db", "FULL")
+        return lambda n: database.execute(SQL, (f"series {n % SERIES}", n, n))
+
+    def to_store() -> Callable[[int], object]:
+        return lambda n: store.append(f"series {n % SERIES}", n)
+
+    contenders = {
+        "SQLite, FULL": by_threads(threads, to_sqlite),
+        "tseries, fsync": by_threads(threads, to_store),
+    }
+    job = f"events of {threads} thread{'s' if threads > 1 else ''}, synced"
+    return compare(job, contenders, rows=THREAD_EVENTS // threads * threads, rounds=ROUNDS)
+
+
+def alone(location: str) -> list[Comparison]:
+    """Commits of one caller."""
+    jobs: list[Comparison] = []
+    for rows, named in ((1, "one event"), (1000, "1,000 events")):
+        ours = functools.partial(tseries, location, rows=rows)
+        with sqlite(location, "FULL", rows) as full, sqlite(location, "NORMAL", rows) as normal:
+            pairs = {
+                "synced": {"SQLite, FULL": full, "tseries, fsync": ours("fsync")},
+                "left to the system": {"SQLite, NORMAL": normal, "tseries, os": ours("os")},
+            }
+            for how, contenders in pairs.items():
+                job = f"a commit of {named}, {how}"
+                jobs.append(compare(job, contenders, unit="ms", rounds=ROUNDS))
+    return jobs
+
+
+def against_the_disk(location: str) -> list[Comparison]:
+    """A synced commit of one event beside what the disk takes for the least of it."""
+    contenders = {
+        "one write and its sync": one_sync(location),
+        "the files of a Delta commit alone": fewest_syncs(location),
+        "tseries, fsync": tseries(location, "fsync", 1),
+    }
+    found = compare("a synced commit beside", contenders, unit="ms", rounds=ROUNDS)
+    return against_each(found, by=" ")
+
+
 def main() -> None:
     """Print the rows."""
-    jobs: list[Comparison] = []
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
-        for rows, named in ((1, "one event"), (1000, "1,000 events")):
-            ours = functools.partial(tseries, location, rows=rows)
-            with sqlite(location, "FULL", rows) as full, sqlite(location, "NORMAL", rows) as normal:
-                pairs = {
-                    "synced": {"SQLite, FULL": full, "tseries, fsync": ours("fsync")},
-                    "left to the system": {"SQLite, NORMAL": normal, "tseries, os": ours("os")},
-                }
-                for how, contenders in pairs.items():
-                    job = f"a commit of {named}, {how}"
-                    jobs.append(compare(job, contenders, unit="ms", rounds=ROUNDS))
-    report(__file__, jobs)
+        jobs = alone(f"{location}")
+        os.mkdir(f"{location}/disk")
+        jobs += against_the_disk(f"{location}/disk")
+        jobs += [shared_by(location, threads) for threads in THREADS]
+        report(__file__, jobs)
 
 
 if __name__ == "__main__":

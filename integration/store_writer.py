@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from pyspark_tseries.maintain import compactor
+from pyspark_tseries.maintain import background, compactor
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.model.retention import RetainedRange
@@ -103,13 +103,14 @@ def upkeep(store: Store, doomed: Doomed) -> None:
             return replace(*given)  # type: ignore[arg-type]
 
     compactor.replace_files = replacing
+    background.SMALL_FILE_RETENTION_US = 3_600_000_000
     for limit in itertools.cycle((KEPT, KEPT + 2)):
         with doomed.passing("merge"):
             merge_runs(store, 2**60, everything=True)
         with doomed.passing("checkpoint"):
             load_table(store.location).create_checkpoint()
         with doomed.passing("clean"):
-            # As if the hour of grace were 20 seconds, far longer than an append takes.
+            # As if hour and ten minutes of grace were 20 seconds, far longer than an append takes.
             remove_obsolete_files(store, time.time_ns() // 1000 + 3_580_000_000)
         with doomed.passing("range"):
             set_retained_range(store, RetainedRange(limit=limit), time.time_ns() // 1000)

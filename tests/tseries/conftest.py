@@ -15,3 +15,9 @@ def _at_full_priority() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.nice", lambda increment: increment)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores of a few commits have checkpoints, too."""
+    monkeypatch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 10)

@@ -59,9 +59,10 @@ __all__ = ["TimeSeries"]
 class TimeSeries:
     """An open store; safe for threads, and for any number of processes at the same time.
 
-    Every append and every edit is one commit, stored when the call returns. In a store with one
-    value column a value is that column's value, otherwise a mapping of names to values; columns
-    not named are null. Columns that others add can be named at once; a store
+    Every append and every edit is stored when the call returns, by a commit of its own or, if
+    several threads append at the same time, by one that their events share (semantics 16.9). In a
+    store with one value column a value is that column's value, otherwise a mapping of names to
+    values; columns not named are null. Columns that others add can be named at once; a store
     opened with one column still accepts that column's value alone.
     """
 
@@ -337,11 +338,15 @@ class TimeSeries:
         columns = [
             single_value_array(field, cell) for field, cell in zip(self._staged, given, strict=True)
         ]
-        rows = pa.Table.from_arrays(columns, schema=self._staged)
-        attempt = self._commit(Batch(rows, "fail", self._author))
-        (events,) = (part for part in attempt.numbered if len(part.order))
-        moment = to_datetime(int(events.timestamp_us[0]))
-        return EventMetadata(int(events.sequence[0]), moment, self._author)
+        batch = Batch(pa.Table.from_arrays(columns, schema=self._staged), "fail", self._author)
+        if original is None:
+            event, maintains = self._store.append_event(batch, synced=self._synced)
+            if self._auto_compact and maintains:
+                maintain_after_commit(self._store, event.commit)
+            return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
+        _, edits = self._commit(batch).numbered
+        moment = to_datetime(int(edits.timestamp_us[0]))
+        return EventMetadata(int(edits.sequence[0]), moment, self._author)
 
     def _commit(self, batch: Batch) -> PreparedCommit:
         attempt = self._store.append(batch, synced=self._synced)

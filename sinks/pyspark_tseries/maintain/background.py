@@ -16,14 +16,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import merge_runs
-from pyspark_tseries.storage.head_files import head_chain
+from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
+from pyspark_tseries.store.log_check import read_plain_entry
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store
@@ -43,11 +47,25 @@ COMMITS_PER_MAINTENANCE: Final = 32
 REMOVED_FILE_RETENTION_HOURS: Final = 1
 """Files removed from the store are kept this long, for queries that were planned before."""
 
+MAX_KEPT_SMALL_FILES: Final = 500
+"""Of more removed files of single commits, and of the heads of these, only those are kept an hour
+that were removed last; each takes a block of the disk, whatever little is in it."""
+
+SMALL_FILE_RETENTION_US: Final = 600_000_000
+"""But all are kept this long, for the tasks that are reading them; entries of the log as well."""
+
 ORPHAN_RETENTION_HOURS: Final = 24
 """Files that no commit names are kept this long: their writers may be about to commit them."""
 
 MIN_LOG_VERSIONS_KEPT: Final = 1000
 """The newest log entries that are kept; every commit lists the log, so a long one is slow."""
+
+RECENT_LOG_VERSIONS_KEPT: Final = 200
+"""Of entries that are older than that only the newest are kept."""
+
+VERSIONS_PER_KEPT_CHECKPOINT: Final = 100
+"""Of the checkpoints of kept entries so many versions are between two, besides the newest: each has
+the names of all files, those included that left the store within a day."""
 
 LOCAL_LOG_RETENTION_US: Final = 20_000_000
 """Every log entry is kept this long: a process that has just listed the log still reads it."""
@@ -65,14 +83,16 @@ LOCK_VARIABLE: Final = "TSERIES_UPKEEP_LOCK"
 OPTIONS_VARIABLE: Final = "TSERIES_STORAGE_OPTIONS"
 """The environment variable with the storage options for the process, as JSON."""
 
+_SINGLE_COMMIT_FILE: Final = re.compile(r"kind=(?:event|edit)/\d{10,}-([0-9a-f]{16})[.]parquet")
 _EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
 _HOUR_US: Final = 3_600_000_000
 _LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
 
 
-def maintain_after_commit(store: Store) -> None:
-    """Start maintenance of `store` in the background if its last commit makes it due."""
-    if (store.last_commit() + 1) % COMMITS_PER_MAINTENANCE == 0:
+def maintain_after_commit(store: Store, commit: int | None = None) -> None:
+    """Start maintenance of `store` in the background if `commit` makes it due; None: the last."""
+    last = store.last_commit() if commit is None else commit
+    if (last + 1) % COMMITS_PER_MAINTENANCE == 0:
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
             threading.Thread(
                 target=_run_once_per_process, args=(store.location,), daemon=True
@@ -189,7 +209,6 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     location = store.location
     sync_checkpoint(location)  # Another tool may have written it.
     table.cleanup_metadata()
-    location.remove(_list_obsolete_log(location, now_us))
     gone = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
     )
@@ -199,16 +218,80 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     live = {file.path for file in store.snapshot().files}
     events = (path for path in gone if _is_event_file(path) and path not in live)
     location.remove(location.file(path) for path in events)
-    since_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
-    old = _list_files_before(location, location.file("_tseries", "head"), since_us)
+    removed = _list_removed_small_files(location, store.version())
+    early = [path for path in _choose_early(removed, now_us) if path not in live]
+    there = {path for kind in ("event", "edit") for path, _ in _list_kind(location, kind)}
+    location.remove(there.intersection(map(location.file, early)))
+    heads = location.file("_tseries", "head")
+    hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
+    old = set(_list_files_before(location, heads, hour_ago_us))
+    # A file of a commit has the id of its head; other heads may be of commits that are to come.
+    early_heads = {head_path(location, int(_single_commit_id(path), 16)) for path in early}
+    old |= early_heads & {path for path, _ in location.list_files(heads)}
     if old:  # Following the chain reads a file for each commit.
-        needed = set(head_chain(location, store.head_id(), since_us))
-        location.remove(path for path in old if path not in needed)
+        since_us = max([hour_ago_us, *(removed[path] for path in early)])
+        location.remove(old.difference(head_chain(location, store.head_id(), since_us)))
     staging = location.file("_tseries", "staging")
     location.remove(
         _list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
     )
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
+    # At last, because Delta reads a checkpoint again where it has read it before.
+    location.remove(_list_obsolete_log(location, now_us))
+
+
+def _list_kind(location: Location, kind: str) -> Iterator[tuple[str, int]]:
+    return location.list_files(location.file(f"kind={kind}"))
+
+
+def _choose_early(removed: Mapping[str, int], now_us: int) -> list[str]:
+    """The removed small files, with the times of their removal, that are not kept an hour."""
+    rising = sorted(removed, key=lambda path: (removed[path], path))
+    beyond = rising[: max(len(rising) - MAX_KEPT_SMALL_FILES, 0)]
+    return [path for path in beyond if removed[path] < now_us - SMALL_FILE_RETENTION_US]
+
+
+def _list_removed_small_files(location: Location, newest: int) -> dict[str, int]:
+    """The files of single commits that the log up to `newest` names as removed, and when."""
+    last = _last_checkpoint(location)
+    if last is None:
+        return {}
+    found = _read_removed(location, last)
+    for version in range(last + 1, newest + 1):
+        entry = read_plain_entry(location, version)
+        if entry is not None:
+            times = {path: file.get("deletionTimestamp") for path, file in entry.removed.items()}
+            found |= times
+    return {path: ms * 1000 for path, ms in found.items() if ms and _single_commit_id(path)}
+
+
+def _read_removed(location: Location, version: int) -> dict[str, int | None]:
+    """The removed files in the checkpoint `version`, and when that was, in milliseconds."""
+    path = location.file("_delta_log", f"{version:020d}.checkpoint.parquet")
+    try:
+        with location.read(path) as file:
+            names = ["remove.path", "remove.deletionTimestamp"]
+            table = pq.ParquetFile(file).read(columns=names)
+    except (FileNotFoundError, pa.ArrowException):
+        return {}  # Another tool's, in several parts or of another form: they go after the hour.
+    if "remove" not in table.column_names:
+        return {}
+    removed = table["remove"].combine_chunks().drop_null()
+    return dict(zip(*(removed.field(name).to_pylist() for name in range(2)), strict=True))
+
+
+def _single_commit_id(path: str) -> str:
+    """The id in the path of a file that a commit of events has written itself; else empty."""
+    found = _SINGLE_COMMIT_FILE.fullmatch(path)
+    return found[1] if found else ""
+
+
+def _last_checkpoint(location: Location) -> int | None:
+    try:
+        with location.read(location.file("_delta_log", "_last_checkpoint")) as file:
+            return int(json.loads(file.read())["version"])
+    except FileNotFoundError:
+        return None
 
 
 def _is_event_file(path: str) -> bool:
@@ -217,21 +300,44 @@ def _is_event_file(path: str) -> bool:
 
 
 def _list_obsolete_log(location: Location, now_us: int) -> list[str]:
-    """List log entries far before the last checkpoint, which nothing needs to open the store."""
-    log = location.file("_delta_log")
-    try:
-        with location.read(location.file("_delta_log", "_last_checkpoint")) as file:
-            first = json.loads(file.read())["version"] - MIN_LOG_VERSIONS_KEPT
-    except FileNotFoundError:
+    """List log files that nothing needs to open the store.
+
+    These are files far before the last checkpoint, and checkpoints that are close to another.
+    """
+    last = _last_checkpoint(location)
+    if last is None:
         return []
-    old = _list_files_before(
-        location,
-        log,
-        now_us - (LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US),
-    )
-    entries = ((path, _LOG_FILE.fullmatch(os.path.basename(path))) for path in old)
+    retention_us = LOCAL_LOG_RETENTION_US if location.is_local else REMOTE_LOG_RETENTION_US
+    log = location.file("_delta_log")
+    old = _list_files_before(location, log, now_us - retention_us)
+    older = set(_list_files_before(location, log, now_us - SMALL_FILE_RETENTION_US))
+    found = [(path, _LOG_FILE.fullmatch(os.path.basename(path))) for path in old]
+    versions = {path: int(entry[1]) for path, entry in found if entry}
+    checkpoints = {
+        version: path
+        for path, version in versions.items()
+        if path in older and path.endswith(".checkpoint.parquet")
+    }
+    dense = _find_dense(sorted(checkpoints), last)
+    first, recent = last - MIN_LOG_VERSIONS_KEPT, last - RECENT_LOG_VERSIONS_KEPT
+    obsolete = {
+        path
+        for path, version in versions.items()
+        if version < first or (version < recent and path in older)
+    }
     # Oldest first, so that a reader that still finds an entry finds all later ones, too.
-    return sorted(path for path, entry in entries if entry and int(entry[1]) < first)
+    return sorted(obsolete | {checkpoints[version] for version in dense})
+
+
+def _find_dense(versions: Sequence[int], last: int) -> list[int]:
+    """The rising `versions` that are too close before another that stays, or before `last`."""
+    dense, kept = [], last
+    for version in reversed(versions):
+        if last > version > kept - VERSIONS_PER_KEPT_CHECKPOINT:
+            dense.append(version)
+        else:
+            kept = min(kept, version)
+    return dense
 
 
 def _list_files_before(location: Location, directory: str, before_us: int) -> list[str]:

@@ -38,6 +38,13 @@ _RANGE: Final = "tseries.retainedRange"
 _POLICY: Final = "tseries.policy"
 _SUBSCRIPTION: Final = "tseries.subscriptionRange"
 _MIN_RETENTION: Final = "tseries.minRetentionAge"
+LOCAL_CHECKPOINT_INTERVAL: Final = 50
+"""Commits from one checkpoint to the next. A checkpoint takes as long as four small commits; a
+process that opens the store reads the entries after the last one, in a tenth of a ms each."""
+
+REMOTE_CHECKPOINT_INTERVAL: Final = 10
+"""In an object store each of these entries is a request."""
+
 _DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 
 
@@ -46,10 +53,13 @@ def new_properties(
     min_retention_us: int | None = None,
     subscription: RetainedRange | None = None,
     policy: Policy | None = None,
+    *,
+    is_local: bool = False,
 ) -> dict[str, str]:
-    """The properties of a new store; None stands for the default."""
+    """The properties of a new store, on a local path or not; None stands for the default."""
+    interval = LOCAL_CHECKPOINT_INTERVAL if is_local else REMOTE_CHECKPOINT_INTERVAL
     properties = {
-        "delta.checkpointInterval": "10",
+        "delta.checkpointInterval": str(interval),
         "delta.logRetentionDuration": "interval 1 hours",
         "delta.deletedFileRetentionDuration": "interval 1 days",
         _VERSION: str(FORMAT_VERSION),

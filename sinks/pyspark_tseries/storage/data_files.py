@@ -22,7 +22,11 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.storage.foreign_files import FileBounds, read_bounds
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
-from pyspark_tseries.storage.parquet_checksums import checksum_placeholder, fill_in_checksums
+from pyspark_tseries.storage.parquet_checksums import (
+    checksum_placeholder,
+    fill_in_checksums,
+    fill_in_content,
+)
 from pyspark_tseries.storage.parquet_layout import (
     ROWS_PER_GROUP,
     choose_compression,
@@ -288,21 +292,36 @@ def write_events(
         "none" if table.num_rows < SMALL_FILE_ROWS else choose_compression(table)
     )
     rows = split_dictionaries(table, group_rows)
+    is_small = location.is_local and table.num_rows < SMALL_FILE_ROWS
     made: list[Any] = []
     try:
         with (
-            location.write(full) as sink,
+            pa.BufferOutputStream() if is_small else location.write(full) as sink,
             pq.ParquetWriter(sink, rows.schema, metadata_collector=made, **options) as writer,
         ):
             writer.write_table(rows, row_group_size=group_rows)
             if location.is_local:
                 groups = -(-rows.num_rows // group_rows)
                 writer.add_key_value_metadata(checksum_placeholder(rows.schema, groups))
-        size = seal_file(location, full, made[0])
+            writer.close()
+            content = sink.getvalue() if is_small else None
+        size = (
+            seal_file(location, full, made[0])
+            if content is None
+            else _write_sealed(location, full, bytearray(content), made[0])
+        )
     except BaseException:
         location.remove([full])
         raise
     return WrittenFile(path, size, compute_stats(table).to_json())
+
+
+def _write_sealed(location: Location, full: str, content: bytearray, metadata: Any) -> int:
+    """Write a small file at once, with its checksums; return its size."""
+    fill_in_content(content, metadata)
+    with location.write(full) as file:
+        file.write(content)
+    return len(content)
 
 
 def seal_file(location: Location, full: str, metadata: Any) -> int:

@@ -8,6 +8,7 @@ The rules are semantics 25.
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,13 +29,18 @@ def sync(paths: Iterable[str]) -> None:
     wanted = list(dict.fromkeys(paths))
     if len(wanted) > 1:
         try:
-            with ThreadPoolExecutor(min(MAX_SYNC_THREADS, len(wanted))) as pool:
-                list(pool.map(_sync, wanted))
+            list(_sync_threads(os.getpid()).map(_sync, wanted))
             return
         except RuntimeError:
             pass  # No more threads, or the interpreter is ending.
     for path in wanted:
         _sync(path)
+
+
+@functools.lru_cache(maxsize=1)
+def _sync_threads(pid: int) -> ThreadPoolExecutor:
+    """The threads that sync; a fork, which has none of its parent's, gets its own."""
+    return ThreadPoolExecutor(MAX_SYNC_THREADS, thread_name_prefix=f"tseries-sync-{pid}")
 
 
 def _sync(path: str) -> None:

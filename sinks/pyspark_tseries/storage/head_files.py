@@ -18,6 +18,7 @@ from pyspark_tseries.model.series_index import (
     SeriesIndex,
     apply_delta,
     filter_series,
+    merge_deltas,
     read_metadata,
 )
 from pyspark_tseries.storage.location import Location
@@ -169,7 +170,7 @@ def load_index(
         known: an index loaded before.
     """
     index, deltas = _collect_deltas(location, head_id, known_id, known)
-    for delta in deltas:
+    for delta in merge_deltas(deltas):
         index = apply_delta(index, delta)
     return index
 
@@ -184,7 +185,7 @@ def load_partial_index(
     """
     index, deltas = _collect_deltas(location, head_id, None, SeriesIndex())
     whole = sum(delta.num_rows for delta in deltas) <= SMALL_INDEX_ROWS
-    for delta in deltas:
+    for delta in merge_deltas(deltas):
         index = apply_delta(index, delta if whole else filter_series(delta, names))
     return index, whole
 

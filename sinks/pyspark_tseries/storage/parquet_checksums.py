@@ -19,7 +19,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["checksum_placeholder", "chunk_span", "count_leaves", "fill_in_checksums", "read_footer"]
+__all__ = [
+    "checksum_placeholder",
+    "chunk_span",
+    "count_leaves",
+    "fill_in_checksums",
+    "fill_in_content",
+    "read_footer",
+]
 
 Checksums = npt.NDArray[np.uint32]
 
@@ -80,6 +87,16 @@ def fill_in_checksums(path: str, metadata: Any) -> None:
         os.pwrite(descriptor, sealed, end - length + at)
     finally:
         os.close(descriptor)
+
+
+def fill_in_content(content: bytearray, metadata: Any) -> None:
+    """As `fill_in_checksums`, of a whole file that is in memory."""
+    end = len(content) - _TRAILER_BYTES
+    length = int.from_bytes(content[end : end + 4], "little")
+    whole = memoryview(content)
+    sums = [zlib.crc32(whole[at : at + size]) for at, size in _chunk_spans(metadata)]
+    at, sealed = _compute_checksums(bytes(whole[end - length : end]), sums)
+    whole[end - length + at : end - length + at + len(sealed)] = sealed
 
 
 def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:

@@ -25,6 +25,7 @@ from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     check_entries,
     check_undamaged,
+    read_plain_entry,
     unsynced_files,
 )
 from pyspark_tseries.store.log_entries import (
@@ -68,49 +69,96 @@ class Log:
 
     def __init__(self, location: Location, table: DeltaTable, *, skip_checks: bool = False) -> None:
         self.location = location
-        self.table = table
+        self._table = table
+        self._version = int(table.version())
         self._trusting = skip_checks
         self._checked = self._synced = -1
         self._directories: set[str] = set()
         self._transactions: dict[str, int | None] = {}
         self._transactions_version = -1
         self._own_entry: tuple[int, dict[str, int]] | None = None
-        self._identity = self._entry_identity(table.version())
+        self._properties: dict[str, str] | None = None
+        self._is_writable = False
+        self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()
             self.check()
 
-    def refresh(self) -> bool:
+    @property
+    def table(self) -> DeltaTable:
+        """The table, at the newest version that is known."""
+        if self._table.version() != self._version and not self._refresh_table():
+            raise UnusableStore(
+                f"the store '{self.location.root}' was removed or replaced while it was in use",
+                next_step="start the query again",
+            )
+        return self._table
+
+    def refresh(self, *, whole: bool = True) -> bool:
         """Bring the log up to date; False if the table was removed or replaced.
+
+        Args:
+            whole: False if only the version and the transactions asked for before are needed. Then
+                the new entries are read, but the table is left as it is until it is asked for:
+                listing its files takes longer than a small commit.
 
         Raises:
             UnusableStore: another tool has changed rows; see `check_entries`.
         """
+        return (not whole and self._read_new_entries()) or self._refresh_table()
+
+    def _read_new_entries(self) -> bool:
+        """Take in new entries; False if one has more than files and transactions."""
+        if not self.location.is_local or self._trusting:
+            return False
+        if not self._version == self._checked == self._transactions_version:
+            return False
+        if self._entry_identity(self._version) != self._identity:
+            return False
+        while (identity := self._entry_identity(self._version + 1)) is not None:
+            version = self._version + 1
+            if self._own_entry is not None and self._own_entry[0] == version:
+                transactions: Mapping[str, int] = self._own_entry[1]
+            else:
+                entry = read_plain_entry(self.location, version)
+                if entry is None:
+                    return False
+                transactions = entry.transactions
+            self._remember_transactions(version, transactions)
+            self._version = self._checked = version
+            self._identity = identity
+        return True
+
+    def _refresh_table(self) -> bool:
+        """Bring the table up to date; False if it was removed or replaced."""
         if not self._update_table():
             # The last known entry was cleaned up, or the directory was replaced.
             table = open_table(self.location)
-            if table is None or table.metadata().id != self.table.metadata().id:
+            if table is None or table.metadata().id != self._table.metadata().id:
                 return False
-            self.table = table
+            self._table = table
             self._checked = self._synced = self._transactions_version = -1
-            self._own_entry = None
-        self._identity = self._entry_identity(self.table.version())
+            self._own_entry = self._properties = None
+        if self._version != self._table.version():
+            self._version = int(self._table.version())
+            self._properties, self._is_writable = None, False
+        self._identity = self._entry_identity(self._version)
         if not self._trusting:
             self.check()
         return True
 
     def _update_table(self) -> bool:
         """Read new entries; False if the log was cleaned up beyond the last known one."""
-        version = self.table.version()
+        version = self._version
         if self._entry_identity(version) != self._identity:
             return False
-        if self._entry_identity(version + 1) is None:
+        if self._table.version() == version and self._entry_identity(version + 1) is None:
             return True  # Cheap, because subscribers poll up to a hundred times a second.
         try:
-            self.table.update_incremental()
+            self._table.update_incremental()
         except (DeltaError, OSError):
             return False  # Cleaned up at this moment; opening the table reports anything else.
-        return True
+        return bool(self._table.version() >= version)
 
     def _entry_identity(self, version: int) -> tuple[int, int] | None:
         """Distinguishes the log's entry `version` from a later one of the same number."""
@@ -153,15 +201,16 @@ class Log:
 
     def version(self) -> int:
         """The newest version that is known."""
-        return int(self.table.version())
+        return self._version
 
     def transaction(self, name: str) -> int | None:
         """The last version of the transaction `name`; None if there is none."""
-        version = self.version()
-        if self._transactions_version != version:
-            self._transactions, self._transactions_version = {}, version
-        if name not in self._transactions:
-            self._transactions[name] = self.table.transaction_version(name)
+        if self._transactions_version == self._version and name in self._transactions:
+            return self._transactions[name]
+        table = self.table  # This may bring the log up to date.
+        if self._transactions_version != self._version:
+            self._transactions, self._transactions_version = {}, self._version
+        self._transactions[name] = table.transaction_version(name)
         return self._transactions[name]
 
     def has_token(self, token: tuple[str, int] | None) -> bool:
@@ -171,7 +220,9 @@ class Log:
 
     def properties(self) -> dict[str, str]:
         """The table's properties."""
-        return dict(self.table.metadata().configuration)
+        if self._properties is None:
+            self._properties = dict(self._table.metadata().configuration)
+        return dict(self._properties)
 
     def commit(
         self,
@@ -228,7 +279,9 @@ class Log:
         files: Sequence[str],
         synced: bool,
     ) -> None:
-        _check_writable(self.table, self.location)
+        if not self._is_writable:
+            _check_writable(self._table, self.location)
+            self._is_writable = True
         before = {name: self.transaction(name) for name in transactions}
         gone = {action.path for action in actions if isinstance(action, RemovedFile)}
         while True:
@@ -252,10 +305,8 @@ class Log:
         try:
             publish(self.location, version, entry, files, synced=synced, known=self._directories)
         except FileExistsError:
-            self.table.update_incremental()
-            if self.version() < version:
+            if not self._refresh_table() or self._version < version:
                 raise
-            self.check()
             return False
         self._synced = version if synced else self._synced
         return True

@@ -33,6 +33,7 @@ __all__ = [
     "find_readable_log",
     "newest_version",
     "read_entry",
+    "read_plain_entry",
     "torn_files",
     "unchecked_entries",
     "unknown_changes_error",
@@ -65,6 +66,21 @@ def read_entry(location: Location, version: int) -> Entry | None:
             return parse_entry(version, file.read())
     except FileNotFoundError:
         return None
+
+
+def read_plain_entry(location: Location, version: int) -> Entry | None:
+    """The log's entry `version` if it is whole, of this package, and about files alone; else None.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        entry = read_entry(location, version)
+    except TornEntry:
+        return None
+    if entry is None or entry.own is None or entry.changes_table:
+        return None
+    return entry if all(map(is_inside_store, entry.added)) else None
 
 
 def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:

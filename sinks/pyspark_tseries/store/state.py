@@ -66,7 +66,7 @@ class StoreState:
 
     def version(self) -> int:
         """The version of the log as it was last refreshed."""
-        return int(self.log.table.version())
+        return self.log.version()
 
     @property
     def policy(self) -> Policy | None:
@@ -183,8 +183,11 @@ class StoreState:
         with self._lock:
             return data_files(self.location, pa.table(self.log.table.get_add_actions(flatten=True)))
 
-    def _refresh_or_fail(self) -> None:
-        if not self.refresh():
+    def _refresh_or_fail(self, *, whole: bool = True) -> None:
+        """Bring the log up to date, without its table unless `whole`; see `Log.refresh`."""
+        with self._lock:
+            there = self.log.refresh(whole=whole)
+        if not there:
             raise NoSuchStore(
                 f"the store '{self.root}' was removed or replaced while it was in use",
                 next_step="start the query again",

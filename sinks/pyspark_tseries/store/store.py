@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pyspark_tseries.errors import NoSuchStore
 from pyspark_tseries.model import properties
@@ -33,9 +34,17 @@ from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.log import Log, add_actions
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.retry import backoff, contention_error
+from pyspark_tseries.store.shared_commits import SharedCommits
 from pyspark_tseries.store.state import StoreState
 from pyspark_tseries.store.table import create_table, open_table, unreachable_error
-from pyspark_tseries.write.batch import Appendable, CommitContext, EditContext, PreparedCommit
+from pyspark_tseries.write.batch import (
+    Appendable,
+    Batch,
+    CommitContext,
+    EditContext,
+    PreparedCommit,
+)
+from pyspark_tseries.write.shared_batch import AppendedEvent
 
 __all__ = ["Store", "now_us"]
 
@@ -64,6 +73,14 @@ class Store(StoreState):
 
     It keeps the log and the head between batches; both are brought up to date before use.
     """
+
+    def __init__(
+        self, location: str | Location, table: DeltaTable, *, skip_checks: bool = False
+    ) -> None:
+        super().__init__(location, table, skip_checks=skip_checks)
+        self._shared = SharedCommits(
+            lambda batch, synced, tried: self.append(batch, synced=synced, tried=tried)
+        )
 
     @staticmethod
     def find(path: str | Location) -> "Store | None":
@@ -116,8 +133,10 @@ class Store(StoreState):
         policy: Policy | None = None,
     ) -> "Store":
         """The new store at `path`, or the one that another writer has just created there."""
-        fixed = properties.new_properties(retained, min_retention_us, subscription, policy)
-        create_table(parse_location(path), table_schema(values), fixed)
+        location = parse_location(path)
+        asked = retained, min_retention_us, subscription, policy
+        fixed = properties.new_properties(*asked, is_local=location.is_local)
+        create_table(location, table_schema(values), fixed)
         store = Store.open(path)
         if retained is None:
             _LOG.warning(
@@ -167,8 +186,24 @@ class Store(StoreState):
         """
         self._publish(PreparedCommit(head_id, index, [], []), None, synced=True)
 
+    def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
+        """Append a batch of one row, no edit, without a token; threads share commits.
+
+        Returns:
+            The event; and True for one of the callers of each commit.
+
+        Raises:
+            Exception: as `append`.
+        """
+        return self._shared.append(batch, synced=synced)
+
     def append(
-        self, batch: Appendable, clock: Callable[[], int] = now_us, *, synced: bool = True
+        self,
+        batch: Appendable,
+        clock: Callable[[], int] = now_us,
+        *,
+        synced: bool = True,
+        tried: list[PreparedCommit] | None = None,
     ) -> PreparedCommit | None:
         """Commit `batch`, once for all calls with the same token.
 
@@ -176,6 +211,7 @@ class Store(StoreState):
             batch: the rows to append.
             clock: the wall clock, in microseconds; read once per attempt.
             synced: True if a commit on a local path must survive a power loss once this returns.
+            tried: the attempts of a call that was interrupted; this call adds its own.
 
         Returns:
             The commit; None if the store already has the batch.
@@ -188,13 +224,13 @@ class Store(StoreState):
             StoreBusy: other writers won all attempts.
             OSError, DeltaError, UnusableStore: the storage failed again and again.
         """
-        tried: list[PreparedCommit] = []
+        tried = [] if tried is None else tried
         lost: DeltaError | OSError | None = None
         faults = attempts = 0
         while True:
             try:
                 with self._lock, host_locks.commit_lock(self.location):
-                    self._refresh_or_fail()
+                    self._refresh_or_fail(whole=batch.has_edits)
                     landed = next(
                         (attempt for attempt in tried if self._is_committed(attempt)), None
                     )
@@ -230,6 +266,9 @@ class Store(StoreState):
             context = CommitContext(self.location, head_id, index, us, new_id, edits, policy)
             attempt = batch.prepare(context)
             tried.append(attempt)
+            if self.head_id() != head_id:
+                # By this very thread: the handler of a signal may have committed meanwhile.
+                raise CommitFailedError("a competing commit was first")
             self._publish(attempt, batch.token, synced)
         return attempt
 

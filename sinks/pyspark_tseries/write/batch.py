@@ -95,20 +95,17 @@ class Batch:
             PermissionDenied: the policy does not allow it; nothing has been written.
         """
         location, index = context.location, context.index
-        principal = self.author if self.principal is None else self.principal
-        access = AccessCheck(context.policy, principal)
-        _check_access(access, self)
+        access = self._check_access(context)
         now_us = max(context.now_us, index.metadata.commit_us)
-        assigned_us = now_us if self.clock == "wall" else NEVER_US
         rows, edits = self.rows, None
         if context.edits is not None and self.has_edits:
             rows, edits = _split_edits(self.rows)
-        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        lookup = _WithoutPromise(index) if self.is_correction else index
-        events = number_rows(series, given, lookup, self.out_of_order, assigned_us)
+        events = self._number(rows, context)
         parts = [_NumberedPart("event", rows, events)]
         if edits is not None:
-            parts.append(_prepare_edits(edits, parts[0], self, context, assigned_us, access))
+            parts.append(
+                _prepare_edits(edits, parts[0], self, context, self._assigned_us(context), access)
+            )
         delta = parts[-1].events.delta
         metadata = next_metadata(index, context.head_id, now_us=now_us, rows=delta.num_rows)
         for part in parts:
@@ -134,6 +131,30 @@ class Batch:
             raise
         numbered = tuple(part.events for part in parts)
         return PreparedCommit(context.new_id, after, written, paths, numbered)
+
+    def number_appends(self, context: "CommitContext") -> NumberedRows:
+        """Number the rows, none an edit, as `prepare` does; raises what it raises of rows."""
+        self._check_access(context)
+        return self._number(self.rows, context)
+
+    def _number(self, rows: pa.Table, context: "CommitContext") -> NumberedRows:
+        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+        lookup = _WithoutPromise(context.index) if self.is_correction else context.index
+        return number_rows(series, given, lookup, self.out_of_order, self._assigned_us(context))
+
+    def _assigned_us(self, context: "CommitContext") -> int:
+        """The time that a row without a timestamp gets at least, for `number_rows`."""
+        latest_us = max(context.now_us, context.index.metadata.commit_us)
+        return latest_us if self.clock == "wall" else NEVER_US
+
+    def _check_access(self, context: "CommitContext") -> AccessCheck:
+        principal = self.author if self.principal is None else self.principal
+        access = AccessCheck(context.policy, principal)
+        if access.policy is not None:
+            access.require("update", "add events")
+            access.require_authors([self.author])
+            access.require_authors(self.rows["author"].drop_null().unique().to_pylist())
+        return access
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +216,6 @@ class _WithoutPromise:
 
     def lookup(self, names: Sequence[str]) -> dict[str, Int64Array]:
         return self.index.lookup(names)
-
-
-def _check_access(access: AccessCheck, batch: Batch) -> None:
-    if access.policy is not None:
-        access.require("update", "add events")
-        access.require_authors([batch.author])
-        access.require_authors(batch.rows["author"].drop_null().unique().to_pylist())
 
 
 @dataclass(frozen=True, slots=True)

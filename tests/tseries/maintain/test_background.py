@@ -248,6 +248,73 @@ def test_removed_files_go_an_hour_after_their_removal(store):
     assert verify(store.root) == []
 
 
+def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeypatch):
+    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 4)
+    fill(store, 6)
+    first = [file.path for file in store.snapshot().files]
+    compact(store.root, now_us() - 20 * 60_000_000)
+    fill(store, 3, 6)
+    second = [file.path for file in store.snapshot().files if not file.is_compacted]
+    compact(store.root, now_us() - 15 * 60_000_000)
+    fill(store, 3, 9)
+    third = [file.path for file in store.snapshot().files if not file.is_compacted]
+    compact(store.root, now_us() - 5 * 60_000_000)
+    load_table(store.location).create_checkpoint()
+    merged = [file.path for file in store.snapshot().files]
+    remove_obsolete_files(store, now_us())
+
+    def there(paths):
+        return [os.path.exists(os.path.join(store.root, path)) for path in paths]
+
+    assert there(third) == [True] * 3, "five minutes ago"
+    assert sum(there(second)) == 1, "one of the newest four"
+    assert there(first) == [False] * 6
+    assert there(merged) == [True]
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
+    assert sum(there(second)) == 1
+    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 3)
+    remove_obsolete_files(store, now_us() + 6 * 60_000_000)
+    assert there(second + third) == [False] * 3 + [True] * 3
+    storage._open_stores.clear()
+    assert verify(store.root) == []
+    assert len(stored(store.root)) == 24
+
+
+def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
+    monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 2)
+    monkeypatch.setattr("pyspark_tseries.model.series_index.MAX_DELTAS", 2)
+    then = now_us() - 30 * 60_000_000
+    for n in range(12):
+        store.append(batch(("a", n)), clock=lambda: then)
+    compact(store.root, then + 60_000_000)
+    store.append(batch(("a", 99)))
+    load_table(store.location).create_checkpoint()
+    stray = head_path(store.location, 255)
+    with open(stray, "w") as file:
+        file.write("of a commit that is to come")
+    before = heads(store)
+    remove_obsolete_files(store, now_us())
+    assert os.path.exists(stray)
+    assert len(heads(store)) < len(before) - 5
+    storage._open_stores.clear()
+    assert Store.open(store.root).index()[1].lookup(["a"])["last_sequence"] == [12]
+    os.remove(stray)
+    assert verify(store.root) == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "last", "dense"),
+    [
+        ([], 9, []),
+        ([9, 19, 29], 29, [9, 19]),
+        ([9, 99, 189, 199, 209, 299], 299, [9, 189, 209]),
+        ([5, 300, 310], 300, []),
+    ],
+)
+def test_checkpoints_close_to_a_later_one_are_dense(versions, last, dense):
+    assert sorted(maintenance._find_dense(versions, last)) == dense
+
+
 def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkeypatch):
     then = now_us()
     for n in range(70):

@@ -109,3 +109,30 @@ def test_full_table_is_due_after_64_deltas_or_many_delta_rows():
     assert not heads.needs_full_table(dataclasses.replace(note, depth=64), 10)
     assert heads.needs_full_table(dataclasses.replace(note, depth=65), 10)
     assert heads.needs_full_table(dataclasses.replace(note, rows=30_001), 30_000)
+    assert not heads.needs_full_table(dataclasses.replace(note, depth=500), 1_000_000)
+    assert heads.needs_full_table(dataclasses.replace(note, depth=501), 1_000_000)
+
+
+@given(commits=COMMITS, few=st.integers(0, 3), floored=st.sets(st.integers(0, 11)))
+def test_merged_deltas_make_the_same_index_as_all(commits, few, floored):
+    deltas = []
+    for number, commit in enumerate(commits):
+        table = delta(commit, commit.get)
+        if number in floored:
+            table = table.append_column("floor_sequence", table["last_sequence"])
+            table = table.append_column("floor_us", table["last_sequence"])
+        note = next_metadata(SeriesIndex(), None, now_us=number, rows=len(commit))
+        deltas.append(heads.attach_metadata(table, note))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(heads, "MAX_MERGED_DELTA_ROWS", few)
+        merged = heads.merge_deltas(deltas)
+    assert len(merged) <= len(deltas)
+    some, every = SeriesIndex(), SeriesIndex()
+    for table in merged:
+        some = heads.apply_delta(some, table)
+    for table in deltas:
+        every = heads.apply_delta(every, table)
+    assert some.ids.names() == every.ids.names()
+    assert some.metadata == every.metadata
+    assert set(some.columns) == set(every.columns)
+    assert all((some.columns[name] == every.columns[name]).all() for name in every.columns)

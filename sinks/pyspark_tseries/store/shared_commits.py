@@ -1,0 +1,191 @@
+"""Group commit: threads of one process that append single events share commits.
+
+One of the callers, the leader, commits for all: for those that wait by the time it has the commit
+lock. The others sleep until their event is stored or refused. Then the leader passes the lead on to
+one that has come meanwhile. A caller is in one commit only, and returns once that is acknowledged,
+so its next event is in a later one.
+
+A leader may be interrupted (Ctrl-C) in the middle of a commit, without knowing whether that is in
+the log. Another caller of the same commit then takes over with the same attempts, and looks whether
+one of them is in the log before it makes a new one.
+
+The rules are semantics 16.9.
+"""
+
+import contextlib
+import copy
+import os
+import threading
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from pyspark_tseries.write.batch import Batch, PreparedCommit
+from pyspark_tseries.write.shared_batch import AppendedEvent, Refused, SharedBatch, can_share
+
+__all__ = ["SharedCommits"]
+
+MAX_SHARED_EVENTS: Final = 1000
+"""The events of a shared commit at most; as many are numbered and written in a few ms."""
+
+Append = Callable[[SharedBatch, bool, list[PreparedCommit]], PreparedCommit | None]
+"""Appends a batch, synced or not, after the given attempts, and adds its own to them."""
+
+
+class SharedCommits:
+    """Appends single events of any number of threads, with as few commits as there can be.
+
+    Args:
+        append: appends a batch; called by one thread at a time.
+    """
+
+    def __init__(self, append: Append) -> None:
+        self._append = append
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        self._waiting: list[_Caller] = []
+        self._inside: set[int] = set()
+        self._leader: _Caller | None = None
+        self._current = _SharedCommit()
+
+    def append(self, batch: Batch, *, synced: bool) -> tuple[AppendedEvent, bool]:
+        """Append a batch of one row, without an edit and without a token.
+
+        Returns:
+            The event; and True for one of the callers of each commit.
+
+        Raises:
+            Exception: as `Store.append`; the event is not stored.
+        """
+        if self._pid != os.getpid():
+            self._start()  # A fork has the callers of its parent, but not their threads.
+        thread, caller = threading.get_ident(), _Caller(batch, synced)
+        if thread in self._inside:
+            return self._append_alone(caller)
+        self._inside.add(thread)
+        try:
+            with self._mutex:
+                self._waiting.append(caller)
+                self._leader = self._leader or caller
+            while caller.outcome is None and self._leader is not caller:
+                caller.signal.acquire()
+            if caller.outcome is None:
+                self._lead(caller)
+        finally:
+            self._inside.discard(thread)
+            self._leave(caller)
+        if isinstance(caller.outcome, AppendedEvent):
+            return caller.outcome, caller.is_first
+        assert caller.outcome is not None
+        raise caller.outcome
+
+    def _append_alone(self, caller: "_Caller") -> tuple[AppendedEvent, bool]:
+        """Append without waiting for others: a signal has interrupted an append of this thread."""
+        batch = SharedBatch(lambda: [caller.batch])
+        try:
+            commit = self._append(batch, caller.synced, [])
+        except Refused as refused:
+            raise refused.reasons[0] from None
+        assert commit is not None
+        (event,) = batch.outcomes(commit)
+        assert isinstance(event, AppendedEvent)
+        return event, True
+
+    def _lead(self, leader: "_Caller") -> None:
+        """Commit for the callers that wait; or end the commit that another leader has begun."""
+        if not self._current.remaining():
+            self._current = _SharedCommit()
+        shared = self._current
+        batch = shared.batch = shared.batch or SharedBatch(lambda: self._draw(leader, shared))
+        if shared.outcomes is None:
+            try:
+                commit = self._append(batch, leader.synced, shared.tried)
+                assert commit is not None
+                shared.outcomes = batch.outcomes(commit)
+            except Refused as refused:
+                shared.outcomes = refused.reasons
+            except Exception as error:
+                if not shared.callers:  # It failed before any was drawn.
+                    leader.outcome = error
+                    return
+                shared.outcomes = [_copy_error(error) for _ in shared.callers]
+        shared.settle()
+
+    def _draw(self, leader: "_Caller", shared: "_SharedCommit") -> Sequence[Batch]:
+        """Take the leader, and those of the waiting that can share its commit, into it."""
+        if not shared.callers:
+            with self._mutex:
+                others = (each for each in self._waiting if leader.can_share(each))
+                drawn = [leader, *islice(others, MAX_SHARED_EVENTS - 1)]
+                taken = set(map(id, drawn))
+                rest = [each for each in self._waiting if id(each) not in taken]
+                shared.callers, self._waiting = drawn, rest
+        return [each.batch for each in shared.callers]
+
+    def _leave(self, caller: "_Caller") -> None:
+        """Pass on the lead if `caller` has it; it may have been interrupted at any moment."""
+        with self._mutex:
+            caller.has_left = True
+            self._waiting = [each for each in self._waiting if each is not caller]
+            if self._leader is caller:
+                heirs = self._current.remaining() or self._waiting
+                self._leader = heirs[0] if heirs else None
+                if heirs:
+                    heirs[0].signal.release()
+
+
+class _Caller:
+    """A thread that appends an event, and waits."""
+
+    __slots__ = ("batch", "has_left", "is_first", "outcome", "signal", "synced")
+
+    def __init__(self, batch: Batch, synced: bool) -> None:
+        self.batch = batch
+        self.synced = synced
+        self.outcome: AppendedEvent | Exception | None = None
+        self.is_first = self.has_left = False
+        self.signal = threading.Semaphore(0)
+
+    def can_share(self, other: "_Caller") -> bool:
+        """True if another caller's event may be in one commit with this one's."""
+        same = other is not self and other.synced == self.synced
+        return same and can_share(self.batch, other.batch)
+
+
+class _SharedCommit:
+    """A commit for several callers.
+
+    Attributes:
+        callers: in the order of the batch; empty until they are drawn.
+        batch: of their rows.
+        tried: the attempts to commit it.
+        outcomes: of the callers; None until they are known.
+    """
+
+    def __init__(self) -> None:
+        self.callers: list[_Caller] = []
+        self.batch: SharedBatch | None = None
+        self.tried: list[PreparedCommit] = []
+        self.outcomes: Sequence[AppendedEvent | Exception] | None = None
+
+    def remaining(self) -> list[_Caller]:
+        """The callers that still wait for their outcome."""
+        return [each for each in self.callers if each.outcome is None and not each.has_left]
+
+    def settle(self) -> None:
+        """Tell each caller its outcome."""
+        assert self.outcomes is not None
+        for row, (caller, outcome) in enumerate(zip(self.callers, self.outcomes, strict=True)):
+            caller.is_first = row == 0
+            caller.outcome = outcome
+            caller.signal.release()
+
+
+def _copy_error(error: Exception) -> Exception:
+    """A copy of `error`, since each thread that raises one adds its own traceback."""
+    with contextlib.suppress(Exception):
+        return copy.copy(error)
+    return error
