@@ -38,6 +38,7 @@ COMPARISONS: Final = (
     "kafka_source",
     "payload_formats",
     "kafka_growth",
+    "long_query",
     "nexmark",
     "latency",
     "start",

@@ -17,8 +17,9 @@ class CoreSeconds:
     """Core seconds by kind of process, spent while it is entered.
 
     `jvm`: Spark's; `python`: the process `root`, else this one, and all others among its
-    descendants, those included that ended meanwhile; `broker`: a Kafka broker that this process
-    started as a process of its own. A kind without any is missing; a broker in a container, or one
+    descendants, those included that ended meanwhile, such as the `chmod` by which Hadoop makes each
+    local file of a checkpoint; `broker`: a Kafka broker that this process started as a process of
+    its own. A kind without any is missing; a broker in a container, or one
     that others started, is not seen.
     """
 
@@ -49,7 +50,7 @@ def _spent(root: int) -> Counter[str]:
         kind = {"driver": "jvm", "broker": "broker"}.get(kind_of(command_of(pid)) or "", "python")
         own_s, ended_s = _times(pid)
         found[kind] += own_s
-        # The JVM starts nothing but Python.
+        # What the JVM has started and has ended was Python, or a command of Hadoop's.
         found["python" if kind == "jvm" else kind] += ended_s
     if root != os.getpid():
         brokers = [p for p in family_of(os.getpid()) if kind_of(command_of(p)) == "broker"]

@@ -104,9 +104,19 @@ class Broker:
         settings = {"retention.ms": "-1"}
         settings |= {key.replace("_", "."): str(each) for key, each in config.items()}
         wanted = NewTopic(topic, partitions, self.replication, config=settings)
-        _result(self._admin.create_topics([wanted]))
+        _wait(lambda: self._create(wanted), f"a broker that takes {topic}")
         self._wait_for_leaders(topic, partitions)
         return topic
+
+    def _create(self, wanted: NewTopic) -> bool:
+        """False while Kafka counts no broker: one that was slow for two seconds is fenced."""
+        try:
+            _result(self._admin.create_topics([wanted]))
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.INVALID_REPLICATION_FACTOR:
+                raise
+            return False
+        return True
 
     def add_partitions(self, topic: str, total: int) -> None:
         """Raise the number of partitions to `total`."""
