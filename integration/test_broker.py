@@ -82,6 +82,8 @@ def test_an_aborted_transaction_is_invisible_also_after_a_kill(
         getattr(producer, finish)(30)
     broker.stop()
     broker.start()
+    # The coordinator that was killed writes the last marker when it is back.
+    broker.wait_for_markers(name)
     assert values(broker, name) == [b"kept"]
     # Two records and their markers; a restarted coordinator may write a marker once more.
     assert broker.end_offsets(name)[0] >= 4
