@@ -17,6 +17,7 @@ from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
 
 __all__ = ["command", "machine_name", "processor", "versions"]
 
+_SIZES: Final = ("BENCH_", "LONG_", "NEXMARK_")
 _NOT_SIZES: Final = ("BENCH_LIMIT_S", "BENCH_MACHINE", "BENCH_RESULTS")
 _PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "confluent-kafka", "deltalake", "duckdb")
 
@@ -69,7 +70,7 @@ def command(script: str) -> str:
     settings = [
         f"{name}={each}"
         for name, each in sorted(os.environ.items())
-        if each and name.startswith("BENCH_") and name not in _NOT_SIZES
+        if each and name.startswith(_SIZES) and name not in _NOT_SIZES
     ]
     return " ".join([*settings, "python", f"bench/{Path(script).name}", *sys.argv[1:]])
 
