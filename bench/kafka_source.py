@@ -8,7 +8,8 @@ their number, offsets and values, or by the fields and times that were parsed.
 Three figures each (`streams`), three times: in a session that has run the job before, with the
 settings of `configure_spark`, for each number of records (BENCH_RECORDS, as `1000000,40000000`);
 the same with Spark's own defaults; and with those of `configure_spark` in a session that has run
-nothing, where the session's own start is a figure more.
+nothing, where the session's own start is a figure more. BENCH_SESSIONS says which of them: `warm`,
+`defaults`, `cold`, default all. BENCH_WITHOUT_NATIVE=0 leaves out ours without the native gather.
 """
 
 import functools
@@ -25,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sessions import Apart, Fresh, path_taken
 from side_by_side import Comparison, Done, by_figure, compare, each_against_peer, report
-from sizes import WARM_UP, records, size
+from sizes import WARM_UP, chosen, records, size
 from streams import one_batch, summary
 
 from pyspark_timestream import spark_settings
@@ -38,11 +39,9 @@ from spark_session import local_spark
 PARTITIONS = 4
 SIZES: Final = records((1_000_000, 4_000_000), (100_000,))
 RECORDS: Final = SIZES[0]
-EVERY_JOB: Final = ("Kafka -> noop", "Kafka -> JSON -> window")
-MORE_JOBS: Final = size(EVERY_JOB, EVERY_JOB[:1])
-"""Of Spark's defaults, and of cold sessions."""
-
-COLD_ROUNDS: Final = size(5, 1)
+SESSIONS: Final = chosen("BENCH_SESSIONS", ("warm", "defaults", "cold"), ("warm",))
+WITHOUT_NATIVE: Final = os.environ.get("BENCH_WITHOUT_NATIVE", size("1", "0")) == "1"
+COLD_ROUNDS: Final = 5
 
 JSON = "device long, reading double"
 
@@ -188,14 +187,13 @@ def warm(
     topics: Mapping[int, str],
     settings: str,
     ways: Iterable[str],
-    jobs: Iterable[str],
     label: str = "",
 ) -> Iterator[Comparison]:
     """Every job and size in sessions that go on, as a row for each of our ways and figure."""
     with ExitStack() as open_:
         apart = {way: open_.enter_context(Apart(**WAYS[way][1])) for way in ways}
         for count, topic in topics.items():
-            for job in jobs:
+            for job in JOBS:
                 given = (settings, job, kafka.bootstrap, topic)
                 checks = {
                     way: functools.partial(each.call, check, way, *given)
@@ -211,7 +209,7 @@ def warm(
 
 def cold(kafka: Broker, topic: str, count: int) -> Iterator[Comparison]:
     """Each run in a session that has run nothing."""
-    for job in MORE_JOBS:
+    for job in JOBS:
         with ExitStack() as open_:
             runs = {
                 way: open_.enter_context(
@@ -229,11 +227,14 @@ def measure() -> Iterator[Comparison]:
     with broker(say=lambda _: None) as kafka:
         topics = {count: filled(kafka, count, PARTITIONS) for count in SIZES}
         every = [way for way in WAYS if way != "native" or load_gather() is not None]
-        ways = size(every, fastest())
-        yield from warm(kafka, topics, RECOMMENDED, ways, EVERY_JOB)
-        first = {RECORDS: topics[RECORDS]}
-        yield from warm(kafka, first, DEFAULT, fastest(), MORE_JOBS, f", {DEFAULT}")
-        yield from cold(kafka, topics[RECORDS], RECORDS)
+        ways = every if WITHOUT_NATIVE else fastest()
+        if "warm" in SESSIONS:
+            yield from warm(kafka, topics, RECOMMENDED, ways)
+        if "defaults" in SESSIONS:
+            first = {RECORDS: topics[RECORDS]}
+            yield from warm(kafka, first, DEFAULT, fastest(), f", {DEFAULT}")
+        if "cold" in SESSIONS:
+            yield from cold(kafka, topics[RECORDS], RECORDS)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The sizes of benchmarks: full, or small (`make bench QUICK=1`), and how many rounds they run."""
 
 import os
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
-__all__ = ["QUICK", "ROUNDS", "WARM_UP", "records", "size", "whole_number"]
+__all__ = ["QUICK", "ROUNDS", "WARM_UP", "chosen", "records", "size", "whole_number"]
 
 T = TypeVar("T")
 
@@ -32,6 +33,23 @@ def whole_number(variable: str, default: int) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise SystemExit(f"{variable}={text}: accepted is a whole number above 0")
     return int(text)
+
+
+def chosen(
+    variable: str, every: Sequence[str], quick: Sequence[str] | None = None
+) -> Sequence[str]:
+    """The names that a variable of the environment lists with commas; default all, or `quick`.
+
+    Raises:
+        SystemExit: one of them is not of `every`.
+    """
+    given = os.environ.get(variable)
+    names = given.split(",") if given else size(every, quick or every)
+    if unknown := set(names) - set(every):
+        raise SystemExit(
+            f"{variable}: no {', '.join(sorted(unknown))}; accepted is {', '.join(every)}"
+        )
+    return names
 
 
 ROUNDS: Final = int(os.environ.get("BENCH_ROUNDS", size(5, 2)))

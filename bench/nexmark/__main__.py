@@ -21,7 +21,7 @@ With 10 million events it takes some hours: raise BENCH_LIMIT_S in `make bench`.
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
 from broker import broker
 from processor_time import machine
 from side_by_side import Comparison, Done, compare, report
-from sizes import whole_number
+from sizes import chosen, whole_number
 
 from nexmark.answers import answer, differences, lost_bids
 from nexmark.contenders import Contender, open_contenders
@@ -53,7 +53,8 @@ def measure() -> Iterator[Comparison]:
     """All queries, each over the three topics."""
     events = whole_number("NEXMARK_EVENTS", 200_000 if QUICK else 10_000_000)
     rounds = whole_number("NEXMARK_ROUNDS", 1 if QUICK else 3)
-    queries, topics = chosen("NEXMARK_QUERIES", QUERIES), chosen("NEXMARK_TOPICS", TOPICS)
+    queries = chosen("NEXMARK_QUERIES", tuple(QUERIES))
+    topics = chosen("NEXMARK_TOPICS", TOPICS)
     require_generator()
     with ExitStack() as open_:
         contenders = open_contenders(open_, "0" if QUICK else None)
@@ -69,20 +70,6 @@ def measure() -> Iterator[Comparison]:
                 exactness = check(query, load, files, topic, able)
                 yield from measure_job(job, rounds, query, load, topic, able, exactness)
             kafka.delete_topic(name)
-
-
-def chosen(variable: str, every: Iterable[str]) -> list[str]:
-    """The names that a variable lists, or all.
-
-    Raises:
-        SystemExit: one of them is not of `every`.
-    """
-    names = os.environ.get(variable, ",".join(every)).split(",")
-    if unknown := set(names) - set(every):
-        raise SystemExit(
-            f"{variable}: no {', '.join(sorted(unknown))}; accepted is {', '.join(every)}"
-        )
-    return names
 
 
 def check(
