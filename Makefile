@@ -129,7 +129,7 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
 
 picture: java $(READY) ## measure and draw what a lagging partition loses under Spark's watermark, and under CTIs
-	@$(BIN)/python bench/lagging_partition.py
+	@PYTHONPATH=bench/measuring:integration $(BIN)/python bench/kafka/lagging_partition.py
 
 bench: export BENCH_QUICK := $(QUICK)
 bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: ten minutes, kept in .work/bench only

@@ -1,11 +1,15 @@
 """`make bench`: every comparison, each in a process of its own, as one table of ratios.
 
+Those of the Kafka source are in `kafka`, of CTIs and the simulated clock in `time_rules`, of the
+store in `tseries`; `nexmark`, `tsbs` and `neighbours` have a folder each, and `measuring` what all
+share. `results` is what machines have kept.
+
 Above 1 ours is faster, except where a job is measured in ms or MB: there below 1 is better. What
 was measured is kept in `bench/results/<machine>`, with the versions; BENCH_MACHINE names the
 machine (default: its processor and cores), and what other machines have kept stays. A benchmark
 that fails, or takes longer than BENCH_LIMIT_S (default 3600), is named in the end, and the rest
 goes on; one that this machine cannot run says why in place of its rows. Arguments name those to
-run, such as `python bench kafka_source rules`.
+run, such as `python bench kafka_source rules`. BENCH_RESULTS is another folder to keep them in.
 
 With BENCH_QUICK=1 (`make bench QUICK=1`) sizes and rounds are small (`sizes`): the whole takes
 about ten minutes on two cores, its ratios are rough, and it is kept in `.work/bench` alone.
@@ -22,6 +26,8 @@ from pathlib import Path
 from typing import IO, Final
 
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parent / "measuring"))
 from machine import machine_name
 from side_by_side import heading, versions
 from sizes import size
@@ -69,13 +75,11 @@ def main() -> None:
     print(", ".join(f"{name} {value}" for name, value in versions().items()))
     print(heading(), flush=True)
     place = results_folder()
-    kept = {**os.environ, "BENCH_RESULTS": str(place)}
-    # Images of containers set it; each process of Spark would compile all that it imports.
-    kept.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment = environment_for(place)
     failures = []
     for name in wanted:
         began = time.monotonic()
-        if why := failure(script_of(name), kept, LIMIT_S):
+        if why := failure(script_of(name), environment, LIMIT_S):
             failures.append(why)
         print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     print(f"kept in {place}")
@@ -83,14 +87,27 @@ def main() -> None:
         raise SystemExit("\n".join(failures))
 
 
+def environment_for(place: Path) -> dict[str, str]:
+    """A benchmark's environment, which says where it finds the others and keeps its results."""
+    paths = (HERE, HERE / "measuring", HERE.parent / "integration", os.environ.get("PYTHONPATH"))
+    given = {
+        "BENCH_RESULTS": str(place),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),
+    }
+    # Images of containers set it; each process of Spark would compile all that it imports.
+    return {**os.environ, "PYTHONDONTWRITEBYTECODE": ""} | given
+
+
 def results_folder() -> Path:
     """Where results are kept: small ones never beside those of full size."""
+    if given := os.environ.get("BENCH_RESULTS"):
+        return Path(given)
     return size(HERE / "results" / machine_name(), HERE.parent / ".work" / "bench")
 
 
 def script_of(name: str) -> Path:
     """A benchmark's file, or the folder of one that has several."""
-    return HERE / name if (HERE / name).is_dir() else HERE / f"{name}.py"
+    return HERE / name if (HERE / name).is_dir() else next(HERE.glob(f"*/{name}.py"))
 
 
 def failure(script: Path, environment: dict[str, str], limit_s: float) -> str | None:

@@ -17,7 +17,7 @@ def job(name: str, median: float, unit: str = "s", **more: Any) -> dict[str, Any
 
 def keep(place: Path, machine: str, **measured: Any) -> None:
     (place / machine).mkdir()
-    text = json.dumps({"versions": VERSIONS, "command": "python bench/some.py", **measured})
+    text = json.dumps({"versions": VERSIONS, "command": "python bench some", **measured})
     (place / machine / "some.json").write_text(text)
 
 
@@ -73,7 +73,7 @@ def test_machines_are_described_below_with_their_command_and_versions(tmp_path: 
     keep(tmp_path, "a", jobs=[job("x", 2.0)])
     table = ratios("some", tmp_path)
     assert table.endswith(
-        "Run on a: A CPU, 2 cores, 2026-11-23 by `python bench/some.py` with pyspark 4.3.0."
+        "Run on a: A CPU, 2 cores, 2026-11-23 by `python bench some` with pyspark 4.3.0."
     )
     assert "machine" not in table.splitlines()[0]
     keep(tmp_path, "b", jobs=[])

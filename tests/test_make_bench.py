@@ -60,7 +60,7 @@ def test_small_results_are_not_kept_beside_full_ones(
 def test_quick_is_told_to_every_benchmark_by_the_environment(quick: str, told: str) -> None:
     code = "import sizes; print(sizes.size('full', 'small'), sizes.ROUNDS)"
     environment = {"BENCH_QUICK": quick, "PATH": os.environ["PATH"]}
-    place = Path(__file__).parents[1] / "bench"
+    place = Path(__file__).parents[1] / "bench" / "measuring"
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command, env=environment, cwd=place, stdout=subprocess.PIPE, text=True, check=True

@@ -193,7 +193,7 @@ def test_a_table_of_counts_is_kept_in_the_order_of_its_columns(
     report_table("bench/some_counts.py", [{"source": "spark", "lost": 3}])
     kept = json.loads((tmp_path / "some_counts.json").read_text())
     assert [list(row.items()) for row in kept["table"]] == [[("source", "spark"), ("lost", 3)]]
-    assert kept["command"].startswith("BENCH_ROUNDS=2 python bench/some_counts.py")
+    assert kept["command"].startswith("BENCH_ROUNDS=2 python bench some_counts")
     assert {"cpu", "machine", "java", "kafka", "spark-sql-kafka-0-10_2.13"} <= {*kept["versions"]}
     assert capsys.readouterr().out == "source: spark, lost: 3\n"
 

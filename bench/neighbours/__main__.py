@@ -11,15 +11,10 @@ have to agree; in each run all but the checksums. BENCH_RECORDS says how many re
 """
 
 import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
 
 from broker import broker
 from kafka_records import filled

@@ -27,9 +27,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
-
 from broker import broker
 from processor_time import machine
 from side_by_side import Comparison, Done, compare, report

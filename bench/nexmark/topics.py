@@ -1,11 +1,11 @@
 """The files that DuckDB reads, and the topics that all others read."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from broker import Broker
 from kafka_records import filled
 
 from nexmark.events import (
@@ -16,9 +16,6 @@ from nexmark.events import (
     rebase,
     write_avro,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "integration"))
-from broker import Broker
 
 __all__ = ["event_files", "fill_topic", "write_events"]
 

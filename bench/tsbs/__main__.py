@@ -16,15 +16,12 @@ Each contender has a process of its own.
 """
 
 import functools
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from sessions import Apart
 from side_by_side import Comparison, against_each, by_figure, compare, report

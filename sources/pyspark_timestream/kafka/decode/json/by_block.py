@@ -130,7 +130,7 @@ def _parse_run(
     Arrow usually names the row that it cannot parse; otherwise the piece is halved. The closer bad
     rows are, the more values are parsed one by one before Arrow is tried again. A block with one
     bad value in 1,000 costs about three times as much as one without, and at worst less than twice
-    as much as parsing its values one by one (bench/mechanisms_stream.py).
+    as much as parsing its values one by one (bench/time_rules/mechanisms_stream.py).
     """
     at, size, singly, failed_at = start, stop - start, _MAX_SINGLE_VALUES, -1
     while at < stop:

@@ -1,14 +1,10 @@
 """The records that Kafka benchmarks read, and how a topic gets many of them quickly."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
-from confluent_kafka import Producer
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from broker import Broker
+from confluent_kafka import Producer
 
 __all__ = ["START_MS", "Values", "filled", "reading", "values"]
 

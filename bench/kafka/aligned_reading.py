@@ -12,16 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from broker import Broker, Record, broker
 from memory import PeakMemory
+from pyspark.sql import functions as F
 from side_by_side import Comparison, report
 from sizes import size
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import Broker, Record, broker
-from pyspark.sql import functions as F
 from spark_session import local_spark
 
 from pyspark_timestream import advance_time

@@ -7,14 +7,13 @@ source's process in the driver and of a task's, and the state's rows and bytes. 
 grows to what it may have, whatever is in it. LONG_BATCHES says how many batches.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import psutil
+from broker import Broker, broker
 from kafka_records import filled
 from memory import kind_of
 from pyspark.sql import SparkSession
@@ -22,12 +21,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 from side_by_side import Comparison, report
 from sizes import size, whole_number
+from spark_session import local_spark
 
 from pyspark_timestream import advance_time
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import Broker, broker
-from spark_session import local_spark
 
 BATCHES: Final = whole_number("LONG_BATCHES", size(10_000, 60))
 RECORDS: Final = 20

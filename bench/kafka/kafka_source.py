@@ -14,12 +14,12 @@ nothing, where the session's own start is a figure more. BENCH_SESSIONS says whi
 
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
+from broker import Broker, broker
 from kafka_records import filled
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
@@ -27,14 +27,11 @@ from pyspark.sql import functions as F
 from sessions import Apart, Fresh, path_taken
 from side_by_side import Comparison, Done, by_figure, compare, each_against_peer, report
 from sizes import WARM_UP, chosen, records, size
+from spark_session import local_spark
 from streams import one_batch, summary
 
 from pyspark_timestream import spark_settings
 from pyspark_timestream.kafka.client.native.library import load_gather
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, broker
-from spark_session import local_spark
 
 PARTITIONS = 4
 SIZES: Final = records((1_000_000, 4_000_000), (100_000,))

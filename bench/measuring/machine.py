@@ -6,7 +6,6 @@ import platform
 import re
 import sqlite3
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -72,7 +71,7 @@ def command(script: str) -> str:
         for name, each in sorted(os.environ.items())
         if each and name.startswith(_SIZES) and name not in _NOT_SIZES
     ]
-    return " ".join([*settings, "python", f"bench/{Path(script).name}", *sys.argv[1:]])
+    return " ".join([*settings, "python", "bench", Path(script).stem])
 
 
 def _java() -> str:

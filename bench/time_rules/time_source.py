@@ -4,15 +4,12 @@ What is compared is the whole trigger, offset logs included.
 """
 
 import os
-import sys
 
 from pyspark.sql import DataFrame, SparkSession
 from side_by_side import Contender, by_figure, compare, report
 from sizes import size
-from streams import one_batch, summary
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from spark_session import local_spark
+from streams import one_batch, summary
 
 ROWS = int(os.environ.get("BENCH_ROWS", size(10_000_000, 1_000_000)))
 TASKS = 2

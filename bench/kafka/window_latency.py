@@ -13,15 +13,14 @@ The first seconds of a run are left out. p50, p99 and the worst of all counts of
 
 import functools
 import json
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
+from broker import Broker, broker
 from kafka_source import here, spark_source, timestream
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
@@ -29,9 +28,6 @@ from pyspark.sql import functions as F
 from sessions import Apart
 from side_by_side import Comparison, Done, by_figure, compare, report
 from sizes import size
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import Broker, broker
 
 PER_SECOND: Final = 1_000
 PARTITIONS: Final = 5

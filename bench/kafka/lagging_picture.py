@@ -187,7 +187,7 @@ def hour(instant: str) -> float:
 
 
 if __name__ == "__main__":
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     result = root / "bench" / "results" / "lagging_partition.json"
     picture = root / "docs" / "pictures" / "lagging-partition.svg"
     picture.write_text(draw(json.loads(result.read_text())))

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from broker import Broker, broker
 from kafka_records import filled
 from kafka_source import here, spark_source, timestream
 from peers import kafka_jars
@@ -27,9 +28,6 @@ from pyspark.sql.types import StructType
 from sessions import Apart, Fresh
 from side_by_side import Comparison, Contender, Done, compare, each_against_peer, report
 from sizes import WARM_UP, size
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import Broker, broker
 from spark_home import use_installed_pyspark
 
 STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))

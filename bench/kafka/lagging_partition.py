@@ -8,7 +8,6 @@ trip that no window has counted in the end is lost. What was measured is kept in
 
 import itertools
 import json
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,20 +15,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from broker import Broker, Record, broker
 from lagging_picture import draw
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from side_by_side import versions
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "integration"))
-from broker import Broker, Record, broker
 from spark_session import local_spark
 
 from pyspark_timestream import advance_time
 from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TOPIC, Trip, trips
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench" / "results" / "lagging_partition.json"
 PICTURE = ROOT / "docs" / "pictures" / "lagging-partition.svg"
 DELAY = "5 minutes"

@@ -14,20 +14,13 @@ that its own partition has passed; Spark's watermark, which is of all partitions
 it has emitted.
 """
 
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from peers import kafka_jars
-from side_by_side import report_table
-from sizes import size
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from bank_transfers import (
     BEGIN_MS,
     SECONDS,
@@ -39,7 +32,10 @@ from bank_transfers import (
     values,
 )
 from broker import Broker, broker
+from peers import kafka_jars
 from pyspark.sql import DataFrame, Row, SparkSession
+from side_by_side import report_table
+from sizes import size
 from spark_session import local_spark
 
 LIVE: Final = size(600_000, 40_000)

@@ -24,15 +24,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from broker import Broker, Record, broker
+from kafka_source import spark_source, timestream
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from side_by_side import ROUNDS, Comparison, Done, compare, report
 from sizes import size
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, Record, broker
-from kafka_source import spark_source, timestream
 from spark_home import use_installed_pyspark
 from spark_session import local_spark
 

@@ -7,43 +7,30 @@ few records in each against Spark's own source, in seconds: the project's goal i
 has a session of its own, so that the memory that is kept of each is its own as well.
 """
 
-import argparse
-import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from broker import Broker, broker
 from kafka_records import filled
 from kafka_source import here, spark_source, timestream
 from memory import PeakMemory
 from peers import kafka_jars
 from sessions import Apart, path_taken
 from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, report
-from sizes import size
+from sizes import records, size, whole_number
 from streams import finish, one_batch
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, broker
 
 PARTITIONS = 4
 IN_EACH = 5
 """Records in each of the many partitions."""
 
 GOAL_S = 3
-MEMORY_ROUNDS = size(5, 1)
+SMALL, LARGE = records((1_000_000, 10_000_000), (100_000, 1_000_000))
+MANY = whole_number("BENCH_PARTITIONS", size(1_000, 100))
+MEMORY_ROUNDS = size(ROUNDS, 1)
 WAITS_LESS = {"kafka.fetch.max.wait.ms": "5"}
 """As ours by default. With Kafka's default every task waits half a second or more for what its
 consumer has asked for beyond the range: ten minutes for a batch over 1,000 partitions."""
-
-
-def arguments() -> argparse.Namespace:
-    """The sizes; the goals of the project are stated for 1 to 40 million records."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--small", type=int, default=size(1_000_000, 100_000))
-    parser.add_argument("--large", type=int, default=size(10_000_000, 1_000_000))
-    parser.add_argument("--partitions", type=int, default=size(1_000, 100))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    return parser.parse_args()
 
 
 def batch_of(bootstrap: str, topic: str, count: int, per: int) -> Done:
@@ -62,28 +49,27 @@ def quarters(bootstrap: str, topic: str) -> tuple[float, float]:
     return max(memory.worker_mb[quarter : 2 * quarter]), max(memory.worker_mb[-quarter:])
 
 
-def speed(kafka: Broker, topics: dict[int, str], rounds: int) -> Comparison:
+def speed(kafka: Broker, topics: dict[int, str]) -> Comparison:
     """Rows a second, with the number of records."""
-    small, large = topics
     with ExitStack() as open_:
         contenders = {
             f"{count:,}": open_.enter_context(Apart()).contender(
-                batch_of, kafka.bootstrap, topic, count, small
+                batch_of, kafka.bootstrap, topic, count, SMALL
             )
             for count, topic in topics.items()
         }
-        job = f"Kafka -> noop, a batch of {large:,}"
-        return compare(job, contenders, small, rounds=rounds, warm_up=2)
+        job = f"Kafka -> noop, a batch of {LARGE:,}"
+        return compare(job, contenders, SMALL, warm_up=2)
 
 
-def memory(kafka: Broker, topic: str, count: int, rounds: int) -> Comparison:
+def memory(kafka: Broker, topic: str) -> Comparison:
     """What a task holds, each time in workers that have read nothing before."""
     pairs = []
-    for _ in range(rounds):
+    for _ in range(MEMORY_ROUNDS):
         with Apart() as apart:
             pairs.append(apart.call(quarters, kafka.bootstrap, topic))
     took = dict(zip(("second quarter", "last quarter"), zip(*pairs, strict=True), strict=True))
-    return Comparison("  memory of a task, last/second quarter", took, count, "MB")
+    return Comparison("  memory of a task, last/second quarter", took, LARGE, "MB")
 
 
 def trigger(source: str, bootstrap: str, topic: str, count: int) -> Done:
@@ -94,10 +80,10 @@ def trigger(source: str, bootstrap: str, topic: str, count: int) -> Done:
     return one_batch(frame, count, extra=1.0, phase="triggerExecution")
 
 
-def breadth(kafka: Broker, partitions: int, rounds: int) -> Comparison:
+def breadth(kafka: Broker) -> Comparison:
     """A batch over many partitions with little in each."""
-    count = partitions * IN_EACH
-    topic = filled(kafka, count, partitions)
+    count = MANY * IN_EACH
+    topic = filled(kafka, count, MANY)
     with ExitStack() as open_:
         contenders = {
             source: open_.enter_context(Apart()).contender(
@@ -105,19 +91,19 @@ def breadth(kafka: Broker, partitions: int, rounds: int) -> Comparison:
             )
             for source in ("spark", "timestream")
         }
-        job = f"{partitions:,} partitions of {IN_EACH} (goal: {GOAL_S} s)"
-        return compare(job, contenders, rounds=rounds)
+        job = f"{MANY:,} partitions of {IN_EACH} (goal: {GOAL_S} s)"
+        return compare(job, contenders)
 
 
-def answers(given: argparse.Namespace) -> Iterator[Comparison]:
+def measure() -> Iterator[Comparison]:
     """All of them, as they come."""
     kafka_jars()
     with broker(say=lambda _: None) as kafka:
-        yield from by_figure(breadth(kafka, given.partitions, given.rounds))
-        topics = {count: filled(kafka, count, PARTITIONS) for count in (given.small, given.large)}
-        yield speed(kafka, topics, given.rounds)
-        yield memory(kafka, topics[given.large], given.large, min(given.rounds, MEMORY_ROUNDS))
+        yield from by_figure(breadth(kafka))
+        topics = {count: filled(kafka, count, PARTITIONS) for count in (SMALL, LARGE)}
+        yield speed(kafka, topics)
+        yield memory(kafka, topics[LARGE])
 
 
 if __name__ == "__main__":
-    report(__file__, answers(arguments()))
+    report(__file__, measure())

@@ -8,7 +8,6 @@ a store of a million series beside one of a single series. At last one event at 
 at a time of deltalake's `write_deltalake`.
 """
 
-import argparse
 import functools
 import os
 import statistics
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from side_by_side import ROUNDS, Comparison, Contender, Done, compare, report
-from sizes import size
+from sizes import size, whole_number
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.maintain.background import remove_obsolete_files
@@ -30,18 +29,11 @@ from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.store.store import Store
 
 SERIES = 100
-COMPARED = size(1000, 50)
+COMMITS = whole_number("BENCH_COMMITS", size(10_000, 300))
+COMPARED = min(size(1000, 50), COMMITS // 2)
 ALL_SERIES = size(1_000_000, 100_000)
 SMALL = size(50, 10)
 """Commits a round of the comparison with deltalake."""
-
-
-def arguments() -> argparse.Namespace:
-    """How many; the goal of the project is stated for 10,000 commits."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commits", type=int, default=size(10_000, 300))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    return parser.parse_args()
 
 
 def each_ms(commit: Callable[[int], object], commits: int) -> np.ndarray:
@@ -81,11 +73,10 @@ def disk_mb(path: str) -> float:
     return sum(file.st_blocks for file in found) * 512 / 1e6
 
 
-def last_against_first(commits: int, rounds: int) -> list[Comparison]:
+def last_against_first() -> list[Comparison]:
     """The last commits of a store in turns with the first of another, and the old one's disk."""
-    compared = min(COMPARED, commits // 2)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
-        paths = {f"first {compared}": f"{location}/new", f"last {compared}": f"{location}/old"}
+        paths = {f"first {COMPARED}": f"{location}/new", f"last {COMPARED}": f"{location}/old"}
         contenders = {}
         for name, path in paths.items():
             store = TimeSeries.create(path, {"value": pa.int64()}, "limit 1000")
@@ -94,12 +85,12 @@ def last_against_first(commits: int, rounds: int) -> list[Comparison]:
                 store.append(f"series {number % SERIES}", number)
 
             if path.endswith("old"):
-                each_ms(write, commits - compared)
+                each_ms(write, COMMITS - COMPARED)
             count = functools.partial(events, path)
-            contenders[name] = in_turn(write, count, compared // rounds)
-        job = f"a commit, last {compared:,} of {commits:,}"
+            contenders[name] = in_turn(write, count, COMPARED // ROUNDS)
+        job = f"a commit, last {COMPARED:,} of {COMMITS:,}"
         return [
-            compare(job, contenders, unit="ms", rounds=rounds),
+            compare(job, contenders, unit="ms", rounds=ROUNDS),
             disk_after_upkeep(f"{location}/old"),
         ]
 
@@ -127,7 +118,7 @@ print((time.perf_counter() - began) * 1000, event.sequence)
 """
 
 
-def first_append(rounds: int) -> Comparison:
+def first_append() -> Comparison:
     """The first append of a process, in a large store and in a small one."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
         contenders = {}
@@ -144,10 +135,10 @@ def first_append(rounds: int) -> Comparison:
 
             contenders[f"of {series:,} series"] = run
         job = f"a process's first append to {ALL_SERIES:,} series"
-        return compare(job, contenders, unit="ms", rounds=rounds)
+        return compare(job, contenders, unit="ms", rounds=ROUNDS)
 
 
-def against_deltalake(rounds: int) -> Comparison:
+def against_deltalake() -> Comparison:
     """One event a commit, in turns with one row a commit."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as location:
         store = TimeSeries.create(f"{location}/ours", {"value": pa.int64()}, "limit 1000")
@@ -169,14 +160,12 @@ def against_deltalake(rounds: int) -> Comparison:
                 SMALL,
             ),
         }
-        return compare("one event, against deltalake", contenders, unit="ms", rounds=rounds)
+        return compare("one event, against deltalake", contenders, unit="ms", rounds=ROUNDS)
 
 
 def main() -> None:
     """Print the rows."""
-    given = arguments()
-    found = last_against_first(given.commits, given.rounds)
-    report(__file__, [*found, first_append(given.rounds), against_deltalake(given.rounds)])
+    report(__file__, [*last_against_first(), first_append(), against_deltalake()])
 
 
 if __name__ == "__main__":

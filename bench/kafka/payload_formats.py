@@ -11,15 +11,14 @@ all its processes.
 import functools
 import io
 import json
-import os
 import struct
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 
 import fastavro
+from broker import Broker, broker, unique_name
 from core_seconds import CoreSeconds
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from kafka_records import START_MS, Values, filled, reading, values
@@ -28,15 +27,12 @@ from kafka_source import spark_source as read_by_spark
 from peers import avro_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from schema_registry import SchemaRegistryStub, serve_schema_registry
 from sessions import Apart
 from side_by_side import ROUNDS, Comparison, Done, by_figure, compare, pair, report
 from sizes import size
-from streams import one_batch, summary
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
-from broker import Broker, broker, unique_name
-from schema_registry import SchemaRegistryStub, serve_schema_registry
 from spark_session import local_spark
+from streams import one_batch, summary
 
 FRAME: Final = 5
 """Bytes of the magic byte and a schema's id."""

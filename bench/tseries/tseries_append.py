@@ -11,10 +11,8 @@ the peers do. The last rows are a bound: a sink in Python that takes the rows an
 which is what Spark's three calls of Python a batch, and the rows' way there, cost any sink.
 """
 
-import argparse
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,13 +29,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.streaming import DataStreamWriter
 from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, pair, report
-from sizes import size
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+from sizes import records, size
 from spark_session import local_spark
 
 SERIES = size({1_000: 1_000, 100_000: 10_000, 1_000_000: 10_000}, {1_000: 1_000})
 """Rows a batch -> series."""
+
+SIZES = records(tuple(SERIES), tuple(SERIES))
 
 BATCHES = 4
 SCHEMA = "series string, timestamp timestamp, value double"
@@ -166,34 +164,28 @@ def written(path: str) -> dict[str, Any]:
 
 def main() -> None:
     """Print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="*", default=list(SERIES))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    given = parser.parse_args()
     spark = local_spark("tseries_append")
     spark.dataSource.register(NothingKept)
     with tempfile.TemporaryDirectory() as place:
-        report(__file__, comparisons(spark, Path(place), given.rows, given.rounds))
+        report(__file__, comparisons(spark, Path(place)))
 
 
-def comparisons(
-    spark: SparkSession, place: Path, sizes: list[int], rounds: int
-) -> Iterator[Comparison]:
+def comparisons(spark: SparkSession, place: Path) -> Iterator[Comparison]:
     """Ours against each peer, and the bound, for batches of some sizes."""
-    sources = {rows: write_input(place / str(rows), rows, SERIES.get(rows, rows)) for rows in sizes}
+    sources = {rows: write_input(place / str(rows), rows, SERIES.get(rows, rows)) for rows in SIZES}
 
     def run(rows: int, sink: Sink, reads_back: bool = True) -> Contender:
         return lambda: one_query(spark, sources[rows], sink, reads_back)
 
-    for rows in sizes:
+    for rows in SIZES:
         contenders = {name: run(rows, sink) for name, sink in {**PEERS, **OURS}.items()}
-        compared = compare("append", contenders, rows, rounds=rounds)
+        compared = compare("append", contenders, rows, rounds=ROUNDS)
         for ours in OURS:
             how = ours.removeprefix("tseries")
             yield from (pair(compared, peer, ours, f"{how} against {peer}") for peer in PEERS)
-    for rows in sizes:
+    for rows in SIZES:
         bound = {name: run(rows, sink, reads_back=False) for name, sink in BOUND.items()}
-        compared = compare("the way to a Python sink alone", bound, rows, rounds=rounds)
+        compared = compare("the way to a Python sink alone", bound, rows, rounds=ROUNDS)
         yield from against_each(compared, by=" against ")
 
 

@@ -7,14 +7,13 @@ source over Kafka can come.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+from broker import Broker, broker
 from core_seconds import CoreSeconds
 from kafka_records import filled
 from pyspark.sql import SparkSession
@@ -23,6 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 from side_by_side import ROUNDS, report_table
 from sizes import WARM_UP, size
+from spark_session import local_spark
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.client.range_reader import RangeReader
@@ -32,10 +32,6 @@ from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.task import run_task
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from broker import Broker, broker
-from spark_session import local_spark
 
 ROWS: Final = size(4_000_000, 200_000)
 BLOCK: Final = 20_000

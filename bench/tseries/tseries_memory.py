@@ -5,8 +5,6 @@ query of Spark, whose largest Python worker counts: a task's, or the one that co
 all series are in memory; what the ratio shows is that nothing else stays.
 """
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,22 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from memory import PeakMemory
 from side_by_side import Comparison, report
-from sizes import size
+from sizes import size, whole_number
+from spark_session import local_spark
 
 from pyspark_tseries import TimeSeries, describe
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
-from spark_session import local_spark
+SERIES = whole_number("BENCH_SERIES", size(1_000_000, 200_000))
+BATCHES = whole_number("BENCH_BATCHES", size(3, 1))
+"""A quarter."""
 
 QUARTERS = ("first", "second", "third", "last")
-
-
-def arguments() -> argparse.Namespace:
-    """How many series, and batches a quarter; a batch has a row of every series."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=size(1_000_000, 200_000))
-    parser.add_argument("--batches", type=int, default=size(3, 1))
-    return parser.parse_args()
 
 
 def batch(series: int, number: int) -> pa.Table:
@@ -101,8 +93,7 @@ def by_spark(series: int, batches: int) -> Comparison:
 
 def main() -> None:
     """Print the rows."""
-    given = arguments()
-    report(__file__, [job(given.series, given.batches) for job in (by_client, by_spark)])
+    report(__file__, [job(SERIES, BATCHES) for job in (by_client, by_spark)])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ memory meanwhile). The peer is the simpler way, so a ratio below 1 is what the m
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from machine import processor
 from side_by_side import Comparison, heading, rows_of, versions
-from sizes import size
+from sizes import chosen, size
 
 __all__ = ["Part", "Work", "in_turns", "report_parts"]
 
@@ -59,14 +58,14 @@ def machine() -> dict[str, Any]:
 
 
 def report_parts(script: str, parts: Mapping[str, Part]) -> None:
-    """Print the rows, and keep them; arguments name the parts to measure, and the others stay."""
+    """Print the rows, and keep them; BENCH_PARTS names those to measure, and the others stay."""
     if "BENCH_RESULTS" not in os.environ:
         print(heading(), flush=True)
     PLACE.mkdir(parents=True, exist_ok=True)
     path = PLACE / f"{Path(script).stem}.json"
     # Not `jobs`: the page of results has those against peers.
     kept = json.loads(path.read_text()) if path.exists() else {"mechanisms": {}}
-    for name in sys.argv[1:] or parts:
+    for name in chosen("BENCH_PARTS", tuple(parts)):
         measured: dict[str, Any] = {"began": machine(), "comparisons": []}
         for comparison in parts[name].times():
             print(rows_of(comparison), flush=True)

@@ -12,7 +12,6 @@ Ours keeps what the log and the footers said, no events. `first query` is that o
 from opening to result, the imports left out.
 """
 
-import argparse
 import json
 import subprocess
 import sys
@@ -28,14 +27,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
-from side_by_side import ROUNDS, Comparison, Contender, Done, against_each, compare, report
-from sizes import size
+from side_by_side import Comparison, Contender, Done, against_each, compare, report
+from sizes import size, whole_number
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.store import Store
 
+SERIES = whole_number("BENCH_SERIES", size(1_000_000, 10_000))
+EVENTS = whole_number("BENCH_EVENTS", size(10_000_000, 100_000))
+COMMITS = whole_number("BENCH_COMMITS", size(20, 4))
 SERIES_A_RUN = 10
 SLICES_A_RUN = 3
 SLICES = 100
@@ -68,16 +70,6 @@ print(json.dumps([time.perf_counter() - began, found.num_rows]))
 """
 
 Ask = Callable[[Any], pa.Table]
-
-
-def arguments() -> argparse.Namespace:
-    """The size; the defaults are those that the goals of the project are stated for."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--series", type=int, default=size(1_000_000, 10_000))
-    parser.add_argument("--events", type=int, default=size(10_000_000, 100_000))
-    parser.add_argument("--commits", type=int, default=size(20, 4))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    return parser.parse_args()
 
 
 def name_of(number: int) -> str:
@@ -187,10 +179,9 @@ def first_query(path: str, name: str) -> dict[str, Contender]:
 
 def main() -> None:
     """Print the rows."""
-    size = arguments()
-    spread = np.linspace(1, size.series - 2, SERIES_A_RUN, dtype=int).tolist()
+    spread = np.linspace(1, SERIES - 2, SERIES_A_RUN, dtype=int).tolist()
     names = [name_of(number) for number in spread]
-    part = size.events / SLICES / 1000
+    part = EVENTS / SLICES / 1000
     slices = [
         tuple(datetime.fromtimestamp(part * (first + i), UTC) for i in (0, 1))
         for first in np.linspace(3, SLICES - 5, SLICES_A_RUN).tolist()
@@ -198,16 +189,16 @@ def main() -> None:
     found: list[Comparison] = []
     with tempfile.TemporaryDirectory() as location:
         path = f"{location}/store"
-        fill(path, size.series, size.events, size.commits)
+        fill(path, SERIES, EVENTS, COMMITS)
         for when in ("as written", "compacted"):
             for what, contenders, wanted in (
                 ("one series", one_series(path), names),
                 ("time slice", time_slice(path), slices),
             ):
                 runs = {who: run_of(ask, wanted) for who, ask in contenders.items()}
-                found += against_each(compare(f"{what} {when}", runs, rounds=size.rounds))
+                found += against_each(compare(f"{what} {when}", runs))
             first = first_query(path, names[4])
-            found.append(compare(f"first query {when}", first, rounds=size.rounds))
+            found.append(compare(f"first query {when}", first))
             TimeSeries.open(path).compact()
     report(__file__, found)
 

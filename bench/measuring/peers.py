@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyspark
 
-PLACE = Path(__file__).parent.parent / ".work" / "peers"
+PLACE = Path(__file__).parents[2] / ".work" / "peers"
 # Each without its dependencies; together they run on Spark 4.3, which has none of its own yet.
 ARTIFACTS = (
     ("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),

@@ -6,22 +6,18 @@ clock; and a task's own work on blocks in memory, by its processor time, which o
 the machine do not change much.
 """
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
-from side_by_side import Comparison, Contender, Done, by_figure, compare, report
-from streams import finish
-
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "integration"))
 from broker import Broker, broker
 from flights import produce_flights
 from flights_data import DEPARTED, FLIGHTS, HARMLESS_DELAY, PARTITIONS, flights, json_values
+from pyspark.sql import DataFrame, SparkSession
+from side_by_side import Comparison, Contender, Done, by_figure, compare, report
 from spark_session import local_spark
+from streams import finish
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.decode.columns import project
