@@ -132,6 +132,9 @@ picture: java $(READY) ## measure and draw what a lagging partition loses under 
 	@PYTHONPATH=bench/measuring:integration $(BIN)/python bench/kafka/lagging_partition.py
 
 bench: export BENCH_QUICK := $(QUICK)
+# Small runs end before the second compiler has met them, and half of their time would be its work.
+bench: export JVM_FLAGS := $(if $(QUICK),$(JVM_FLAGS))
+bench: export SPARK_SUBMIT_OPTS := $(if $(QUICK),$(JVM_FLAGS),$(SPARK_SUBMIT_OPTS))
 bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: ten minutes, kept in .work/bench only
 	$(BIN)/python bench
 
