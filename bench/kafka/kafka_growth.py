@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from broker import Broker, broker
 from kafka_records import filled
-from kafka_source import here, spark_source, timestream
+from kafka_source import WAITS_LESS, here, spark_source, timestream
 from memory import PeakMemory
 from peers import kafka_jars
 from sessions import Apart, path_taken
@@ -28,9 +28,6 @@ GOAL_S = 3
 SMALL, LARGE = records((1_000_000, 10_000_000), (100_000, 1_000_000))
 MANY = whole_number("BENCH_PARTITIONS", size(1_000, 100))
 MEMORY_ROUNDS = size(ROUNDS, 1)
-WAITS_LESS = {"kafka.fetch.max.wait.ms": "5"}
-"""As ours by default. With Kafka's default every task waits half a second or more for what its
-consumer has asked for beyond the range: ten minutes for a batch over 1,000 partitions."""
 
 
 def batch_of(bootstrap: str, topic: str, count: int, per: int) -> Done:

@@ -40,6 +40,10 @@ SESSIONS: Final = chosen("BENCH_SESSIONS", ("warm", "defaults", "cold"), ("warm"
 WITHOUT_NATIVE: Final = os.environ.get("BENCH_WITHOUT_NATIVE", size("1", "0")) == "1"
 COLD_ROUNDS: Final = 5
 
+WAITS_LESS: Final = {"kafka.fetch.max.wait.ms": "5"}
+"""Of Spark's source, as ours by default. With Kafka's default its tasks wait half a second or more
+for what a consumer has asked for beyond their range: ten minutes for 1,000 partitions."""
+
 JSON = "device long, reading double"
 
 
