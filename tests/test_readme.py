@@ -6,8 +6,8 @@ from collections import Counter
 from html import escape
 
 from documents import ROOT, blocks, read
+from kafka.lagging_picture import draw, summary
 from kept_results import kept, worst_jobs
-from lagging_picture import draw, summary
 
 from pyspark_timestream.demo.example import EXAMPLE
 from pyspark_timestream.demo.trips import STATIONS, TRIPS_PER_STATION, trips
