@@ -34,7 +34,7 @@ STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))
 RECORDS: Final = 1_000
 COMPILED: Final = "timestream, PySpark compiled"
 ANY: Final = "any source in Python"
-WAYS: Final = ("spark", "timestream", COMPILED, ANY)
+WAYS: Final = size(("spark", "timestream", COMPILED, ANY), ("spark", "timestream"))
 LIMIT_S: Final = 120
 PARTITIONS: Final = 4
 

@@ -6,8 +6,8 @@ end. The job reads the topic twice. If the reads of a batch end at other records
 has moved in between makes a transfer late for one of them only, and a total is not 0, which no set
 of transfers can give.
 
-*Backlog*: as many transfers as in the post, of which everything is there, in eight batches, over 1,
-4 and 8 partitions.
+*Backlog*: as many transfers as in the post (or BENCH_RECORDS), of which everything is there, in
+eight batches, over 1, 4 and 8 partitions.
 
 Late are transfers of the emitted seconds that are in no total. A CTI makes every transfer late
 that its own partition has passed; Spark's watermark, which is of all partitions, those whose second
@@ -35,14 +35,14 @@ from broker import Broker, broker
 from peers import kafka_jars
 from pyspark.sql import DataFrame, Row, SparkSession
 from side_by_side import report_table
-from sizes import size
+from sizes import records, size
 from spark_session import local_spark
 
 LIVE: Final = size(600_000, 40_000)
 PACE: Final = size(1.0, 0.15)
 """Seconds in which a second of transfers is reported."""
 
-BACKLOG: Final = size(10_000_000, 50_000)
+BACKLOG: Final = records((10_000_000,), (50_000,))[0]
 BATCHES: Final = 8
 FIRST_LOOK_S: Final = 60
 LIVE_RUNS: Final = size(((5, 0), (10, 0), (10, 30)), ((10, 30),))
