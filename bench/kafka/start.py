@@ -2,10 +2,11 @@
 
 A bounded query over 1,000 records into `noop`, started again and again: in a session that has run
 such queries before (warm), and as the first query of a session whose JVM is up (cold). Spark's
-source is told to wait no longer than ours for what a fetch has not found. Ours comes twice: as
-Spark is installed, and with a Spark home without `pyspark.zip`, whose modules Python compiles again
-in every process (docs/how-to/low-latency.md). The fourth is a source in Python that has its rows at
-hand and imports nothing: what Spark takes to start any. BENCH_STARTS says how many starts.
+source comes as it is, and told to wait no longer than ours for what a fetch has not found: by
+default its tasks wait half a second for more than there is. Ours comes as Spark is installed, and
+with a Spark home without `pyspark.zip`, whose modules Python compiles again in every process
+(docs/how-to/low-latency.md). The last is a source in Python that has its rows at hand and imports
+nothing: what Spark takes to start any. BENCH_STARTS says how many starts.
 """
 
 import os
@@ -26,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 from sessions import Apart, Fresh
-from side_by_side import Comparison, Contender, Done, compare, each_against_peer, report
+from side_by_side import Comparison, Contender, Done, compare, pair, report
 from sizes import WARM_UP, size
 from spark_home import use_installed_pyspark
 
@@ -34,7 +35,10 @@ STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))
 RECORDS: Final = 1_000
 COMPILED: Final = "timestream, PySpark compiled"
 ANY: Final = "any source in Python"
-WAYS: Final = size(("spark", "timestream", COMPILED, ANY), ("spark", "timestream"))
+AT_ONCE: Final = "spark, no waits"
+PEERS: Final = ("spark", AT_ONCE)
+OURS: Final = size(("timestream", COMPILED, ANY), ("timestream",))
+WAYS: Final = (*PEERS, *OURS)
 LIMIT_S: Final = 120
 PARTITIONS: Final = 4
 
@@ -85,11 +89,11 @@ def rows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
 
 
 def spark_at_once(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
-    """Spark's source, which by default waits half a second for records that are not there."""
+    """Spark's source, which waits as long as ours."""
     return spark_source(spark, kafka, topic, **WAITS_LESS)
 
 
-SOURCES: Final = {"spark": spark_at_once, ANY: rows}
+SOURCES: Final = {"spark": spark_source, AT_ONCE: spark_at_once, ANY: rows}
 
 
 def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
@@ -115,7 +119,7 @@ def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
 
 
 def measure() -> Iterator[Comparison]:
-    """Both ways of ours against Spark's, cold and warm."""
+    """Ours against Spark's, cold and warm."""
     kafka_jars()
     with ExitStack() as open_:
         kafka = open_.enter_context(broker(say=lambda _: None))
@@ -128,9 +132,10 @@ def measure() -> Iterator[Comparison]:
 
 
 def compare_starts(session: str, ways: Mapping[str, Contender], warm_up: int) -> list[Comparison]:
-    """Return the starts in turns, as a row for each way of ours."""
-    job = f"start to first commit, {session}"
-    return each_against_peer(compare(job, ways, unit="ms", rounds=STARTS, warm_up=warm_up))
+    """Return the starts in turns, as a row for each way of ours and of Spark's."""
+    job = f"start to first commit, {session}, "
+    found = compare(job, ways, unit="ms", rounds=STARTS, warm_up=warm_up)
+    return [pair(found, peer, ours, f"{ours} beside {peer}") for peer in PEERS for ours in OURS]
 
 
 if __name__ == "__main__":
