@@ -10,6 +10,7 @@ there all the time and take turns. A job is a function of the script, its argume
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -45,12 +46,24 @@ class Apart:
         self._pool.shutdown(cancel_futures=True)
 
     def call(self, job: Callable[..., Any], *given: Any) -> Any:
-        """What `job` returns there; what it raises is raised here."""
-        return self._pool.submit(job, *given).result()
+        """What `job` returns there.
+
+        Raises:
+            RuntimeError: it has raised something; the message is its traceback.
+        """
+        return self._pool.submit(_told, job, *given).result()
 
     def contender(self, job: Callable[..., Done], *given: Any) -> "There":
         """`job` as `compare` wants it."""
         return There(self, job, given)
+
+
+def _told(job: Callable[..., Any], *given: Any) -> Any:
+    # Many of Spark's exceptions cannot be pickled, and then say nothing of what happened.
+    try:
+        return job(*given)
+    except Exception:
+        raise RuntimeError(traceback.format_exc()) from None
 
 
 def _begin(environment: Mapping[str, str]) -> None:
