@@ -64,8 +64,8 @@ RECENT_LOG_VERSIONS_KEPT: Final = 200
 """Of entries that are older than that only the newest are kept."""
 
 VERSIONS_PER_KEPT_CHECKPOINT: Final = 100
-"""Of the checkpoints of kept entries so many versions are between two, besides the newest: each has
-the names of all files, those included that left the store within a day."""
+"""The checkpoints that stay are this many versions apart, besides the newest: each holds the names
+of all files, also of those that left the store within a day."""
 
 LOCAL_LOG_RETENTION_US: Final = 20_000_000
 """Every log entry is kept this long: a process that has just listed the log still reads it."""

@@ -55,11 +55,11 @@ MAX_DELTAS: Final = 64
 """A longer chain of deltas is ended by a full table, in a store of few series."""
 
 SERIES_PER_DELTA: Final = 2000
-"""In a large store the chain may have a delta for each so many series: reading a delta takes as
-long as reading these, while a full table takes as long to write as a hundred commits and more."""
+"""In a large store the chain may have one delta for this many series: reading a delta takes as long
+as reading that many, while writing a full table takes as long as a hundred commits or more."""
 
 MAX_MERGED_DELTA_ROWS: Final = 1000
-"""Deltas of so few rows are merged before they are applied to an index."""
+"""Deltas of no more rows than this are merged before they are applied to an index."""
 
 MIN_FULL_TABLE_ROWS: Final = 10_000
 """With fewer rows in its deltas, only the length of a chain requires a full table."""

@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 DURABILITIES: Final = ("fsync", "os")
-"""What survives a power loss: every acknowledged commit, or what the operating system has written
-to the disk by then."""
+"""`fsync`: every acknowledged commit survives a power loss. `os`: commits survive that the
+operating system has written to the disk by then."""
 
 
 def os_user() -> str:

@@ -9,7 +9,7 @@ minimum over all live writers, which is the partition's CTI (4.10).
 
 1. It sorts the counted events by writer, and for each writer by offset.
 2. It cuts them into runs: a writer's events in a block, cut again where the writer had been
-   forgotten, since it then begins anew (4.5).
+   forgotten, since it then starts over (4.5).
 3. It finds the triggers of all runs at once. A count needs each event's place in its run. A
    timespan needs each event's successor, the first event of the run that is far enough after it:
    one binary search for all; then the chains are followed, one step per trigger.

@@ -30,7 +30,7 @@ Indices = npt.NDArray[np.int64]
 _INSTANT: Final = METADATA["cti"]
 
 _ROWS_A_CUT: Final = 400
-"""Where there are more rows for each CTI, cutting a block is cheaper than taking each row."""
+"""With more rows than this for each CTI, cutting a block is cheaper than taking each row."""
 
 
 @dataclass(frozen=True, slots=True)
