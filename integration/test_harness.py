@@ -55,6 +55,7 @@ def test_kills_between_sink_and_checkpoint_are_real(tmp_path: Path) -> None:
     assert stored(tmp_path) == list(range(FILES))
 
 
+@pytest.mark.soak
 def test_a_kill_leaves_a_batch_that_a_sink_that_does_not_look_writes_twice(tmp_path: Path) -> None:
     checkpoint, job = tmp_path / "checkpoint", sample_job(tmp_path, "--twice", "true")
     point = between_sink_and_checkpoint(checkpoint, tmp_path / "out", "sample", only=1)

@@ -357,6 +357,8 @@ def test_a_topic_made_anew_is_read_from_its_start_and_harms_no_other(stream) -> 
     assert found == {made.topic: [0, 1, 2, 3, 4, 7, 8], other.topic: list(range(100, 130))}
 
 
+# A group that is forbidden for a while is part of CI: test_faults.py.
+@pytest.mark.soak
 def test_a_forbidden_group_makes_the_stream_slower_and_never_wrong(stream) -> None:
     made = stream([event(s) for s in (3, 5, 4, 9, 1)], ctiFrequency=2, groupIdPrefix="forbidden")
     prefixed = ResourcePatternType.PREFIXED

@@ -1,6 +1,6 @@
 """Four writers on one store, two Python clients and two Spark queries: nothing is lost or doubled.
 
-Eight seconds of it are part of CI, ten minutes are `make soak-store`. Run as a script it is a
+Eight seconds of it are part of `make soak`, ten minutes are `make soak-store`. Run as a script it is a
 writer: `client|query STORE PLACE NUMBER`; it writes until there is a file `stop` in PLACE.
 """
 
@@ -25,6 +25,8 @@ ROWS_PER_BATCH = 500
 COLUMNS = {"writer": pa.string(), "number": pa.int64()}
 
 
+# Two queries on one store are killed in CI: test_tseries_spark.py.
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_four_writers_lose_and_double_nothing_in_eight_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
