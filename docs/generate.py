@@ -24,7 +24,7 @@ from kept_results import counts, ratios
 
 from pyspark_timestream.clock.options import TimeOptions
 from pyspark_timestream.connector.options import OptionRow, option_rows
-from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.connector.session.settings import HOME, INTERPRETER, SETTINGS
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.metrics.catalogue import METRICS
@@ -86,7 +86,8 @@ def sentence(text: str) -> str:
 def settings() -> str:
     """The table of what `configure_spark` sets."""
     rows = [
-        f"| `{each.name}` | {each.value} | {each.reason} |" for each in (INTERPRETER, *SETTINGS)
+        f"| `{each.name}` | {each.value} | {each.reason} |"
+        for each in (INTERPRETER, HOME, *SETTINGS)
     ]
     return "\n".join(["| setting | set to | why |", "| --- | --- | --- |", *rows])
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from kafka_process import free_port
 from process_session import ProcessSession, members
-from spark_home import use_installed_pyspark
+
+from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
 
 READY_SECONDS = 90.0
 _DEPLOY = "org.apache.spark.deploy"
@@ -74,7 +75,7 @@ def _begin_worker(running: ExitStack, directory: Path, url: str, cores: int) -> 
 
 
 def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str]) -> ProcessSession:
-    use_installed_pyspark()
+    use_installed_pyspark(os.environ)
     command = [
         str(Path(os.environ["SPARK_HOME"]) / "bin" / "spark-class"),
         f"{_DEPLOY}.{main}",

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from broker import Broker, NoBroker, unique_name
 from broker import broker as open_broker
-from spark_home import use_installed_pyspark
+
+from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
 
 if TYPE_CHECKING:
     from both_sources import Source
     from pyspark.sql import SparkSession
 
-use_installed_pyspark()
+use_installed_pyspark(os.environ)
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

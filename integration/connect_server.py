@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from kafka_process import free_port
 from process_session import ProcessSession
-from spark_home import use_installed_pyspark
+
+from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
 
 READY_SECONDS = 90.0
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -34,7 +35,7 @@ def connect_server(directory: Path, **settings: str) -> Iterator[ConnectServer]:
         directory: where its log, its tables and its temporary files go.
         settings: of Spark, beside those of all tests.
     """
-    use_installed_pyspark()
+    use_installed_pyspark(os.environ)
     port = free_port()
     given = {
         "spark.connect.grpc.binding.address": "127.0.0.1",

@@ -80,8 +80,8 @@ def wait_for_batch(query: StreamingQuery, number: int) -> None:
 @pytest.mark.parametrize(
     "outage_s",
     [
-        # In CI brokers restart under a query and are killed under a reader: test_rolling_restarts.py,
-        # test_native.py.
+        # In CI brokers restart under a query (test_rolling_restarts.py), and one is killed under a
+        # reader (test_native.py).
         pytest.param(0, id="restarted", marks=pytest.mark.soak),
         pytest.param(30, id="no leader for 30 s", marks=pytest.mark.soak),
     ],

@@ -1,7 +1,7 @@
 """Four writers on one store, two Python clients and two Spark queries: nothing is lost or doubled.
 
-Eight seconds of it are part of `make soak`, ten minutes are `make soak-store`. Run as a script it is a
-writer: `client|query STORE PLACE NUMBER`; it writes until there is a file `stop` in PLACE.
+Eight seconds of it are part of `make soak`, ten minutes are `make soak-store`. Run as a script it
+is a writer: `client|query STORE PLACE NUMBER`; it writes until there is a file `stop` in PLACE.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """What all fast tests share: Spark's workers start without compiling PySpark again."""
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
 from lengths import FULL_LENGTH
-from spark_home import use_installed_pyspark
 
-use_installed_pyspark()
+from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
+
+use_installed_pyspark(os.environ)
 
 # A run tries a third of the examples, other ones each time; `make soak` tries them all.
 EXAMPLES_SHARE = 3

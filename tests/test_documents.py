@@ -18,7 +18,7 @@ from timestream.oracle import Event, run
 import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream.connector.options import OptionRow, option_specs
-from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.connector.session.settings import INTERPRETER, SETTINGS
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.plan.findings import FIXES, Kind
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset

@@ -17,8 +17,10 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 from broker import Broker, broker
 from kafka_records import START_MS, filled
 from peers import kafka_jars
@@ -148,8 +150,15 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 @functools.cache
 def here(bootstrap: str, settings: str = RECOMMENDED) -> tuple[SparkSession, Broker]:
     """The session of this process, and the broker that another has started."""
+    if settings == DEFAULT:
+        use_spark_as_installed()
     given = {name.replace(".", "_"): value for name, value in SETTINGS[settings].items()}
     return local_spark("bench", spark_jars=kafka_jars(), **given), Broker(bootstrap, "given")
+
+
+def use_spark_as_installed() -> None:
+    """Leave this process's session the Spark home that it has without `configure_spark`."""
+    os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
 
 
 def run(way: str, settings: str, job: str, bootstrap: str, topic: str, count: int) -> Done:

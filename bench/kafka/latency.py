@@ -31,7 +31,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from side_by_side import ROUNDS, Comparison, Done, compare, report
 from sizes import size
-from spark_home import use_installed_pyspark
 from spark_session import local_spark
 
 PER_SECOND = 100
@@ -148,8 +147,6 @@ def starts(spark: SparkSession, kafka: Broker) -> list[Comparison]:
 def measure(mode: str) -> list[Comparison]:
     """The median and the 95th percentile of one mode, of the same runs; or starts."""
     uds = "true" if mode == LOW else "false"
-    if mode == LOW:
-        use_installed_pyspark()
     settings = {"spark.python.unix.domain.socket.enabled": uds}
     settings["spark.sql.streaming.minBatchesToRetain"] = "100000"
     given = {name.replace(".", "_"): value for name, value in settings.items()}

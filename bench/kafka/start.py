@@ -3,10 +3,10 @@
 A bounded query over 1,000 records into `noop`, started again and again: in a session that has run
 such queries before (warm), and as the first query of a session whose JVM is up (cold). Spark's
 source comes as it is, and told to wait no longer than ours for what a fetch has not found: by
-default its tasks wait half a second for more than there is. Ours comes as Spark is installed, and
-with a Spark home without `pyspark.zip`, whose modules Python compiles again in every process
-(docs/how-to/low-latency.md). The last is a source in Python that has its rows at hand and imports
-nothing: what Spark takes to start any. BENCH_STARTS says how many starts.
+default its tasks wait half a second for more than there is. Ours comes with the session of
+`configure_spark`, and with Spark's own home, whose `pyspark.zip` Python compiles again in every
+process. The last is a source in Python that has its rows at hand and imports nothing: what Spark
+takes to start any. BENCH_STARTS says how many starts.
 """
 
 import os
@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from broker import Broker, broker
 from kafka_records import filled
-from kafka_source import WAITS_LESS, here, spark_source, timestream
+from kafka_source import WAITS_LESS, here, spark_source, timestream, use_spark_as_installed
 from peers import kafka_jars
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -29,15 +29,14 @@ from pyspark.sql.types import StructType
 from sessions import Apart, Fresh
 from side_by_side import Comparison, Contender, Done, compare, pair, report
 from sizes import WARM_UP, size
-from spark_home import use_installed_pyspark
 
 STARTS: Final = int(os.environ.get("BENCH_STARTS", size(20, 2)))
 RECORDS: Final = 1_000
-COMPILED: Final = "timestream, PySpark compiled"
+ZIPPED: Final = "timestream, PySpark as a zip"
 ANY: Final = "any source in Python"
 AT_ONCE: Final = "spark, no waits"
 PEERS: Final = ("spark", AT_ONCE)
-OURS: Final = size(("timestream", COMPILED, ANY), ("timestream",))
+OURS: Final = size(("timestream", ZIPPED, ANY), ("timestream",))
 WAYS: Final = (*PEERS, *OURS)
 LIMIT_S: Final = 120
 PARTITIONS: Final = 4
@@ -98,8 +97,8 @@ SOURCES: Final = {"spark": spark_source, AT_ONCE: spark_at_once, ANY: rows}
 
 def time_first_commit(way: str, bootstrap: str, topic: str) -> Done:
     """Return the milliseconds from `start()` until Spark has written the first batch's commit."""
-    if way == COMPILED:
-        use_installed_pyspark()
+    if way == ZIPPED:
+        use_spark_as_installed()
     spark, kafka = here(bootstrap)
     # A JVM that has done nothing loads classes that are no part of a query's start.
     spark.range(1).count()
@@ -139,6 +138,6 @@ def compare_starts(session: str, ways: Mapping[str, Contender], warm_up: int) ->
 
 
 if __name__ == "__main__":
-    # All contenders but one take Spark as it is installed.
+    # The session's settings say which home a contender has.
     os.environ.pop("SPARK_HOME", None)
     report(__file__, measure())

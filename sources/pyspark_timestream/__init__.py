@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.connector.session import configure_spark, spark_settings
+    from pyspark_timestream.connector.session.settings import configure_spark, spark_settings
     from pyspark_timestream.connector.why import why
     from pyspark_timestream.errors import (
         BrokerUnreachable,
@@ -95,8 +95,8 @@ _MODULES: Final = {
     "SchemaRegistryError": "errors",
     "PunctuatedProducer": "producer.producer",
     "TimeMetrics": "metrics.listener",
-    "configure_spark": "connector.session",
-    "spark_settings": "connector.session",
+    "configure_spark": "connector.session.settings",
+    "spark_settings": "connector.session.settings",
     "explain_time": "explain.query",
     "measure_lateness": "lateness.measure",
     "order_by_time": "frames.ordering",
@@ -134,5 +134,5 @@ def _check_interpreter(name: str) -> None:
     """
     if name in _FOR_DRIVERS and name in _asked and not _asked & {"configure_spark", "warned"}:
         _asked.add("warned")
-        import_module(f"{__name__}.connector.session").warn_of_interpreter(stacklevel=3)
+        import_module(f"{__name__}.connector.session.settings").warn_of_interpreter(stacklevel=3)
     _asked.add(name)

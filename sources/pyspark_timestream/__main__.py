@@ -79,7 +79,7 @@ def _end(*_: object) -> NoReturn:
 def _start_spark() -> Any:
     from pyspark.sql import SparkSession
 
-    from pyspark_timestream.connector.session import configure_spark
+    from pyspark_timestream.connector.session.settings import configure_spark
 
     builder = configure_spark(SparkSession.builder.master("local[1]"))
     return builder.config("spark.ui.enabled", "false").getOrCreate()

@@ -14,7 +14,7 @@ ADAPTERS = {
     "clock.reader",
     "connector.catalog_tables",
     "connector.evaluation",
-    "connector.session",
+    "connector.session.settings",
     "connector.spark_errors",
     "demo.topic",
     "explain.query",

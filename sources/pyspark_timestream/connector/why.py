@@ -87,7 +87,7 @@ def _find_reason(error: BaseException) -> str:
             return message
         if missing := _NOT_FOUND.search(str(each)):
             # Imported late: this module is read where there is no Spark.
-            from pyspark_timestream.connector.session import explain_missing_format
+            from pyspark_timestream.connector.session.settings import explain_missing_format
 
             return explain_missing_format(missing.group(1))
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

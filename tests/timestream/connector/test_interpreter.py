@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_timestream.connector.interpreter import (
+from pyspark_timestream.connector.session.interpreter import (
     find_interpreter_fault,
     find_worker_command,
     use_this_interpreter,

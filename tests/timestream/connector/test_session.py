@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_timestream
 from pyspark_timestream import configure_spark, spark_settings, why
-from pyspark_timestream.connector.session import INTERPRETER, SETTINGS
+from pyspark_timestream.connector.session.settings import INTERPRETER, SETTINGS
 from pyspark_timestream.errors import WrongInterpreter
 
 pytestmark = pytest.mark.spark

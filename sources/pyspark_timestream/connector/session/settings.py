@@ -10,15 +10,18 @@ from typing import Any, Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession, is_remote
 
-from pyspark_timestream.connector.interpreter import (
+from pyspark_timestream.connector.session.interpreter import (
     INTERPRETER_VARIABLES,
     find_interpreter_fault,
     find_worker_command,
+    is_this_interpreter,
     use_this_interpreter,
 )
+from pyspark_timestream.connector.session.spark_home import SPARK_HOME, use_installed_pyspark
 from pyspark_timestream.errors import WrongInterpreter, compose_message
 
 __all__ = [
+    "HOME",
     "INTERPRETER",
     "SETTINGS",
     "Setting",
@@ -59,6 +62,14 @@ INTERPRETER: Final = Setting(
     "environment that is not activated: IDE, cron, notebook, `venv/bin/python job.py`",
 )
 
+HOME: Final = Setting(
+    SPARK_HOME,
+    "links to the installed Spark, in the user's cache, without `pyspark.zip`; for a local master",
+    "an environment variable, which must be there when Spark starts. Without it each process of "
+    "Python that Spark starts, one for every query, compiles PySpark again, which takes half a "
+    "second of a core or more",
+)
+
 SETTINGS: Final = (
     Setting(
         "spark.sql.shuffle.partitions",
@@ -87,8 +98,9 @@ def spark_settings() -> dict[str, str]:
     - `spark.python.unix.domain.socket.enabled`: saves about 45 ms a task on the way to Python.
     - `spark.sql.session.timeZone`: days begin, and times are shown, in UTC, as CTIs are.
 
-    The fourth setting is an environment variable, PYSPARK_PYTHON, because Spark looks the formats
-    up with that Python: set it before Spark starts, to a path that all nodes have.
+    Two more are environment variables, which must be there before Spark starts. Spark looks the
+    formats up with PYSPARK_PYTHON: set it to a path that all nodes have. SPARK_HOME may be a Spark
+    home without `pyspark.zip`, which each process of Python would compile again.
 
     Returns:
         Name -> value, for `builder.config(map=...)` or spark-defaults.conf.
@@ -97,12 +109,14 @@ def spark_settings() -> dict[str, str]:
 
 
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Give `builder` the settings that these formats need: `INTERPRETER` and `SETTINGS`.
+    """Give `builder` the settings that these formats need: `INTERPRETER`, `HOME` and `SETTINGS`.
 
     Settings made by `builder` or spark-submit stay; `.config(...)` after this call overrides.
     Where the environment variable PYSPARK_PYTHON is not set, it is set to the running interpreter,
     for this process and those that it starts, so that Spark finds what is installed there. On a
-    cluster set it yourself, to a path that all nodes have.
+    cluster set it yourself, to a path that all nodes have. With a local master, and the running
+    interpreter for its workers, SPARK_HOME is set as well unless it is: to links to the installed
+    Spark without its `pyspark.zip`, so that these processes need not compile PySpark.
 
         spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
 
@@ -120,6 +134,8 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     environment = _get_environment(jvm)
     if fault := find_interpreter_fault(environment):
         raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
+    if jvm is None and _is_local(builder) and is_this_interpreter(environment):
+        use_installed_pyspark(os.environ)
     started = SparkConf() if jvm is not None else None
     return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
 
@@ -131,6 +147,12 @@ def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> Sp
         if setting.name not in given:
             builder = builder.config(setting.name, setting.value)
     return builder
+
+
+def _is_local(builder: SparkSession.Builder) -> bool:
+    """True if `builder` names a master in this process; YARN would look for the zip."""
+    master = str(getattr(builder, "_options", {}).get("spark.master", ""))
+    return master == "local" or master.startswith("local[")
 
 
 def _is_for_server(builder: SparkSession.Builder) -> bool:

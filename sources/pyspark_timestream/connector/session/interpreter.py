@@ -19,6 +19,7 @@ __all__ = [
     "INTERPRETER_VARIABLES",
     "find_interpreter_fault",
     "find_worker_command",
+    "is_this_interpreter",
     "use_this_interpreter",
 ]
 
@@ -44,6 +45,13 @@ def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
         if name in environment:
             return environment[name], name
     return _DEFAULT_COMMAND, "PATH"
+
+
+def is_this_interpreter(environment: Mapping[str, str]) -> bool:
+    """True if a JVM in this environment starts workers with the running interpreter."""
+    command, _ = find_worker_command(environment)
+    path = shutil.which(command, path=environment.get("PATH", os.defpath))
+    return path is not None and _is_running_interpreter(Path(path))
 
 
 def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
