@@ -42,6 +42,7 @@ SKIPPED: Final = 77
 
 COMPARISONS: Final = (
     "kafka_source",
+    "beside_flink",
     "payload_formats",
     "kafka_growth",
     "long_query",

@@ -10,8 +10,9 @@ from typing import Any
 
 import duckdb
 import fastavro
+import flink
 import pytest
-from nexmark import flink, generator
+from nexmark import generator
 from nexmark.answers import COLUMNS, Differences, answer, differences, lost_bids
 from nexmark.events import (
     AVRO,
@@ -257,13 +258,13 @@ def test_flink_that_must_take_part_and_is_not_there_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flink, "_INSTALLED", tmp_path / "flink")
-    monkeypatch.setenv("NEXMARK_FLINK", "1")
-    with pytest.raises(SystemExit, match=r"python bench/nexmark/flink.py installs it"):
+    monkeypatch.setenv("BENCH_FLINK", "1")
+    with pytest.raises(SystemExit, match=r"python bench/measuring/flink.py installs it"):
         flink.takes_part()
-    monkeypatch.setenv("NEXMARK_FLINK", "yes")
-    with pytest.raises(SystemExit, match="NEXMARK_FLINK=yes: accepted is 0 or 1"):
+    monkeypatch.setenv("BENCH_FLINK", "yes")
+    with pytest.raises(SystemExit, match="BENCH_FLINK=yes: accepted is 0 or 1"):
         flink.takes_part()
-    monkeypatch.delenv("NEXMARK_FLINK")
+    monkeypatch.delenv("BENCH_FLINK")
     assert not flink.takes_part()
     (tmp_path / "flink").touch()
     assert flink.takes_part()

@@ -56,15 +56,17 @@ def spark_source(spark: SparkSession, kafka: Broker, topic: str, **more: str) ->
     return reader.option("startingOffsets", "earliest").options(**more).load()
 
 
-def timestream(spark: SparkSession, kafka: Broker, topic: str, schema: str = "") -> DataFrame:
-    """Ours, with CTIs on."""
+def timestream(
+    spark: SparkSession, kafka: Broker, topic: str, schema: str = "", **more: str
+) -> DataFrame:
+    """Ours, with CTIs on; with `more` options."""
     reader = spark.readStream.format("timestream").option("transport", "kafka")
     reader = reader.option("subscribe", topic).option("startingOffsets", "earliest")
     reader = reader.option("kafka.bootstrap.servers", kafka.bootstrap)
     reader = reader.option("ctiFrequency", "10 seconds").option("ctiDelay", "1 second")
     if schema:
         reader = reader.option("valueFormat", "json").option("startTime", "ts").schema(schema)
-    return reader.load()
+    return reader.options(**more).load()
 
 
 def spark_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
@@ -74,9 +76,9 @@ def spark_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
     return rows.withColumn("start_time", F.timestamp_millis("ts"))
 
 
-def timestream_parsed(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+def timestream_parsed(spark: SparkSession, kafka: Broker, topic: str, **more: str) -> DataFrame:
     """The same of ours, with CTIs."""
-    return timestream(spark, kafka, topic, f"{JSON}, start_time timestamp, cti timestamp")
+    return timestream(spark, kafka, topic, f"{JSON}, start_time timestamp, cti timestamp", **more)
 
 
 def spark_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:

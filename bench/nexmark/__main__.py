@@ -12,7 +12,7 @@ Before that each contender's rows are written down and compared with DuckDB's (`
     NEXMARK_ROUNDS   how many rounds are measured; default 3, with QUICK=1 one
     NEXMARK_QUERIES  which queries, such as q5,q11; default all
     NEXMARK_TOPICS   which topics, such as lagging-json; default all of TOPICS
-    NEXMARK_FLINK    1: Flink must take part; 0: it does not; default: where it is installed;
+    BENCH_FLINK      1: Flink must take part; 0: it does not; default: where it is installed;
                      with QUICK=1 it does not unless told to
 
 With 10 million events it takes some hours: raise BENCH_LIMIT_S in `make bench`.

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Protocol
 
 from core_seconds import CoreSeconds
+from flink import Flink, takes_part
 from peers import avro_jars
 from pyspark.sql import SparkSession
 from sessions import Apart
 from spark_session import local_spark
 
 from nexmark.events import FORMATS
-from nexmark.flink import Flink, takes_part
+from nexmark.flink_sql import statements
 from nexmark.runs import Taken, run
 from nexmark.sources import Topic
 
@@ -74,7 +75,7 @@ class InFlink:
 
     def run(self, query: str, topic: Topic, rows: Path | None) -> Taken:
         with CoreSeconds(self.pid) as spent:
-            whole_s = self.flink.run(query, topic.bootstrap, topic.name, rows)
+            whole_s = self.flink.run(*statements(query, topic.bootstrap, topic.name, rows))
         return Taken(spent.total_s, whole_s)
 
 
@@ -83,7 +84,7 @@ def open_contenders(open_: ExitStack, flink: str | None) -> dict[str, Contender]
 
     Args:
         open_: closes them.
-        flink: what NEXMARK_FLINK is taken for where it is not set.
+        flink: what BENCH_FLINK is taken for where it is not set.
     """
     avro_jars()
     found: dict[str, Contender] = {}

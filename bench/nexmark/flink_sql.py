@@ -1,25 +1,26 @@
-"""The six queries in Flink's SQL; `flink.py` runs this in Flink's own environment.
+"""The six queries in Flink's SQL.
 
-Each line that is read asks for a run: {"query", "bootstrap", "topic", "rows"}. Each is answered by
-a line {"took": seconds}. Watermarks are Flink's: by partition, four seconds behind the greatest
-time; the end of a bounded topic releases all.
+Watermarks are Flink's: by partition, four seconds behind the greatest time; the end of a bounded
+topic releases all.
 """
 
-import json
-import sys
-import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
 
-from pyflink.table import EnvironmentSettings, TableEnvironment
+from flink import kafka_table, sink_table
 
-SECONDS = "CAST(TIMESTAMPDIFF(SECOND, TIMESTAMP '1970-01-01 00:00:00', {}) AS BIGINT) * 1000"
-PERIODS = """
+__all__ = ["statements"]
+
+SECONDS: Final = "CAST(TIMESTAMPDIFF(SECOND, TIMESTAMP '1970-01-01 00:00:00', {}) AS BIGINT) * 1000"
+PERIODS: Final = """
     SELECT auction, COUNT(*) AS bids, window_start, window_end
     FROM TABLE(HOP(TABLE bids, DESCRIPTOR(event_time), INTERVAL '2' SECOND, INTERVAL '10' SECOND))
     GROUP BY auction, window_start, window_end"""
-TUMBLE = "TABLE(TUMBLE(TABLE {}, DESCRIPTOR(event_time), INTERVAL '10' SECOND))"
+TUMBLE: Final = "TABLE(TUMBLE(TABLE {}, DESCRIPTOR(event_time), INTERVAL '10' SECOND))"
 
 # Query -> the columns of its rows, the fields that it reads, and its rows.
-QUERIES = {
+QUERIES: Final = {
     "q0": (
         "auction BIGINT, bidder BIGINT, price BIGINT, instant BIGINT, extra STRING",
         "Bid",
@@ -70,66 +71,46 @@ QUERIES = {
         GROUP BY bidder, window_start, window_end""",
     ),
 }
-BID_FIELDS = {
+BID_FIELDS: Final = {
     "q5": ("auction",),
     "q11": ("bidder",),
 }
-TYPES = {"extra": "STRING", "name": "STRING"}
-VIEWS = {
+TYPES: Final = {"extra": "STRING", "name": "STRING"}
+VIEWS: Final = {
     "Bid": ("bids", ("auction", "bidder", "price", "extra")),
     "Person": ("persons", ("id", "name")),
     "Auction": ("auctions", ("seller",)),
 }
 
 
-def run(tables, query, bootstrap, topic, rows):
-    """Run a query; the seconds from its submission to its end."""
+def statements(query: str, bootstrap: str, topic: str, rows: Path | None = None) -> list[str]:
+    """A query to the end of a topic, as statements of which the last is the job.
+
+    Args:
+        query: its name.
+        bootstrap: the broker's address.
+        topic: the topic's name; its values are JSON.
+        rows: where its rows go, as JSON; None if nowhere.
+    """
     columns, kinds, select = QUERIES[query]
     fields = {}
     for kind in kinds.split(", "):
         view, every = VIEWS[kind]
         fields[kind] = (view, BID_FIELDS.get(query, every) if kind == "Bid" else every)
-    structs = ", ".join(f"`{kind}` ROW<{typed(names)}>" for kind, (_, names) in fields.items())
-    tables.execute_sql("DROP TEMPORARY TABLE IF EXISTS events")
-    tables.execute_sql(f"""CREATE TEMPORARY TABLE events (date_time BIGINT, {structs},
-        event_time AS TO_TIMESTAMP_LTZ(date_time, 3),
-        WATERMARK FOR event_time AS event_time - INTERVAL '4' SECOND) WITH (
-        'connector' = 'kafka', 'properties.bootstrap.servers' = '{bootstrap}', 'topic' = '{topic}',
-        'scan.startup.mode' = 'earliest-offset', 'scan.bounded.mode' = 'latest-offset',
-        'format' = 'json')""")
+    structs = ", ".join(f"`{kind}` ROW<{_typed(names)}>" for kind, (_, names) in fields.items())
+    events = f"""date_time BIGINT, {structs}, event_time AS TO_TIMESTAMP_LTZ(date_time, 3),
+        WATERMARK FOR event_time AS event_time - INTERVAL '4' SECOND"""
+    found = kafka_table("events", events, bootstrap, topic)
     for kind, (view, names) in fields.items():
         listed = ", ".join(f"`{kind}`.{name} AS {name}" for name in names)
-        tables.execute_sql(f"DROP TEMPORARY VIEW IF EXISTS {view}")
-        tables.execute_sql(
+        found.append(f"DROP TEMPORARY VIEW IF EXISTS {view}")
+        found.append(
             f"CREATE TEMPORARY VIEW {view} AS SELECT {listed}, date_time AS instant, event_time "
             f"FROM events WHERE `{kind}`.{names[0]} IS NOT NULL"
         )
-    sink = "'connector' = 'blackhole'"
-    if rows is not None:
-        sink = f"'connector' = 'filesystem', 'path' = 'file://{rows}', 'format' = 'json'"
-    tables.execute_sql("DROP TEMPORARY TABLE IF EXISTS answer")
-    tables.execute_sql(f"CREATE TEMPORARY TABLE answer ({columns}) WITH ({sink})")
-    began = time.perf_counter()
-    tables.execute_sql(f"INSERT INTO answer {select}").wait()
-    return time.perf_counter() - began
+    return [*found, *sink_table("answer", columns, rows), f"INSERT INTO answer {select}"]
 
 
-def typed(names):
+def _typed(names: Iterable[str]) -> str:
     """The fields of a kind of event, with their types."""
     return ", ".join(f"{name} {TYPES.get(name, 'BIGINT')}" for name in names)
-
-
-def main():
-    """Answer requests until there are no more."""
-    tables = TableEnvironment.create(EnvironmentSettings.in_streaming_mode())
-    settings = tables.get_config()
-    settings.set("pipeline.jars", sys.argv[1])
-    settings.set("parallelism.default", "2")
-    settings.set("table.local-time-zone", "UTC")
-    for line in sys.stdin:
-        took = run(tables, **json.loads(line))
-        print(json.dumps({"took": took}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
