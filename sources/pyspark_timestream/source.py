@@ -12,7 +12,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.clock.reader import TimeTransport
 from pyspark_timestream.connector.catalog_tables import (
     drop_options,
     keep_options,
@@ -159,6 +158,9 @@ class DefaultSource(DataSource):
             from pyspark_timestream.kafka.reader import KafkaTransport
 
             return KafkaTransport(self.options, self._described)
+        # Likewise, since each query starts a process that imports what it needs.
+        from pyspark_timestream.clock.reader import TimeTransport
+
         return TimeTransport(
             self.options, [spec.name for spec in option_specs(KafkaOptions).values()]
         )

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_timestream import configure_spark
+from pyspark_timestream.connector.session import spark_home
 from pyspark_timestream.connector.session.spark_home import (
     link_spark_home,
     use_installed_pyspark,
@@ -88,6 +89,18 @@ def test_home_is_left_alone_where_none_can_be_made(environment: dict[str, str]) 
     assert environment == before
 
 
+def test_no_home_for_a_pyspark_that_only_this_process_finds(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_home, "_find_installed_spark", lambda: installed)
+    environment = {"HOME": str(tmp_path)}
+    use_installed_pyspark(environment)
+    assert "SPARK_HOME" not in environment
+    environment["PYTHONPATH"] = f"/elsewhere:{installed.parent}"
+    use_installed_pyspark(environment)
+    assert "SPARK_HOME" in environment
+
+
 @pytest.fixture
 def no_running_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("pyspark.SparkContext._jvm", None)
@@ -136,6 +149,7 @@ def test_session_of_another_interpreter_keeps_the_zip(
 JOB = """
 from pyspark.sql import SparkSession
 from pyspark_timestream import configure_spark
+from pyspark_timestream.connector.session import spark_home
 
 spark = configure_spark(SparkSession.builder.master("local[1]")).getOrCreate()
 ask = lambda _: __import__("pyspark").__file__

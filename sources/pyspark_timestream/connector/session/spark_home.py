@@ -10,6 +10,7 @@ among the packages of their interpreter, with its bytecode.
 import hashlib
 import importlib.util
 import os
+import site
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,13 +27,16 @@ _LINKED: Final = ("bin", "sbin", "jars", "conf", "data", "examples", "licenses",
 def use_installed_pyspark(environment: MutableMapping[str, str]) -> None:
     """Set SPARK_HOME in `environment` to `link_spark_home`, unless it is set.
 
-    Nothing is set where PySpark is not an installation with a Spark of its own, or where the links
-    cannot be made, such as without a writable home directory: Spark then starts as it always does.
+    Nothing is set where PySpark is not an installation with a Spark of its own, where another
+    process would not find it, such as by a `sys.path` of this one alone, or where the links cannot
+    be made, such as without a writable home directory: Spark then starts as it always does.
     """
     if SPARK_HOME in environment:
         return
     installed, cache = _find_installed_spark(), _find_cache(environment)
-    if installed is not None and cache is not None:
+    if installed is None or cache is None:
+        return
+    if installed.parent.resolve() in _list_inherited_paths(environment):
         with suppress(OSError):
             environment[SPARK_HOME] = str(link_spark_home(installed, cache))
 
@@ -68,6 +72,13 @@ def _find_installed_spark() -> Path | None:
     installed = Path(found.origin).parent
     parts = ("bin/spark-submit", "jars", "python/lib/pyspark.zip")
     return installed if all((installed / part).exists() for part in parts) else None
+
+
+def _list_inherited_paths(environment: Mapping[str, str]) -> set[Path]:
+    """The directories that the running interpreter imports from in every process."""
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    places = [*site.getsitepackages(), site.getusersitepackages(), *filter(None, given)]
+    return {Path(place).resolve() for place in places}
 
 
 def _find_cache(environment: Mapping[str, str]) -> Path | None:
