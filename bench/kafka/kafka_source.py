@@ -36,7 +36,7 @@ from pyspark_timestream import spark_settings
 from pyspark_timestream.kafka.client.native.library import load_gather
 
 PARTITIONS = 4
-SIZES: Final = records((1_000_000, 4_000_000), (100_000,))
+SIZES: Final = records((1_000_000, 2_000_000, 4_000_000), (100_000,))
 RECORDS: Final = SIZES[0]
 SESSIONS: Final = chosen("BENCH_SESSIONS", ("warm", "defaults", "cold"), ("warm",))
 WITHOUT_NATIVE: Final = os.environ.get("BENCH_WITHOUT_NATIVE", size("1", "0")) == "1"

@@ -11,7 +11,8 @@ Before that each contender's rows are written down and compared with DuckDB's (`
     NEXMARK_EVENTS   how many events; default 10,000,000, with QUICK=1 200,000
     NEXMARK_ROUNDS   how many rounds are measured; default 3, with QUICK=1 one
     NEXMARK_QUERIES  which queries, such as q5,q11; default all
-    NEXMARK_TOPICS   which topics, such as lagging-json; default all of TOPICS
+    NEXMARK_TOPICS   which topics, such as ordinary-avro; default all of TOPICS, with QUICK=1
+                     lagging-json
     BENCH_FLINK      1: Flink must take part; 0: it does not; default: where it is installed;
                      with QUICK=1 it does not unless told to
 
@@ -51,7 +52,7 @@ def measure() -> Iterator[Comparison]:
     events = whole_number("NEXMARK_EVENTS", 200_000 if QUICK else 10_000_000)
     rounds = whole_number("NEXMARK_ROUNDS", 1 if QUICK else 3)
     queries = chosen("NEXMARK_QUERIES", tuple(QUERIES))
-    topics = chosen("NEXMARK_TOPICS", TOPICS)
+    topics = chosen("NEXMARK_TOPICS", TOPICS, ("lagging-json",))
     require_generator()
     with ExitStack() as open_:
         contenders = open_contenders(open_, "0" if QUICK else None)
