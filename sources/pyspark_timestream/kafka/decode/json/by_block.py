@@ -4,7 +4,7 @@ The result for a value never depends on its neighbours: parsing a block and pars
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON
 string cannot contain unescaped. Only values that begin with ``{`` and end with ``}`` are joined, so
 that an object cannot extend into the next value. Values that Arrow reads but Python does not
-(extreme nesting, very long numbers) are excluded from the block.
+(extreme nesting, very long numbers) are excluded from the block: see `joinable`.
 """
 
 import itertools
@@ -22,7 +22,7 @@ import pyarrow.json
 from pyspark_timestream.connector.columns import Mask
 from pyspark_timestream.kafka.decode.fields import FINE, TYPE, DecodedBlock, WantedFields
 from pyspark_timestream.kafka.decode.json.by_row import parse_rows
-from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
+from pyspark_timestream.kafka.decode.json.joinable import find_joinable
 from pyspark_timestream.kafka.decode.json.types import convert_column, has_map, wire_type
 from pyspark_timestream.kafka.decode.json.wire_schemas import WireSchemas, take_field
 from pyspark_timestream.kafka.options.paths import descend
@@ -31,12 +31,6 @@ __all__ = ["parse_json"]
 
 _MAX_SINGLE_VALUES: Final = 32
 """Up to this many values are parsed one by one: calling Arrow costs as much as about 20."""
-
-_WHITESPACE: Final = " \t\n\r"
-"""JSON's whitespace."""
-
-_MAX_SAFE_LENGTH: Final = 250
-"""A text up to this length cannot exceed the limits of Python's parser."""
 
 _ROW_IN_MESSAGE: Final = re.compile(r"in row ([0-9]+)")
 """The row in Arrow's error message."""
@@ -55,7 +49,7 @@ class _ParseFailure(NamedTuple):
 
 def parse_json(fields: WantedFields, values: pa.Array) -> DecodedBlock:
     """Parse n JSON texts (binary; a null is a row of nulls, not malformed)."""
-    texts, joinable = _find_joinable(values)
+    texts, joinable = find_joinable(values)
     if any(has_map(field.type) for field in fields.columns):
         joinable[:] = False
     pieces = [
@@ -72,38 +66,6 @@ def parse_json(fields: WantedFields, values: pa.Array) -> DecodedBlock:
         else [],
         {name: [part for p in pieces for part in p.raw[name]] for name in fields.raw},
         np.concatenate([p.reasons for p in pieces]),
-    )
-
-
-def _find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
-    """Return the values as trimmed texts, and a mask of those that may be joined."""
-    try:
-        texts = values.cast(pa.string())
-    except pa.ArrowInvalid:
-        # Some value is not UTF-8. Arrow's JSON parser would accept it, so it is excluded.
-        texts = pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
-    joinable = _find_objects(texts)
-    if not joinable.all():
-        texts = pc.ascii_trim(texts, characters=_WHITESPACE)
-        joinable = _find_objects(texts)
-    return texts, joinable
-
-
-def _find_objects(texts: pa.Array) -> Mask:
-    shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    joinable = np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
-    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
-    long = np.flatnonzero(joinable & (lengths > _MAX_SAFE_LENGTH))
-    joinable[long] = ~_find_extreme(texts.take(pa.array(long)))
-    return joinable
-
-
-def _find_extreme(texts: pa.Array) -> Mask:
-    """Find texts that may nest deeper, or hold longer numbers, than Python's parser allows."""
-    brackets = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
-    endless = pc.match_substring_regex(texts, "[0-9]{1000}")
-    return np.array(
-        pc.or_(pc.greater(brackets, _MAX_SAFE_LENGTH), endless).to_numpy(zero_copy_only=False)
     )
 
 
