@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from peers import jar
 
-__all__ = ["Flink", "kafka_table", "sink_table", "takes_part"]
+__all__ = ["Flink", "installed_versions", "kafka_table", "sink_table", "takes_part"]
 
 VERSION: Final = "2.3.0"
 CONNECTOR: Final = ("org.apache.flink", "flink-sql-connector-kafka", "5.0.0-2.2")
@@ -44,6 +44,11 @@ def takes_part(default: str | None = None) -> bool:
             "next step: python bench/measuring/flink.py installs it (844 MB)"
         )
     return wanted != "0" and _INSTALLED.exists()
+
+
+def installed_versions() -> dict[str, str]:
+    """Flink's version and its connector's, where it is installed."""
+    return {"apache-flink": VERSION, CONNECTOR[1]: CONNECTOR[2]} if _INSTALLED.exists() else {}
 
 
 class Flink:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from flink import installed_versions
 from peers import ARTIFACTS, AVRO_ARTIFACTS
 
 from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
@@ -47,6 +48,7 @@ def versions() -> dict[str, Any]:
     """The machine, and the versions of all that takes part."""
     found: dict[str, Any] = {name: importlib.metadata.version(name) for name in _PACKAGES}
     found |= {module: revision for _, module, revision in (*ARTIFACTS, *AVRO_ARTIFACTS)}
+    found |= installed_versions()
     return found | {
         "machine": machine_name(),
         "cpu": processor(),
