@@ -135,7 +135,7 @@ bench: export BENCH_QUICK := $(QUICK)
 # Small runs end before the second compiler has met them, and half of their time would be its work.
 bench: export JVM_FLAGS := $(if $(QUICK),$(JVM_FLAGS))
 bench: export SPARK_SUBMIT_OPTS := $(if $(QUICK),$(JVM_FLAGS),$(SPARK_SUBMIT_OPTS))
-bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: ten minutes, kept in .work/bench only
+bench: java $(READY) ## side by side with Spark's own sources and sinks; QUICK=1: small ones for ten minutes, kept in .work/bench only
 	$(BIN)/python bench
 
 lint: $(READY) ## ruff, mypy, and which folder imports from which

@@ -109,3 +109,35 @@ def runs(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def test_small_runs_end_in_time_and_name_what_was_left_out(
+    make_bench: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, seconds in (("short", 0), ("long", 60), ("never", 0)):
+        (tmp_path / f"{name}.py").write_text(f"import time; time.sleep({seconds})")
+    monkeypatch.setattr(make_bench, "COMPARISONS", ("long", "never", "short"))
+    monkeypatch.setattr(make_bench, "FIRST_QUICK", ("short",))
+    monkeypatch.setattr(make_bench, "QUICK_S", 3)
+    monkeypatch.setattr(make_bench, "size", lambda full, quick: quick)
+    monkeypatch.setattr(make_bench, "script_of", lambda name: tmp_path / f"{name}.py")
+    monkeypatch.setattr(make_bench, "versions", dict)
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    began = time.monotonic()
+    make_bench.main()
+    assert time.monotonic() - began < 30
+    said = capsys.readouterr().out
+    assert said.endswith("no time was left for long, never; python bench NAME runs one of them\n")
+
+
+def test_small_runs_begin_with_one_of_each_kind_and_go_on_to_all(make_bench: ModuleType) -> None:
+    order = make_bench.quick_order()
+    assert sorted(order) == sorted(make_bench.COMPARISONS)
+    kinds = [
+        {make_bench.script_of(name).parent for name in names}
+        for names in (make_bench.FIRST_QUICK, make_bench.COMPARISONS)
+    ]
+    assert kinds[0] == kinds[1]
