@@ -108,7 +108,9 @@ def _wait_for(condition: Callable[[], bool], query: StreamingQuery) -> None:
 
 def _durations(query: StreamingQuery) -> dict[str, float]:
     full = [batch.durationMs for batch in query.recentProgress if batch.numInputRows]
-    return {name: median(each.get(name, 0) for each in full[5:]) for name in sorted(full[-1])}
+    return {
+        name: median(each.get(name, 0) for each in full[5:] or full) for name in sorted(full[-1])
+    }
 
 
 def start_s(frame: DataFrame, records: int) -> float:
