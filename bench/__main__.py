@@ -32,7 +32,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent / "measuring"))
 from machine import machine_name
 from side_by_side import heading, versions
-from sizes import size
+from sizes import SKIPPED, size
 
 HERE: Final = Path(__file__).parent
 LIMIT_S: Final = float(os.environ.get("BENCH_LIMIT_S", size(3600, 180)))
@@ -55,9 +55,6 @@ FIRST_QUICK: Final = (
 
 GOODBYE_S: Final = 20
 """How long a benchmark that was interrupted may take to end its broker."""
-
-SKIPPED: Final = 77
-"""The exit code of a benchmark that says why this machine cannot run it."""
 
 COMPARISONS: Final = (
     "kafka_source",

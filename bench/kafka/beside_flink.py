@@ -23,20 +23,17 @@ from typing import Any, Final
 from broker import Broker, broker
 from flink import Flink, kafka_table, sink_table, takes_part
 from kafka_records import filled
-from kafka_source import here, minutes, timestream, timestream_parsed
+from kafka_source import here, timestream, timestream_windows
 from pyspark.sql import DataFrame, SparkSession
 from sessions import Apart
 from side_by_side import Comparison, Done, compare, report
-from sizes import WARM_UP, records, size
+from sizes import SKIPPED, WARM_UP, records, size
 from streams import finish
 
 PARTITIONS: Final = 4
 SIZES: Final = records((2_000_000,), (100_000,))
 CHECKED: Final = 100_000
 """The records whose rows are compared, in a topic of their own."""
-
-SKIPPED: Final = 77
-"""The exit code of a benchmark that this machine cannot run."""
 
 RECORD: Final = """message_key BYTES, message BYTES,
     topic STRING METADATA VIRTUAL, part INT METADATA FROM 'partition' VIRTUAL,
@@ -75,21 +72,10 @@ def flink_job(job: str, bootstrap: str, topic: str, rows: Path | None = None) ->
     return [*table, *sink_table("answer", MINUTES_ROW, rows), f"INSERT INTO answer {MINUTES}"]
 
 
-def flink_run(flink: Flink, job: str, bootstrap: str, topic: str) -> Done:
-    """One run of Flink's."""
-    return Done(flink.run(*flink_job(job, bootstrap, topic)))
-
-
-def spark_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
-    """The average by device and minute, also of the last ones."""
-    from pyspark_timestream import advance_time
-
-    return minutes(advance_time(timestream_parsed(spark, kafka, topic, finalCti="true")))
-
-
 FRAMES: Final[Mapping[str, Callable[[SparkSession, Broker, str], DataFrame]]] = {
     NOOP: timestream,
-    WINDOW: spark_windows,
+    # The end of the topic releases Flink's last windows too.
+    WINDOW: functools.partial(timestream_windows, finalCti="true"),
 }
 
 
@@ -175,12 +161,12 @@ def measure() -> Iterator[Comparison]:
 class Measured:
     """Flink as `compare` wants it."""
 
-    def __init__(self, flink: Flink, *given: str) -> None:
+    def __init__(self, flink: Flink, job: str, bootstrap: str, topic: str) -> None:
         self.pid = flink.pid
-        self._flink, self._given = flink, given
+        self._flink, self._given = flink, (job, bootstrap, topic)
 
     def __call__(self) -> Done:
-        return flink_run(self._flink, *self._given)
+        return Done(self._flink.run(*flink_job(*self._given)))
 
 
 if __name__ == "__main__":

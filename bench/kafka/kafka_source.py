@@ -86,11 +86,11 @@ def spark_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
     return minutes(spark_parsed(spark, kafka, topic).withWatermark("start_time", "1 second"))
 
 
-def timestream_windows(spark: SparkSession, kafka: Broker, topic: str) -> DataFrame:
+def timestream_windows(spark: SparkSession, kafka: Broker, topic: str, **more: str) -> DataFrame:
     """The same of ours, released by CTIs."""
     from pyspark_timestream import advance_time
 
-    return minutes(advance_time(timestream_parsed(spark, kafka, topic)))
+    return minutes(advance_time(timestream_parsed(spark, kafka, topic, **more)))
 
 
 def minutes(rows: DataFrame) -> DataFrame:

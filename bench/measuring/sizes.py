@@ -4,9 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-__all__ = ["QUICK", "ROUNDS", "WARM_UP", "chosen", "records", "size", "whole_number"]
+__all__ = ["QUICK", "ROUNDS", "SKIPPED", "WARM_UP", "chosen", "records", "size", "whole_number"]
 
 T = TypeVar("T")
+
+SKIPPED: Final = 77
+"""The exit code of a benchmark that says why this machine cannot run it."""
 
 QUICK: Final = os.environ.get("BENCH_QUICK") == "1"
 """Whether all benchmarks together may take ten minutes, on two cores."""

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from sizes import SKIPPED
+
 from nexmark.events import PARTITIONS
 
 __all__ = ["PLACE", "SKIPPED", "generate", "require_generator"]
 
 PLACE: Final = Path(__file__).parents[2] / ".work" / "nexmark"
 VERSION: Final = "0.2.0"
-SKIPPED: Final = 77
-"""The exit code of a benchmark that this machine cannot run."""
 _CARGO: Final = (shutil.which("cargo"), Path.home() / ".cargo" / "bin" / "cargo")
 
 
