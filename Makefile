@@ -25,9 +25,16 @@ RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 
 # C2 compiles for hours of work; queries of tests end in seconds, and take 0.6 of the time without it.
 JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
+# Spark's classes as Java has them in memory: a session takes 0.55 of the processor time to start.
+# A Java that cannot use the file says so in its log of class data sharing, and does without.
+CLASSES := $(VENV)/spark-classes.jsa
+SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 
 # A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
-WORKERS := -n logical --maxprocesses 4 --dist worksteal --durations=25
+EACH := --dist worksteal --durations=25
+WORKERS := -n logical --maxprocesses 4 $(EACH)
+# Those that wait for brokers and kills leave a part of two cores to a third.
+WITH_BROKERS := -n $(shell n=$$(nproc 2>/dev/null || echo 3); echo $$((n < 4 ? n + 1 : 4))) $(EACH)
 
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci clean java
 
@@ -69,9 +76,15 @@ run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tser
 run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
 	@$(BIN)/python integration/flights.py
 
+$(CLASSES): export JVM_FLAGS := $(JVM_FLAGS)
+$(CLASSES): $(READY)
+	@$(PYTHON) sources/pyspark_timestream/demo/progress.py "Keeping Spark's classes for sessions of tests" 70 \
+	  $(BIN)/python integration/archive_classes.py $(CURDIR)/$@
+
 test test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
-test test-4.2 integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
-test: java $(READY) ## the fast tests: rules, storage, and Spark without a broker
+test integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
+test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
+test: java $(CLASSES) ## the fast tests: rules, storage, and Spark without a broker
 	$(BIN)/python -m pytest tests $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
@@ -79,8 +92,8 @@ test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: java $(READY42) ## the fast tests that touch Spark, on the oldest Spark that is supported
 	$(VENV42)/bin/python -m pytest tests -m spark $(WORKERS) $(RERUNS)
 
-integration: java $(READY) ## the real thing: a Kafka broker, kills, restarts, a cluster
-	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
+integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster
+	$(BIN)/python -m pytest integration -m "not soak" $(WITH_BROKERS) $(RERUNS)
 
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
 	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)
@@ -101,7 +114,7 @@ soak-native: java $(READY) ## the native gather for half an hour under the addre
 	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
 
 soak-restarts: export RESTART_ROUNDS := 10
-soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of CI
+soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of make soak
 	$(BIN)/python -m pytest integration/test_rolling_restarts.py $(RERUNS)
 
 $(READY_DOCS): $(READY)

@@ -84,7 +84,7 @@ def _begin(running: ExitStack, directory: Path, main: str, arguments: list[str])
     environment = {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": os.environ.get("JVM_FLAGS", ""),
+        "SPARK_DAEMON_JAVA_OPTS": os.environ.get("SPARK_SUBMIT_OPTS", ""),
         "PYSPARK_PYTHON": sys.executable,
     }
     session = ProcessSession.begin(command, log=directory / "log", env=environment)

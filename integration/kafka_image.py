@@ -34,13 +34,14 @@ _RUN = """#!/bin/sh
 set -e
 mkdir -p /data /tmp
 {
-  env | grep '^KAFKA_' | grep -v '^KAFKA_HEAP_OPTS=' | while IFS= read -r line; do
+  env | grep '^KAFKA_' | grep -v '^KAFKA_[A-Z_]*_OPTS=' | while IFS= read -r line; do
     name=${line%%=*}
     echo "$(echo "${name#KAFKA_}" | tr 'A-Z_' 'a-z.')=${line#*=}"
   done
   echo log.dirs=/data
 } > /server.properties
-java="/jre/bin/java ${KAFKA_HEAP_OPTS:--Xmx512m} -Dlog4j2.configurationFile=/log4j2.properties"
+java="/jre/bin/java ${KAFKA_HEAP_OPTS:--Xmx512m} $KAFKA_JVM_PERFORMANCE_OPTS"
+java="$java -Dlog4j2.configurationFile=/log4j2.properties"
 [ -f /data/meta.properties ] ||
   $java -cp '/jars/*' kafka.tools.StorageTool format -t "$CLUSTER_ID" -c /server.properties
 exec $java -cp '/jars/*' kafka.Kafka /server.properties
@@ -95,6 +96,8 @@ def _runtime(into: Path) -> Path:
         command = [jlink, "--add-modules", _MODULES, "--strip-debug", "--no-header-files"]
         command += ["--no-man-pages", "--output", into]
         subprocess.run(command, check=True, capture_output=True)
+        # Unlike an installed one it comes without the archive of its own classes.
+        subprocess.run([into / "bin" / "java", "-Xshare:dump"], check=True, capture_output=True)
     else:
         # Debian keeps the settings under /etc and links to them.
         ignored = shutil.ignore_patterns("jmods", "src.zip", "docs", "man")

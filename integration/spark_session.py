@@ -36,8 +36,8 @@ def local_spark(
         "spark.driver.bindAddress": "127.0.0.1",
         # A query without new data asks its source a hundred times a second otherwise.
         "spark.sql.streaming.pollingDelay": "50ms",
-        # The driver has them from SPARK_SUBMIT_OPTS.
-        "spark.executor.extraJavaOptions": os.environ.get("JVM_FLAGS", ""),
+        # The driver has these already.
+        "spark.executor.extraJavaOptions": os.environ.get("SPARK_SUBMIT_OPTS", ""),
     }
     given = {key.replace("_", "."): each for key, each in settings.items()}
     builder = SparkSession.builder.appName(name).master(master)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from broker import Broker, Record, unique_name
+from lengths import choices
 
 Topics = Callable[..., str]
 
@@ -132,7 +133,9 @@ def files_and_processes(owner: int) -> list[str]:
     return directories + [line for line in map(" ".join, found) if mark in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", choices([signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+)
 def test_program_that_is_interrupted_leaves_no_broker(broker: Broker, number: int) -> None:
     if not broker.can_stop:
         pytest.skip("the broker of KAFKA_BOOTSTRAP_SERVERS is nobody's here")

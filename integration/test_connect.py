@@ -58,6 +58,7 @@ def test_a_client_is_configured_without_a_warning_and_without_a_jvm(client: Clie
     assert (zone, has_jvm) == ("UTC", False)
 
 
+@pytest.mark.soak
 def test_a_clock_is_stored_and_read_back_over_connect(
     client: ClientProcess, tmp_path: Path
 ) -> None:

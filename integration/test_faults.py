@@ -138,6 +138,7 @@ def commit(broker: Broker, made: Stream, metadata: str) -> None:
     consumer.close()
 
 
+@pytest.mark.soak
 def test_foreign_metadata_in_the_group_changes_no_row(broker: Broker, stream: Make) -> None:
     made = stream(partitions=2, **DRIVEN)
     for round_, metadata in enumerate(FOREIGN):

@@ -173,9 +173,8 @@ def test_with_a_large_delay_nothing_is_dropped_and_the_totals_are_known(
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_tasks": 1},
         {"max_tasks": 2},
-        *choices([], [{"max_offsets_per_trigger": 50_000}, ALIGNED]),
+        *choices([], [{"max_tasks": 1}, {"max_offsets_per_trigger": 50_000}, ALIGNED]),
     ],
     ids=lambda options: "-".join(f"{name}={value}" for name, value in options.items()),
 )
@@ -191,6 +190,7 @@ def test_the_same_flights_in_any_format_give_the_same_store(ran, topics, part, e
     assert min(typed.counters["dropped"], typed.counters["malformed"]) > 100
 
 
+@pytest.mark.soak
 def test_small_batches_change_nothing(ran, part) -> None:
     fine = ran(part, **DROPPING, max_offsets_per_trigger=SMALL_BATCH)
     assert fine.batches >= PART / SMALL_BATCH

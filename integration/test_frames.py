@@ -137,6 +137,7 @@ def test_without_it_the_store_refuses_the_same_topic(spark, broker, topic, tmp_p
         order_job.start(frame, tmp_path / "store", tmp_path / "ck").awaitTermination()
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(500)
 def test_kills_in_flight_neither_lose_nor_double_nor_disorder(
     spark, broker, topic, tmp_path

@@ -107,9 +107,8 @@ def order(rows: DataFrame) -> DataFrame:
     return order_by_time(rows, "partition").select("partition", "start_time")
 
 
-@pytest.mark.parametrize(
-    ("version", "operator"), [(2, count), pytest.param(1, order, marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize(("version", "operator"), [(2, count), (1, order)])
 def test_repartitioned_checkpoint_goes_on_with_the_same_rows_and_ctis(
     made: Callable[..., Stream], version: int, operator: Callable[[DataFrame], DataFrame]
 ) -> None:

@@ -276,6 +276,7 @@ def test_a_device_with_a_wrong_clock_moves_only_itself_over_every_restart(stream
     assert timed == [*expected, "e90002", "e12", "e13", "c13", "e90003"]
 
 
+@pytest.mark.soak
 def test_a_killed_query_goes_on_with_every_writers_clock(stream) -> None:
     options = {"startTime": "s", "ctiFrequency": 1, "writerFrom": "field:device"}
     made = stream(*WRONG, **options, maxOffsetsPerTrigger=3)

@@ -107,6 +107,7 @@ def test_the_windows_of_march_are_those_of_the_full_run_and_it_stays_finished(tr
     assert replay.report()["endOfStream"]
 
 
+@pytest.mark.soak
 def test_a_replay_that_is_killed_goes_on_to_the_same_rows_and_the_same_last_cti(trips) -> None:
     expected = march_only(trips, "whole").run()
     killed = march_only(trips, "killed", maxOffsetsPerTrigger="60" if FULL_LENGTH else "250")

@@ -130,7 +130,9 @@ def test_what_is_wrong_with_a_login_or_a_certificate_is_the_message(
 
 
 @pytest.mark.parametrize("wrong", REASONS, ids=lambda wrong: wrong.__name__)
-@pytest.mark.parametrize("native", [True, False], ids=["native", "messages"])
+@pytest.mark.parametrize(
+    "native", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["native", "messages"]
+)
 def test_a_task_fails_with_the_same_message_in_time(
     secured: SecuredBroker, topic: str, wrong: Callable[..., Options], native: bool,
     monkeypatch: pytest.MonkeyPatch,

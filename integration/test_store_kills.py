@@ -36,6 +36,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_at_any_kill(tmp_path: Path) -> 
     assert set(hit) == set(PHASES)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_nothing_acknowledged_is_lost_or_doubled_at_a_kill_of_a_writer_to_s3(
     bucket: Bucket,  # noqa: F811 the fixture

@@ -172,6 +172,7 @@ def daily(record: Record) -> Record:
     return record._replace(value=json.dumps(value | {"second": value["second"] + DAY_MS // 1000}))
 
 
+@pytest.mark.soak
 def test_sqlstream_orders_wait_for_the_slowest_client_and_bounds_move_them(stream: Make) -> None:
     made = stream((), ORDERS, **CLIENTS)
 

@@ -13,7 +13,6 @@ import pytest
 from broker import Broker
 from harness import Job, between_files_and_checkpoint, latest, run_until
 from kafka_query import Stream, event, seconds
-from lengths import choices
 from pyspark.sql import SparkSession
 from running_stream import found, is_idle, offset_of, running, told, transaction
 
@@ -155,8 +154,9 @@ def fast(broker: Broker, topic):
 # -- the same from the same checkpoint, whatever happened -----------------------------------------
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("decided", choices(["import"], ["idle", "found", "import"]))
+@pytest.mark.parametrize("decided", ["idle", "found", "import"])
 def test_what_a_clock_or_another_topic_decided_replays_identically_after_a_kill(
     stream, fast, decided: str
 ) -> None:

@@ -342,10 +342,9 @@ def committed_but_not_noted(checkpoint: Path, store: Path) -> InBatch:
     return InBatch(checkpoint, then=has)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "shared", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["same series", "own series"]
-)
+@pytest.mark.parametrize("shared", [True, False], ids=["same series", "own series"])
 def test_two_queries_that_are_killed_lose_and_double_nothing(tmp_path: Path, shared: bool) -> None:
     """Many series each: the same ones without timestamps, or own ones, checked under `fail`."""
     store, policy = tmp_path / "store", "adjust" if shared else "fail"

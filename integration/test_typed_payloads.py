@@ -253,6 +253,7 @@ def test_a_login_is_in_no_plan_progress_or_checkpoint(stream, locked) -> None:
         assert RIGHT not in text
 
 
+@pytest.mark.soak
 def test_a_login_in_the_address_works_and_is_not_logged(broker, locked, tmp_path) -> None:
     topic = produce_flights(broker, count=100, encoding="avro", registry=locked)
 
