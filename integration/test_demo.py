@@ -96,6 +96,7 @@ def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
     assert ends(lambda: list(processes_of(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
 
 
+@pytest.mark.soak
 def test_demo_with_seconds_ends_by_itself(tmp_path: Path) -> None:
     with demo(tmp_path, "--seconds", "1") as process:
         printed_until(process, LAST_LINE)

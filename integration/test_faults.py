@@ -112,6 +112,7 @@ def group_of(made: Stream) -> str:
     return "timestream-" + str(json.loads(newest.read_text().splitlines()[-1])["stream"])
 
 
+@pytest.mark.soak
 def test_a_group_that_is_forbidden_for_a_while_changes_no_row(broker: Broker, stream: Make) -> None:
     made = stream(partitions=2, **DRIVEN)
     broker.produce(made.topic, shuffled(40))

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broker import Broker, Record
@@ -37,6 +38,9 @@ S3 = "docs/how-to/s3.md"
 MARKS = "docs/how-to/writers-marks.md"
 CONNECT = "docs/how-to/spark-connect.md"
 HAS_ITS_OWN_TEST = (LATE_ROWS, S3, MARKS, CONNECT)
+SLOW = ("docs/how-to/backfill.md",)
+"""Its batches of ten minutes are more than a hundred."""
+
 PRINTED = {"README.md": ["=> the stream has ended"]}
 """What a page prints of the records that only this test has, beside what the page itself says."""
 
@@ -177,8 +181,12 @@ def is_run(page: str) -> bool:
     return page not in HAS_ITS_OWN_TEST and any(map(is_pasted, blocks(page)))
 
 
+def as_case(page: str) -> Any:
+    return pytest.param(page, marks=pytest.mark.soak if page in SLOW else ())
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", [*filter(is_run, pages())])
+@pytest.mark.parametrize("page", [as_case(page) for page in pages() if is_run(page)])
 def test_every_block_of_a_page_runs_and_prints_what_it_says(page: str, reader: Reader) -> None:
     printed = reader.paste(page)
     for text in PRINTED.get(page, []):

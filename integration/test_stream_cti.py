@@ -73,6 +73,7 @@ def test_an_open_transaction_is_not_idle(stream) -> None:
         assert found(made)[-1] == (1, 6, None)
 
 
+@pytest.mark.soak
 def test_a_partition_held_back_by_a_rate_limit_is_not_idle(stream) -> None:
     backlog = [event(s, 1) for s in range(1, 31)]
     made = stream([event(100, 0), *backlog], partitions=2, maxOffsetsPerTrigger=2)

@@ -188,6 +188,7 @@ def test_windows_in_many_batches_are_never_below_a_mark_and_the_next_job_has_all
     assert read_on(made, 30) == windows(records, 30)
 
 
+@pytest.mark.soak
 def test_two_queries_that_write_one_topic_at_once_release_no_window_before_both(
     job, broker, topic
 ) -> None:

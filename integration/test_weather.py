@@ -25,6 +25,7 @@ def observations(table) -> list[Record]:
     return [Record(json.dumps(row), row["origin"], 0, row["hour_us"] // 1_000) for row in rows]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(500)
 def test_flights_joined_with_imported_ctis_to_the_weather_equal_a_batch_join(
     spark: SparkSession, broker: Broker, topic, tmp_path: Path
