@@ -26,7 +26,7 @@ RERUNS := --reruns 2 --only-rerun 'Python worker failed to connect back' -raR
 # C2 compiles for hours of work; queries of tests end in seconds, and take 0.6 of the time without it.
 JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 # Spark's classes as Java has them in memory: a session takes 0.55 of the processor time to start.
-# A Java that cannot use the file says so in its log of class data sharing, and does without.
+# A Java that cannot use the file does without; its log, which would say so, is off.
 CLASSES := $(VENV)/spark-classes.jsa
 SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 
@@ -34,7 +34,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 EACH := --dist worksteal --durations=25
 WORKERS := -n logical --maxprocesses 4 $(EACH)
 # Those that wait for brokers and kills leave a part of two cores to a third.
-WITH_BROKERS := -n $(shell n=$$(nproc 2>/dev/null || echo 3); echo $$((n < 4 ? n + 1 : 4))) $(EACH)
+WITH_BROKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) $(EACH)
 
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci clean java
 

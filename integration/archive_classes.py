@@ -7,7 +7,6 @@ such as another version, does without it.
 """
 
 import os
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -28,15 +27,13 @@ def main(file: Path) -> None:
     os.environ["SPARK_SUBMIT_OPTS"] = f"{flags} -XX:ArchiveClassesAtExit={new} -Xlog:cds*=off"
     spark = local_spark("archive classes")
     java = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
-    place = Path(tempfile.mkdtemp())
-    try:
-        run_batches(spark, place)
-        run_stream(spark, place)
-    finally:
-        spark.stop()
-        java.stdin.close()
-        java.wait(WRITE_SECONDS)
-        shutil.rmtree(place)
+    with tempfile.TemporaryDirectory() as place:
+        run_batches(spark, Path(place))
+        run_stream(spark, Path(place))
+    spark.stop()
+    # Java ends with its input, and writes the file before it does.
+    java.stdin.close()
+    java.wait(WRITE_SECONDS)
     if new.exists():
         new.replace(file)
         print(f"Java keeps Spark's classes in {file}, {file.stat().st_size / 1e6:.0f} MB")

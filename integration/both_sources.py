@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from broker import Broker, Record, unique_name
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -112,14 +111,6 @@ def send(producer: Any, topic: str, numbered: Iterable[int]) -> None:
     for number in numbered:
         producer.produce(topic, str(number), partition=0)
     producer.flush(30)
-
-
-def outside_ci(*cases: Any) -> list[Any]:
-    """Cases that CI has no time for, and `make beside-spark` has."""
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
-        for case in cases
-    ]
 
 
 def values(frame: DataFrame) -> list[int]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+
+import pytest
 
 T = TypeVar("T")
 
@@ -22,3 +24,11 @@ def repetitions(short: int, long: int) -> int:
 def choices(short: Sequence[T], long: Sequence[T]) -> Sequence[T]:
     """The cases that this run tries."""
     return long if FULL_LENGTH else short
+
+
+def outside_ci(*cases: Any) -> list[Any]:
+    """Cases that CI has no time for, and `make soak` has."""
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.soak)
+        for case in cases
+    ]

@@ -21,7 +21,6 @@ from both_sources import (
     differ,
     numbers,
     outcome,
-    outside_ci,
     per_partition,
     send,
     transactional,
@@ -29,6 +28,7 @@ from both_sources import (
 )
 from broker import Broker, Record
 from kafka_query import DAY_MS
+from lengths import outside_ci
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from both_sources import REFUSED, Both, alike, outside_ci
+from both_sources import REFUSED, Both, alike
 from broker import Broker, Record
+from lengths import outside_ci
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -24,7 +24,6 @@ from both_sources import (
     flat,
     numbers,
     outcome,
-    outside_ci,
     per_partition,
     send,
     transactional,
@@ -32,6 +31,7 @@ from both_sources import (
 )
 from broker import Broker, Record
 from kafka_query import DAY_MS
+from lengths import outside_ci
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 

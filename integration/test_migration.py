@@ -41,9 +41,9 @@ def test_the_same_delay_keeps_less_but_the_same_in_any_batches(
 ) -> None:
     sources, name = dict(zip(JOBS, both, strict=True)), topic(PARTITIONS)
     broker.produce(name, records(trips()))
-    limits = {"in one batch": MINUTES, "in batches of 240": 240, "in batches of 40": 40}
-    # Batches of 40 are three dozen queries' worth of work.
-    for row in rows(*choices([*limits][:2], [*limits])):
+    limits = {"in one batch": MINUTES, "in batches of 40": 40, "in batches of 240": 240}
+    # Three dozen batches are outside CI.
+    for row in rows(*choices(["in one batch", "in batches of 240"], [*limits])):
         job, delay, read = row[:3]
         check(row, JOBS[job](sources[job], name, delay, limits[read]))
 

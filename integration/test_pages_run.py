@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from broker import Broker, Record
@@ -26,6 +25,7 @@ from documents import PASTED, ROOT, Block, blocks, check_comments, pages, read
 from flights import flight_records
 from kafka_process import free_port
 from kafka_query import DAY_MS
+from lengths import outside_ci
 from payload_topics import PAYLOAD_TOPICS, serve_page_registry, write_descriptor_set
 from pyspark.sql import SparkSession
 from schema_registry import SchemaRegistryStub
@@ -178,15 +178,11 @@ def is_pasted(block: Block) -> bool:
 
 
 def is_run(page: str) -> bool:
-    return page not in HAS_ITS_OWN_TEST and any(map(is_pasted, blocks(page)))
-
-
-def as_case(page: str) -> Any:
-    return pytest.param(page, marks=pytest.mark.soak if page in SLOW else ())
+    return page not in (*HAS_ITS_OWN_TEST, *SLOW) and any(map(is_pasted, blocks(page)))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", [as_case(page) for page in pages() if is_run(page)])
+@pytest.mark.parametrize("page", [*filter(is_run, pages()), *outside_ci(*SLOW)])
 def test_every_block_of_a_page_runs_and_prints_what_it_says(page: str, reader: Reader) -> None:
     printed = reader.paste(page)
     for text in PRINTED.get(page, []):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker import Record, unique_name
+from lengths import outside_ci
 from pyspark.sql import SparkSession
 from secured_broker import PASSWORD, USER, SecuredBroker, secured_broker
 
@@ -130,9 +131,7 @@ def test_what_is_wrong_with_a_login_or_a_certificate_is_the_message(
 
 
 @pytest.mark.parametrize("wrong", REASONS, ids=lambda wrong: wrong.__name__)
-@pytest.mark.parametrize(
-    "native", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["native", "messages"]
-)
+@pytest.mark.parametrize("native", [True, *outside_ci(False)], ids=["native", "messages"])
 def test_a_task_fails_with_the_same_message_in_time(
     secured: SecuredBroker, topic: str, wrong: Callable[..., Options], native: bool,
     monkeypatch: pytest.MonkeyPatch,
