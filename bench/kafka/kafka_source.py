@@ -145,6 +145,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     DEFAULT: {
         "spark.sql.shuffle.partitions": "200",
         "spark.python.unix.domain.socket.enabled": "false",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.LocalFs",
     },
 }
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from broker import Broker, Record, broker
-from kafka_source import spark_source, timestream
+from kafka_source import DEFAULT, RECOMMENDED, SETTINGS, spark_source, timestream
 from peers import kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -148,9 +148,10 @@ def starts(spark: SparkSession, kafka: Broker) -> list[Comparison]:
 
 def measure(mode: str) -> list[Comparison]:
     """The median and the 95th percentile of one mode, of the same runs; or starts."""
-    uds = "true" if mode == LOW else "false"
-    settings = {"spark.python.unix.domain.socket.enabled": uds}
-    settings["spark.sql.streaming.minBatchesToRetain"] = "100000"
+    settings = {
+        **SETTINGS[RECOMMENDED if mode == LOW else DEFAULT],
+        "spark.sql.streaming.minBatchesToRetain": "100000",
+    }
     given = {name.replace(".", "_"): value for name, value in settings.items()}
     spark = local_spark("bench", spark_jars=kafka_jars(), **given)
     seen: dict[str, list[Seconds]] = {name: [] for name in SOURCES}

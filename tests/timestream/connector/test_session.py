@@ -30,7 +30,7 @@ def test_session_gets_every_setting() -> None:
     configured = options(configure_spark(SparkSession.builder))
     assert configured == {setting.name: setting.value for setting in SETTINGS}
     assert configured == spark_settings()
-    assert len(configured) == 3
+    assert len(configured) == 4
 
 
 def test_spark_settings_documents_every_setting_and_the_interpreter() -> None:

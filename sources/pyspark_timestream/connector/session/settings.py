@@ -84,6 +84,13 @@ SETTINGS: Final = (
         "rows reach Python without TCP's waiting for acknowledgements: some 45 ms less a task",
     ),
     Setting(
+        "spark.hadoop.fs.AbstractFileSystem.file.impl",
+        "org.apache.hadoop.fs.local.RawLocalFs",
+        "for checkpoints on a local disk: one file where there were two. Without it Hadoop keeps a "
+        "file of checksums beside each, which Spark never uses, and runs the program `chmod` for "
+        "both: a third of the time of a small batch",
+    ),
+    Setting(
         "spark.sql.session.timeZone",
         "UTC",
         "days begin, and times are shown, in UTC, as CTIs are; without it in the machine's zone",
@@ -96,6 +103,8 @@ def spark_settings() -> dict[str, str]:
 
     - `spark.sql.shuffle.partitions`: with Spark's 200 a small stream takes eight times as long.
     - `spark.python.unix.domain.socket.enabled`: saves about 45 ms a task on the way to Python.
+    - `spark.hadoop.fs.AbstractFileSystem.file.impl`: a local checkpoint has half of the files, by
+      which a small batch takes a third less time.
     - `spark.sql.session.timeZone`: days begin, and times are shown, in UTC, as CTIs are.
 
     Two more are environment variables, which must be there before Spark starts. Spark looks the

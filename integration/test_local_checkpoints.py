@@ -1,0 +1,82 @@
+"""Checkpoints on a local disk, with Hadoop's files of checksums and, as by default, without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_timestream import spark_settings
+
+SETTING: Final = "spark.hadoop.fs.AbstractFileSystem.file.impl"
+OF_A_QUERY: Final = SETTING.removeprefix("spark.hadoop.")
+"""The name by which a session, whose Spark runs already, gives it to its queries."""
+WITH_CHECKSUMS: Final = "org.apache.hadoop.fs.local.LocalFs"
+"""Hadoop's own."""
+
+Windows = dict[int, list[tuple[str, int]]]
+"""Batch -> the windows that it emitted, in order: start and count."""
+
+
+def test_a_session_as_recommended_writes_no_files_of_checksums(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    assert count_ticks(spark, tmp_path)
+    assert list_batches(tmp_path)
+    assert not list(tmp_path.rglob("*.crc"))
+
+
+def test_a_checkpoint_goes_on_without_files_of_checksums_and_with_them_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    without = spark_settings()[SETTING]
+    spark.conf.set(OF_A_QUERY, WITH_CHECKSUMS)
+    try:
+        whole = count_ticks(spark, tmp_path)
+        assert list((tmp_path / "state").rglob("*.delta.crc"))
+        for settings, back_to in ((without, 4), (WITH_CHECKSUMS, 2), (without, 1)):
+            go_back(tmp_path, back_to)
+            spark.conf.set(OF_A_QUERY, settings)
+            again = count_ticks(spark, tmp_path)
+            assert again == {batch: rows for batch, rows in whole.items() if batch > back_to}
+    finally:
+        spark.conf.unset(OF_A_QUERY)
+
+
+def count_ticks(spark: SparkSession, checkpoint: Path) -> Windows:
+    """Count 60 ticks by seven seconds, ten ticks a batch; return what this run has emitted."""
+    emitted: Windows = {}
+
+    def keep(batch: DataFrame, number: int) -> None:
+        rows = batch.orderBy("window").select("window.start", "count").collect()
+        emitted[number] = [(str(row.start), row["count"]) for row in rows]
+
+    ticks = spark.readStream.format("timestream").option("timeZero", "2026-01-01T00:00:00Z")
+    ticks = ticks.options(period="1", rate="max", maxCount="60", maxTicksPerTrigger="10")
+    windows = ticks.load().withWatermark("timestamp", "0 seconds")
+    query = (
+        windows.groupBy(F.window("timestamp", "7 seconds"))
+        .count()
+        .writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return emitted
+
+
+def go_back(checkpoint: Path, last: int) -> None:
+    """Leave a checkpoint as a crash behind batch `last` does; the state's files stay."""
+    for log in ("offsets", "commits"):
+        for batch in list_batches(checkpoint, log):
+            if batch > last:
+                (checkpoint / log / str(batch)).unlink()
+                (checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
+
+
+def list_batches(checkpoint: Path, log: str = "commits") -> list[int]:
+    """The batches of a log."""
+    return [int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")]
