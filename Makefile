@@ -36,7 +36,7 @@ WORKERS := -n logical --maxprocesses 4 $(EACH)
 # Those that wait for brokers and kills leave a part of two cores to a third.
 WITH_BROKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) $(EACH)
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci clean java
+.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -69,6 +69,8 @@ $(READY_RELEASE): pyproject.toml
 	@$(RELEASE)/bin/python -m pip install -q --upgrade "pip>=25.1"
 	@$(RELEASE)/bin/python -m pip install -q --group release
 	@touch $@
+
+prepare: java $(READY) $(READY42) $(CLASSES) ## install what the tests need; with -j2 several at a time
 
 run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
 	@$(BIN)/python integration/day.py

@@ -186,7 +186,7 @@ def main() -> None:
     store, to, checkpoint = (Path(argument) for argument in sys.argv[1:])
     compact(str(store))
     spark = local_spark("tseries subscriber", spark_sql_adaptive_enabled="false")
-    options = {"maxEventsPerTrigger": "50", "subscriptionRange": "unlimited"}
+    options = {"maxEventsPerTrigger": "100", "subscriptionRange": "unlimited"}
     copy(subscribe(spark, store, **options), to, checkpoint)
     spark.stop()
 
