@@ -257,6 +257,14 @@ def latest(log: Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
+def forget_batches(log: Path, after: int) -> None:
+    """Leave a checkpoint's `offsets` or `commits` as a crash behind batch `after` does."""
+    for entry in log.iterdir():
+        number = entry.name.strip(".").removesuffix(".crc")
+        if number.isdigit() and int(number) > after:
+            entry.unlink()
+
+
 class DeltaLog:
     """Which batches a Delta table's log has, reading each entry once."""
 

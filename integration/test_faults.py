@@ -15,6 +15,7 @@ import pytest
 from broker import Broker, Record
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import ResourceType
+from harness import forget_batches, latest
 from kafka_query import Stream, ctis, event, marks, times
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -153,15 +154,12 @@ def test_foreign_metadata_in_the_group_changes_no_row(broker: Broker, stream: Ma
 
 def forget_the_closing_batch(made: Stream) -> None:
     """So that the next start needs the state that tasks left behind, and finds the foreign one."""
-    offsets = sorted(
-        (made.place / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name)
-    )
-    number = offsets[-1].name
-    assert json.loads(offsets[-1].read_text().splitlines()[-1])["closing"]
+    checkpoint = made.place / "checkpoint"
+    last = latest(checkpoint / "offsets")
+    offset = (checkpoint / "offsets" / str(last)).read_text()
+    assert json.loads(offset.splitlines()[-1])["closing"]
     for log in ("offsets", "commits"):
-        for each in (made.place / "checkpoint" / log).glob(f"*{number}*"):
-            if each.name in (number, f".{number}.crc"):
-                each.unlink()
+        forget_batches(checkpoint / log, last - 1)
 
 
 def test_a_clock_that_jumps_back_makes_late_rows_and_no_cti_goes_back(

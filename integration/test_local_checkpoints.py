@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from harness import forget_batches
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -29,11 +30,15 @@ def test_a_checkpoint_goes_on_with_files_of_checksums_and_without_them_again(
     without = spark_settings()[SETTING]
     try:
         for settings, last in ((WITH_CHECKSUMS, 3), (without, 1)):
-            go_back(tmp_path, last)
+            # As after a crash behind that batch; the state's files stay.
+            for log in ("offsets", "commits"):
+                forget_batches(tmp_path / log, last)
             spark.conf.set(OF_A_QUERY, settings)
             again = count_ticks(spark, tmp_path)
             assert again == {batch: rows for batch, rows in whole.items() if batch > last}
             assert list((tmp_path / "state").rglob("*.delta.crc"))
+            has_checksums = bool(list((tmp_path / "offsets").glob(".*.crc")))
+            assert has_checksums == (settings == WITH_CHECKSUMS)
     finally:
         spark.conf.unset(OF_A_QUERY)
 
@@ -59,17 +64,3 @@ def count_ticks(spark: SparkSession, checkpoint: Path) -> Windows:
     )
     query.awaitTermination()
     return emitted
-
-
-def go_back(checkpoint: Path, last: int) -> None:
-    """Leave a checkpoint as a crash behind batch `last` does; the state's files stay."""
-    for log in ("offsets", "commits"):
-        for batch in list_batches(checkpoint, log):
-            if batch > last:
-                (checkpoint / log / str(batch)).unlink()
-                (checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
-
-
-def list_batches(checkpoint: Path, log: str = "commits") -> list[int]:
-    """The batches of a log."""
-    return [int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")]

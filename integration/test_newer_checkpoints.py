@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from broker import Broker
+from harness import forget_batches, latest
 from kafka_query import Stream, event, marks, seconds
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -86,9 +87,7 @@ def test_named_source_gives_the_rows_of_an_unnamed_one_and_replays_them(
     assert (log_versions(plain), log_versions(named)) == ({"v1"}, {"v2"})
     assert facts(explained(named)) == facts(explained(plain))
     commits = named.place / "checkpoint" / "commits"
-    newest = max(int(file.name) for file in commits.glob("[0-9]*"))
-    (commits / str(newest)).unlink()
-    (commits / f".{newest}.crc").unlink(missing_ok=True)
+    forget_batches(commits, latest(commits) - 1)
     assert "was planned and not finished" in str(explained(named))
     again = named.run()
     # The first batch after every start repeats the CTI (semantics 8.4).

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from broker import Broker, Record
 from confluent_kafka.admin import ResourcePatternType, ResourceType
-from harness import InBatch, Job, run_killed
+from harness import InBatch, Job, forget_batches, run_killed
 from kafka_query import DAY_MS, event, seconds
 from lengths import repetitions
 from pyspark.sql import DataFrame, SparkSession
@@ -127,10 +127,7 @@ def forget_commits(made: TopicJob) -> None:
     with contextlib.closing(made.progress()) as progress:
         batch = progress.last_batch_with_rows()
     for log, kept in (("offsets", batch), ("commits", batch - 1)):
-        for each in (made.place / "checkpoint" / log).iterdir():
-            number = each.name.strip(".").removesuffix(".crc")
-            if not number.isdigit() or int(number) > kept:
-                each.unlink()
+        forget_batches(made.place / "checkpoint" / log, kept)
 
 
 def test_a_batch_that_comes_again_in_other_tasks_is_refused_before_its_mark(job) -> None:
