@@ -48,8 +48,9 @@ java:
 PYTHON_IS_NEW = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "timestream needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11."; exit 1; }
 # pip says nothing for as long as it loads Spark, which is 430 MB: somebody else says what it does.
-PIP_INSTALL = $(PYTHON) sources/pyspark_timestream/demo/progress.py "Installing Spark and what else is needed into $(1)" 90 \
-	  sh -c '$(1)/bin/python -m pip install --upgrade "pip>=25.1" && $(1)/bin/python -m pip install $(2)'
+# Of all modules few are ever imported; Python compiles and keeps those by itself.
+PIP_INSTALL = $(PYTHON) sources/pyspark_timestream/demo/progress.py "Installing Spark and what else is needed into $(1)" 60 \
+	  sh -c '$(1)/bin/python -m pip install --upgrade "pip>=25.1" && $(1)/bin/python -m pip install --no-compile $(2)'
 
 $(READY): pyproject.toml $(COMPILED)
 	@$(PYTHON_IS_NEW)
