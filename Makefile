@@ -30,11 +30,13 @@ JVM_FLAGS := -XX:TieredStopAtLevel=1 -XX:+UseSerialGC
 CLASSES := $(VENV)/spark-classes.jsa
 SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 
-# A process a core, but never more sessions of Spark than memory has room for; the slowest are named.
+# A test waits for a process, a broker or a kill for a part of its time, which is another one's: a
+# process more than there are cores, two more with brokers. Memory has room for four sessions of
+# Spark. The slowest tests are named.
 EACH := --dist worksteal --durations=25
-WORKERS := -n logical --maxprocesses 4 $(EACH)
-# Those that wait for brokers and kills leave a part of two cores to a third.
-WITH_BROKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) $(EACH)
+CORES = $(shell getconf _NPROCESSORS_ONLN)
+WORKERS = -n $$(($(CORES) < 4 ? $(CORES) + 1 : 4)) $(EACH)
+WITH_BROKERS = -n $$(($(CORES) < 3 ? $(CORES) + 2 : 4)) $(EACH)
 
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
@@ -85,6 +87,8 @@ $(CLASSES): $(READY)
 	  $(BIN)/python integration/archive_classes.py $(CURDIR)/$@
 
 test test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
+# The threads of NumPy's linear algebra begin by waiting busily, a tenth of a second in each process.
+test test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
 test integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
 test: java $(CLASSES) ## the fast tests: rules, storage, and Spark without a broker
