@@ -31,12 +31,9 @@ CLASSES := $(VENV)/spark-classes.jsa
 SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 
 # A test waits for a process, a broker or a kill for a part of its time, which is another one's: a
-# process more than there are cores, two more with brokers. Memory has room for four sessions of
-# Spark. The slowest tests are named.
-EACH := --dist worksteal --durations=25
-CORES = $(shell getconf _NPROCESSORS_ONLN)
-WORKERS = -n $$(($(CORES) < 4 ? $(CORES) + 1 : 4)) $(EACH)
-WITH_BROKERS = -n $$(($(CORES) < 3 ? $(CORES) + 2 : 4)) $(EACH)
+# process more than there are cores, but never more sessions of Spark than memory has room for. The
+# slowest tests are named.
+WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
 .PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
@@ -100,7 +97,7 @@ test-4.2: java $(READY42) ## the fast tests that touch Spark, on the oldest Spar
 	$(VENV42)/bin/python -m pytest tests -m spark $(WORKERS) $(RERUNS)
 
 integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster
-	$(BIN)/python -m pytest integration -m "not soak" $(WITH_BROKERS) $(RERUNS)
+	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
 
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
 	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)

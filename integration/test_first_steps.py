@@ -65,6 +65,10 @@ print(spark.readStream.format("timestream").load().schema.simpleString())
 """
 
 
+KEPT = ("HOME", "SPARK_HOME", "SPARK_SUBMIT_OPTS")
+"""Of this environment; the last is how Java runs in tests."""
+
+
 @pytest.fixture
 def foreign(tmp_path: Path) -> dict[str, str]:
     """An environment whose `python3` is one that does not have this package."""
@@ -73,7 +77,7 @@ def foreign(tmp_path: Path) -> dict[str, str]:
     # The interpreter that the virtual environment was made from, under its plain name.
     (commands / "python3").symlink_to(Path(sys.executable).resolve())
     java = Path(shutil.which("java") or "java").parent
-    kept = {name: os.environ[name] for name in ("HOME", "SPARK_HOME") if name in os.environ}
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     return kept | {"PATH": f"{commands}:{java}:/usr/bin:/bin"}
 
 
