@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import side_by_side
 from core_seconds import CoreSeconds
 from machine import machine_name
-from memory import PeakMemory, workers_with
+from memory import PeakMemory, family_of, workers_with
 from sessions import Apart, Fresh
 from side_by_side import (
     Comparison,
@@ -172,6 +173,32 @@ def test_core_seconds_are_told_apart_by_kind_and_those_of_ended_processes_count(
     assert sum(idle.by_kind.values()) < 0.3
     without_broker = spent.by_kind["jvm"] + spent.by_kind["python"]
     assert spent.total_s == pytest.approx(without_broker)
+
+
+def test_core_seconds_of_a_worker_that_nobody_waits_for_take_nothing_from_the_others() -> None:
+    spin = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+    # PySpark's daemon ignores the ends of its workers.
+    daemon = (
+        "import os, signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        f"if not os.fork():\n exec({spin.format(1.0)!r}); print(flush=True); input(); os._exit(0)\n"
+        "signal.pause()"
+    )
+    run = [sys.executable, "-c", daemon]
+    with Popen(run, stdin=PIPE, stdout=PIPE) as started:
+        assert started.stdin is not None
+        assert started.stdout is not None
+        started.stdout.readline()
+        with_worker = len(family_of(started.pid))
+        with CoreSeconds() as spent:
+            started.stdin.write(b"\n")
+            started.stdin.flush()
+            while len(family_of(started.pid)) == with_worker:
+                time.sleep(0.01)
+            with Popen([sys.executable, "-c", spin.format(0.4)]):
+                pass
+        started.kill()
+    # The worker had taken a second before.
+    assert spent.by_kind["python"] >= 0.3
 
 
 def test_a_fresh_contender_has_a_new_process_for_every_run() -> None:

@@ -1,9 +1,10 @@
 """The core seconds that a benchmark's processes take, by kind of process, read from /proc."""
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from memory import command_of, family_of, kind_of
 
@@ -21,6 +22,10 @@ class CoreSeconds:
     local file of a checkpoint; `broker`: a Kafka broker that this process started as a process of
     its own. A kind without any is missing; a broker in a container, or one
     that others started, is not seen.
+
+    What a process took that ended is known if its parent has waited for it. PySpark's daemon waits
+    for none of its workers, which Spark ends after a minute without a task: what such a worker took
+    before is left out, and what it still took is lost.
     """
 
     def __init__(self, root: int | None = None) -> None:
@@ -33,36 +38,76 @@ class CoreSeconds:
         return sum(each for kind, each in self.by_kind.items() if kind != "broker")
 
     def __enter__(self) -> "CoreSeconds":
-        self._before = _spent(self._root)
+        self._before = _read_processes(self._root)
         return self
 
     def __exit__(self, *error: object) -> None:
-        spent = _spent(self._root)
-        spent.subtract(self._before)
+        after = _read_processes(self._root)
+        before = {
+            name: each for name, each in self._before.items() if name in after or each.is_waited_for
+        }
+        spent = _add_by_kind(after)
+        spent.subtract(_add_by_kind(before))
         # What ended is its parent's from then on, which may be of another kind.
         self.by_kind = {kind: round(each, 2) for kind, each in spent.items() if each > 0}
 
 
-def _spent(root: int) -> Counter[str]:
-    """Kind -> core seconds so far."""
+class _Process(NamedTuple):
+    """What a process has taken so far.
+
+    Attributes:
+        kind: of `CoreSeconds`.
+        own_s: its own core seconds.
+        ended_s: those of its children that have ended and were waited for.
+        is_waited_for: whether its parent will wait for it.
+    """
+
+    kind: str
+    own_s: float
+    ended_s: float
+    is_waited_for: bool
+
+
+_Name = tuple[int, str]
+"""The number of a process, which another one may have later, and when it started."""
+
+
+def _add_by_kind(processes: dict[_Name, _Process]) -> Counter[str]:
     found: Counter[str] = Counter()
-    for pid in family_of(root):
-        kind = {"driver": "jvm", "broker": "broker"}.get(kind_of(command_of(pid)) or "", "python")
-        own_s, ended_s = _times(pid)
-        found[kind] += own_s
+    for each in processes.values():
+        found[each.kind] += each.own_s
         # What the JVM has started and has ended was Python, or a command of Hadoop's.
-        found["python" if kind == "jvm" else kind] += ended_s
-    if root != os.getpid():
-        brokers = [p for p in family_of(os.getpid()) if kind_of(command_of(p)) == "broker"]
-        found["broker"] = sum(sum(_times(pid)) for pid in brokers)
+        found["python" if each.kind == "jvm" else each.kind] += each.ended_s
     return found
 
 
-def _times(pid: int) -> tuple[float, float]:
-    """Core seconds of a process, and of its children that have ended."""
+def _read_processes(root: int) -> dict[_Name, _Process]:
+    found = {}
+    for pid in family_of(root):
+        kind = {"driver": "jvm", "broker": "broker"}.get(kind_of(command_of(pid)) or "", "python")
+        found |= _read_process(pid, kind)
+    if root != os.getpid():
+        for pid in family_of(os.getpid()):
+            if kind_of(command_of(pid)) == "broker":
+                found |= _read_process(pid, "broker")
+    return found
+
+
+def _read_process(pid: int, kind: str) -> dict[_Name, _Process]:
+    """Nothing if it has ended."""
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0, 0.0
-    user, system, ended_user, ended_system = map(int, fields[11:15])
-    return (user + system) * _TICK_S, (ended_user + ended_system) * _TICK_S
+        return {}
+    own, ended = (sum(map(int, fields[at : at + 2])) * _TICK_S for at in (11, 13))
+    return {(pid, fields[19]): _Process(kind, own, ended, not _ignores_children(int(fields[1])))}
+
+
+def _ignores_children(pid: int) -> bool:
+    """Whether the system forgets the children of a process as soon as they end."""
+    try:
+        status = (_PROC / str(pid) / "status").read_text()
+    except OSError:
+        return False
+    (ignored,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigIgn"))
+    return bool(int(ignored, 16) >> (signal.SIGCHLD - 1) & 1)
