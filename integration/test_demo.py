@@ -40,7 +40,9 @@ def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     (place / "cache").mkdir()
     (place / "cache" / "timestream").symlink_to(CACHE)
     environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache"), "TMPDIR": str(place)}
-    command = [sys.executable, "-m", "pyspark_timestream", "demo", "--broker", "process"]
+    # A shell's jobs in the background ignore Ctrl-C, and so would the demo that they start.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "pyspark_timestream", "demo"]
+    command += ["--broker", "process"]
     with subprocess.Popen(
         [*command, *arguments],
         cwd=place, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,
