@@ -64,8 +64,8 @@ def test_a_built_wheel_works_in_a_clean_environment(tmp_path: Path) -> None:
 
 def link_package(name: str, packages: Path) -> None:
     """Put a package of this environment, as pip knows it, into another one."""
-    described = metadata.distribution(name)._path  # type: ignore[attr-defined]
-    for each in (described, described.parent / name):
+    here = Path(str(metadata.distribution(name).locate_file("")))
+    for each in (here / name, *here.glob(f"{name}-*.dist-info")):
         (packages / each.name).symlink_to(each)
 
 
