@@ -83,8 +83,8 @@ def run(
                 bad = kind in ("interval", "end") and end <= start
             t = None if bad else end if kind == "end" else start
             late = not bad and cti is not None and t < cti
-            early = None not in (future, record.stamp) and not bad and t > record.stamp + future
-            early = early and not late
+            far = None not in (future, record.stamp) and not bad and t > record.stamp + future
+            early = far and not late
             if policy == "fail" and (bad or late):
                 raise Failed(index, bad, t, cti)
             if ahead == "fail" and early:
@@ -106,9 +106,7 @@ def run(
             elif not early or ahead == "keep":
                 word = "future" if early and policy == "flag" else None
                 out.append(("row", index, start, end, word))
-            if not bad and kind != "end":
-                if future is not None and record.stamp is not None:
-                    t = min(t, record.stamp + future)
+            if not bad and kind != "end" and not far:
                 count, base = count + 1, t if base is None else base
                 if (every and count == every) or (span and t - base >= span):
                     count, base, mark = 0, t, min(max(t - delay, LOWEST), FINAL)
@@ -163,8 +161,8 @@ def run_writers(
             continue
         if cti is not None and time < cti:
             late.append(place)
-        if None not in (future, stamp):
-            time = min(time, stamp + future)
+        if None not in (future, stamp) and time > stamp + future:
+            continue
         new = {"cti": None, "count": 0, "base": None}
         writer = live[name] = live.get(name, new) | {"seen": clock}
         writer["count"] += 1

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from pyspark_timestream.cti.clues import Clues
+
 __all__ = ["COUNTERS", "PartitionState", "WriterState", "raise_cti"]
 
 COUNTERS: Final = (
@@ -84,6 +86,7 @@ class PartitionState:
         first_us: the first record timestamp; only kept with `writerGrace`.
         begun: `writers` has the listed writers.
         outside: events that became no row because they are outside the span of a replay.
+        clues: notes for diagnosis, on which no rule depends.
     """
 
     cti_us: int | None = None
@@ -104,6 +107,7 @@ class PartitionState:
     future: int = 0
     first_us: int | None = None
     outside: int = 0
+    clues: Clues = Clues()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; counters and fields at their start value are left out."""
@@ -117,6 +121,8 @@ class PartitionState:
         }
         if self.writers:
             fields["writers"] = [[name, *writer.to_json()] for name, writer in self.writers]
+        if "clues" in fields:
+            fields["clues"] = self.clues.to_json()
         return fields
 
     @classmethod
@@ -125,7 +131,8 @@ class PartitionState:
         state = cls(**value)
         parsed: Any = state.writers
         writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
-        return dataclasses.replace(state, writers=writers)
+        clues = Clues.from_json(value.get("clues", {}))
+        return dataclasses.replace(state, writers=writers, clues=clues)
 
     def counters(self) -> dict[str, int]:
         """The counters by their public names, in the order of `COUNTERS`."""
@@ -139,4 +146,4 @@ def raise_cti(state: PartitionState, cti_us: int) -> PartitionState:
     """`state` with the CTI `cti_us` in force, if that is greater; counter and base stay."""
     if state.cti_us is not None and state.cti_us >= cti_us:
         return state
-    return dataclasses.replace(state, cti_us=cti_us)
+    return dataclasses.replace(state, cti_us=cti_us, clues=state.clues._replace(lead_us=None))

@@ -9,8 +9,9 @@ For each record, in this order (2.2):
 1. Writers that have been silent for too long are forgotten, which may raise the CTI (4.5).
 2. The event is judged: it is late if its time is strictly before the CTI in force (3), else in
    the future if it is more than `maxFuture` after its record's timestamp (3.8).
-3. The event counts, unless it is malformed or an end edge. It may trigger a generated CTI, at its
-   received time minus the delay, right after it (2.3 to 2.5).
+3. The event counts, unless it is malformed, an end edge, or more than `maxFuture` after its
+   record's timestamp (2.10). It may trigger a generated CTI, at its received time minus the delay,
+   right after it (2.3 to 2.5).
 4. Its mark, then its close, may change the in-band CTI (4.2, 4.4).
 
 A CTI takes effect only if it is greater than the one in force; an in-band CTI that takes effect
@@ -47,6 +48,7 @@ from pyspark_timestream.connector.columns import (
     instant_or_none,
     instant_or_sentinel,
 )
+from pyspark_timestream.cti.clues import Judged, add_clues
 from pyspark_timestream.cti.generator import GeneratorRules, generate_ctis
 from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
 from pyspark_timestream.cti.span import cut_events, cut_marks, select_inside
@@ -99,8 +101,8 @@ class TimeRules:
         every_events: a CTI at every N-th counted event; None: not by count.
         every_us: a CTI once application time has moved this far; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
-        max_future_us: the clock takes an event's time as at most its record's timestamp plus this,
-            and an event above that is in the future; None: unlimited.
+        max_future_us: an event further than this after its record's timestamp is in the future and
+            does not drive the clock; None: unlimited.
         writers: the writers that are waited for from the start.
         writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
         time_window: the rows get time windows.
@@ -167,12 +169,14 @@ def _fold(
 ) -> tuple[PartitionState, Verdicts]:
     """Do as `step` does before the partition's end."""
     times, well_formed, malformed = check_times(events)
-    counted = np.flatnonzero(well_formed if events.is_end is None else well_formed & ~events.is_end)
+    ahead = _find_ahead(rules, events, times)
+    counts = well_formed if events.is_end is None else well_formed & ~events.is_end
+    counted = np.flatnonzero(counts if ahead is None else counts & ~ahead)
     writer_rules = WriterRules(
         rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
     )
     frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
-    driving = _cap_times(rules, events, times, counted)
+    driving = times[counted]
     if events.writers is None:
         effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
     else:
@@ -183,7 +187,7 @@ def _fold(
     before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
     verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
-    future = _find_future(rules, events, times, well_formed & ~late)
+    future = None if ahead is None else ahead & well_formed & ~late
     if future is not None:
         is_flagged = rules.policy == "flag"
         verdicts = refuse_future(rules.future_policy, is_flagged, future, times, before, verdicts)
@@ -207,8 +211,12 @@ def _fold(
     ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
     tally["ignored_ctis"] = ineffective + len(effects.unreadable)
     tally["ctis"] = len(generated.us)
+    judged = Judged(
+        times, well_formed, late, before, events.record_us, generated.index, generated.us
+    )
     moved = dataclasses.replace(
         state,
+        clues=add_clues(state.clues, rules.delay_us, judged),
         cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
         count=generated.count,
         base_us=generated.base_us,
@@ -238,25 +246,12 @@ def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
     )
 
 
-def _cap_times(rules: TimeRules, events: Events, times: Instants, counted: Instants) -> Instants:
-    """The times of the counted events for the clock, capped by `maxFuture` (semantics 2.6)."""
-    driving = times[counted]
-    if rules.max_future_us is None or events.record_us is None:
-        return driving
-    record_us = events.record_us[counted]
-    capped = np.minimum(driving, record_us + rules.max_future_us)
-    return np.where(record_us == NEVER, driving, capped)
-
-
-def _find_future(
-    rules: TimeRules, events: Events, times: Instants, candidates: Mask
-) -> Mask | None:
-    """The `candidates` in the future (semantics 3.8); None: no rule asks."""
+def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
+    """The records whose time is too far after their timestamps (semantics 2.10); None: no rule."""
     if rules.max_future_us is None or events.record_us is None:
         return None
     is_ahead: Mask = times - rules.max_future_us > events.record_us
-    is_ahead &= candidates & (events.record_us != NEVER)
-    return is_ahead
+    return is_ahead & (events.record_us != NEVER)
 
 
 def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:

@@ -357,18 +357,33 @@ def test_instants_of_marks_and_records_are_exact_up_to_the_end_of_time():
         assert (state.writers, state.record_us) == ((("a", WriterState(last, last)),), last)
 
 
-def test_max_future_caps_what_drives_the_clock_and_the_delay_comes_off_after():
-    rows, _ = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
-    assert rows == [1000, "¶13", 14, ]  # fmt: skip
+def test_an_event_in_the_future_does_not_drive_the_clock():
+    rows, state = told(at(1000, stamp=10), at(14, stamp=12), every=1, delay=2, future=5)
+    assert rows == [1000, 14, "¶12"]
+    assert state.future == 1
     assert told(mark(1000, stamp=10), future=5)[0] == ["¶1000"]
 
 
-def test_max_future_caps_nothing_where_a_record_has_no_timestamp():
+def test_an_event_just_within_max_future_drives_the_clock_by_its_own_time():
+    assert told(at(15, stamp=10), every=1, delay=2, future=5)[0] == [15, "¶13"]
+    assert told(at(16, stamp=10), every=1, delay=2, future=5)[0] == [16]
+
+
+def test_an_event_in_the_future_moves_neither_counter_nor_base():
+    far = at(1000, stamp=10)
+    assert told(far, far, at(11, stamp=11), every=2, future=5)[0] == [1000, 1000, 11]
+    some = [far, at(20, stamp=30), at(25, stamp=30)]
+    assert told(*some, span=5, future=5)[0] == [1000, 20, 25, "¶25"]
+
+
+def test_a_late_event_too_far_after_its_record_drives_no_clock_either():
+    # A delay below nothing would take a late event's CTI beyond the one in force.
+    rows, state = told(mark(30), at(29, stamp=10), every=1, delay=-9, future=5)
+    assert (rows, state.dropped, state.future) == (["¶30"], 1, 0)
+
+
+def test_max_future_leaves_records_without_a_timestamp_alone():
     assert told(at(1000), every=1, future=5)[0] == [1000, "¶1000"]
-
-
-def test_max_future_caps_the_base_of_a_span():
-    assert told(at(1000, stamp=10), at(20, stamp=30), span=5, future=5)[0] == [1000, 20, "¶20"]
 
 
 def windows_of(*some, **how):

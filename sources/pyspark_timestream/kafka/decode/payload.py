@@ -181,7 +181,9 @@ def _read_events(
 
 def _needs_record_times(options: KafkaOptions) -> bool:
     limits = (options.max_future_us, options.writer_timeout_us, options.writer_grace_us)
-    return any(limit is not None for limit in limits)
+    # Generated CTIs that run ahead of their records are noted for diagnosis (`cti.clues`).
+    generates = options.frequency is not None and options.start_time.kind != "timestamp"
+    return generates or any(limit is not None for limit in limits)
 
 
 def _read_record_times(options: KafkaOptions, block: RecordBlock) -> Instants | None:
