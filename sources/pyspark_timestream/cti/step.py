@@ -251,7 +251,8 @@ def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | Non
     if rules.max_future_us is None or events.record_us is None:
         return None
     is_ahead: Mask = times - rules.max_future_us > events.record_us
-    return is_ahead & (events.record_us != NEVER)
+    is_ahead &= events.record_us != NEVER
+    return is_ahead
 
 
 def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:

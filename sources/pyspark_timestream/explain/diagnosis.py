@@ -24,12 +24,16 @@ from pyspark_timestream.explain.history import (
 )
 from pyspark_timestream.explain.mistakes import (
     describe_end,
-    find_late_rows,
     find_malformed_events,
     find_mistakes,
     makes_ctis,
 )
-from pyspark_timestream.explain.row_losses import find_lossy_partitions, is_far, report_far_future
+from pyspark_timestream.explain.row_losses import (
+    find_late_rows,
+    find_lossy_partitions,
+    is_far,
+    report_far_future,
+)
 from pyspark_timestream.kafka.plan.findings import (
     BOUNDED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
@@ -68,7 +72,7 @@ def diagnose(
         known: findings from other sources; they count as warned of.
     """
     last = history[-1]
-    far = frozenset(part for part in last.offset.partitions if is_far(last, part))
+    far = _find_far(last)
     causes, late = find_mistakes(history), _find_losses(history, far)
     rules = [*known, *causes, *report_far_future(history, far), *late]
     if not last.offset.final:
@@ -96,11 +100,17 @@ def diagnose(
 
 def find_warnings(history: History, now_us: int) -> list[Finding]:
     """The findings that a driver warns of; `history` ends with the present state of the stream."""
+    far = _find_far(history[-1])
     return [
         *find_mistakes(history),
-        *find_late_rows(history),
+        *report_far_future(history, far),
+        *find_late_rows(history, far),
         *_find_quiet_partitions(history, now_us),
     ]
+
+
+def _find_far(moment: BatchRecord) -> frozenset[Partition]:
+    return frozenset(part for part in moment.offset.partitions if is_far(moment, part))
 
 
 def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
@@ -136,9 +146,7 @@ def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:
     """Rows lost as late; for the partitions in `far` the reason is known."""
     malformed = {part for finding in find_malformed_events(history) for part in finding.partitions}
     found = list(find_lossy_partitions(history, far | malformed))
-    return found or [
-        finding for finding in find_late_rows(history) if not finding.partitions <= far
-    ]
+    return found or list(find_late_rows(history, far))
 
 
 def _report_end(history: History, is_wrong: bool) -> Finding:
@@ -228,7 +236,7 @@ def _explain_missing_cti(state: PartitionState, size: int, others_have_events: b
         return None
     if state.events == 0 and others_have_events:
         return Kind.IDLE_PARTITION
-    return None if state.events and state.events == state.malformed else Kind.NO_CTI
+    return None if state.events and state.events == state.malformed + state.future else Kind.NO_CTI
 
 
 def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:

@@ -17,7 +17,13 @@ from pyspark_timestream.explain.history import (
     count_remaining,
     find_unchanged_since,
 )
-from pyspark_timestream.kafka.plan.findings import Finding, Kind, list_counts, name_partitions
+from pyspark_timestream.kafka.plan.findings import (
+    FIXES,
+    Finding,
+    Kind,
+    list_counts,
+    name_partitions,
+)
 from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, NO_MALFORMED_VALUES
 from pyspark_timestream.kafka.plan.offset import StreamOffset
 from pyspark_timestream.kafka.plan.positions import has_stream_ended
@@ -27,7 +33,6 @@ __all__ = [
     "describe_end",
     "find_future_events",
     "find_improbable_times",
-    "find_late_rows",
     "find_malformed_events",
     "find_malformed_values",
     "find_mistakes",
@@ -122,26 +127,6 @@ def find_malformed_values(history: History) -> Iterator[Finding]:
     )
 
 
-def find_late_rows(history: History) -> Iterator[Finding]:
-    """A finding for partitions that dropped late events; its level grows as they double."""
-    dropped = {
-        part: state.dropped for part, state in _list_states(history[-1]).items() if state.dropped
-    }
-    if not dropped:
-        return
-    total, events = sum(dropped.values()), sum(s.events for s in _list_states(history[-1]).values())
-    parts = sorted(dropped, key=lambda part: (-dropped[part], part))
-    yield Finding(
-        Kind.LATE_ROWS,
-        name_partitions(parts),
-        f"{total} of {events} events came after a CTI that they precede and were dropped: "
-        + list_counts(dropped),
-        find_unchanged_since(history, _has_counted(parts, "dropped")),
-        frozenset(parts),
-        level=total.bit_length(),
-    )
-
-
 def find_future_events(history: History) -> Iterator[Finding]:
     """A finding for partitions with events in the future; its level grows as they double."""
     states = _list_states(history[-1])
@@ -154,15 +139,37 @@ def find_future_events(history: History) -> Iterator[Finding]:
     fate = {"drop": "were dropped", "fail": "failed the query"}.get(
         settings.get("futurePolicy", "keep"), "were kept"
     )
+    mute = [part for part in parts if _has_future_alone(states[part])]
     yield Finding(
         Kind.FUTURE_EVENTS,
         name_partitions(parts),
         f"{total} of {events} events lie further after their record's timestamp than option "
-        f"'maxFuture' ('{settings.get('maxFuture', '')}') and {fate}: {list_counts(future)}",
+        f"'maxFuture' ('{settings.get('maxFuture', '')}') and {fate}: {list_counts(future)}"
+        + (f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""),
         find_unchanged_since(history, _has_counted(parts, "future")),
         frozenset(parts),
         level=total.bit_length(),
+        advice=_advise_future(settings, bool(mute) or 2 * total >= events),
     )
+
+
+def _has_future_alone(state: PartitionState) -> bool:
+    return state.cti_us is None and state.future + state.malformed == state.events
+
+
+def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
+    """The way on after events in the future, without an option that is set so already."""
+    if are_most:
+        return (
+            "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
+            "'maxFuture', with a new checkpoint; or correct the clocks of the devices"
+        )
+    ways = [FIXES[Kind.FUTURE_EVENTS]]
+    if settings.get("futurePolicy", "keep") == "keep":
+        ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
+        if settings.get("violationPolicy") != "flag":
+            ways.append("'violationPolicy' = 'flag' marks them instead")
+    return "; ".join(ways)
 
 
 def report_start_at_end(passed_over: int) -> Finding:

@@ -66,7 +66,8 @@ def list_notes(options: KafkaOptions, findings: Findings, whole_us: int | None) 
     if findings.largest_lateness_us > _LONG_US and options.max_future_us is None:
         yield (
             f"one event was {format_duration(findings.largest_lateness_us)} behind an earlier one: "
-            "if that one's time is wrong, try option 'maxFuture'"
+            "if that one's time is wrong, try 'maxFuture', or 'writerFrom' if its record's "
+            "timestamp is as wrong"
         )
     if findings.sampled_every > 1:
         yield f"waits were measured on one in {findings.sampled_every} records, late rows on all"

@@ -55,7 +55,13 @@ def tell(rules, records):
 
 
 times = st.sampled_from(
-    [None, *(NOON + MINUTE * n for n in (0, 1, 2, 5, 9, 30, 1440)), 1_767_268_800_000, 1_767_268_800, 5]
+    [
+        None,
+        *(NOON + MINUTE * n for n in (0, 1, 2, 5, 9, 30, 1440)),
+        1_767_268_800_000,
+        1_767_268_800,
+        5,
+    ]
 )
 stamps = st.none() | st.sampled_from([NOON + MINUTE * n for n in (0, 1, 3, 8, 40)])
 
@@ -69,7 +75,9 @@ stamps = st.none() | st.sampled_from([NOON + MINUTE * n for n in (0, 1, 3, 8, 40
 @settings(deadline=None, max_examples=150)
 def test_clues_are_those_of_a_loop_over_records_in_any_split(records, every, delay, cuts):
     rules = TimeRules(every_events=every, delay_us=delay)
-    assert note(rules, records, [cut for cut in cuts if cut <= len(records)]) == tell(rules, records)
+    assert note(rules, records, [cut for cut in cuts if cut <= len(records)]) == tell(
+        rules, records
+    )
 
 
 def test_clues_go_through_json_with_an_instant_of_1970():

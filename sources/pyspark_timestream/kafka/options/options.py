@@ -219,8 +219,8 @@ class KafkaOptions(PayloadOptions):
         None,
         description=(
             "an event whose time is further than this after its record's timestamp is in the "
-            "future: it is counted and warned of, and flagged under `flag`. For generated CTIs its "
-            "time counts as at most its record's timestamp plus this; the delay comes off after"
+            "future: it is counted and warned of, flagged under `flag`, and makes no CTI. With at "
+            "most `ctiDelay` no clock that is ahead makes an event late"
         ),
         may_change=False,
         needs=_ANY_CTIS,

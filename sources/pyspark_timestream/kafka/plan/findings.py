@@ -36,7 +36,7 @@ class Kind(StrEnum):
     NO_ADVANCE_TIME = "state without advance_time"
     START_AT_END = "a start at the end"
     SESSION_SETTING = "a setting of the session"
-    FAR_FUTURE = "an event far in the future"
+    FAR_FUTURE = "a clock ahead"
     FUTURE_EVENTS = "events in the future"
     IDLE_PARTITION = "an idle partition"
     SILENT_WRITER = "a silent writer"
@@ -89,13 +89,12 @@ FIXES: Final[Mapping[Kind, str]] = {
         "'writerTimeout', on a new checkpoint, forgets writers that stay silent"
     ),
     Kind.FAR_FUTURE: (
-        "a CTI never goes back: correct the producer, then start with a new checkpoint and "
-        "option 'maxFuture', such as '1 hour', so that one wrong event cannot drive the clock"
+        "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
+        "'maxFuture', at most as long as 'ctiDelay', so that events further ahead of their records "
+        "drive no clock, or with 'writerFrom', so that each device has a clock of its own"
     ),
     Kind.FUTURE_EVENTS: (
-        "correct the clocks of the devices, or 'timeUnit', or raise 'maxFuture'; 'violationPolicy' "
-        "= 'flag' shows such events, 'futurePolicy' = 'drop' leaves them out; these options need a "
-        "new checkpoint"
+        "correct the clocks of the devices: such events drive no clock, so they make no other late"
     ),
     Kind.BACKLOG: (
         "wait, or raise 'maxOffsetsPerTrigger' or leave it out; more partitions and cores read "

@@ -108,7 +108,11 @@ def test_a_minimum_raised_by_a_timeout_comes_before_the_record_that_shows_it():
 
 def test_max_future_counts_from_the_records_timestamp():
     raw = {"ctiFrequency": "1", "startTime": "header:t", "maxFuture": "5 ms", "ctiDelay": "1 ms"}
-    far, near, bare = ((b"", [("t", b"900")], 10), (b"", [("t", b"15")], 10), (b"", [("t", b"99")], -1))
+    far, near, bare = (
+        (b"", [("t", b"900")], 10),
+        (b"", [("t", b"15")], 10),
+        (b"", [("t", b"99")], -1),
+    )
     assert task(raw, far, near)[0] == [(0, None), (1, None), (None, 14_000)]
     assert task(raw, bare)[0] == [(0, None), (None, 98_000)]
 
