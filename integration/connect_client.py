@@ -105,6 +105,40 @@ def count_windows(bootstrap: str, topic: str, place: str) -> list[list[Any]]:
     return [before, _read_counts(place)]
 
 
+def count_filtered(place: str) -> dict[str, Any]:
+    """What filters before `advance_time` release, and what is refused, over Spark Connect."""
+    from pyspark_timestream import advance_time
+
+    schema = "station string, start_time timestamp, n double, cti timestamp"
+    rows = session.readStream.schema(schema).json(place)
+    steps = {
+        "where": lambda df: df.where("station = 'a'"),
+        "column": lambda df: df.filter(F.col("station") == "a").withColumn("k", F.lit(1)),
+        "stated": lambda df: df.where("station = 'a' OR cti IS NOT NULL"),
+        "na.drop": lambda df: df.na.drop(subset=["station", "n"]),
+        "cti is null": lambda df: df.where("cti IS NULL"),
+        "limit": lambda df: df.limit(9),
+        "na.drop()": lambda df: df.na.drop(),
+    }
+    found: dict[str, Any] = {}
+    frames = []
+    for name, step in steps.items():
+        try:
+            made = advance_time(step(rows))
+            frames.append(made.select(F.lit(name).alias("name"), "start_time"))
+        except Exception as error:
+            found[name] = type(error).__name__
+    united = frames[0]
+    for frame in frames[1:]:
+        united = united.union(frame)
+    windows = united.groupBy("name", F.window("start_time", "1 minute")).count()
+    query = windows.writeStream.format("memory").queryName("filtered").trigger(availableNow=True)
+    query.option("checkpointLocation", f"{place}-checkpoint").start().awaitTermination()
+    for row in session.table("filtered").collect():
+        found[row["name"]] = found.get(row["name"], 0) + row["count"]
+    return found
+
+
 def run(url: str, *arguments: str) -> None:
     """`count_windows` in a session of its own."""
     connect(url)

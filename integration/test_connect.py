@@ -58,6 +58,25 @@ def test_a_client_is_configured_without_a_warning_and_without_a_jvm(client: Clie
     assert (zone, has_jvm) == ("UTC", False)
 
 
+def test_filters_before_advance_time_let_ctis_through_over_connect(
+    client: ClientProcess, tmp_path: Path
+) -> None:
+    place = tmp_path / "stream"
+    place.mkdir()
+    rows: list[dict[str, object]] = [
+        {"station": name, "start_time": f"2026-01-01T10:0{minute}:00Z", "n": minute}
+        for minute in range(3)
+        for name in "ab"
+    ]
+    rows += [{"station": "c", "start_time": "2026-01-01T10:00:00Z"}]
+    rows += [{"cti": "2026-01-01T10:06:00Z"}]
+    (place / "rows").write_text("\n".join(map(json.dumps, rows)))
+    assert client(connect_client.count_filtered, str(place)) == {
+        "where": 3, "column": 3, "stated": 3, "na.drop": 6,
+        "cti is null": "SchemaRefused", "limit": "SchemaRefused", "na.drop()": "SchemaRefused",
+    }  # fmt: skip
+
+
 @pytest.mark.soak
 def test_a_clock_is_stored_and_read_back_over_connect(
     client: ClientProcess, tmp_path: Path

@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
 from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
+from pyspark_timestream.frames import watermark
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -245,6 +246,25 @@ def test_only_the_stream_that_the_mistake_is_made_with_is_told_of_it(stream) -> 
     run(one, left.join(other.load().withColumnRenamed("value", "b"), F.expr("value = b")))
     found = {each.topics: each.findings[0].kind for each in explain_time(one.query).streams}
     assert found == {(one.topic,): Kind.CAUGHT_UP, (other.topic,): Kind.NO_ADVANCE_TIME}
+
+
+def test_ctis_that_never_reach_the_watermark_are_the_headline_not_an_end_without_faults(
+    stream, monkeypatch
+) -> None:
+    made = stream([event(second) for second in range(6)], ctiFrequency=1, finalCti="true")
+    # As where the plan is the server's: nothing is seen below advance_time.
+    monkeypatch.setattr(watermark, "keep_cti_rows", lambda df: df)
+    rows = advance_time(made.load().where("value IS NOT NULL"))
+    counts = rows.groupBy(F.window("start_time", "1 second")).count()
+    run(made, counts)
+    headline = explained(made).findings[0]
+    assert headline.kind is Kind.LOST_CTIS
+    assert "advance_time(df)" in headline.fix
+    monkeypatch.undo()
+    right = stream([event(second) for second in range(6)], ctiFrequency=1, finalCti="true")
+    rows = advance_time(right.load().where("value IS NOT NULL"))
+    run(right, rows.groupBy(F.window("start_time", "1 second")).count())
+    assert finding(right).kind is Kind.ENDED
 
 
 def test_who_passes_a_frame_is_told_what_explain_time_wants(stream) -> None:

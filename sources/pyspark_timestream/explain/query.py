@@ -19,7 +19,9 @@ from pyspark_timestream.explain.plan_mistakes import (
 from pyspark_timestream.explain.report import explain_stream
 from pyspark_timestream.explain.views import Explanation
 from pyspark_timestream.explain.waiting_state import read_operators
-from pyspark_timestream.kafka.plan.findings import Finding
+from pyspark_timestream.frames.cti_watch import LOST_CTIS, loses_ctis
+from pyspark_timestream.frames.watermark import has_ended
+from pyspark_timestream.kafka.plan.findings import Finding, Kind
 
 __all__ = ["explain_time"]
 
@@ -75,8 +77,15 @@ def _find_plan_mistakes(
     except (AttributeError, Py4JError):
         alone = len(streams) == 1 and reports and batches[-1].reports
         found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})] if alone else []
+    if not any(found) and loses_ctis(reports, has_ended=_has_ended(query)):
+        found = [Finding(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, found, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    """True if the query's streams have ended, and what that releases is out."""
+    return not query.isActive and query.exception() is None and has_ended(query)
 
 
 def _read_operator(node: Any) -> Operator:

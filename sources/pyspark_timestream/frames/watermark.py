@@ -7,9 +7,8 @@ it. The event-time column is then marked as the one that this watermark is about
 The rules are semantics 11.
 """
 
-import json
 import time
-from typing import Any, Final
+from typing import Final
 
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame
@@ -29,6 +28,8 @@ from pyspark_timestream.connector.watermark_settings import (
     suggest_fix,
 )
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
+from pyspark_timestream.frames.cti_watch import parse_report
+from pyspark_timestream.frames.plans import keep_cti_rows
 
 __all__ = ["advance_time", "await_end", "import_ctis"]
 
@@ -47,8 +48,10 @@ def advance_time(
     """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
 
     Flagged rows (late, malformed) are left out: a CTI's promise does not cover them. Take them from
-    `df` itself. Spark's watermark begins at 1970, and operators would silently drop earlier rows:
-    a stream with such a row fails, and the message says how to shift it.
+    `df` itself. Filters on other columns may come before: CTI rows pass them. Whatever else would
+    remove CTI rows, such as a join, is refused by name. Spark's watermark begins at 1970, and
+    operators would silently drop earlier rows: a stream with such a row fails, and the message says
+    how to shift it.
 
     Args:
         df: a stream with a timestamp column `cti`, null on data rows.
@@ -58,7 +61,8 @@ def advance_time(
             rows at exactly the CTI stay legal, rows before it are final.
 
     Raises:
-        SchemaRefused: `df` has no such column, or no `cti`.
+        SchemaRefused: `df` has no such column, or no `cti`; or an operator below would remove the
+            CTI rows.
         SettingRefused: a setting of `df`'s session would lose rows or hold them back.
         ValueError: `releases` is neither.
     """
@@ -66,6 +70,7 @@ def advance_time(
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
     check_times(df, event_time)
     _check_session(df)
+    df = keep_cti_rows(df)
     # Spark drops a row at exactly the watermark; one tick earlier keeps the CTI's own instant.
     clock = F.col("cti") if releases == "windows" else _subtract_tick(F.col("cti"))
     if _adds_to_zero_delay(df):
@@ -148,19 +153,9 @@ def await_end(query: StreamingQuery, poll_seconds: float = 0.2) -> None:
 def has_ended(query: StreamingQuery) -> bool:
     """True if all bounded sources of `query` reported their end."""
     progress = query.lastProgress
-    reports = (
-        [_parse_report(source.latestOffset) for source in progress.sources] if progress else []
-    )
+    reports = [parse_report(source.latestOffset) for source in progress.sources] if progress else []
     ends = [report["endOfStream"] for report in reports if "endOfStream" in report]
     return bool(ends) and all(ends)
-
-
-def _parse_report(latest_offset: Any) -> dict[str, Any]:
-    try:
-        report = json.loads(latest_offset) if isinstance(latest_offset, str) else latest_offset
-    except ValueError:
-        return {}
-    return report if isinstance(report, dict) else {}
 
 
 def read_schema(df: DataFrame) -> StructType:

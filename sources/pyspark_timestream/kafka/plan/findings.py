@@ -34,6 +34,7 @@ class Kind(StrEnum):
     MALFORMED_VALUES = "malformed values"
     OWN_WATERMARK = "a watermark beside the CTIs"
     NO_ADVANCE_TIME = "state without advance_time"
+    LOST_CTIS = "CTIs that are lost before advance_time"
     START_AT_END = "a start at the end"
     SESSION_SETTING = "a setting of the session"
     FAR_FUTURE = "a clock ahead"
@@ -73,6 +74,10 @@ FIXES: Final[Mapping[Kind, str]] = {
         "call advance_time(df) in place of withWatermark: it makes the CTIs Spark's watermark"
     ),
     Kind.NO_ADVANCE_TIME: ("call advance_time(df) before the aggregation, join or deduplication"),
+    Kind.LOST_CTIS: (
+        "call advance_time(df) on what the source delivers, and let filters, joins and functions "
+        "follow"
+    ),
     Kind.START_AT_END: (
         "to read what is there, set 'startingOffsets' to 'earliest' and start with a new checkpoint"
     ),

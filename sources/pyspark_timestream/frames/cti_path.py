@@ -1,0 +1,296 @@
+"""The way of CTI rows from a source to `advance_time`: what they survive, and what removes them.
+
+A CTI row has nothing but its CTI, so a filter on any other column removes it, a join finds no match
+for it, and a deduplication takes it for a duplicate of the last one. Without CTI rows time stands
+still and no result appears. A filter can be widened so that CTI rows pass it; whatever else removes
+them is refused by name.
+
+The rules are semantics 11.14.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Protocol
+
+from pyspark_timestream.errors import SchemaRefused
+
+FILTER: Final = "Filter"
+JOIN: Final = "Join"
+UNION: Final = "Union"
+GENERATE: Final = "Generate"
+
+
+class Step(Protocol):
+    """One operator of a plan, classic or of Spark Connect; `plan` is Spark's own object.
+
+    Attributes:
+        name: Spark's name of it in a classic plan.
+        plan: the operator as Spark has it.
+    """
+
+    name: str
+    plan: Any
+
+    @property
+    def inputs(self) -> Sequence["Step"]:
+        """The operators that its rows come from."""
+
+    def find_origins(self, column: str) -> list[tuple[int, str]]:
+        """The columns of inputs, by the input's place, that the output's `column` is made of."""
+
+    def delivers_ctis(self, column: str) -> bool:
+        """True if it is a streaming source and `column` its CTI."""
+
+    def keeps_outer(self, place: int) -> bool:
+        """True if it is a join or generator that keeps every row of the input at `place`."""
+
+    def find_condition(self, column: str) -> "Condition | None":
+        """The condition of a filter; None: it does not speak of `column`."""
+
+    def widen(self, column: str, child: Any) -> Any:
+        """The plan of a filter over `child` that rows with `column` pass as well."""
+
+    def rebuild(self, children: Sequence[Any]) -> Any:
+        """The operator's plan over other inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """An expression, as far as what becomes of a CTI row depends on it.
+
+    Attributes:
+        name: Spark's name of the expression; `CTI` is the column with the CTI.
+        inputs: its arguments.
+        value: of a literal, its value; of `AtLeastNNonNulls`, its number.
+    """
+
+    name: str
+    inputs: tuple["Condition", ...] = ()
+    value: Any = None
+
+    @property
+    def truth(self) -> bool | None:
+        """Its value for a CTI row; None: it depends on more than that."""
+        values = [each.truth for each in self.inputs]
+        match self.name:
+            case "Literal":
+                return self.value if isinstance(self.value, bool) else None
+            case "IsNotNull":
+                return True if self.inputs[0].is_set else None
+            case "IsNull":
+                return False if self.inputs[0].is_set else None
+            case "Not":
+                return None if values[0] is None else not values[0]
+            case "Or":
+                return True if True in values else (None if None in values else False)
+            case "And":
+                return False if False in values else (None if None in values else True)
+            case "AtLeastNNonNulls":
+                return True if sum(each.is_set for each in self.inputs) >= self.value else None
+        return None
+
+    @property
+    def is_set(self) -> bool:
+        """True if it is certainly not null in a CTI row."""
+        if self.name == "Coalesce":
+            return any(each.is_set for each in self.inputs)
+        return self.name == "CTI" or (self.name == "Literal" and self.value is not None)
+
+
+class _Effect(StrEnum):
+    """What an operator does with CTI rows; the text is part of the message."""
+
+    REMOVES = "removes CTI rows, in which every column but 'cti' is null"
+    MAY_REMOVE = "is a function of its own, and nothing shows that CTI rows come through it"
+    SECOND = "sets a second watermark, and Spark takes the older of the two"
+    MIXES = "mixes two streams with CTIs, and the greater CTI would drop rows of the slower stream"
+    CHOOSES = "does not keep all CTI rows, in which that column is set"
+
+
+_REMOVERS: Final = {
+    "Aggregate": "groupBy",
+    "AsOfJoin": "an as-of join",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "Except": "exceptAll or subtract",
+    "FlatMapCoGroupsInArrow": "applyInArrow",
+    "FlatMapCoGroupsInPandas": "applyInPandas",
+    "FlatMapGroupsInArrow": "applyInArrow",
+    "FlatMapGroupsInPandas": "applyInPandas",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    GENERATE: "explode",
+    "GlobalLimit": "limit",
+    "Intersect": "intersect",
+    JOIN: "join",
+    "LateralJoin": "lateralJoin",
+    "LocalLimit": "limit",
+    "TransformWithStateInPySpark": "transformWithState",
+}
+"""Operators that CTI rows do not survive, by the words of those who write them.
+
+Spark itself refuses to sample a stream, and other operators that have no place in one.
+"""
+
+_FUNCTIONS: Final = {
+    "MapInArrow": "mapInArrow",
+    "MapInPandas": "mapInPandas",
+    "PythonMapInArrow": "mapInArrow",
+}
+_WATERMARK: Final = "EventTimeWatermark"
+_HARMLESS: Final = frozenset(
+    {
+        "CTERelationDef",
+        "CTERelationRef",
+        "CollectMetrics",
+        "Drop",
+        "Hint",
+        "NAFill",
+        "NAReplace",
+        "Project",
+        "RebalancePartitions",
+        "Repartition",
+        "RepartitionByExpression",
+        "ResolvedHint",
+        "Sort",
+        "SubqueryAlias",
+        "View",
+        "WithCTE",
+        "WithColumns",
+        "WithColumnsRenamed",
+    }
+)
+"""Operators that every row comes through, in a classic plan or one of Spark Connect."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """An operator that removes CTI rows.
+
+    Attributes:
+        what: the operator, in the user's words.
+        effect: what it does with them.
+    """
+
+    what: str
+    effect: _Effect = _Effect.REMOVES
+
+    @property
+    def next_step(self) -> str:
+        """What helps."""
+        match self.effect:
+            case _Effect.SECOND:
+                return "leave it out: advance_time(df) takes its place"
+            case _Effect.MIXES:
+                return (
+                    "call advance_time on each stream, and unite the results; import_ctis(slow, "
+                    "fast) gives one stream the CTIs of another"
+                )
+            case _Effect.CHOOSES:
+                return (
+                    "leave 'cti' out of it, since advance_time(df) itself leaves CTI rows out; "
+                    "na.drop() takes every column: name those that you mean in na.drop(subset=...)"
+                )
+            case _Effect.MAY_REMOVE:
+                return (
+                    f"call rows = advance_time(df) first and rows.{self.what} then, with a schema "
+                    "made of rows.schema, whose event time is marked for Spark's watermark"
+                )
+        return f"call advance_time(df) first, and apply {self.what} to its result"
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What has become of the CTI rows of a source, so far.
+
+    Attributes:
+        plan: the operator's plan, with filters widened.
+        comes: CTI rows come through, as far as is known.
+        loss: what removed them; None: nothing, or there are none.
+        sure: all operators on the way are known.
+    """
+
+    plan: Any
+    comes: bool = False
+    loss: _Loss | None = None
+    sure: bool = True
+
+
+def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
+    """The plan of `root` with filters that CTI rows pass, and whether they certainly come through.
+
+    The plan is the same object if no filter was in the way. A filter that chooses among CTI rows by
+    the column itself is left as it is.
+
+    Raises:
+        SchemaRefused: an operator removes the CTI rows, or unites those of two streams.
+    """
+    way = _follow(root, column)
+    if way.loss is not None:
+        raise SchemaRefused(
+            f"{way.loss.what} comes before advance_time and {way.loss.effect}",
+            "a stream as its source delivers it; filters and select with 'cti' may come before",
+            way.loss.next_step,
+        )
+    return way.plan, way.comes and way.sure
+
+
+def _follow(step: Step, column: str) -> _Way:
+    if not step.inputs:
+        return _Way(step.plan, step.delivers_ctis(column))
+    if step.name == UNION:
+        return _unite(step, column)
+    for place, below in step.find_origins(column):
+        way = _follow(step.inputs[place], below)
+        if not way.comes and way.loss is None:
+            continue
+        return _pass(step, place, below, way)
+    return _Way(step.plan)
+
+
+def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
+    """`way` after `step`, which takes the CTI rows from its input at `place` as column `below`."""
+    if way.loss is not None:
+        return _Way(step.plan, loss=way.loss)
+    if step.name == FILTER:
+        return _pass_filter(step, below, way)
+    if step.name in _REMOVERS and not step.keeps_outer(place):
+        return _Way(step.plan, loss=_Loss(_REMOVERS[step.name]))
+    if step.name in _FUNCTIONS:
+        return _Way(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
+    if step.name == _WATERMARK:
+        return _Way(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
+    sure = way.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
+    return _Way(_rebuild(step, {place: way}), comes=True, sure=sure)
+
+
+def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
+    condition = step.find_condition(below)
+    if condition is not None:
+        # Whoever names the column means it: CTIs may come from elsewhere, as in import_ctis.
+        if condition.truth:
+            return _Way(_rebuild(step, {0: way}), comes=True, sure=way.sure)
+        return _Way(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
+    return _Way(step.widen(below, way.plan), comes=True, sure=way.sure)
+
+
+def _unite(step: Step, column: str) -> _Way:
+    """Rows of several inputs: the CTIs must come from one of them alone."""
+    ways = {place: _follow(step.inputs[place], below) for place, below in step.find_origins(column)}
+    coming = {place: way for place, way in ways.items() if way.comes}
+    if len(coming) > 1:
+        return _Way(step.plan, loss=_Loss("union", _Effect.MIXES))
+    if coming:
+        sure = all(way.sure for way in coming.values())
+        return _Way(_rebuild(step, coming), comes=True, sure=sure)
+    losses = [way.loss for way in ways.values()]
+    return _Way(step.plan, loss=losses[0] if losses and all(losses) else None)
+
+
+def _rebuild(step: Step, ways: dict[int, _Way]) -> Any:
+    plans = [each.plan for each in step.inputs]
+    changed = [ways[place].plan if place in ways else plan for place, plan in enumerate(plans)]
+    if all(new is old for new, old in zip(changed, plans, strict=True)):
+        return step.plan
+    return step.rebuild(changed)

@@ -1,0 +1,413 @@
+"""Plans below `advance_time` as Spark has them: of classic sessions, and of Spark Connect.
+
+A classic plan is Java's, analysed, and sees through views; a column is its id. The plan of a client
+of Spark Connect is Python's own and knows names alone; views, tables and SQL are the server's. What
+a plan does not show is found in the running query (semantics 11.14).
+"""
+
+import copy
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import DoubleType, FloatType
+
+from pyspark_timestream.frames.cti_path import (
+    FILTER,
+    GENERATE,
+    JOIN,
+    UNION,
+    Condition,
+    Step,
+    keep_ctis,
+)
+from pyspark_timestream.frames.cti_watch import watch_ctis
+
+_LOG: Final = logging.getLogger(__name__)
+_CTI: Final = "cti"
+_EXPRESSIONS: Final = {"Project": "projectList", "Aggregate": "aggregateExpressions"}
+_CONNECT_NAMES: Final = {
+    "ApplyInPandasWithState": "FlatMapGroupsInPandasWithState",
+    "CoGroupMap": "FlatMapCoGroupsInPandas",
+    "GroupMap": "FlatMapGroupsInPandas",
+    "Limit": "GlobalLimit",
+    "MapPartitions": "MapInPandas",
+    "NADrop": FILTER,
+    "TransformWithStateInPandas": "TransformWithStateInPySpark",
+    "WithWatermark": "EventTimeWatermark",
+}
+_SET_OPERATIONS: Final = {"union": UNION, "intersect": "Intersect", "except": "Except"}
+_CHILDREN: Final = ("_child", "right", "other", "_other", "_right")
+"""The attributes of Python's plans with the plans below."""
+
+_FUNCTIONS: Final = {
+    "and": "And",
+    "coalesce": "Coalesce",
+    "isnotnull": "IsNotNull",
+    "isnull": "IsNull",
+    "not": "Not",
+    "or": "Or",
+}
+_WORD: Final = re.compile(r"[A-Za-z_]\w*")
+_ALIAS: Final = re.compile(r"^(.*?)\s+(?:as\s+)?`?([A-Za-z_]\w*)`?\s*$", re.IGNORECASE | re.DOTALL)
+
+
+def keep_cti_rows(df: DataFrame) -> DataFrame:
+    """`df` with its filters widened, so that the CTI rows of its source come through.
+
+    Raises:
+        SchemaRefused: something else in its plan removes them.
+    """
+    if not df.isStreaming:
+        return df
+    kept, is_sure = _keep_classic(df) if hasattr(df, "_jdf") else _keep_connect(df)
+    if not is_sure:
+        watch_ctis(df.sparkSession)
+    return kept
+
+
+def _keep_classic(df: DataFrame) -> tuple[DataFrame, bool]:
+    spark: Any = df.sparkSession
+    try:
+        plan = df._jdf.queryExecution().analyzed()
+        root = _ClassicStep(plan, _Java(spark._jvm))
+        columns = [each for each in _iterate(plan.output()) if each.name().lower() == _CTI]
+        kept, is_sure = keep_ctis(root, _read_id(columns[-1]))
+        if kept is plan:
+            return df, is_sure
+        dataset = spark._jvm.org.apache.spark.sql.classic.Dataset
+        return DataFrame(dataset.ofRows(df._jdf.sparkSession(), kept), spark), is_sure
+    except (Py4JError, TypeError) as error:
+        # Java's side is no public interface: without it, a lost CTI row is found while it runs.
+        _LOG.debug("the plan below advance_time cannot be read: %s", error)
+        return df, False
+
+
+def _iterate(items: Any) -> Iterator[Any]:
+    iterator = items.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def _read_id(attribute: Any) -> str:
+    return str(attribute.exprId().toString())
+
+
+@dataclass(slots=True)
+class _Java:
+    """The session's Java side, and the common table expressions of a plan by their numbers."""
+
+    jvm: Any
+    tables: dict[int, Any] = field(default_factory=dict)
+
+
+class _ClassicStep:
+    """An operator of an analysed plan."""
+
+    def __init__(self, plan: Any, java: _Java) -> None:
+        self.plan, self._java = plan, java
+        self.name = str(plan.getClass().getSimpleName())
+        children = list(_iterate(plan.children()))
+        if self.name == "WithCTE":
+            # Its expressions come first; each is read where it is named.
+            self._tables = children[:-1]
+            java.tables.update({each.id(): each for each in self._tables})
+            children = children[-1:]
+        elif self.name == "CTERelationRef" and plan.cteId() in java.tables:
+            children = [java.tables[plan.cteId()]]
+        self._children = children
+        self._inputs: Sequence[Step] | None = None
+
+    @property
+    def inputs(self) -> Sequence[Step]:
+        """The operators below."""
+        if self._inputs is None:
+            self._inputs = [_ClassicStep(each, self._java) for each in self._children]
+        return self._inputs
+
+    def find_origins(self, column: str) -> list[tuple[int, str]]:
+        """By id where Spark keeps it, by place in a union, else by name."""
+        if self.name in _EXPRESSIONS:
+            for each in _iterate(getattr(self.plan, _EXPRESSIONS[self.name])()):
+                if _read_id(each) == column:
+                    return [(0, _read_id(used)) for used in _iterate(each.references())]
+        below = [[_read_id(each) for each in _iterate(c.output())] for c in self._children]
+        own = [_read_id(each) for each in _iterate(self.plan.output())]
+        if self.name in (UNION, "CTERelationRef") and column in own:
+            return [(place, ids[own.index(column)]) for place, ids in enumerate(below)]
+        same = [(place, column) for place, ids in enumerate(below) if column in ids]
+        if same or column not in own:
+            return same
+        name = list(_iterate(self.plan.output()))[own.index(column)].name()
+        return [
+            (place, _read_id(each))
+            for place, child in enumerate(self._children)
+            for each in _iterate(child.output())
+            if each.name() == name
+        ]
+
+    def delivers_ctis(self, column: str) -> bool:
+        """True of the column of a streaming source that is called so."""
+        names = [each.name() for each in _iterate(self.plan.output()) if _read_id(each) == column]
+        return bool(self.plan.isStreaming()) and any(name.lower().endswith(_CTI) for name in names)
+
+    def keeps_outer(self, place: int) -> bool:
+        """True of outer joins with what is no stream, and of outer generators."""
+        if self.name == GENERATE:
+            return bool(self.plan.outer())
+        if self.name != JOIN or self._children[1 - place].isStreaming():
+            return False
+        how = str(self.plan.joinType().toString())
+        if how in ("Inner", "Cross"):
+            return bool(self.plan.condition().isEmpty())
+        return how in ("FullOuter", ("LeftOuter", "RightOuter")[place])
+
+    def find_condition(self, column: str) -> Condition | None:
+        """The condition, if it names the column."""
+        condition = self.plan.condition()
+        named = any(_read_id(each) == column for each in _iterate(condition.references()))
+        return _read_condition(condition, column) if named else None
+
+    def widen(self, column: str, child: Any) -> Any:
+        """`cti IS NOT NULL OR condition`."""
+        (attribute,) = (e for e in _iterate(child.output()) if _read_id(e) == column)
+        catalyst = self._java.jvm.org.apache.spark.sql.catalyst
+        is_cti = catalyst.expressions.IsNotNull(attribute)
+        condition = catalyst.expressions.Or(is_cti, self.plan.condition())
+        return catalyst.plans.logical.Filter(condition, child)
+
+    def rebuild(self, children: Sequence[Any]) -> Any:
+        """The operator over other children."""
+        if self.name == "CTERelationRef":
+            self._java.tables[self.plan.cteId()] = children[0]
+            # The same operator, as another object: what is above it is to be rebuilt.
+            children = []
+        if self.name == "WithCTE":
+            tables = [self._java.tables[each.id()] for each in self._tables]
+            children = [*tables, *children]
+        return self.plan.withNewChildren(self._java.jvm.PythonUtils.toSeq(children))
+
+
+def _read_condition(expression: Any, column: str) -> Condition:
+    name = str(expression.getClass().getSimpleName())
+    if name == "AttributeReference":
+        return Condition("CTI" if _read_id(expression) == column else name)
+    inputs = tuple(_read_condition(each, column) for each in _iterate(expression.children()))
+    value = None
+    if name == "Literal":
+        value = expression.value()
+    elif name == "AtLeastNNonNulls":
+        value = expression.n()
+    return Condition(name, inputs, value)
+
+
+def _keep_connect(df: DataFrame) -> tuple[DataFrame, bool]:
+    plan, session = df._plan, df._session
+    try:
+        kept, is_sure = keep_ctis(_ConnectStep(plan, session), _CTI)
+    except (AttributeError, PySparkException) as error:
+        _LOG.debug("the plan below advance_time cannot be read: %s", error)
+        return df, False
+    return (df if kept is plan else type(df)(kept, session)), is_sure
+
+
+class _ConnectStep:
+    """An operator of a plan of Spark Connect, where nothing is resolved yet."""
+
+    def __init__(self, plan: Any, session: Any) -> None:
+        self.plan, self._session = plan, session
+        kind = type(plan).__name__
+        self.name = _CONNECT_NAMES.get(kind, kind)
+        if kind == "SetOperation":
+            self.name = _SET_OPERATIONS.get(plan.set_op, kind)
+        elif kind == "Deduplicate" and plan.within_watermark:
+            self.name = "DeduplicateWithinWatermark"
+        self._places = [
+            name for name in _CHILDREN if hasattr(getattr(plan, name, None), "_plan_id")
+        ]
+        self.inputs: Sequence[Step] = [
+            _ConnectStep(getattr(plan, name), session) for name in self._places
+        ]
+
+    def find_origins(self, column: str) -> list[tuple[int, str]]:
+        """By name, through what renames or computes it."""
+        kind = type(self.plan).__name__
+        if kind == "Project":
+            return [(0, name) for name in self._find_sources(column)]
+        if kind == "WithColumns":
+            for name, made in zip(self.plan._columnNames, self.plan._columns, strict=True):
+                if name.lower() == column.lower():
+                    return [(0, used) for used in _list_names(self._read(made))]
+        if kind == "WithColumnsRenamed":
+            for old, new in self.plan._colsMap.items():
+                if new.lower() == column.lower():
+                    return [(0, old)]
+        if kind == "ToDF":
+            return []
+        return [(place, column) for place in range(len(self.inputs))]
+
+    def _find_sources(self, column: str) -> list[str]:
+        """The columns of the input that the projection's `column` is made of."""
+        for made in self.plan._columns:
+            expression = self._read(made)
+            kind = expression.WhichOneof("expr_type")
+            if kind == "unresolved_star":
+                return [column]
+            if kind == "unresolved_attribute":
+                name = _read_name(expression)
+            elif kind == "alias":
+                name = expression.alias.name[-1]
+            elif kind == "expression_string":
+                text = expression.expression_string.expression.strip()
+                if text == "*":
+                    return [column]
+                found = _ALIAS.match(text)
+                name = found.group(2) if found else text.strip("`")
+            else:
+                continue
+            if name.lower() == column.lower():
+                return _list_names(expression)
+        return []
+
+    def _read(self, column: Any) -> Any:
+        return column.to_plan(self._session.client)
+
+    def delivers_ctis(self, column: str) -> bool:
+        """True of the column of a stream, or of a table, that is called so."""
+        kind = type(self.plan).__name__
+        is_stream = kind == "DataSource" and self.plan._is_streaming
+        is_stream = is_stream or (kind == "Read" and self.plan._is_streaming)
+        return bool(is_stream) and column.lower().endswith(_CTI)
+
+    def keeps_outer(self, place: int) -> bool:
+        """True of outer joins with what is no stream."""
+        if self.name != JOIN or _reads_stream(self.inputs[1 - place].plan):
+            return False
+        from pyspark.sql.connect.proto import Join
+
+        if self.plan.how in (Join.JOIN_TYPE_INNER, Join.JOIN_TYPE_CROSS):
+            return self.plan.on is None
+        sides = (Join.JOIN_TYPE_LEFT_OUTER, Join.JOIN_TYPE_RIGHT_OUTER)
+        return self.plan.how in (Join.JOIN_TYPE_FULL_OUTER, sides[place])
+
+    def find_condition(self, column: str) -> Condition | None:
+        """The condition, if it names the column, or all columns as `na.drop()` does."""
+        if type(self.plan).__name__ == "NADrop":
+            names = [name.lower() for name in self.plan.cols or ()]
+            if names and column.lower() not in names:
+                return None
+            keeps = self.plan.min_non_nulls == 1
+            return Condition("Literal", value=True) if keeps else Condition("NADrop")
+        expression = self._read(self.plan.filter)
+        if column.lower() not in map(str.lower, _list_names(expression)):
+            return None
+        if expression.WhichOneof("expr_type") != "expression_string":
+            return _read_expression(expression, column)
+        # Only the server can read a text of SQL: it is asked about two CTI rows.
+        text = expression.expression_string.expression
+        return Condition("Literal", value=True if self._keeps_rows(text, column) else None)
+
+    def _keeps_rows(self, text: str, column: str) -> bool:
+        schema = self._read_schema()
+        named = ", ".join(
+            f"CAST({'t' if field.name.lower() == column.lower() else 'NULL'} AS "
+            f"{field.dataType.simpleString()}) AS `{field.name}`"
+            for field in schema.fields
+        )
+        rows = self._session.sql(
+            f"SELECT {named} FROM VALUES (TIMESTAMP'2001-01-01'), (TIMESTAMP'2201-01-01') AS v(t)"
+        )
+        return bool(rows.where(text).count() == 2)
+
+    def _read_schema(self) -> Any:
+        from pyspark.sql.connect.dataframe import DataFrame as ConnectDataFrame
+
+        return ConnectDataFrame(self.inputs[0].plan, self._session).schema
+
+    def widen(self, column: str, child: Any) -> Any:
+        """`cti IS NOT NULL OR condition`."""
+        from pyspark.sql.connect import functions as F
+        from pyspark.sql.connect.plan import Filter
+
+        is_cti = F.col(f"`{column}`").isNotNull()
+        if type(self.plan).__name__ != "NADrop":
+            plan = copy.copy(self.plan)
+            plan._child, plan.filter = child, is_cti | self.plan.filter
+            return plan
+        types = {field.name.lower(): field.dataType for field in self._read_schema().fields}
+        there = []
+        for name in self.plan.cols:
+            value = F.col(f"`{name}`")
+            is_there = value.isNotNull()
+            if isinstance(types[name.lower()], (FloatType, DoubleType)):
+                is_there = is_there & ~F.isnan(value)
+            there.append(is_there.cast("int"))
+        needed = self.plan.min_non_nulls
+        counted = sum(there[1:], there[0])
+        plan = Filter(child, is_cti | (counted >= (len(there) if needed is None else needed)))
+        # Columns of the frame are found by the number of its plan.
+        plan._root_plan_id = self.plan._root_plan_id
+        return plan
+
+    def rebuild(self, children: Sequence[Any]) -> Any:
+        """The operator over other children, with the same number."""
+        plan = copy.copy(self.plan)
+        for name, child in zip(self._places, children, strict=True):
+            setattr(plan, name, child)
+            if name == "_child" and hasattr(plan, "left"):
+                plan.left = child
+        return plan
+
+
+def _reads_stream(plan: Any) -> bool:
+    below = [getattr(plan, name, None) for name in _CHILDREN]
+    is_stream = bool(getattr(plan, "_is_streaming", False))
+    return is_stream or any(_reads_stream(each) for each in below if each is not None)
+
+
+def _read_name(expression: Any) -> str:
+    text = str(expression.unresolved_attribute.unparsed_identifier)
+    return text.replace("`", "").rpartition(".")[2]
+
+
+def _list_names(expression: Any) -> list[str]:
+    """The columns that an expression names; of a text of SQL, all its words."""
+    kind = expression.WhichOneof("expr_type")
+    if kind == "unresolved_attribute":
+        return [_read_name(expression)]
+    if kind == "expression_string":
+        return _WORD.findall(expression.expression_string.expression)
+    return [name for each in _list_messages(expression) for name in _list_names(each)]
+
+
+def _list_messages(message: Any) -> Iterator[Any]:
+    """The expressions right below a message of the protocol."""
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None:
+            continue
+        for each in [value] if hasattr(value, "ListFields") else value:
+            if not hasattr(each, "ListFields"):
+                continue
+            if hasattr(each, "WhichOneof") and each.DESCRIPTOR.name == "Expression":
+                yield each
+            else:
+                yield from _list_messages(each)
+
+
+def _read_expression(expression: Any, column: str) -> Condition:
+    kind = expression.WhichOneof("expr_type")
+    if kind == "unresolved_attribute":
+        return Condition("CTI" if _read_name(expression).lower() == column.lower() else kind)
+    if kind == "literal":
+        is_bool = expression.literal.WhichOneof("literal_type") == "boolean"
+        return Condition("Literal", value=expression.literal.boolean if is_bool else None)
+    inputs = tuple(_read_expression(each, column) for each in _list_messages(expression))
+    if kind == "unresolved_function":
+        name = expression.unresolved_function.function_name.lower()
+        return Condition(_FUNCTIONS.get(name, name), inputs)
+    return Condition(str(kind), inputs)
