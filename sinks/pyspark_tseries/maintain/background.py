@@ -27,6 +27,7 @@ from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
+from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_check import read_plain_entry
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.ownership import require_owner
@@ -287,11 +288,8 @@ def _single_commit_id(path: str) -> str:
 
 
 def _last_checkpoint(location: Location) -> int | None:
-    try:
-        with location.read(location.file("_delta_log", "_last_checkpoint")) as file:
-            return int(json.loads(file.read())["version"])
-    except FileNotFoundError:
-        return None
+    version = read_mark(location).version
+    return None if version < 0 else version
 
 
 def _is_event_file(path: str) -> bool:

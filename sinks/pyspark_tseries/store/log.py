@@ -23,7 +23,9 @@ from pyspark_tseries.storage.head_files import head_path
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
+    check_checksums,
     check_entries,
+    check_log_at,
     check_undamaged,
     read_plain_entry,
     unsynced_files,
@@ -35,6 +37,7 @@ from pyspark_tseries.store.log_entries import (
     commit_info,
     entry_path,
     format_entry,
+    seal_info,
 )
 from pyspark_tseries.store.log_writer import capture_entry, publish, write_checkpoint
 from pyspark_tseries.store.table import open_table
@@ -72,7 +75,7 @@ class Log:
         self._table = table
         self._version = int(table.version())
         self._trusting = skip_checks
-        self._checked = self._synced = -1
+        self._checked = self._synced = self._verified = -1
         self._directories: set[str] = set()
         self._transactions: dict[str, int | None] = {}
         self._transactions_version = -1
@@ -125,7 +128,7 @@ class Log:
                     return False
                 transactions = entry.transactions
             self._remember_transactions(version, transactions)
-            self._version = self._checked = version
+            self._version = self._checked = self._verified = version
             self._identity = identity
         return True
 
@@ -137,7 +140,7 @@ class Log:
             if table is None or table.metadata().id != self._table.metadata().id:
                 return False
             self._table = table
-            self._checked = self._synced = self._transactions_version = -1
+            self._checked = self._synced = self._verified = self._transactions_version = -1
             self._own_entry = self._properties = None
         if self._version != self._table.version():
             self._version = int(self._table.version())
@@ -166,6 +169,8 @@ class Log:
 
     def _check_undamaged(self) -> None:
         if self.location.is_local:
+            check_log_at(self.location, self._version)
+            self._verified = self._version
             index = self.transaction(HEAD_TRANSACTION)
             path = None if index is None else head_path(self.location, index)
             check_undamaged(self.location, self.version(), path, self.sizes)
@@ -186,12 +191,22 @@ class Log:
         if self._own_entry is not None and self._own_entry[0] == newest == self._checked + 1:
             self._remember_transactions(newest, self._own_entry[1])
         else:
+            self._verify()
             entries = check_entries(self.location, newest, self._checked)
             if any(entry.own is None and entry.changes_table for entry in entries):
                 _check_table(self.table, self.location)
             if newest == self._checked + 1:
                 self._remember_transactions(newest, entries[-1].transactions)
         self._checked = newest
+
+    def _verify(self) -> None:
+        """Check the checksums of the entries that Delta has read since the last check."""
+        if self.location.is_local and self._verified < self._version:
+            if self._verified < 0:
+                check_log_at(self.location, self._version)
+            else:
+                check_checksums(self.location, self._verified + 1, self._version)
+            self._verified = self._version
 
     def _remember_transactions(self, version: int, transactions: Mapping[str, int]) -> None:
         """Add the transactions of the entry `version`, if all before it are known."""
@@ -259,6 +274,7 @@ class Log:
     ) -> None:
         # Delta's own retries stay on: commits without a head do not conflict, while appends
         # conflict over the head.
+        info = commit_info(number, self._checked, synced=True)
         self.table.create_write_transaction(
             [_delta_action(action) for action in actions],
             "append",
@@ -266,7 +282,7 @@ class Log:
             partition_by=["kind"],
             commit_properties=CommitProperties(
                 app_transactions=[Transaction(*mark) for mark in transactions.items()],
-                custom_metadata={"tseries": commit_info(number, self._checked, synced=True)},
+                custom_metadata={"tseries": seal_info(actions, transactions, info)},
             ),
             post_commithook_properties=PostCommitHookProperties(True, False),
         )

@@ -1,12 +1,14 @@
 """Checks of a store's log: for damage by a power loss, and for changes of rows by other tools.
 
-A commit of this package records the version up to which its writer had checked, so usually only
-the newest entry is read. An entry that was not synced, and any before it, may have been torn by a
-power loss.
+A commit of this package records the version up to which its writer had checked for changes by
+others, so usually only the newest entry is parsed. But every entry that Delta reads is read here as
+well, for its checksum: those after the last checkpoint, and then those that are new. The checkpoint
+has one, too, in the file `_last_checkpoint`.
 """
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -20,13 +22,21 @@ from pyspark_tseries.storage.durability import list_directories
 from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store
 from pyspark_tseries.store.foreign_changes import ForeignChange, find_foreign_change
-from pyspark_tseries.store.log_entries import Entry, TornEntry, entry_path, parse_entry
+from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, CheckpointMark, read_mark
+from pyspark_tseries.store.log_entries import (
+    Entry,
+    TornEntry,
+    entry_path,
+    has_wrong_checksum,
+    parse_entry,
+)
 
 __all__ = [
     "HEAD_TRANSACTION",
-    "LAST_CHECKPOINT",
     "LogDamage",
+    "check_checksums",
     "check_entries",
+    "check_log_at",
     "check_undamaged",
     "damaged_log_error",
     "find_log_damage",
@@ -41,17 +51,14 @@ __all__ = [
 ]
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
-_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.parquet")
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json)")
+"""Of other tools they may have several parts, or other names."""
+
 HEAD_TRANSACTION: Final = "tseries:head"
 """The transaction whose version is the id of the current head."""
 
 MAX_UNSYNCED_ENTRIES: Final = 64
 """The entries searched for unsynced files; if there are more, all files are synced."""
-
-LAST_CHECKPOINT: Final = "_last_checkpoint"
-"""The file that names the last checkpoint."""
-
-_LAST_VERSION: Final = re.compile(rb'"version"\s*:\s*(\d+)')
 
 
 def read_entry(location: Location, version: int) -> Entry | None:
@@ -81,6 +88,59 @@ def read_plain_entry(location: Location, version: int) -> Entry | None:
     if entry is None or entry.own is None or entry.changes_table:
         return None
     return entry if all(map(is_inside_store, entry.added)) else None
+
+
+def check_checksums(location: Location, first: int, last: int) -> None:
+    """Check that the entries from `first` to `last` of a local log are as they were written.
+
+    Raises:
+        UnusableStore: one is not; names it.
+        OSError: one cannot be read.
+    """
+    for version in range(first, last + 1):
+        try:
+            with open(entry_path(location, version), "rb") as file:
+                content = file.read()
+            if has_wrong_checksum(content) is not False:  # Or it has none: another tool's.
+                parse_entry(version, content)
+        except FileNotFoundError:
+            continue  # Cleaned up after Delta has read it.
+        except TornEntry as error:
+            raise damaged_log_error(location, LogDamage(version, str(error), ())) from None
+
+
+def check_log_at(location: Location, version: int) -> None:
+    """Check what Delta reads of a local log to open `version`: a checkpoint, and entries after it.
+
+    Raises:
+        UnusableStore: one is not as it was written; names it.
+        OSError: one cannot be read.
+    """
+    mark = read_mark(location)
+    base = mark.version
+    path = location.file("_delta_log", _checkpoint_name(base))
+    if base > version or not os.path.exists(path):
+        there = [int(name[:20]) for name in _log_names(location) if _CHECKPOINT.fullmatch(name)]
+        base = max((number for number in there if number <= version), default=-1)
+        path = location.file("_delta_log", _checkpoint_name(base))
+    if base in mark.checksums and os.path.exists(path) and not _is_as_marked(path, mark):
+        raise damaged_log_error(location, LogDamage(None, "", (os.path.basename(path),)))
+    check_checksums(location, base + 1, version)
+
+
+def _checkpoint_name(version: int) -> str:
+    """The name of a checkpoint that this package writes."""
+    return f"{version:020d}.checkpoint.parquet"
+
+
+def _is_as_marked(path: str, mark: CheckpointMark) -> bool:
+    """False if a checkpoint is not what its writer has noted; others have no note."""
+    name = os.path.basename(path)
+    noted = mark.checksums.get(int(name[:20]))
+    if noted is None or name != _checkpoint_name(int(name[:20])):
+        return True
+    with open(path, "rb") as file:
+        return zlib.crc32(file.read()) == noted
 
 
 def check_entries(location: Location, newest: int, checked: int) -> list[Entry]:
@@ -224,14 +284,15 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
     Entries are read from the last whole checkpoint on, or from the first entry.
     """
     names, torn, base = _log_names(location), [], -1
+    mark = read_mark(location)
     for name in reversed(names):
         if _CHECKPOINT.fullmatch(name) and int(name[:20]) <= upto:
-            if _is_whole_checkpoint(location.file("_delta_log", name)):
+            if _is_whole_checkpoint(location.file("_delta_log", name), mark):
                 base = int(name[:20])
                 break
             torn.append(name)
-    named = _last_checkpoint(location.file("_delta_log", LAST_CHECKPOINT))
-    if named is not None and f"{named:020d}.checkpoint.parquet" in torn:
+    there = {int(name[:20]) for name in names if _CHECKPOINT.fullmatch(name) and name not in torn}
+    if mark.damaged or not there.issuperset({mark.version} - {-1}):
         torn.append(LAST_CHECKPOINT)
     for version in range(base + 1, upto + 1):
         try:
@@ -250,23 +311,18 @@ def _log_names(location: Location) -> list[str]:
     return sorted(name for name in names if any(kind.fullmatch(name) for kind in numbered))
 
 
-def _is_whole_checkpoint(path: str) -> bool:
+def _is_whole_checkpoint(path: str, mark: CheckpointMark) -> bool:
+    if not path.endswith(".parquet"):
+        return True
     try:
+        if not _is_as_marked(path, mark):
+            return False
         pq.read_table(path, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, PermissionError):
             raise
         return False
     return True
-
-
-def _last_checkpoint(path: str) -> int | None:
-    try:
-        with open(path, "rb") as file:
-            found = _LAST_VERSION.search(file.read())
-    except (FileNotFoundError, IsADirectoryError):
-        return None
-    return int(found[1]) if found else None
 
 
 def damaged_log_error(location: Location, damage: LogDamage) -> UnusableStore:

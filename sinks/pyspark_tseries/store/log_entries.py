@@ -2,13 +2,18 @@
 
 A commit of this package has an object `tseries` in its `commitInfo`: `checked`, the version up to
 which its writer had checked for changes by other tools; `lines`, the number of lines of the entry,
-which reveals a torn one; and `synced`, true if it and everything before survives a power loss.
+which reveals a torn one; `synced`, true if it and everything before survives a power loss; and
+`crc32`, the checksum of the entry. On a local path that is of all bytes of the entry, with zeros in
+the place of its digits. In an object store Delta writes the entry: there it is of the actions and
+of the object itself, whatever their form. Entries of other tools have none.
 """
 
 import json
+import re
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location
 
@@ -21,10 +26,23 @@ __all__ = [
     "commit_info",
     "entry_path",
     "format_entry",
+    "has_wrong_checksum",
     "parse_entry",
+    "seal",
+    "seal_info",
 ]
 
 _INFO_KEY: Final = "tseries"
+CHECKSUM_KEY: Final = "crc32"
+"""The key of the checksum in the object `tseries`."""
+
+NO_CHECKSUM: Final = "0" * 8
+"""The checksum's place, before it is known."""
+
+_CHECKSUM: Final = re.compile(rb'"lines":\d+,"crc32":"([0-9a-f]{8})"')
+"""It is not in a text within the entry, whose quotes are escaped."""
+"""Only an entry on a local path has the number of its lines."""
+
 _TRANSACTION_PREFIX: Final = "tseries:"
 
 
@@ -61,7 +79,7 @@ class RemovedFile:
 
 
 class TornEntry(ValueError):
-    """An incomplete entry."""
+    """An entry that is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +158,9 @@ def format_entry(
         "operation": "WRITE",
         "operationParameters": {"mode": "Append", "partitionBy": '["kind"]'},
         "engineInfo": "tseries",
-        _INFO_KEY: {**own_info, "lines": len(lines) + 1},
+        _INFO_KEY: {**own_info, "lines": len(lines) + 1, CHECKSUM_KEY: NO_CHECKSUM},
     }
-    return b"".join(_line(line) for line in [{"commitInfo": info}, *lines])
+    return seal(b"".join(_line(line) for line in [{"commitInfo": info}, *lines]))
 
 
 def adopt_entry(entry: bytes, own_info: Mapping[str, Any], location: str) -> bytes:
@@ -157,10 +175,68 @@ def adopt_entry(entry: bytes, own_info: Mapping[str, Any], location: str) -> byt
     for line in lines:
         if "commitInfo" in line:
             info = line["commitInfo"]
-            info[_INFO_KEY] = {**own_info, "lines": len(lines)}
+            info[_INFO_KEY] = {**own_info, "lines": len(lines), CHECKSUM_KEY: NO_CHECKSUM}
             if "location" in info.get("operationParameters", {}):
                 info["operationParameters"]["location"] = location
-    return b"".join(map(_line, lines))
+    return seal(b"".join(map(_line, lines)))
+
+
+def seal(content: bytes) -> bytes:
+    """`content`, which has a place for it, with its checksum."""
+    found = _CHECKSUM.search(content)
+    assert found is not None, "there is no room for a checksum"
+    crc = _checksum_around(content, *found.span(1))
+    return b"%b%08x%b" % (content[: found.start(1)], crc, content[found.end(1) :])
+
+
+def has_wrong_checksum(content: bytes) -> bool | None:
+    """True if `content` is not as `seal` returned it; None if it has no checksum."""
+    found = _CHECKSUM.search(content)
+    return None if found is None else _checksum_around(content, *found.span(1)) != int(found[1], 16)
+
+
+def _checksum_around(content: bytes, start: int, end: int) -> int:
+    """The checksum of `content` with zeros from `start` to `end`."""
+    before = zlib.crc32(content[:start])
+    return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), before))
+
+
+def seal_info(
+    actions: Iterable[AddedFile | RemovedFile],
+    transactions: Mapping[str, int],
+    own_info: Mapping[str, Any],
+) -> dict[str, Any]:
+    """`own_info` with the checksum of an entry that Delta writes into an object store.
+
+    Args:
+        actions: files to add and remove.
+        transactions: numbers by name.
+        own_info: as `commit_info` makes it.
+    """
+    lines: list[Mapping[str, Any]] = [_action(action) for action in actions]
+    lines += [{"txn": {"appId": name, "version": number}} for name, number in transactions.items()]
+    return {**own_info, CHECKSUM_KEY: _content_checksum(lines, own_info)}
+
+
+_COVERED: Final = {
+    "add": ("path", "partitionValues", "size", "modificationTime", "dataChange", "stats"),
+    "remove": ("path", "partitionValues", "size", "deletionTimestamp", "dataChange"),
+    "txn": ("appId", "version"),
+}
+"""The fields of actions that Delta writes as they are given."""
+
+
+def _content_checksum(lines: Iterable[Mapping[str, Any]], own_info: Mapping[str, Any]) -> str:
+    """The checksum of an entry's actions and its object `tseries`, in any order and form."""
+    said = [
+        [kind, [line[kind].get(field) for field in fields]]
+        for line in lines
+        for kind, fields in _COVERED.items()
+        if kind in line
+    ]
+    own = {name: value for name, value in own_info.items() if name != CHECKSUM_KEY}
+    parts = sorted(json.dumps(part, sort_keys=True) for part in [*said, ["own", own]])
+    return f"{zlib.crc32(chr(10).join(parts).encode()):08x}"
 
 
 def _line(action: Mapping[str, Any]) -> bytes:
@@ -185,24 +261,20 @@ def parse_entry(version: int, data: bytes) -> Entry:
     """Parse the entry `version`.
 
     Raises:
-        TornEntry: it is empty or incomplete.
+        TornEntry: it is empty, incomplete or not as it was written.
     """
-    try:
-        lines = [json.loads(line) for line in data.splitlines() if line.strip()]
-    except ValueError:
-        raise TornEntry("it is not JSON throughout") from None
-    if not lines or not all(isinstance(line, dict) for line in lines):
-        raise TornEntry("it is empty" if not data.strip(b"\0 \r\n") else "it has no actions")
+    lines = _parse_lines(data)
     infos = [line["commitInfo"] for line in lines if "commitInfo" in line]
     info: dict[str, Any] = infos[0] if infos else {}
+    own = info.get(_INFO_KEY)
+    if own is not None and own.get("lines", len(lines)) != len(lines):
+        raise TornEntry(f"it has {len(lines)} of {own['lines']} lines")
+    _check_sum(data, lines, own)
     transactions = {line["txn"]["appId"]: line["txn"]["version"] for line in lines if "txn" in line}
     added, removed = (
         {line[name]["path"]: line[name] for line in lines if name in line}
         for name in ("add", "remove")
     )
-    own = info.get(_INFO_KEY)
-    if own is not None and own.get("lines", len(lines)) != len(lines):
-        raise TornEntry(f"it has {len(lines)} of {own['lines']} lines")
     operation = str(info.get("operation", ""))
     if own is None and _is_own(operation, transactions, added):
         own = {}
@@ -217,6 +289,68 @@ def parse_entry(version: int, data: bytes) -> Entry:
         any(action.get("dataChange", True) for action in (*added.values(), *removed.values())),
         any("metaData" in line or "protocol" in line for line in lines),
     )
+
+
+_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "add": {"path": str, "size": int},
+    "remove": {"path": str},
+    "txn": {"appId": str, "version": int},
+    "commitInfo": {},
+    "metaData": {},
+    "protocol": {},
+}
+"""The fields that every action has, and their types."""
+
+_OWN_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "commit": (int, type(None)),
+    "checked": int,
+    "lines": int,
+    "synced": bool,
+    CHECKSUM_KEY: str,
+}
+
+
+def _parse_lines(data: bytes) -> list[dict[str, Any]]:
+    """The actions of an entry, with those fields that this package needs."""
+    try:
+        lines = [json.loads(line) for line in data.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        raise TornEntry("it is not JSON throughout") from None
+    if not lines or not all(isinstance(line, dict) for line in lines):
+        raise TornEntry("it is empty" if not data.strip(b"\0 \r\n") else "it has no actions")
+    for line in lines:
+        for action, fields in _FIELDS.items():
+            if action in line:
+                _check_fields(action, line[action], fields)
+    for line in lines:
+        own = line.get("commitInfo", {}).get(_INFO_KEY)
+        if own is not None:
+            _check_fields(f"commitInfo.{_INFO_KEY}", own, {})
+            there = {name: kind for name, kind in _OWN_FIELDS.items() if name in own}
+            _check_fields(f"commitInfo.{_INFO_KEY}", own, cast("Mapping[str, type]", there))
+    return lines
+
+
+def _check_fields(action: str, content: object, fields: Mapping[str, type]) -> None:
+    if not isinstance(content, dict):
+        raise TornEntry(f"its '{action}' is no object")
+    for name, kind in fields.items():
+        if not isinstance(content.get(name), kind):
+            raise TornEntry(f"its '{action}' has no right '{name}'")
+
+
+def _check_sum(
+    data: bytes, lines: Iterable[Mapping[str, Any]], own: Mapping[str, Any] | None
+) -> None:
+    """Raise TornEntry if an entry is not as it was written; older ones have no checksum."""
+    if own is None or CHECKSUM_KEY not in own:
+        return
+    if "lines" in own:
+        wrong = has_wrong_checksum(data) is not False
+    else:
+        wrong = own[CHECKSUM_KEY] != _content_checksum(lines, own)
+    if wrong:
+        raise TornEntry("it is not what was written: the checksum is another one")
 
 
 def _is_own(operation: str, transactions: Mapping[str, int], added: Iterable[str]) -> bool:

@@ -12,6 +12,7 @@ import pathlib
 import re
 import secrets
 import shutil
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
@@ -19,10 +20,12 @@ from deltalake import DeltaTable
 
 from pyspark_tseries.storage.durability import list_directories, sync
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, format_mark, read_mark
 from pyspark_tseries.store.log_entries import entry_path
 
 __all__ = [
     "capture_entry",
+    "copy_log",
     "publish",
     "remove_shadows",
     "shadow_log",
@@ -32,7 +35,6 @@ __all__ = [
 
 _LOG_DIRECTORY: Final = "_delta_log"
 _NUMBERED: Final = re.compile(r"(\d{20})\.(json|checkpoint.*)")
-_LAST_CHECKPOINT: Final = "_last_checkpoint"
 
 
 def publish(
@@ -107,11 +109,28 @@ def write_checkpoint(location: Location, version: int) -> None:
         made = os.path.join(copy, _LOG_DIRECTORY)
         names = [name for name in os.listdir(made) if not os.path.exists(os.path.join(log, name))]
         parts = [name for name in names if _NUMBERED.fullmatch(name)]
-        sync(os.path.join(made, name) for name in [*parts, _LAST_CHECKPOINT])
-        for names in (parts, [_LAST_CHECKPOINT]):
+        _mark_checkpoint(location, made, parts)
+        sync(os.path.join(made, name) for name in [*parts, LAST_CHECKPOINT])
+        for names in (parts, [LAST_CHECKPOINT]):
             for name in names:
                 os.replace(os.path.join(made, name), os.path.join(log, name))
             sync([log])
+
+
+def _mark_checkpoint(location: Location, made: str, parts: Sequence[str]) -> None:
+    """Note the checksums of new checkpoints, the files `parts` of the directory `made`."""
+    known = {
+        version: crc
+        for version, crc in read_mark(location).checksums.items()
+        if os.path.exists(location.file(_LOG_DIRECTORY, f"{version:020d}.checkpoint.parquet"))
+    }
+    for name in parts:
+        with open(os.path.join(made, name), "rb") as file:
+            known[int(name[:20])] = zlib.crc32(file.read())
+    with open(os.path.join(made, LAST_CHECKPOINT), "r+b") as file:
+        content = format_mark(file.read(), known)
+        file.seek(0)
+        file.write(content)
 
 
 def sync_checkpoint(location: Location) -> None:
@@ -144,17 +163,23 @@ def shadow_log(location: Location, version: int, without: Collection[str] = ()) 
         without: names of log files to leave out.
     """
     copy = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
-    log = os.path.join(copy, _LOG_DIRECTORY)
-    os.makedirs(log)
+    os.makedirs(copy)
     try:
-        names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
-        for name in _log_tail(names, version):
-            # A link would change the entry's time, from which its visibility is dated.
-            take = shutil.copyfile if name.endswith(".json") else os.link
-            take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
+        copy_log(location, version, copy, without)
         yield copy
     finally:
         shutil.rmtree(copy, ignore_errors=True)
+
+
+def copy_log(location: Location, version: int, to: str, without: Collection[str] = ()) -> None:
+    """As `shadow_log`, in the directory `to`."""
+    log = os.path.join(to, _LOG_DIRECTORY)
+    os.makedirs(log)
+    names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
+    for name in _log_tail(names, version):
+        # A link would change the entry's time, from which its visibility is dated.
+        take = shutil.copyfile if name.endswith(".json") else location.copy
+        take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
 
 
 def _log_tail(names: Iterable[str], version: int) -> list[str]:

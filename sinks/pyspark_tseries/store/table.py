@@ -1,10 +1,13 @@
 """The Delta table of a store: opening and creating it, with errors that name the next step."""
 
 import contextlib
+import glob
 import os
 import pathlib
 import re
+import shutil
 import tempfile
+import weakref
 from typing import Final
 
 import pyarrow as pa
@@ -14,9 +17,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.storage.durability import make_directories
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
+from pyspark_tseries.store.last_checkpoint import read_mark
+from pyspark_tseries.store.log_check import check_log_at, damaged_log_error, find_log_damage
 from pyspark_tseries.store.log_entries import adopt_entry, commit_info
-from pyspark_tseries.store.log_writer import publish
+from pyspark_tseries.store.log_writer import copy_log, publish
 
 __all__ = ["create_table", "load_table", "load_table_at", "open_table", "unreachable_error"]
 
@@ -49,7 +53,26 @@ def open_table(location: Location) -> DeltaTable | None:
 
 def load_table(location: Location) -> DeltaTable:
     """The table at `location`; raises Delta's errors."""
-    return DeltaTable(location.uri, storage_options=location.storage_options)
+    try:
+        return DeltaTable(location.uri, storage_options=location.storage_options)
+    except TableNotFoundError:
+        raise
+    except DeltaError:
+        # Delta fails if `_last_checkpoint` names a checkpoint that is missing, but not if it opens
+        # a version before that one first.
+        before = _missing_checkpoint(location) - 1
+        if before < 0:
+            raise
+        table = DeltaTable(location.uri, before, storage_options=location.storage_options)
+        table.update_incremental()
+        return table
+
+
+def _missing_checkpoint(location: Location) -> int:
+    """The version of the last checkpoint if that is missing; else -1."""
+    version = read_mark(location).version if location.is_local else -1
+    there = location.file("_delta_log", f"{version:020d}.checkpoint*")
+    return -1 if glob.glob(there) else version
 
 
 def load_table_at(location: Location, version: int) -> DeltaTable:
@@ -59,14 +82,36 @@ def load_table_at(location: Location, version: int) -> DeltaTable:
         UnusableStore: the log does not reach back so far, or it cannot be read.
     """
     try:
-        return DeltaTable(location.uri, version, storage_options=location.storage_options)
+        if version >= _missing_checkpoint(location) >= 0:
+            table = _load_copy(location, version)
+        else:
+            table = DeltaTable(location.uri, version, storage_options=location.storage_options)
+        if location.is_local:
+            check_log_at(location, version)
+        return table
     except (DeltaError, OSError) as error:
+        if location.is_local:
+            with contextlib.suppress(OSError):
+                check_log_at(location, version)
         raise UnusableStore(
             f"the store '{location.root}' as it was at entry {version} of its log cannot be "
             f"opened: {location.redact(str(error)).splitlines()[0]}",
             "a query whose tasks begin while the log reaches back to its start",
             "start the query again",
         ) from None
+
+
+def _load_copy(location: Location, version: int) -> DeltaTable:
+    """The table of a copy of the log up to `version`, without `_last_checkpoint`."""
+    copy = tempfile.mkdtemp()
+    try:
+        copy_log(location, version, copy)
+        table = DeltaTable(pathlib.Path(copy).as_uri())
+    except BaseException:
+        shutil.rmtree(copy, ignore_errors=True)
+        raise
+    weakref.finalize(table, shutil.rmtree, copy, ignore_errors=True)
+    return table
 
 
 def create_table(location: Location, schema: pa.Schema, properties: dict[str, str]) -> None:

@@ -20,6 +20,7 @@ from pyspark_tseries.model.series_index import SeriesIndex, apply_delta, attach_
 from pyspark_tseries.model.series_state import combine_states, compute_state, state_to_delta
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
 
 COLUMNS = {
@@ -171,7 +172,8 @@ def test_a_file_that_is_not_sorted_is_named(path):
     pq.write_table(table.take([2, 1, 0]).replace_schema_metadata(None), path / file.path)
     (entry,) = (path / "_delta_log").glob("*1.json")
     size = (path / file.path).stat().st_size
-    entry.write_text(entry.read_text().replace(f'"size":{file.size}', f'"size":{size}'))
+    said = entry.read_text().replace(f'"size":{file.size}', f'"size":{size}')
+    entry.write_bytes(seal(said.encode()))
     reopened(path)
     assert any("is not sorted by (series, sequence)" in line for line in verify(str(path)))
 

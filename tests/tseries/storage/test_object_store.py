@@ -34,6 +34,7 @@ from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.locks import exclusive
 from pyspark_tseries.storage.staging import read_staged, stage
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log_entries import TornEntry, entry_path, parse_entry
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.store.table import load_table
 from pyspark_tseries.subscribe.delivery import read_delivery
@@ -514,3 +515,23 @@ def test_foreign_change_just_before_a_commit_is_found(store, location, monkeypat
     repair(location)
     assert keys(store) == [("a", 0), ("a", 1)]
     assert verify(location) == []
+
+
+def test_an_entry_that_delta_writes_has_a_checksum_that_reveals_what_was_changed(store, location):
+    store.append(batch(("ä\U00020bb7", 1), ("b", 2), token=("tseries:q:x", 2**62)))
+    store.append(batch(("b", 3)))
+    maintain(location)
+    store.refresh()
+    for version in range(1, store.version() + 1):
+        with location.read(entry_path(location, version)) as file:
+            content = bytes(file.read())
+        assert b'"crc32"' in content
+        assert parse_entry(version, content).own is not None
+        for before, after in (
+            (b'\\"b\\"', b'\\"d\\"'),
+            (b'"add"', b'"adc"'),
+            (b"tseries:h", b"tseries:i"),
+        ):
+            if before in content:
+                with pytest.raises(TornEntry, match="checksum is another one"):
+                    parse_entry(version, content.replace(before, after))

@@ -14,6 +14,7 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import is_inside_store
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
 
 NOW = 1_900_000_000_000_000
@@ -60,13 +61,14 @@ def name(location, path, action, forged=False):
     if not forged:
         del info["commitInfo"]["tseries"]
     else:
-        info["commitInfo"]["tseries"] |= {"checked": version, "lines": 2}
+        info["commitInfo"]["tseries"] |= {"checked": version, "lines": 2, "crc32": "0" * 8}
     said = {**add, "path": path, "dataChange": False}
     if action == "remove":
         said = {name: said[name] for name in ("path", "dataChange", "partitionValues", "size")}
         said["deletionTimestamp"] = 0
-    entry = "\n".join(map(json.dumps, (info, {action: said})))
-    (log / f"{version + 1:020d}.json").write_text(entry + "\n")
+    lines = (json.dumps(line, separators=(",", ":")) for line in (info, {action: said}))
+    entry = "\n".join(lines).encode() + b"\n"
+    (log / f"{version + 1:020d}.json").write_bytes(seal(entry) if forged else entry)
     return path
 
 

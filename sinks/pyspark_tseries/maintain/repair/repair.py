@@ -149,8 +149,9 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
     where = location.file("_tseries", "lost")
     if not request.dry_run:
         numbers = [commit.number for commit in lost if commit.number is not None]
+        highest = max([rewind.newest, *numbers]) if lost else -1
         with host_locks.commit_lock(location):
-            where = carry_out_rewind(location, rewind, lost, max([rewind.newest, *numbers]))
+            where = carry_out_rewind(location, rewind, lost, highest)
     then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
     what = f"{'; '.join(rewind.reasons)}. {then}; what there is of it was moved to '{where}'"
     gone = tuple(sentence for commit in lost for sentence in describe_lost_commit(commit))

@@ -25,9 +25,9 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.repair.lost_commits import LostCommit
 from pyspark_tseries.storage.durability import make_directories, sync
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
+from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
-    LAST_CHECKPOINT,
     find_readable_log,
     newest_version,
     read_entry,

@@ -1,0 +1,214 @@
+"""No bit of a log changes unnoticed: opening and reading fail by name, or give the right values."""
+
+import json
+import os
+import random
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.repair.repair import repair
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log_entries import parse_entry
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table_at
+
+NOW = 1_900_000_000_000_000
+
+
+def fill(path, commits):
+    series = TimeSeries.create(path, {"v": pa.int64()}, "unlimited", "me", auto_compact=False)
+    for number in range(commits):
+        series.append("abc"[number % 3], number)
+    storage._open_stores.clear()
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Seven commits, each an entry of the log."""
+    return fill(tmp_path / "s", 7)
+
+
+@pytest.fixture(scope="module")
+def with_checkpoint(tmp_path_factory):
+    """Its log has a checkpoint at entry 49, and four entries after it."""
+    return fill(tmp_path_factory.mktemp("kept") / "s", 53)
+
+
+def entry(path, version):
+    return path / "_delta_log" / f"{version:020d}.json"
+
+
+def answers(path):
+    """What a process that has never seen the store reads."""
+    storage._open_stores.clear()
+    series = TimeSeries.open(path, "me", auto_compact=False)
+    return [series.range_query().select_from(name).to_arrow() for name in "abc"]
+
+
+def answers_or_error(path):
+    try:
+        return answers(path), None
+    except UnusableStore as error:
+        return None, str(error)
+
+
+def flip(content, at, bit):
+    broken = bytearray(content)
+    broken[at] ^= 1 << bit
+    return bytes(broken)
+
+
+def test_a_changed_bound_in_a_log_entry_is_named_and_hides_no_event(path):
+    said = entry(path, 4).read_text()
+    assert said.count('\\"series\\": \\"a\\"') == 2
+    entry(path, 4).write_text(said.replace('\\"series\\": \\"a\\"', '\\"series\\": \\"c\\"', 1))
+    with pytest.raises(UnusableStore, match=r"log entry '.*4.json'.* checksum .*repair"):
+        answers(path)
+    assert any("checksum" in line for line in verify(str(path)))
+
+
+def test_a_flipped_bit_of_a_log_entry_is_named_or_harmless(path):
+    """Every third byte of an older entry, and of the newest; all of them give the same."""
+    right = answers(path)
+    for version in (3, 7):
+        sound = entry(path, version).read_bytes()
+        named = 0
+        for at in range(version % 3, len(sound), 3):
+            entry(path, version).write_bytes(flip(sound, at, at * 5 % 8))
+            read, error = answers_or_error(path)
+            assert read == right or entry(path, version).name in error, (version, at, error)
+            named += error is not None
+        entry(path, version).write_bytes(sound)
+        assert named >= len(sound) // 3 - len('"tseries""crc32""lines"')
+
+
+def test_a_process_that_has_the_store_open_checks_new_entries_too(path):
+    mine = TimeSeries.open(path, "me", auto_compact=False)
+    mine.range_query().select_from("a").to_arrow()
+    kept = dict(storage._open_stores)
+    other = answers(path) and TimeSeries.open(path, "me", auto_compact=False)
+    for number in range(3):
+        other.append("a", number)
+    said = entry(path, 9).read_text()
+    entry(path, 9).write_text(said.replace('"add"', '"bdd"'))
+    storage._open_stores.clear()
+    storage._open_stores.update(kept)
+    with pytest.raises(UnusableStore, match=r"log entry '.*9.json'.* checksum"):
+        mine.range_query().select_from("a").to_arrow()
+
+
+def test_the_store_as_it_was_at_an_entry_is_checked_as_well(path):
+    store = Store.open(str(path))
+    assert load_table_at(store.location, 4).version() == 4
+    entry(path, 3).write_bytes(flip(entry(path, 3).read_bytes(), 300, 2))
+    with pytest.raises(UnusableStore, match=r"log entry '.*3.json'.* checksum"):
+        load_table_at(store.location, 4)
+    assert load_table_at(store.location, 2).version() == 2
+
+
+def test_entries_of_other_tools_have_no_checksum_and_stay_readable(path):
+    right = answers(path)
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).create_checkpoint()
+    DeltaTable(path).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    assert answers(path) == right
+    TimeSeries.open(path, "me", auto_compact=False).append("a", 1)
+    assert [len(events) for events in answers(path)] == [4, 2, 2]
+    assert verify(str(path)) == []
+
+
+def test_entries_of_a_version_without_checksums_stay_readable(path):
+    right = answers(path)
+    for version in range(8):
+        lines = [json.loads(line) for line in entry(path, version).read_text().splitlines()]
+        for line in lines:
+            line.get("commitInfo", {}).get("tseries", {}).pop("crc32", None)
+        entry(path, version).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert answers(path) == right
+    assert verify(str(path)) == []
+
+
+def test_columns_that_are_added_have_an_entry_with_a_checksum(path):
+    from pyspark_tseries.store.admin_commits import add_columns
+
+    add_columns(Store.open(str(path)), [pa.field("more", pa.string())])
+    said = entry(path, 8).read_bytes()
+    assert b'"crc32"' in said
+    assert parse_entry(8, said).changes_table
+    entry(path, 8).write_bytes(said.replace(b"more", b"mora"))
+    with pytest.raises(UnusableStore, match="checksum"):
+        answers(path)
+
+
+def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoint):
+    path, right = with_checkpoint, answers(with_checkpoint)
+    victim = path / "_delta_log" / f"{49:020d}.checkpoint.parquet"
+    sound, chance = victim.read_bytes(), random.Random(6)
+    for _ in range(25):
+        victim.write_bytes(flip(sound, chance.randrange(len(sound)), chance.randrange(8)))
+        with pytest.raises(UnusableStore, match=rf"checkpoint '.*{victim.name}.*repair"):
+            answers(path)
+        assert any(victim.name in line for line in verify(str(path)))
+    victim.write_bytes(sound)
+    assert answers(path) == right
+
+
+@pytest.mark.parametrize("named", ["missing", "other", "garbage", "later"])
+def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(tmp_path, named):
+    path = fill(tmp_path / "s", 53)
+    right, pointer = answers(path), path / "_delta_log" / "_last_checkpoint"
+    if named == "missing":
+        os.remove(path / "_delta_log" / f"{49:020d}.checkpoint.parquet")
+    else:
+        said = {"other": '{"version":20,"size":2}', "garbage": "\0{", "later": '{"version":990}'}
+        pointer.write_text(said[named])
+    before = {file: file.read_bytes() for file in (path / "_delta_log").iterdir()}
+    assert answers(path) == right
+    assert {file: file.read_bytes() for file in (path / "_delta_log").iterdir()} == before
+    store = Store.open(str(path))
+    assert load_table_at(store.location, 52).version() == 52
+    assert any("_last_checkpoint" in line for line in verify(str(path)))
+    TimeSeries.open(path, "me", auto_compact=False).append("b", 1)
+    done = repair(str(path))
+    assert (done.lost, done.left, len(done.mended)) == ((), (), 1)
+    assert "_last_checkpoint" in done.mended[0]
+    assert verify(str(path)) == []
+    assert [len(events) for events in answers(path)] == [18, 19, 17]
+    assert DeltaTable(path).version() >= 54
+
+
+def test_maintenance_goes_on_without_a_readable_last_checkpoint(tmp_path):
+    path = fill(tmp_path / "s", 53)
+    (path / "_delta_log" / "_last_checkpoint").write_text('{"version":"x"}')
+    right = answers(path)
+    remove_obsolete_files(Store.open(str(path)), NOW)
+    assert answers(path) == right
+
+
+def test_a_checkpoint_keeps_the_checksums_of_those_before(tmp_path):
+    path = fill(tmp_path / "s", 103)
+    said = json.loads((path / "_delta_log" / "_last_checkpoint").read_text())
+    assert said["version"] == 99
+    assert list(said["tseries"]["checkpoints"])[-2:] == ["89", "99"]
+    older = path / "_delta_log" / f"{59:020d}.checkpoint.parquet"
+    older.write_bytes(flip(older.read_bytes(), 9000, 3))
+    location = Store.open(str(path)).location
+    assert load_table_at(location, 101).version() == 101
+    with pytest.raises(UnusableStore, match=older.name):
+        load_table_at(location, 64)
+
+
+def test_a_checkpoint_that_another_tool_writes_anew_is_taken_as_it_is(tmp_path):
+    path = fill(tmp_path / "s", 53)
+    right = answers(path)
+    DeltaTable(path).create_checkpoint()
+    assert b"tseries" not in (path / "_delta_log" / "_last_checkpoint").read_bytes()
+    assert answers(path) == right
+    assert verify(str(path)) == []
