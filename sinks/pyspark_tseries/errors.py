@@ -4,6 +4,8 @@ Every message names the column, series or store, what was found, what is accepte
 step. Wrong options are `OptionError`s.
 """
 
+from typing import Self
+
 from pyspark_timestream.errors import compose_message
 
 __all__ = [
@@ -35,6 +37,11 @@ class TseriesError(Exception):
         if type(self) is TseriesError:
             raise TypeError("raise a subclass of TseriesError")
         super().__init__(compose_message(problem, accepts, next_step))
+        self.problem, self.accepts, self.next_step = problem, accepts, next_step
+
+    def with_next_step(self, next_step: str) -> Self:
+        """The same error with another way on: that of the caller's own interface."""
+        return type(self)(self.problem, self.accepts, next_step)
 
 
 class UpdateFailed(TseriesError):
@@ -50,7 +57,7 @@ class NoSuchEvent(TseriesError):
 
 
 class IncompatibleValue(TseriesError):
-    """A column does not have the type or the name that the store was created with."""
+    """A column does not have the name or the type of the store's, or a value does not fit it."""
 
 
 class InvalidQuery(TseriesError, ValueError):

@@ -8,24 +8,24 @@ from typing import Any, TypeGuard
 import pyarrow as pa
 
 from pyspark_timestream.errors import compose_message
+from pyspark_tseries.client.convert import show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
+from pyspark_tseries.model.columns import RESERVED_NAMES, new_value_field
 from pyspark_tseries.model.query import datetime_to_us
 from pyspark_tseries.model.valid_text import is_valid_text
 from pyspark_tseries.options import DURABILITIES, os_user
-from pyspark_tseries.write.rows import RowPlan
 
 __all__ = [
     "is_integer",
+    "new_value_fields",
     "parse_author",
+    "parse_choice",
     "parse_durability",
-    "parse_rows",
     "parse_schema",
     "parse_sequence",
     "parse_series",
     "parse_timestamp",
     "parse_values",
-    "refuse_ctis",
-    "refuse_metadata",
 ]
 
 
@@ -68,26 +68,40 @@ def parse_schema(given: Any) -> pa.Schema:
     return pa.schema(given)
 
 
-def refuse_metadata(plan: RowPlan) -> None:
-    """Raise IncompatibleValue if a value column has the name of a metadata column."""
-    for name in (plan.timestamp, plan.author, plan.edit_of, plan.cti):
-        if name is not None:
+def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The value columns of a new store.
+
+    Raises:
+        IncompatibleValue: a name or a type that no store can have.
+    """
+    names = [field.name.lower() for field in schema]
+    for field in schema:
+        name = field.name.lower()
+        is_cti = name == "cti" and pa.types.is_timestamp(field.type)
+        if name in (*RESERVED_NAMES, "edit_of") or is_cti:
             raise IncompatibleValue(
-                f"value column '{name}' is named like what an event has anyway",
+                f"value column '{field.name}' is named like what an event has anyway",
                 "any other name",
                 "rename it, or leave it out",
             )
+        if names.count(name) > 1:
+            raise IncompatibleValue(
+                f"two value columns have the name '{field.name}'",
+                "names that differ in more than case",
+                "rename one of them",
+            )
+    return [new_value_field(field) for field in schema]
 
 
-def refuse_ctis(plan: RowPlan) -> None:
-    """Raise IncompatibleValue if rows have a column of CTIs, which only a stream can give."""
-    if plan.cti is not None:
-        raise IncompatibleValue(
-            f"column '{plan.cti}' is not in the store, and has CTIs, which only a streaming query "
-            "can give",
-            "rows without it",
-            "drop the column",
+def parse_choice(name: str, given: Any, choices: Sequence[str]) -> str:
+    """The value of argument `name`; raises ValueError if it is none of `choices`."""
+    if given not in choices:
+        raise ValueError(
+            compose_message(
+                f"{name} {given!r} is unknown", ", ".join(map(repr, choices)), f"correct {name}"
+            )
         )
+    return str(given)
 
 
 def parse_series(given: Any) -> str:
@@ -103,13 +117,26 @@ def parse_timestamp(given: Any) -> int | None:
     """A timestamp in microseconds, None for none.
 
     Raises:
-        IncompatibleValue: it is not a datetime.
-        InvalidQuery: it is without a time zone.
+        IncompatibleValue: it is not a datetime, has no time zone, or is finer than a microsecond.
     """
     if given is None:
         return None
     if not isinstance(given, datetime):
-        raise IncompatibleValue(f"{given!r} is not a timestamp", "an aware datetime", "convert it")
+        raise IncompatibleValue(
+            f"timestamp {show_value(given)} is not a datetime", "an aware datetime", "convert it"
+        )
+    if given.tzinfo is None:
+        raise IncompatibleValue(
+            f"timestamp {given!r} has no time zone, so it could be any moment",
+            "an aware datetime",
+            "give it one, such as timestamp.replace(tzinfo=UTC)",
+        )
+    if getattr(given, "nanosecond", 0):  # Of pandas.
+        raise IncompatibleValue(
+            f"timestamp {given!r} is finer than a microsecond",
+            "whole microseconds",
+            "round it, such as with timestamp.floor('us')",
+        )
     return datetime_to_us(given)
 
 
@@ -117,7 +144,9 @@ def parse_sequence(given: Any) -> int:
     """The sequence of an original; raises IncompatibleValue."""
     if not is_integer(given):
         raise IncompatibleValue(
-            f"{given!r} is not a sequence", "the int that append returned", "correct it"
+            f"original_sequence {show_value(given)} is not a sequence",
+            "the int that append returned",
+            "correct it",
         )
     return int(given)
 
@@ -125,20 +154,6 @@ def parse_sequence(given: Any) -> int:
 def is_integer(value: object) -> TypeGuard[int]:
     """Return whether `value` is an integer of Python or NumPy, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def parse_rows(given: Any) -> pa.Table:
-    """A table, or a record batch as one; raises IncompatibleValue."""
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if not isinstance(given, pa.Table):
-        raise IncompatibleValue(
-            f"{type(given).__name__} is not a table of rows",
-            "a pyarrow.Table",
-            "convert it, with pa.Table.from_pandas(frame, preserve_index=False) or "
-            "pa.table(columns)",
-        )
-    return given
 
 
 def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
@@ -152,14 +167,18 @@ def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any
     Raises:
         IncompatibleValue: the mapping has other names, or there is none.
     """
-    named = isinstance(given, Mapping) and set(given) <= set(names)
+    columns = {name.lower(): name for name in names}
+    given_as = {}
+    if isinstance(given, Mapping):
+        given_as = {columns.get(str(key).lower()): value for key, value in given.items()}
+    named = isinstance(given, Mapping) and None not in given_as and len(given_as) == len(given)
     if only is not None and not (named and given):
-        given = {only: given}
+        given_as = {only: given}
     elif not named:
         shown = ", ".join(f"'{name}'" for name in names)
         raise IncompatibleValue(
-            f"{given!r} does not fit the store's value columns",
-            f"a mapping with keys among {shown}",
+            f"{show_value(given)} does not fit the store's value columns",
+            f"a mapping with keys among {shown}, each once",
             "name the columns",
         )
-    return [given.get(name) for name in names]
+    return [given_as.get(name) for name in names]

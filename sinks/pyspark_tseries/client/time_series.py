@@ -8,23 +8,23 @@ series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
 from pyspark_timestream.connector.instants import to_datetime
 from pyspark_tseries.client.arguments import (
+    new_value_fields,
     parse_author,
+    parse_choice,
     parse_durability,
-    parse_rows,
     parse_schema,
     parse_sequence,
     parse_series,
     parse_timestamp,
     parse_values,
-    refuse_ctis,
-    refuse_metadata,
 )
+from pyspark_tseries.client.convert import convert_value, show_value
 from pyspark_tseries.client.range_query import RangeQuery
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
@@ -34,26 +34,44 @@ from pyspark_tseries.client.results import (
     format_events,
     format_span,
 )
-from pyspark_tseries.errors import IncompatibleValue, UnusableStore
+from pyspark_tseries.client.rows import stage_given_rows
+from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, OutOfOrder, UnusableStore
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.columns import EVENT_FIELDS, single_value_array, type_name
+from pyspark_tseries.model.columns import INSTANT, type_name
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
 from pyspark_tseries.model.query import timedelta_to_us
 from pyspark_tseries.model.retention import format_range, parse_initial, parse_range
 from pyspark_tseries.model.valid_text import is_valid_text
-from pyspark_tseries.options import WriteOptions, parse_write
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, PreparedCommit
-from pyspark_tseries.write.rows import plan_rows, stage_rows, staged_schema
+from pyspark_tseries.write.rows import staged_schema
 
 __all__ = ["TimeSeries"]
+
+_NEXT_STEPS: Final = {
+    (OutOfOrder, "append"): (
+        "give a later timestamp, or none to have one assigned; append_many can leave such events "
+        "out or move them, by out_of_order='drop' or 'adjust'. Nothing is stored"
+    ),
+    (OutOfOrder, "append_many"): (
+        "leave such rows out, or set out_of_order to 'drop' or 'adjust'. Nothing is stored"
+    ),
+    (NoSuchEvent, "append"): (
+        "name the original_sequence of an event in the result of a query. Nothing is stored"
+    ),
+    (NoSuchEvent, "append_many"): (
+        "name the original_sequence of an event in the result of a query in 'edit_of', or set "
+        "missing_original to 'drop'. Nothing is stored"
+    ),
+}
+"""What helps, in the words of these methods, where Spark's options have other names."""
 
 
 class TimeSeries:
@@ -121,17 +139,11 @@ class TimeSeries:
         if min_retention_age is not None and min_retention_age < timedelta(0):
             raise ValueError(f"min_retention_age {min_retention_age} is below 0")
         retained = None if retained_range is None else parse_range(retained_range)
-        plan = plan_rows(
-            pa.schema([EVENT_FIELDS[0], *parse_schema(schema)]),
-            WriteOptions(path=location.root),
-            None,
-        )
-        refuse_metadata(plan)
+        values = new_value_fields(parse_schema(schema))
         who = parse_author(author)
         allowed = None if policy is None else ensure_owner(parse_policy(policy), who)
         if Store.find(location) is not None:
             raise _exists_error(path)
-        values = [field for _, field in plan.values]
         asked = (
             retained,
             None if min_retention_age is None else timedelta_to_us(min_retention_age),
@@ -197,7 +209,7 @@ class TimeSeries:
 
     def append_many(
         self,
-        table: pa.Table,
+        rows: Any,
         *,
         out_of_order: str = "fail",
         missing_original: str = "fail",
@@ -205,40 +217,44 @@ class TimeSeries:
     ) -> pa.Table:
         """Add rows as one commit, as the sink does.
 
+        What is given is stored as it is or refused, as for `append`.
+
         Args:
-            table: `series`, value columns, and optionally `timestamp`, `author` and `edit_of`.
+            rows: a table or batches of Arrow, a frame of pandas or Polars, or a list of mappings,
+                with `series`, value columns, and optionally `timestamp`, `author` and `edit_of`.
+                In a frame of pandas a NaN is a null, and a named index is a column.
             out_of_order: for late rows: `fail`, `drop` or `adjust`.
             missing_original: for edits without an original: `fail` or `drop`.
             clock: for assigned timestamps: `wall` or `event`.
 
         Returns:
-            A row for each of `table`: series, sequence, timestamp, author; nulls for dropped ones.
+            A row for each of `rows`: series, sequence, timestamp, author; nulls for dropped ones.
 
         Raises:
-            OptionError: an unknown choice.
+            ValueError: an unknown choice.
             UpdateFailed, NoSuchEvent: a row may not be added; nothing is stored.
-            IncompatibleValue: a column of a wrong type or name.
+            IncompatibleValue: a column of a wrong name, or a value that its column cannot hold.
             StoreBusy: other writers won every attempt.
         """
-        table = parse_rows(table)
+        parse_choice("out_of_order", out_of_order, ("fail", "drop", "adjust"))
+        parse_choice("missing_original", missing_original, ("fail", "drop"))
+        parse_choice("clock", clock, ("wall", "event"))
         self._store.refresh()
-        choices = {"outOfOrder": out_of_order, "missingOriginal": missing_original, "clock": clock}
-        options = parse_write({"path": self._store.root, **choices})
-        plan = plan_rows(table.schema, options, self._store.values)
-        refuse_ctis(plan)
-        if not table.num_rows:
+        staged = stage_given_rows(rows, self._store.values)
+        if not staged.num_rows:
             return RECEIPT_SCHEMA.empty_table()
-        staged = [stage_rows(part, plan) for part in table.to_batches() if part.num_rows]
-        rows = pa.Table.from_batches(staged).combine_chunks()
         batch = Batch(
-            rows,
-            options.out_of_order,
+            staged.combine_chunks(),
+            out_of_order,
             self._author,
-            missing_original=options.missing_original,
-            clock=options.clock,
+            missing_original=missing_original,
+            clock=clock,
         )
-        attempt = self._commit(batch)
-        return build_receipt(rows, attempt.numbered, self._author)
+        try:
+            attempt = self._commit(batch)
+        except (OutOfOrder, NoSuchEvent) as error:
+            raise error.with_next_step(_NEXT_STEPS[type(error), "append_many"]) from None
+        return build_receipt(batch.rows, attempt.numbered, self._author)
 
     def range_query(self) -> RangeQuery:
         """A query for all values, to be narrowed step by step."""
@@ -332,19 +348,27 @@ class TimeSeries:
     ) -> EventMetadata:
         if not is_valid_text(series):
             raise IncompatibleValue(
-                f"{series!r} is not the name of a series", "a text", "correct it"
+                f"series {show_value(series)} is not the name of a series", "a text", "correct it"
             )
-        given = (series, stamp, None, original, *self._check_values(value))
+        cells = self._check_values(value)
+        moment = pa.array([stamp], pa.int64()).cast(INSTANT)
+        metadata = (pa.array([series]), moment, pa.nulls(1, pa.string()))
+        fields = list(self._staged)[4:]
         columns = [
-            single_value_array(field, cell) for field, cell in zip(self._staged, given, strict=True)
+            *metadata,
+            pa.array([original], pa.int64()),
+            *(convert_value(cell, field) for cell, field in zip(cells, fields, strict=True)),
         ]
         batch = Batch(pa.Table.from_arrays(columns, schema=self._staged), "fail", self._author)
-        if original is None:
-            event, maintains = self._store.append_event(batch, synced=self._synced)
-            if self._auto_compact and maintains:
-                maintain_after_commit(self._store, event.commit)
-            return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
-        _, edits = self._commit(batch).numbered
+        try:
+            if original is None:
+                event, maintains = self._store.append_event(batch, synced=self._synced)
+                if self._auto_compact and maintains:
+                    maintain_after_commit(self._store, event.commit)
+                return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
+            _, edits = self._commit(batch).numbered
+        except (OutOfOrder, NoSuchEvent) as error:
+            raise error.with_next_step(_NEXT_STEPS[type(error), "append"]) from None
         moment = to_datetime(int(edits.timestamp_us[0]))
         return EventMetadata(int(edits.sequence[0]), moment, self._author)
 

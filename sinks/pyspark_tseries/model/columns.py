@@ -1,7 +1,7 @@
 """The columns of a store and their types (semantics 15.3 and 15.5)."""
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -15,7 +15,6 @@ __all__ = [
     "RESERVED_NAMES",
     "new_value_field",
     "query_schema",
-    "single_value_array",
     "table_schema",
     "type_name",
     "unstorable_type_error",
@@ -126,7 +125,8 @@ def unstorable_type_error(
 
 def _value_type(column: pa.Field, kind: pa.DataType, in_map: bool = False) -> pa.DataType:
     types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind):
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if lists or types.is_list_view(kind) or types.is_large_list_view(kind):
         return pa.list_(pa.field("element", _value_type(column, kind.value_type, in_map)))
     if types.is_map(kind):
         item = _value_type(column, kind.item_type, True)
@@ -170,9 +170,9 @@ def _check_name(column: pa.Field, name: str) -> None:
 
 def _primitive_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
     types = pa.types
-    if types.is_string(kind) or types.is_large_string(kind):
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()
-    if types.is_binary(kind) or types.is_large_binary(kind):
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind):
         return pa.binary()
     if types.is_timestamp(kind) and kind.unit == "us":
         return INSTANT if kind.tz else kind
@@ -181,17 +181,3 @@ def _primitive_type(column: pa.Field, kind: pa.DataType) -> pa.DataType:
     if types.is_decimal128(kind) and kind.scale >= 0:
         return kind
     raise unstorable_type_error(column.name, str(kind))
-
-
-def single_value_array(field: pa.Field, value: Any) -> pa.Array:
-    """An array of the one `value`; raises IncompatibleValue if `field` cannot hold it."""
-    try:
-        if field.type == INSTANT and isinstance(value, int):
-            return pa.array([value]).cast(INSTANT)
-        return pa.array([value], field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise IncompatibleValue(
-            f"column '{field.name}' cannot hold {value!r}: {str(error).splitlines()[0]}",
-            str(field.type),
-            "convert it",
-        ) from error

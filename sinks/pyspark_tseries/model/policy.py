@@ -104,7 +104,8 @@ class AccessCheck:
                 f"principal '{self.principal}' may not {to_do}: the store's policy does not give "
                 f"it '{permission}'",
                 "a principal that has it",
-                "name another principal, or have the policy changed with TimeSeries.set_policy",
+                "act as another principal (option 'principal', in TimeSeries 'author'), or have "
+                "the policy changed with TimeSeries.set_policy",
             )
 
     def require_query(self, query: Query) -> None:
@@ -123,7 +124,7 @@ class AccessCheck:
                 f"principal '{self.principal}' may not write in the name of '{others[0]}': under "
                 "a policy the author is the principal",
                 f"'{self.principal}'",
-                "leave the author out, or name another principal",
+                "leave the author out, or act as another principal",
             )
 
     def require_edits(self, original_authors: Iterable[str]) -> None:
@@ -137,5 +138,5 @@ class AccessCheck:
                 f"principal '{self.principal}' may not edit an event of '{others[0]}': it has "
                 "'edit_own' only",
                 "originals of its own authorship, or a principal that has 'edit'",
-                "name another principal, or have the policy changed",
+                "act as another principal, or have the policy changed",
             )

@@ -130,14 +130,27 @@ def _parse_relative(word: str, amount: str) -> Point:
 
 
 def datetime_to_us(moment: datetime) -> int:
-    """Microseconds since the epoch; raises InvalidQuery for a naive `moment`."""
+    """Microseconds since the epoch.
+
+    Raises:
+        InvalidQuery: `moment` has no time zone, or nanoseconds, as one of pandas can have.
+    """
     if moment.tzinfo is None:
         raise InvalidQuery(
             f"{moment!r} has no time zone", "an aware datetime", "give it one, such as tzinfo=UTC"
         )
+    _refuse_nanoseconds(moment, getattr(moment, "nanosecond", 0))
     return from_datetime(moment)
 
 
 def timedelta_to_us(span: timedelta) -> int:
-    """Whole microseconds of `span`."""
+    """The microseconds of `span`; raises InvalidQuery for nanoseconds, which pandas' can have."""
+    _refuse_nanoseconds(span, getattr(span, "nanoseconds", 0))
     return span // timedelta(microseconds=1)
+
+
+def _refuse_nanoseconds(given: object, nanoseconds: int) -> None:
+    if nanoseconds:
+        raise InvalidQuery(
+            f"{given!r} is finer than a microsecond", "whole microseconds", "round it to 'us'"
+        )

@@ -1,0 +1,551 @@
+"""Values and columns of a program as those of a store: without loss, or refused (semantics 15.6).
+
+Arrow's columns are converted and checked as a whole. Python's values become Arrow's, those of one
+class together, and then take the same way.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as kinds
+
+from pyspark_timestream.connector.instants import from_datetime
+from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.model.columns import INSTANT, type_name
+
+Column: TypeAlias = pa.ChunkedArray | pa.Array | Sequence[Any]
+"""What a program gives as the values of a column: Arrow's, or objects of Python."""
+
+MAX_SHOWN: Final = 80
+"""The characters of a value that a message shows."""
+
+
+@dataclass
+class _Misfit(Exception):
+    """A value that a type cannot hold as it is.
+
+    Attributes:
+        have: its type.
+        kind: the type that it should fit.
+        reason: what is wrong; empty if the types say it.
+        next_step: what helps.
+        value: the value alone in a tuple; empty if the type of the whole column is wrong.
+        path: where it is inside of the column's values, such as `element.x`.
+    """
+
+    have: str
+    kind: pa.DataType
+    reason: str = ""
+    next_step: str = "convert it, or name another column"
+    value: tuple[Any, ...] = ()
+    path: str = ""
+
+
+def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
+    """The values of a column of rows as `field` has them.
+
+    Raises:
+        IncompatibleValue: one would not be the same; names column, row, value and type.
+    """
+    is_arrow = isinstance(given, pa.ChunkedArray | pa.Array)
+    chunks = given.chunks if isinstance(given, pa.ChunkedArray) else [given]
+
+    def build(some: Any) -> pa.Array:
+        make = _from_arrow if is_arrow else _from_values
+        return make(some, field.type, "")
+
+    made, before = [], 0
+    for chunk in chunks:
+        try:
+            made.append(build(chunk))
+        except pa.ArrowException as error:  # No kernel of Arrow's for such a type.
+            have = type_name(chunk.type) if isinstance(chunk, pa.Array) else "object"
+            raise _error(field, _Misfit(have, field.type, str(error)), None) from None
+        except _Misfit as misfit:
+            if not misfit.value:
+                raise _error(field, misfit, None) from None
+            row, first = _first_misfit(chunk, build, misfit)
+            raise _error(field, first, before + row) from None
+        before += len(chunk)
+    return pa.chunked_array(made, field.type)
+
+
+def convert_value(value: Any, field: pa.Field) -> pa.Array:
+    """An array of the one `value`; raises IncompatibleValue if `field` cannot hold it as it is."""
+    try:
+        return _from_values([value], field.type, "")
+    except pa.ArrowException as error:
+        have = type(value).__name__
+        raise _error(field, _Misfit(have, field.type, str(error), value=(value,)), None) from None
+    except _Misfit as misfit:
+        raise _error(field, misfit, None) from None
+
+
+def show_value(value: object) -> str:
+    """A value as text of bounded length."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _error(field: pa.Field, misfit: _Misfit, row: int | None) -> IncompatibleValue:
+    name = f"column '{field.name}'" + (f", in '{misfit.path}'," if misfit.path else "")
+    wanted = type_name(misfit.kind)
+    if misfit.value:
+        at = "" if row is None else f"row {row}: "
+        reason = misfit.reason or f"it is of type {misfit.have}"
+        problem = f"{at}{name} cannot hold {show_value(misfit.value[0])}: {reason}"
+    else:
+        problem = f"{name} is of type {misfit.have}, in the store it is of type {wanted}"
+        problem += f": {misfit.reason}" if misfit.reason else ""
+    return IncompatibleValue(problem, wanted, f"{misfit.next_step}. Nothing is stored")
+
+
+def _first_misfit(
+    column: Any, build: Callable[[Any], object], known: _Misfit
+) -> tuple[int, _Misfit]:
+    """The first row that `build` refuses, and why, of rows of which it refuses some."""
+    first, end = 0, len(column)
+    while end - first > 1:
+        middle = (first + end) // 2
+        try:
+            build(column[first:middle])
+        except _Misfit as misfit:
+            end, known = middle, misfit
+        else:
+            first = middle
+    try:
+        build(column[first:end])
+    except _Misfit as misfit:
+        known = misfit
+    return first, known
+
+
+def _child(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# -- Arrow's columns -----------------------------------------------------------------------------
+
+
+def _from_arrow(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    array = _decode(array)
+    have = array.type
+    if have == kind:
+        return array
+    if kinds.is_null(have):
+        return pa.nulls(len(array), kind)
+    if kinds.is_list(kind) and _is_list(have):
+        values = _from_arrow(array.flatten(), kind.value_type, _child(path, "element"))
+        return pa.ListArray.from_arrays(_offsets(array), values, kind, mask=_nulls(array))
+    if kinds.is_map(kind) and _is_map(have):
+        if kinds.is_map(have):
+            entry = [pa.field("key", have.key_type), pa.field("value", have.item_type)]
+            array = array.cast(pa.list_(pa.struct(entry)))
+        key, item = array.flatten().flatten()
+        key = _from_arrow(key, kind.key_type, _child(path, "key"))
+        item = _from_arrow(item, kind.item_type, _child(path, "value"))
+        return _map_array(_offsets(array), key, item, kind, _nulls(array), path)
+    if kinds.is_struct(kind) and kinds.is_struct(have):
+        at = _fields_by_name(kind, [field.name for field in have], type_name(have), path)
+        children = array.flatten()
+        columns = [
+            pa.nulls(len(array), field.type)
+            if field.name not in at
+            else _from_arrow(children[at[field.name]], field.type, _child(path, field.name))
+            for field in kind
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(kind), mask=_nulls(array))
+    return _leaf(array, kind, path)
+
+
+_STORED_AS: Final[dict[str, Callable[[Any], pa.Array]]] = {
+    "arrow.uuid": lambda array: array.storage,
+    "arrow.json": lambda array: array.storage,
+    "arrow.bool8": lambda array: pc.not_equal(array.storage, 0),
+}
+"""Arrow's extensions whose values a store can hold: by name, how to get at them."""
+
+
+def _decode(array: pa.Array) -> pa.Array:
+    """The plain values of an encoded array, or of one of Arrow's extensions."""
+    while True:
+        have = array.type
+        if kinds.is_dictionary(have):
+            # Arrow cannot take from views of texts, which categories of Polars are.
+            words = _decode_view(array.dictionary)
+            array = pa.DictionaryArray.from_arrays(array.indices, words).dictionary_decode()
+        elif kinds.is_run_end_encoded(have):
+            array = pc.run_end_decode(array)
+        elif isinstance(have, pa.BaseExtensionType) and have.extension_name in _STORED_AS:
+            array = _STORED_AS[have.extension_name](array)
+        else:
+            return array
+
+
+def _decode_view(array: pa.Array) -> pa.Array:
+    if kinds.is_string_view(array.type):
+        return array.cast(pa.large_string())
+    return array.cast(pa.large_binary()) if kinds.is_binary_view(array.type) else array
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    views = kinds.is_list_view(kind) or kinds.is_large_list_view(kind)
+    lists = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    return bool(views or lists)
+
+
+def _is_map(kind: pa.DataType) -> bool:
+    """True for maps, and for lists of entries, which is what Polars makes of them."""
+    if kinds.is_map(kind):
+        return True
+    entries = _is_list(kind) and kinds.is_struct(kind.value_type)
+    return entries and [field.name for field in kind.value_type] == ["key", "value"]
+
+
+def _nulls(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _offsets(array: pa.Array) -> pa.Array:
+    """Where the elements of each list begin in what `flatten` returns, which has none of nulls."""
+    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+
+
+def _map_array(
+    offsets: pa.Array,
+    key: pa.Array,
+    item: pa.Array,
+    kind: pa.DataType,
+    nulls: pa.Array | None,
+    path: str,
+) -> pa.Array:
+    if key.null_count:
+        have = type_name(key.type)
+        raise _Misfit(have, kind, "a key is null", "leave the entry out", (None,), path)
+    return pa.MapArray.from_arrays(offsets, key, item, kind, mask=nulls)
+
+
+def _fields_by_name(
+    kind: pa.DataType, names: Sequence[Any], have: str, path: str
+) -> dict[str, int]:
+    """For fields of a struct that are given: their places in `names`, which match in any case."""
+    wanted = {field.name.lower(): field.name for field in kind}
+    found: dict[str, int] = {}
+    for place, name in enumerate(names):
+        known = wanted.get(str(name).lower())
+        if known is None or known in found:
+            problem = "which it lacks" if known is None else "which it has once, in any case"
+            shown = ", ".join(f"'{field.name}'" for field in kind)
+            raise _Misfit(
+                have,
+                kind,
+                f"it has a field {name!r}, {problem}; its fields are {shown}",
+                "correct the name, or leave the field out",
+                path=path,
+            )
+        found[known] = place
+    return found
+
+
+# -- single types --------------------------------------------------------------------------------
+
+
+def _leaf(array: pa.Array, kind: pa.DataType, path: str) -> pa.Array:
+    """The values of a column without nested ones as `kind`."""
+    have = array.type
+    if have == kind:
+        return array
+    cast = _find_cast(have, kind)
+    if cast is None:
+        raise _wrong_type(have, kind, path)
+
+    def build(some: pa.Array) -> pa.Array:
+        try:
+            return cast(some)
+        except pa.ArrowException:
+            raise _Misfit(type_name(have), kind, *_explain(have, kind), path=path) from None
+
+    try:
+        return build(array)
+    except _Misfit as misfit:
+        row, known = _first_misfit(array, build, misfit)
+        known.value = (_show_cell(array[row]),)
+        raise known from None
+
+
+def _find_cast(have: pa.DataType, kind: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
+    """How values become those of `kind`, with an ArrowException for one that would not be equal."""
+    is_text = kinds.is_string(have) or kinds.is_large_string(have) or kinds.is_string_view(have)
+    is_bytes = (
+        kinds.is_binary(have)
+        or kinds.is_large_binary(have)
+        or kinds.is_binary_view(have)
+        or kinds.is_fixed_size_binary(have)
+    )
+    plain = (
+        (is_text and kinds.is_string(kind))
+        or (is_bytes and kinds.is_binary(kind))
+        or (kinds.is_integer(have) and (kinds.is_integer(kind) or kinds.is_floating(kind)))
+        or (kinds.is_floating(have) and kinds.is_integer(kind))
+        or (kinds.is_decimal(have) and (kinds.is_decimal(kind) or kinds.is_integer(kind)))
+        or (kinds.is_date(have) and kinds.is_date(kind))
+        or (kinds.is_timestamp(have) and kinds.is_timestamp(kind) and _same_awareness(have, kind))
+    )
+    if plain:
+        return lambda array: array.cast(kind)
+    if kinds.is_integer(have) and kinds.is_decimal(kind):
+        return lambda array: array.cast(pa.decimal128(20, 0)).cast(kind)
+    if kinds.is_floating(have) and kinds.is_floating(kind):
+        if have.bit_width < kind.bit_width:
+            return lambda array: array.cast(kind)
+        return lambda array: _cast_there_and_back(array, kind)
+    if kinds.is_timestamp(have) and have.tz is None and kinds.is_date(kind):
+        return lambda array: _cast_there_and_back(array, kind)
+    return None
+
+
+def _same_awareness(have: pa.DataType, kind: pa.DataType) -> bool:
+    return (have.tz is None) == (kind.tz is None)
+
+
+def _cast_there_and_back(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    made = array.cast(kind, safe=False)
+    same = pc.equal(made.cast(array.type, safe=False), array)
+    if kinds.is_floating(kind):
+        same = pc.or_(same, pc.is_nan(array))
+    if not pc.all(same, min_count=0).as_py():
+        raise pa.ArrowInvalid("a value would change")
+    return made
+
+
+def _show_cell(cell: pa.Scalar) -> Any:
+    try:
+        return cell.as_py()
+    except Exception:  # Python has no such time, or needs pandas for its nanoseconds.
+        return cell
+
+
+def _wrong_type(have: pa.DataType, kind: pa.DataType, path: str) -> _Misfit:
+    misfit = _Misfit(type_name(have), kind, path=path)
+    if kinds.is_timestamp(have) and kinds.is_timestamp(kind):
+        naive = have.tz is None
+        misfit.reason = (
+            "it has no time zone, so it could be any moment"
+            if naive
+            else "it has a time zone, which the column cannot keep"
+        )
+        zone = "'UTC'" if naive else "None"
+        misfit.next_step = (
+            f"{'give it its zone' if naive else 'take the time of its zone'}: "
+            f"frame[column].dt.tz_localize({zone}) in pandas, dt.replace_time_zone({zone}) in "
+            f"Polars, moment.replace(tzinfo={'UTC' if naive else 'None'}) in Python"
+        )
+    return misfit
+
+
+def _explain(have: pa.DataType, kind: pa.DataType) -> tuple[str, str]:
+    """Why a value of type `have` cannot be one of `kind`, and what helps."""
+    if kinds.is_date(kind):
+        return "it has a time of day, which a date would lose", "give the date alone"
+    if kinds.is_timestamp(kind):
+        return (
+            "it is finer than a microsecond, or out of the range of times",
+            "round it, in pandas with dt.floor('us'), in Polars with dt.cast_time_unit('us')",
+        )
+    if kinds.is_floating(kind):
+        name = type_name(kind)
+        return (
+            f"no {name} is equal to it",
+            f"round it, for example with numpy.float{kind.bit_width}(...)",
+        )
+    if kinds.is_decimal(kind):
+        return (
+            f"it needs more digits than {kind.precision}, or more than {kind.scale} of them after "
+            "the point",
+            "round it",
+        )
+    if kinds.is_integer(kind):
+        if kinds.is_integer(have):
+            return f"it is out of the range of {type_name(kind)}", "correct it"
+        return f"no {type_name(kind)} is equal to it", "round it, or correct it"
+    return "it does not fit", "convert it"
+
+
+# -- Python's values -----------------------------------------------------------------------------
+
+
+_NATURAL: Final[dict[pa.DataType, type]] = {
+    pa.int8(): int,
+    pa.int16(): int,
+    pa.int32(): int,
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.bool_(): bool,
+    pa.date32(): date,
+}
+"""For a type, the class of Python whose values Arrow takes as they are, or refuses."""
+
+
+def _from_values(values: Sequence[Any], kind: pa.DataType, path: str) -> pa.Array:
+    classes = set(map(type, values)) - {type(None)}
+    if classes <= {_NATURAL.get(kind)} or (kinds.is_decimal(kind) and classes <= {int, Decimal}):
+        try:
+            return pa.array(values, kind)
+        except (pa.ArrowException, ValueError, OverflowError):
+            pass  # The slow way says which of them, and why.
+    values = [None if _is_missing(value) else value for value in values]
+    if kinds.is_list(kind):
+        return _list_from_values(values, kind, path)
+    if kinds.is_map(kind):
+        return _map_from_values(values, kind, path)
+    if kinds.is_struct(kind):
+        return _struct_from_values(values, kind, path)
+    return _leaves_from_values(values, kind, path)
+
+
+def _is_missing(value: object) -> bool:
+    """True for None and the nulls of pandas and NumPy, without an import of pandas."""
+    if value is None:
+        return True
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
+    kind = type(value)
+    return kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
+
+
+def _list_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+    for value in values:
+        is_list = isinstance(value, np.ndarray) and value.ndim > 0
+        if value is not None and not is_list and not isinstance(value, list | tuple):
+            raise _wrong_class(value, kind, "a list is needed", path)
+    flat = [item for value in values if value is not None for item in value]
+    child = _from_values(flat, kind.value_type, _child(path, "element"))
+    return pa.ListArray.from_arrays(_lengths(values), child, kind, mask=_missing(values))
+
+
+def _map_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+    entries: list[Sequence[Any] | None] = []
+    for value in values:
+        pairs = list(value.items()) if isinstance(value, Mapping) else value
+        if pairs is not None and not (
+            isinstance(pairs, list | tuple)
+            and all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs)
+        ):
+            raise _wrong_class(value, kind, "a mapping, or a list of pairs, is needed", path)
+        entries.append(pairs)
+    flat = [pair for pairs in entries if pairs is not None for pair in pairs]
+    key = _from_values([pair[0] for pair in flat], kind.key_type, _child(path, "key"))
+    item = _from_values([pair[1] for pair in flat], kind.item_type, _child(path, "value"))
+    return _map_array(_lengths(entries), key, item, kind, _missing(values), path)
+
+
+def _struct_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+    columns: dict[str, list[Any]] = {field.name: [None] * len(values) for field in kind}
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        names = getattr(value, "_fields", getattr(value, "__fields__", None))
+        named = (
+            dict(zip(names, value, strict=True)) if isinstance(value, tuple) and names else value
+        )
+        if not isinstance(named, Mapping):
+            raise _wrong_class(value, kind, "a mapping of its fields is needed", path)
+        given = list(named)
+        try:
+            at = _fields_by_name(kind, given, type(value).__name__, path)
+        except _Misfit as misfit:
+            misfit.value = (value,)
+            raise
+        for name, place in at.items():
+            columns[name][row] = named[given[place]]
+    made = [
+        _from_values(columns[field.name], field.type, _child(path, field.name)) for field in kind
+    ]
+    return pa.StructArray.from_arrays(made, fields=list(kind), mask=_missing(values))
+
+
+def _lengths(values: Sequence[Any]) -> pa.Array:
+    """The offsets of lists whose items are put one behind the other."""
+    lengths = [0, *(0 if value is None else len(value) for value in values)]
+    return pa.array(np.cumsum(lengths), pa.int32())
+
+
+def _missing(values: list[Any]) -> pa.Array | None:
+    nulls = [value is None for value in values]
+    return pa.array(nulls, pa.bool_()) if any(nulls) else None
+
+
+def _leaves_from_values(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+    """Values of any classes: those of one class become an array, and are converted together."""
+    rows: dict[tuple[Any, ...], list[int]] = {}
+    for row, value in enumerate(values):
+        if value is not None:
+            aware = isinstance(value, datetime) and value.tzinfo is not None
+            unit = value.dtype if isinstance(value, np.datetime64) else None
+            rows.setdefault((type(value), aware, unit), []).append(row)
+    parts = [pa.nulls(1, kind)]
+    places = np.zeros(len(values), np.int64)
+    for some in rows.values():
+        given = [values[row] for row in some]
+        try:
+            part = _leaf(_decode(_infer(given, kind, path)), kind, path)
+        except _Misfit as misfit:
+            misfit.value = misfit.value or (given[0],)
+            misfit.have = type(given[0]).__name__
+            raise
+        places[some] = np.arange(len(some)) + sum(map(len, parts))
+        parts.append(part)
+    return pa.concat_arrays(parts).take(pa.array(places))
+
+
+def _infer(values: list[Any], kind: pa.DataType, path: str) -> pa.Array:
+    """Values of one class as Arrow has them."""
+    have = type(values[0]).__name__
+
+    def build(some: list[Any]) -> pa.Array:
+        try:
+            return pa.array(some)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            reason = ""
+            if isinstance(error, OverflowError):
+                reason = f"it is out of the range of {type_name(kind)}"
+            elif isinstance(error, UnicodeEncodeError):
+                reason = "it is not a valid text, UTF-8 cannot encode it"
+            raise _Misfit(have, kind, reason, path=path) from None
+
+    if isinstance(values[0], datetime):
+        for value in values:
+            if getattr(value, "nanosecond", 0):  # Of pandas.
+                raise _Misfit(have, kind, *_explain(INSTANT, INSTANT), (value,), path)
+        if values[0].tzinfo is not None:
+            return pa.array([from_datetime(value) for value in values]).cast(INSTANT)
+    if isinstance(values[0], np.datetime64):
+        return pa.array(_as_seconds(np.array(values)))
+    try:
+        return build(values)
+    except _Misfit as misfit:
+        row, known = _first_misfit(values, build, misfit)
+        known.value = (values[row],)
+        raise known from None
+
+
+def _as_seconds(moments: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Times of NumPy in a unit that Arrow has: hours and minutes as seconds, if they fit."""
+    if np.datetime_data(moments.dtype)[0] not in ("h", "m"):
+        return moments
+    seconds = moments.astype("datetime64[s]")
+    return seconds if (seconds.astype(moments.dtype) == moments).all() else moments
+
+
+def _wrong_class(value: object, kind: pa.DataType, reason: str, path: str) -> _Misfit:
+    have = type(value).__name__
+    return _Misfit(have, kind, f"it is of type {have}, and {reason}", value=(value,), path=path)
