@@ -123,7 +123,7 @@ def test_an_event_far_in_the_future_is_named_with_what_it_cost(stream) -> None:
     run(made)
     found = finding(made)
     assert (found.kind, found.culprit) == (Kind.FAR_FUTURE, str(part(made)))
-    assert "2 of its 4 events came late" in found.text
+    assert "2 of 4 events came late" in found.text
     assert "'maxFuture'" in found.fix
 
 

@@ -154,7 +154,8 @@ def test_max_future_and_writer_timeout_hold_for_an_import_alone(stream, fast) ->
     """An event an hour ahead drives no CTI there; a writer that fell silent is forgotten."""
     late = json.dumps({"second": 3600})
     ahead = Record(late, None, 0, DAY_MS + 5_000, [("at", b"2024-01-01T01:00:00Z")])
-    source = {"topic": fast(ahead), "frequency": 1, "startTime": "header:at"}
+    right = ahead._replace(timestamp_ms=DAY_MS + 7_000, headers=[("at", b"2024-01-01T00:00:07Z")])
+    source = {"topic": fast(ahead, right), "frequency": 1, "startTime": "header:at"}
     made = stream([event(1)], ctiFrequency=None, idleTimeout=None, maxFuture="2 seconds")
     made.run(ctiImport=json.dumps(source))
     assert told(made) == [7]

@@ -27,6 +27,7 @@ def cut_events(events: Events, stop: int) -> Events:
         None if events.present is None else events.present[:stop],
         None if events.record_us is None else events.record_us[:stop],
         None if events.writers is None else events.writers[:stop],
+        None if events.valueless is None else events.valueless[:stop],
     )
 
 

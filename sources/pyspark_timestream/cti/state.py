@@ -18,6 +18,7 @@ COUNTERS: Final = (
     "adjusted",
     "flagged",
     "malformed",
+    "tombstones",
     "future",
     "ctis",
     "ignoredCtis",
@@ -73,7 +74,7 @@ class PartitionState:
         dropped: late events that the policy dropped.
         adjusted: late events whose start or end was moved.
         flagged: late events that were passed on.
-        malformed: malformed events, under every policy.
+        malformed: malformed events that have a value, under every policy.
         future: events in the future, under every policy.
         ctis: CTIs that took effect.
         ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
@@ -86,6 +87,7 @@ class PartitionState:
         first_us: the first record timestamp; only kept with `writerGrace`.
         begun: `writers` has the listed writers.
         outside: events that became no row because they are outside the span of a replay.
+        tombstones: malformed events without a value, under every policy.
         clues: notes for diagnosis, on which no rule depends.
     """
 
@@ -107,6 +109,7 @@ class PartitionState:
     future: int = 0
     first_us: int | None = None
     outside: int = 0
+    tombstones: int = 0
     clues: Clues = Clues()
 
     def to_json(self) -> dict[str, Any]:

@@ -202,6 +202,9 @@ def _fold(
     )
     present = len(times) if events.present is None else int(np.count_nonzero(events.present))
     tally = _count_events(present, late, malformed, verdicts)
+    if events.valueless is not None:
+        tally["tombstones"] = int(np.count_nonzero(malformed & events.valueless))
+        tally["malformed"] -= tally["tombstones"]
     tally["future"] = 0 if future is None else int(np.count_nonzero(future))
     if rules.from_us is not None or rules.until_us is not None:
         placed = np.where(malformed | (verdicts.violation == ADJUSTED), before, times)

@@ -118,6 +118,7 @@ class Events:
             is not one.
         record_us: n instants: the record timestamps, NEVER where there is none; None where no
             rule needs them.
+        valueless: n booleans: the record has no value, in which a time would be; None: none is so.
         writers: n texts: the writers of the records, "" where there is none; each has a clock of
             its own. None: CTIs are the partition's.
     """
@@ -129,6 +130,7 @@ class Events:
     present: Mask | None = None
     record_us: Instants | None = None
     writers: pa.Array | None = None
+    valueless: Mask | None = None
 
 
 @dataclass(frozen=True, slots=True)

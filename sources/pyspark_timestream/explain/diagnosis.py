@@ -23,9 +23,10 @@ from pyspark_timestream.explain.history import (
     find_unchanged_since,
 )
 from pyspark_timestream.explain.mistakes import (
+    MOST,
     describe_end,
-    find_malformed_events,
     find_mistakes,
+    has_malformed,
     makes_ctis,
 )
 from pyspark_timestream.explain.row_losses import (
@@ -64,7 +65,10 @@ _REFINED_KINDS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTU
 def diagnose(
     history: History, failed: bool = False, known: Sequence[Finding] = ()
 ) -> tuple[Finding, ...]:
-    """The findings, those already warned of first, then by importance; never empty.
+    """The findings; never empty.
+
+    What holds results back, or is about most events, comes before what is about a part of them;
+    then what was warned of, then by the order of kinds.
 
     Args:
         history: the stream's history.
@@ -94,8 +98,22 @@ def diagnose(
         for each in (*known, *warnings)
         for kind in (each.kind, *_REFINED_KINDS.get(each.kind, ()))
     }
-    found = sorted(rules, key=lambda each: (each.kind not in warned, _KIND_ORDER.index(each.kind)))
+    found = sorted(
+        rules,
+        key=lambda each: (
+            _rank(each),
+            each.kind not in warned,
+            _KIND_ORDER.index(each.kind),
+        ),
+    )
     return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
+
+
+def _rank(finding: Finding) -> int:
+    """0: it holds results back, or is about most events; 1: about a part of them; 2: the rest."""
+    if finding.is_partial:
+        return 1
+    return 2 if _KIND_ORDER.index(finding.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
 
 
 def find_warnings(history: History, now_us: int) -> list[Finding]:
@@ -144,7 +162,8 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
 
 def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:
     """Rows lost as late; for the partitions in `far` the reason is known."""
-    malformed = {part for finding in find_malformed_events(history) for part in finding.partitions}
+    shares = history[-1].offset.partitions
+    malformed = {part for part, share in shares.items() if has_malformed(share.state, MOST)}
     found = list(find_lossy_partitions(history, far | malformed))
     return found or list(find_late_rows(history, far))
 
@@ -236,7 +255,8 @@ def _explain_missing_cti(state: PartitionState, size: int, others_have_events: b
         return None
     if state.events == 0 and others_have_events:
         return Kind.IDLE_PARTITION
-    return None if state.events and state.events == state.malformed + state.future else Kind.NO_CTI
+    unusable = state.malformed + state.tombstones + state.future
+    return None if state.events and state.events == unusable else Kind.NO_CTI
 
 
 def _import_is_late(offset: StreamOffset, state: PartitionState) -> bool:

@@ -30,6 +30,7 @@ from pyspark_timestream.kafka.plan.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
+    "MOST",
     "describe_end",
     "find_future_events",
     "find_improbable_times",
@@ -37,6 +38,7 @@ __all__ = [
     "find_malformed_values",
     "find_mistakes",
     "find_short_replays",
+    "has_malformed",
     "makes_ctis",
     "report_start_at_end",
     "report_unused_unit",
@@ -44,6 +46,9 @@ __all__ = [
 
 _EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
 """Numbers of seconds up to the year 2100, read as milliseconds, lie before this."""
+
+MOST: Final = 0.5
+"""The share of a partition's events from which on the options are wrong, not the events."""
 
 _MIN_FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
 _DAY_US: Final = 86_400_000_000
@@ -53,18 +58,23 @@ def find_mistakes(history: History) -> list[Finding]:
     """Mistakes in the options or the data, in any state of the stream."""
     return [
         *find_malformed_events(history),
+        *find_tombstones(history),
         *find_improbable_times(history),
         *find_malformed_values(history),
         *find_future_events(history),
     ]
 
 
-def find_malformed_events(history: History) -> Iterator[Finding]:
-    """A finding for the partitions at least half of whose events are malformed."""
-    parts = _select_partitions(history[-1], lambda state: 2 * state.malformed >= state.events > 0)
+def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Finding]:
+    """A finding for partitions with malformed events; its level grows as they double.
+
+    `least` is the share of a partition's events from which on it is one.
+    """
+    parts = _select_partitions(history[-1], lambda state: has_malformed(state, least))
     if not parts or not _needs_times(history[-1]):
         return
     states = _list_states(history[-1])
+    parts.sort(key=lambda part: (-states[part].malformed, part))
     malformed = sum(states[part].malformed for part in parts)
     events = sum(states[part].events for part in parts)
     settings = history[-1].offset.settings
@@ -75,7 +85,65 @@ def find_malformed_events(history: History) -> Iterator[Finding]:
         f"({_describe_time_options(settings)})",
         find_unchanged_since(history, _has_counted(parts, "malformed")),
         frozenset(parts),
+        level=malformed.bit_length(),
+        advice="" if 2 * malformed >= events else _advise_malformed(settings),
+        share=malformed / events,
     )
+
+
+def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
+    """True if `state` has malformed events, and they are `least` of all that have a value."""
+    return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
+
+
+def _advise_malformed(settings: Mapping[str, str]) -> str:
+    """The way on if most events are well, so that the options are."""
+    keep = (
+        ""
+        if settings.get("violationPolicy") == "flag"
+        else ("; 'violationPolicy' = 'flag', with a new checkpoint, keeps them as rows")
+    )
+    return "correct the producers that write such events" + keep
+
+
+def find_tombstones(history: History) -> Iterator[Finding]:
+    """A finding for partitions with tombstones; its level grows as they double."""
+    states = _list_states(history[-1])
+    counts = {part: state.tombstones for part, state in states.items() if state.tombstones}
+    if not counts:
+        return
+    total, events = sum(counts.values()), sum(state.events for state in states.values())
+    parts = sorted(counts, key=lambda part: (-counts[part], part))
+    settings = history[-1].offset.settings
+    is_kept = settings.get("violationPolicy") == "flag" or not makes_ctis(history[-1])
+    fate = "are passed on" if is_kept else "become no rows"
+    mute = [part for part in parts if _has_no_time(states[part])]
+    yield Finding(
+        Kind.TOMBSTONES,
+        name_partitions(parts),
+        f"{total} of {events} records have no value, where {_describe_time_options(settings)}, and "
+        f"{fate}: {list_counts(counts)}{_describe_mute(mute)}",
+        find_unchanged_since(history, _has_counted(parts, "tombstones")),
+        frozenset(parts),
+        level=total.bit_length(),
+        advice=_KEPT_TOMBSTONES if is_kept else "",
+        share=_find_share(counts, states),
+    )
+
+
+_KEPT_TOMBSTONES: Final = (
+    "nothing to fix: they are rows without a time, which no window or join has"
+)
+
+
+def _has_no_time(state: PartitionState) -> bool:
+    """True if no event of the partition can drive its clock."""
+    unusable = state.future + state.malformed + state.tombstones
+    return state.cti_us is None and unusable == state.events
+
+
+def _describe_mute(mute: Sequence[Partition]) -> str:
+    return f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""
 
 
 def find_improbable_times(history: History) -> Iterator[Finding]:
@@ -97,16 +165,20 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
     )
 
 
-def find_malformed_values(history: History) -> Iterator[Finding]:
-    """A finding for the partitions most of whose records have a malformed value or key."""
+def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Finding]:
+    """A finding for partitions with malformed values or keys; its level grows as they double.
+
+    `least` is the share of a partition's records from which on it is one.
+    """
     shares = history[-1].offset.partitions
-    parts = sorted(
-        p
-        for p, share in shares.items()
-        if 2 * share.malformed_values.total >= share.state.events > 0
-    )
-    if not parts:
+    counts = {
+        part: count
+        for part, share in shares.items()
+        if (count := share.malformed_values.total) and count >= least * share.state.events
+    }
+    if not counts:
         return
+    parts = sorted(counts, key=lambda part: (-counts[part], part))
     found = sum((shares[part].malformed_values for part in parts), NO_MALFORMED_VALUES)
     events = sum(shares[part].state.events for part in parts)
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.by_reason)
@@ -123,8 +195,17 @@ def find_malformed_values(history: History) -> Iterator[Finding]:
         + (f" (reasons: {reasons})" if reasons else ""),
         find_unchanged_since(history, counted),
         frozenset(parts),
+        level=found.total.bit_length(),
         advice=NEXT_STEPS.get(most[0], ""),
+        share=min(found.total / events, 1.0) if events else 1.0,
     )
+
+
+def _find_share(
+    counts: Mapping[Partition, int], states: Mapping[Partition, PartitionState]
+) -> float:
+    """The counted events among those of their partitions."""
+    return sum(counts.values()) / max(sum(states[part].events for part in counts), 1)
 
 
 def find_future_events(history: History) -> Iterator[Finding]:
@@ -139,22 +220,25 @@ def find_future_events(history: History) -> Iterator[Finding]:
     fate = {"drop": "were dropped", "fail": "failed the query"}.get(
         settings.get("futurePolicy", "keep"), "were kept"
     )
-    mute = [part for part in parts if _has_future_alone(states[part])]
+    mute = [part for part in parts if _has_no_time(states[part])]
     yield Finding(
         Kind.FUTURE_EVENTS,
         name_partitions(parts),
         f"{total} of {events} events lie further after their record's timestamp than option "
         f"'maxFuture' ('{settings.get('maxFuture', '')}') and {fate}: {list_counts(future)}"
-        + (f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""),
+        + _describe_mute(mute),
         find_unchanged_since(history, _has_counted(parts, "future")),
         frozenset(parts),
         level=total.bit_length(),
         advice=_advise_future(settings, bool(mute) or 2 * total >= events),
+        share=1.0 if mute else _find_share(future, states),
     )
 
 
 def _has_future_alone(state: PartitionState) -> bool:
-    return state.cti_us is None and state.future + state.malformed == state.events
+    return (
+        state.cti_us is None and state.future + state.malformed + state.tombstones == state.events
+    )
 
 
 def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:

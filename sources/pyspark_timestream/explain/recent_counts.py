@@ -11,7 +11,11 @@ from typing import Final
 
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.mistakes import find_malformed_events, find_malformed_values
+from pyspark_timestream.explain.mistakes import (
+    MOST,
+    find_malformed_events,
+    find_malformed_values,
+)
 from pyspark_timestream.kafka.plan.findings import Finding
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
@@ -62,8 +66,19 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
 def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Finding]:
     """The mistakes that the last events of the stream at `now` show, whatever came before."""
     moment = BatchRecord(0, dataclasses.replace(now, partitions=recent.counts))
-    found = [*find_malformed_events((moment,)), *find_malformed_values((moment,))]
-    return [dataclasses.replace(each, text=f"lately, {each.text}") for each in found]
+    whole = BatchRecord(0, now)
+    found = [
+        *find_malformed_events((moment,), MOST),
+        *find_malformed_values((moment,), MOST),
+    ]
+    levels = {
+        each.kind: each.level
+        for each in (*find_malformed_events((whole,)), *find_malformed_values((whole,)))
+    }
+    return [
+        dataclasses.replace(each, text=f"lately, {each.text}", level=levels.get(each.kind, 0))
+        for each in found
+    ]
 
 
 def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:

@@ -41,7 +41,7 @@ class PartitionFacts:
         idle: it no longer counts, by `idleTimeout`.
         counters: its counters by their public names.
         writers: the live and the waited-for writers.
-        culprit: a finding names it.
+        culprit: a finding names it, for more than a few of its events.
     """
 
     partition: Partition
@@ -106,7 +106,7 @@ def explain_stream(
                 share.idle,
                 share.state.counters(),
                 _list_writers(part, share.state, findings),
-                any(part in finding.partitions for finding in findings),
+                any(part in each.partitions and not each.is_minor for each in findings),
             )
         )
     return StreamExplanation(
@@ -124,7 +124,11 @@ def explain_stream(
 
 def _find_rank(part: Partition, findings: tuple[Finding, ...]) -> int:
     """The index of the first finding that names `part`, for sorting."""
-    named = (place for place, each in enumerate(findings) if part in each.partitions)
+    named = (
+        place
+        for place, each in enumerate(findings)
+        if part in each.partitions and not each.is_minor
+    )
     return next(named, len(findings))
 
 

@@ -159,8 +159,9 @@ def _describe_lead(moment: BatchRecord, state: PartitionState) -> str:
         return (
             f"an event {_round_duration(lead_us)} after its record's timestamp made the CTI {cti}"
         )
-    if ahead_us := _measure_lead(moment, state):
-        return f"its CTI is {cti}, {_round_duration(ahead_us)} ahead of the wall clock"
+    if _measure_lead(moment, state):
+        # No duration: an offset with a text that changes by itself would make a batch of its own.
+        return f"its CTI is {cti}, ahead of the wall clock"
     gap_us = max(_measure_gap(state), state.clues.most_late_us)
     if gap_us > 0:
         return f"its CTI is {cti}, {_round_duration(gap_us)} ahead of the events that follow"
@@ -232,6 +233,7 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
         advice=_advise_delay(
             history[-1].offset.settings, [shares[part].state for part in parts], "if too many are"
         ),
+        share=total / max(sum(shares[part].state.events for part in parts), 1),
     )
 
 

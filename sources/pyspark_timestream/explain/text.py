@@ -25,7 +25,15 @@ MAX_ROWS: Final = 20
 MAX_WRITERS: Final = 10
 """The writers of a partition that a table shows: culprits first, then those furthest behind."""
 
-COUNTER_COLUMNS: Final = ("events", "dropped", "adjusted", "flagged", "malformed", "future")
+COUNTER_COLUMNS: Final = (
+    "events",
+    "dropped",
+    "adjusted",
+    "flagged",
+    "malformed",
+    "tombstones",
+    "future",
+)
 COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTER_COLUMNS)
 
 

@@ -7,6 +7,7 @@ partitions prove together (semantics 2 and 7). Only the reader, an argument, doe
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyspark_timestream.connector.columns import Instants, Mask
 from pyspark_timestream.connector.instants import TICK_US, format_instant
 from pyspark_timestream.cti.step import PartitionState, raise_cti, step
 from pyspark_timestream.cti.stream_cti import TaskFrontier, max_known
+from pyspark_timestream.cti.violations import check_times
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.fields import FINE, REASONS, RECORD_REASONS
@@ -67,10 +69,10 @@ def run_task(
                 if has_ctis and len(ctis_us):
                     yield build_cti_rows(projection, ctis_us)
             for block in _read_to_end(options, state, span, needs, read):
+                before = state
                 state, judged = _judge(options, projection, state, partition, block)
                 verdicts = judged.verdicts
-                found = judged.payload.count_malformed(verdicts.inside)
-                counted[partition] += MalformedValues.from_reasons(found)
+                counted[partition] += _count_malformed(judged, state.malformed > before.malformed)
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
@@ -87,6 +89,24 @@ def run_task(
         keep_state(partition, state)
     if _is_news(plan.closing_us, frontier.emitted_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.closing_us]))
+
+
+def _count_malformed(judged: JudgedBlock, has_events: bool) -> MalformedValues:
+    """Count malformed values, with the offset of the last one; so of malformed events, if any."""
+    payload, inside = judged.payload, judged.verdicts.inside
+    found = MalformedValues.from_reasons(payload.count_malformed(inside))
+    offsets = judged.block.offsets
+    if found.total:
+        reasons = payload.find_reasons()
+        assert reasons is not None
+        wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
+        found = replace(found, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
+    if has_events:
+        _, _, malformed = check_times(payload.events)
+        if payload.events.valueless is not None:
+            malformed = malformed & ~payload.events.valueless
+        found = replace(found, event_at=offsets[int(np.flatnonzero(malformed)[-1])].as_py())
+    return found
 
 
 def _find_hidden_cti(options: KafkaOptions) -> int | None:

@@ -184,7 +184,11 @@ class PARTITION:
     )  # fmt: skip
     MALFORMED: Final = Metric(
         "timestream.partition.events.malformed", "{event}", _COUNTER,
-        "Events whose time cannot be read", _OF_PARTITION,
+        "Events whose time cannot be read, although they have a value", _OF_PARTITION,
+    )  # fmt: skip
+    TOMBSTONES: Final = Metric(
+        "timestream.partition.events.tombstones", "{event}", _COUNTER,
+        "Events without the value in which their time would be", _OF_PARTITION,
     )  # fmt: skip
     FUTURE: Final = Metric(
         "timestream.partition.events.future", "{event}", _COUNTER,
@@ -248,6 +252,7 @@ COUNTER_METRICS: Final[dict[str, tuple[Metric, tuple[tuple[str, str], ...]]]] = 
     "adjusted": (PARTITION.LATE, (("outcome", "adjusted"),)),
     "flagged": (PARTITION.LATE, (("outcome", "flagged"),)),
     "malformed": (PARTITION.MALFORMED, ()),
+    "tombstones": (PARTITION.TOMBSTONES, ()),
     "future": (PARTITION.FUTURE, ()),
     "outside": (PARTITION.OUTSIDE, ()),
     "ctis": (PARTITION.CTIS, ()),

@@ -386,8 +386,34 @@ def test_malformed_events_are_the_headline_also_of_a_stream_that_has_ended():
     assert "nothing is wrong" not in last.culprit
 
 
-def test_few_malformed_events_are_not_told():
-    assert found([share(state(1, events=9, malformed=4))], settings=AT)[0][0] is Kind.CAUGHT_UP
+def test_one_malformed_event_of_many_is_told_and_its_level_rises_with_each_doubling():
+    levels = []
+    for count in (1, 2, 3, 4, 7, 8):
+        finding = only([share(state(1, events=999, malformed=count))], settings=AT)
+        assert finding.kind is Kind.MALFORMED
+        assert finding.text.startswith(f"{count} of 999 events have no time that can be read")
+        assert finding.fix.startswith("correct the producers")
+        levels.append(finding.level)
+    assert levels == [1, 2, 2, 3, 3, 4]
+
+
+def test_tombstones_are_told_apart_from_malformed_events():
+    finding = only([share(state(1, events=120, tombstones=47))], settings=AT)
+    assert finding.kind is Kind.TOMBSTONES
+    assert finding.text.startswith("47 of 120 records have no value")
+    assert "become no rows" in finding.text
+    assert finding.fix.startswith("nothing to fix")
+    both = [share(state(1, events=120, tombstones=47, malformed=1))]
+    assert [kind for kind, _ in found(both, settings=AT)] == [Kind.MALFORMED, Kind.TOMBSTONES]
+    flagged = only([share(state(1, tombstones=1))], settings={**AT, "violationPolicy": "flag"})
+    assert "are passed on" in flagged.text
+    assert "violationPolicy" not in flagged.fix
+
+
+def test_a_topic_of_tombstones_alone_says_why_it_has_no_cti():
+    finding = only([share(state(None, events=9, tombstones=9))], settings=AT)
+    assert finding.kind is Kind.TOMBSTONES
+    assert "there is no CTI in topic 'topic' partition 0" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -423,7 +449,16 @@ def test_records_most_of_which_are_malformed_are_reported_by_reason():
         "4 of 8 records have a malformed value or key (reasons: 3 framing, 1 key type)"
     )
     assert finding.since_us == NOON + SECOND
-    assert found([share(state(1, events=9), malformed_values=half)])[0][0] is Kind.CAUGHT_UP
+
+
+def test_one_malformed_value_of_many_is_told_and_its_level_rises_with_each_doubling():
+    levels = []
+    for count in (1, 2, 3, 4):
+        few = MalformedValues.from_reasons({"type": count})
+        finding = only([share(state(1, events=999), malformed_values=few)])
+        assert finding.kind is Kind.MALFORMED_VALUES
+        levels.append(finding.level)
+    assert levels == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -505,11 +540,18 @@ def test_a_warning_that_no_rule_finds_again_is_told_while_it_holds():
     assert found([share(state(1))], warnings=over)[0][0] is Kind.CAUGHT_UP
 
 
-def test_what_was_warned_of_is_told_first():
-    shares = [share(state(5, dropped=1)), share(state(3))]
-    kinds = [Kind.IDLE_PARTITION, Kind.LATE_ROWS]
+def test_what_was_warned_of_is_told_first_of_what_loses_some_rows():
+    shares = [share(state(5, dropped=1, future=1))]
+    kinds = [Kind.FUTURE_EVENTS, Kind.LATE_ROWS]
     assert [kind for kind, _ in found(shares)] == kinds
     assert [kind for kind, _ in found(shares, warnings=warning(Kind.LATE_ROWS))] == kinds[::-1]
+
+
+def test_what_holds_all_results_back_is_told_before_some_lost_rows_that_were_warned_of():
+    shares = [share(state(5, dropped=1)), share(state(3))]
+    for warned in ({}, warning(Kind.LATE_ROWS)):
+        kinds = [kind for kind, _ in found(shares, warnings=warned)]
+        assert kinds == [Kind.IDLE_PARTITION, Kind.LATE_ROWS]
 
 
 def test_what_a_warning_turned_out_to_be_is_told_once():

@@ -168,7 +168,18 @@ def test_without_a_source_of_ctis_no_malformed_event_is_dropped(raw):
     table, state = delivered({"valueFormat": "json", **raw}, STAMPED, *values)
     assert table["offset"].to_pylist() == [0, 1, 2, 3]
     assert (state.events, state.dropped) == (4, 0)
-    assert state.malformed == table["start_time"].null_count
+    assert state.malformed + state.tombstones == table["start_time"].null_count
+
+
+@pytest.mark.parametrize("policy", ["drop", "flag"])
+def test_tombstones_are_counted_apart_where_the_value_has_the_time_and_nowhere_else(policy):
+    values = [b'{"t": "never"}', None, b'{"t": 5}', None]
+    raw = {"valueFormat": "json", "ctiFrequency": "1", "violationPolicy": policy}
+    columns = [*STAMPED, ("violation", pa.string())] if policy == "flag" else STAMPED
+    _, state = delivered({**raw, "startTime": "t"}, columns, *values)
+    assert (state.events, state.malformed, state.tombstones) == (4, 1, 2)
+    _, state = delivered(raw, columns, *values)
+    assert (state.events, state.malformed, state.tombstones) == (4, 0, 0)
 
 
 FAIL = {"ctiFrequency": "1", "violationPolicy": "fail", "startTime": "t", "valueFormat": "json"}

@@ -166,17 +166,28 @@ def _read_events(
     parsed = _decode(options, options.value_rules, fields, block.values, block)
     keys = _decode(options, options.key_rules, key_fields, block.keys, block)
     start_us, start_known = _read_times(options.start_time, options, block, parsed)
+    valueless = _find_valueless(options, block)
     if options.end_time is None:
-        return Payload(Events(start_us, start_known), start_known, None, None, parsed, keys)
+        events = Events(start_us, start_known, valueless=valueless)
+        return Payload(events, start_known, None, None, parsed, keys)
     end_us, end_known = _read_times(options.end_time, options, block, parsed)
     if options.edge is None:
-        events = Events(start_us, start_known & end_known, end_us)
+        events = Events(start_us, start_known & end_known, end_us, valueless=valueless)
         return Payload(events, start_known, end_known, None, parsed, keys)
     edges = _read_texts(options.edge, block, parsed)
     is_start, is_end = _equals(edges, "start"), _equals(edges, "end")
     readable = start_known & (is_start | (is_end & end_known))
-    events = Events(start_us, readable, end_us, is_end)
+    events = Events(start_us, readable, end_us, is_end, valueless=valueless)
     return Payload(events, start_known, end_known, edges, parsed, keys)
+
+
+def _find_valueless(options: KafkaOptions, block: RecordBlock) -> Mask | None:
+    """Find the records without the value that a time, or the edge, is to be read of."""
+    sources = (options.start_time, options.end_time, options.edge)
+    is_read = any(source is not None and source.kind == "field" for source in sources)
+    if not is_read or block.values is None or not block.values.null_count:
+        return None
+    return np.array(pc.is_null(block.values).to_numpy(zero_copy_only=False))
 
 
 def _needs_record_times(options: KafkaOptions) -> bool:

@@ -1,7 +1,8 @@
 """Descriptions of sample records, which add the field and an example value to a warning.
 
-A description quotes the beginning of one value: at most half of it and at most twelve characters,
-and nothing of a field whose name suggests a secret. Logs have more readers than topics.
+A description quotes the beginning of one value, of one that cannot be parsed also its end: at most
+half of it and at most twelve characters, and nothing of a field whose name suggests a secret. Logs
+have more readers than topics.
 """
 
 import json
@@ -26,6 +27,7 @@ from pyspark_timestream.kafka.decode.fields import (
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.decode.value_forms import name_time_form, name_value_form
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.paths import Path, descend, format_path, parse_path
@@ -41,6 +43,9 @@ __all__ = [
 ]
 
 _MAX_SHOWN_CHARS: Final = 12
+_MIN_SHOWN_CHARS: Final = 6
+"""With fewer characters to show, they are all of the beginning."""
+
 _MAX_NAMES: Final = 8
 """Maximum number of field or header names in a list."""
 
@@ -62,6 +67,7 @@ PROBABLE_US: Final = (
 """The instants that a number is taken for a time of: from the first until before the second."""
 
 _DIGITS: Final = re.compile(r"\s*([+-]?[0-9]{1,19})\s*", re.ASCII)
+_WORD: Final = re.compile(r"[\w-]+")
 _SPARK_NAMES: Final = {
     "bool": "boolean",
     "int8": "byte",
@@ -77,12 +83,14 @@ def suggests_secret(name: str) -> bool:
 
 
 def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
-    """Describe the first malformed event of `block`; empty if there is none."""
+    """Describe the last malformed event of `block` that has a value; empty if there is none."""
     payload = read_payload(options, None, block)
     _, _, malformed = check_times(payload.events)
+    if payload.events.valueless is not None:
+        malformed = malformed & ~payload.events.valueless
     if not malformed.any():
         return ""
-    row = int(np.argmax(malformed))
+    row = int(np.flatnonzero(malformed)[-1])
     if not payload.start_known[row]:
         return _describe("startTime", options.start_time, options, block, row)
     edge = None if payload.edges is None else payload.edges[row].as_py()
@@ -111,27 +119,28 @@ def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
 
 
 def describe_values(projection: Projection, block: RecordBlock) -> str:
-    """Describe the fields whose type most values of `block` do not match; empty if none."""
+    """Describe the fields whose type a value of `block` does not match; empty if none."""
     values = block.values
     if values is None or not len(values):
         return ""
     objects = [_parse_object(value.as_py()) for value in values]
+    misfits = "; ".join(_describe_misfits(projection.fields, values, objects))
     broken = [row for row, read in enumerate(objects) if read is None]
-    if 2 * len(broken) >= len(objects):
-        return _describe_non_object(values[broken[0]].as_py())
-    return "; ".join(_describe_misfits(projection.fields, values, objects))
+    if broken and (not misfits or 2 * len(broken) >= len(objects)):
+        return _describe_non_object(values[broken[-1]].as_py())
+    return misfits
 
 
 def _describe_misfits(
     fields: pa.Schema, values: pa.Array, objects: Sequence[dict[str, Any] | None]
 ) -> Iterator[str]:
-    """Describe each of `fields` that does not match in most of the values that are objects."""
+    """Describe each of `fields` that does not match in one of the values that are objects."""
     whole = np.array([read is not None for read in objects])
     for field in fields:
         wrong = parse_json(WantedFields(pa.schema([field])), values).malformed & whole
-        if not wrong.any() or 2 * np.count_nonzero(wrong) < len(values):
+        if not wrong.any():
             continue
-        row = int(np.argmax(wrong))
+        row = int(np.flatnonzero(wrong)[-1])
         kind = _SPARK_NAMES.get(str(field.type), str(field.type))
         path = parse_path(field.name)
         found = descend(objects[row] or {}, path)
@@ -150,7 +159,9 @@ def _describe(
     problem, value = _find_value(source, block, row)
     if problem:
         return problem
-    text = f"one value in '{source}' is {_summarize(source.name, value)}"
+    form = "" if option == "edge" else name_time_form(value)
+    text = f"one value in '{source}' is {_summarize(source.name, value, has_end=True)}"
+    text += f": {form}" if form else ""
     unit = _guess_unit(value) if option != "edge" else None
     if unit is not None and unit != options.time_unit:
         text += f"; {_suggest_unit(unit, value)}"
@@ -181,8 +192,16 @@ def _find_value(source: TimeFrom, block: RecordBlock, row: int) -> tuple[str, An
         return "", found.value
     parent = descend(read, path[: found.depth]).value
     if isinstance(parent, dict):
-        return _describe_absence(read, path, found.depth), None
+        return _describe_absence(read, path, found.depth) + _compare(source, block), None
     return _describe_parent(read, path[: found.depth]), None
+
+
+def _compare(source: TimeFrom, block: RecordBlock) -> str:
+    """Say whether others have the field that one value lacks."""
+    values = [] if block.values is None else block.values.to_pylist()
+    read = [_parse_object(value) for value in values]
+    has = sum(descend(each, source.path).depth == len(source.path) for each in read if each)
+    return f"; {has} of {len(values)} records have it: events of another type" if has else ""
 
 
 def _describe_parent(read: dict[str, Any] | None, path: Path) -> str:
@@ -234,7 +253,11 @@ def _parse_object(value: bytes | None) -> dict[str, Any] | None:
 def _describe_non_object(value: bytes) -> str:
     if value[:1] == b"\0":
         return "the values are not JSON: they begin with a zero byte, as those of a schema registry"
-    return f"one value is not a JSON object, but {_summarize('', _decode_text(value))}"
+    text = value.decode(errors="replace")
+    # Fields of any name may be at the beginning and at the end.
+    secret = next(filter(suggests_secret, _WORD.findall(text)), "")
+    shown = _summarize(secret, text, has_end=True)
+    return f"one value is not a JSON object, but {shown}: {name_value_form(value)}"
 
 
 def _decode_text(value: bytes | None) -> str | None:
@@ -249,8 +272,11 @@ def _list_names(what: str, things: Sequence[dict[str, Any]], key: str) -> str:
     return f", but {', '.join(names)}{more}"
 
 
-def _summarize(name: str, value: Any) -> str:
-    """Describe a value by its type and beginning; a possible secret only by its type."""
+def _summarize(name: str, value: Any, has_end: bool = False) -> str:
+    """Describe a value by its type and beginning; a possible secret only by its type.
+
+    With `has_end` its end is shown too, where both together are at most half of it.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -265,8 +291,11 @@ def _summarize(name: str, value: Any) -> str:
         return "an empty text"
     if suggests_secret(name) or len(text) == 1:
         return what
-    beginning = _mask_unprintable(text[: min(len(text) // 2, _MAX_SHOWN_CHARS)])
-    return f"{what} of {len(text)} characters that begins '{beginning}'"
+    shown = min(len(text) // 2, _MAX_SHOWN_CHARS)
+    at_end = shown // 2 if has_end and shown >= _MIN_SHOWN_CHARS else 0
+    beginning = _mask_unprintable(text[: shown - at_end])
+    told = f"{what} of {len(text)} characters that begins '{beginning}'"
+    return f"{told} and ends '{_mask_unprintable(text[-at_end:])}'" if at_end else told
 
 
 def _mask_unprintable(text: str) -> str:

@@ -71,7 +71,7 @@ class Warner:
         reader: "Callable[[KafkaOptions, str], RangeReader]",
     ) -> None:
         self._options, self._projection, self._reader = options, projection, reader
-        self._details: dict[Kind, str] = {}
+        self._details: dict[tuple[Kind, int], str] = {}
         self._sampled: list[Finding] | None = None
         fields = find_unused_unit(options)
         self._unused = [report_unused_unit(fields, options.time_unit)] if fields else []
@@ -109,9 +109,10 @@ class Warner:
             looked_at, looked_us, warnings = self._last_update
             if looked_at == batch and now_us - looked_us < _MIN_UPDATE_INTERVAL_US:
                 return warnings
-        found = find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
+        found = self._find_recent(previous, now)
+        found += find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
         found += find_short_replays((BatchRecord(now_us, now, log_ends),))
-        found += [*self._find_recent(previous, now), *_repeat_start_at_end(previous)]
+        found += _repeat_start_at_end(previous)
         found += [*self._find_uncounted(previous, now), *self._unused, *found_before]
         wanted = [
             self._add_advice(each, now)
@@ -125,12 +126,9 @@ class Warner:
         return warnings
 
     def _find_recent(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
-        """Find mistakes in the latest events; repeat the earlier ones if there are no events."""
+        """Find what most of the latest events have wrong, however many were well before."""
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
-        if self._recent.counts:
-            return find_recent_mistakes(self._recent, now)
-        given = (previous.warnings.get(kind) for kind in (Kind.MALFORMED, Kind.MALFORMED_VALUES))
-        return [each.finding for each in given if each is not None and each.holds]
+        return find_recent_mistakes(self._recent, now)
 
     def _find_uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
         """Examine a sample of a partition that was read without counting, once per run.
@@ -177,13 +175,17 @@ class Warner:
         describe = _DESCRIPTIONS.get(finding.kind)
         if describe is None or not finding.partitions:
             return ""
-        if finding.kind not in self._details:
-            look = partial(self._describe, describe)
-            self._details[finding.kind] = self._try(look, min(finding.partitions), now, "")
-        return self._details[finding.kind]
+        key = finding.kind, finding.level
+        if key not in self._details:
+            part, at = _choose_example(finding, now)
+            look = partial(self._describe, describe, at)
+            self._details[key] = self._try(look, part, now, "")
+        return self._details[key]
 
-    def _describe(self, describe: DescribeBlock, part: Partition, now: StreamOffset) -> str:
-        blocks = self._read_newest(part, now)
+    def _describe(
+        self, describe: DescribeBlock, at: int | None, part: Partition, now: StreamOffset
+    ) -> str:
+        blocks = self._read_newest(part, now, at)
         found = (describe(self._options, self._projection, block) for block in blocks)
         return next(filter(None, found), "")
 
@@ -201,8 +203,11 @@ class Warner:
             _LOG.debug("%s: cannot describe its records", part, exc_info=True)
             return no
 
-    def _read_newest(self, part: Partition, now: StreamOffset) -> list[RecordBlock]:
-        position = now.partitions[part].start_inclusive
+    def _read_newest(
+        self, part: Partition, now: StreamOffset, at: int | None = None
+    ) -> list[RecordBlock]:
+        """Read the newest records, or those up to offset `at`."""
+        position = now.partitions[part].start_inclusive if at is None else at + 1
         span = Range(part, max(position - _SAMPLE_RECORDS, 0), position)
         patience_ms = min(self._options.poll_timeout_ms, _MAX_SAMPLE_WAIT_MS)
         options = replace(self._options, poll_timeout_ms=patience_ms, fail_on_data_loss=True)
@@ -212,6 +217,17 @@ class Warner:
             return list(reader.read(span, ColumnSet(True, keys, values=True, headers=True)))
         finally:
             reader.close()
+
+
+def _choose_example(finding: Finding, now: StreamOffset) -> tuple[Partition, int | None]:
+    """The partition to look at, and the offset of a malformed record where a task noted one."""
+    for part in sorted(finding.partitions):
+        if part in now.partitions:
+            noted = now.partitions[part].malformed_values
+            at = noted.event_at if finding.kind is Kind.MALFORMED else noted.value_at
+            if at is not None:
+                return part, at
+    return min(finding.partitions), None
 
 
 def _describe_malformed(

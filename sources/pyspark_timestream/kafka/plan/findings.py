@@ -22,6 +22,10 @@ __all__ = [
 _MAX_NAMED: Final = 3
 """Partitions that a sentence names; it counts the others."""
 
+_MOST: Final = 0.5
+_FEW: Final = 0.01
+"""Partitions with fewer late or malformed events are well."""
+
 _MAX_COUNTED: Final = 10
 """Partitions that are listed with their counts; the rest is summed up."""
 
@@ -30,6 +34,7 @@ class Kind(StrEnum):
     """Kinds of findings, in the order of reports; docs/how-to/troubleshooting.md lists each."""
 
     MALFORMED = "malformed events"
+    TOMBSTONES = "tombstones"
     IMPROBABLE_TIMES = "improbable times"
     MALFORMED_VALUES = "malformed values"
     OWN_WATERMARK = "a watermark beside the CTIs"
@@ -61,6 +66,11 @@ FIXES: Final[Mapping[Kind, str]] = {
         "name the field that holds the time in 'startTime' ('endTime', 'edge'), and the unit of "
         "its numbers in 'timeUnit', and start with a new checkpoint; 'violationPolicy' = 'flag' "
         "shows such events"
+    ),
+    Kind.TOMBSTONES: (
+        "nothing to fix if a deletion means nothing to the query; to read deletions as rows, take "
+        "'startTime' = 'timestamp' or a header, or 'violationPolicy' = 'flag', with a new "
+        "checkpoint"
     ),
     Kind.IMPROBABLE_TIMES: (
         "set 'timeUnit' to the unit of the numbers, or name another field in 'startTime', and "
@@ -188,6 +198,7 @@ class Finding:
         detail: what a look at the records adds; empty: nothing.
         level: the severity; a warning is repeated when it rises.
         advice: the fix, where it is not that of the kind.
+        share: the share of the events of its partitions that it is about.
     """
 
     kind: Kind
@@ -199,6 +210,17 @@ class Finding:
     detail: str = ""
     level: int = 0
     advice: str = ""
+    share: float = 1.0
+
+    @property
+    def is_partial(self) -> bool:
+        """True if it is about less than half of the events, so that it holds nothing back."""
+        return self.share < _MOST
+
+    @property
+    def is_minor(self) -> bool:
+        """True if it is about so few events that its partitions are well."""
+        return self.share < _FEW
 
     @property
     def fix(self) -> str:

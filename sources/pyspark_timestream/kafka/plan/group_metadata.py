@@ -90,7 +90,7 @@ def encode_group_metadata(
         "version": _VERSION,
         **malformed_values.to_json(),
     }
-    return _to_text({name: each for name, each in value.items() if each})
+    return _to_text({name: each for name, each in value.items() if each or each == 0})
 
 
 def drop_state(metadata: str) -> str:

@@ -46,10 +46,14 @@ class MalformedValues:
         total: all of them.
         by_reason: (reason, number) in the order of reasons, without zeros. The rest of the total
             was counted by a version that did not note reasons.
+        value_at: the offset of a record with one, as an example; None without any.
+        event_at: the offset of a malformed event that has a value; None without any.
     """
 
     total: int = 0
     by_reason: tuple[tuple[str, int], ...] = ()
+    value_at: int | None = None
+    event_at: int | None = None
 
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
@@ -59,12 +63,20 @@ class MalformedValues:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
         """Read what `to_json` wrote, in this version or one without reasons."""
-        return cls(value.get("unfit", 0), _sort(value.get("unfit_by", {})))
+        return cls(
+            value.get("unfit", 0),
+            _sort(value.get("unfit_by", {})),
+            value.get("unfit_at"),
+            value.get("unfit_event_at"),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return entries for a JSON object, with sorted keys; without any number, none."""
-        found = {"unfit": self.total, "unfit_by": dict(self.by_reason)}
-        return {name: value for name, value in found.items() if value}
+        found: dict[str, Any] = {"unfit": self.total or None}
+        found["unfit_at"] = self.value_at
+        found["unfit_by"] = dict(self.by_reason) or None
+        found["unfit_event_at"] = self.event_at
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def unexplained(self) -> int:
@@ -72,10 +84,17 @@ class MalformedValues:
         return self.total - sum(count for _, count in self.by_reason)
 
     def __add__(self, other: "MalformedValues") -> "MalformedValues":
-        return MalformedValues(self.total + other.total, self._combine(other, 1))
+        return MalformedValues(
+            self.total + other.total,
+            self._combine(other, 1),
+            self.value_at if other.value_at is None else other.value_at,
+            self.event_at if other.event_at is None else other.event_at,
+        )
 
     def __sub__(self, other: "MalformedValues") -> "MalformedValues":
-        return MalformedValues(self.total - other.total, self._combine(other, -1))
+        return MalformedValues(
+            self.total - other.total, self._combine(other, -1), self.value_at, self.event_at
+        )
 
     def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
         counts = dict(self.by_reason)

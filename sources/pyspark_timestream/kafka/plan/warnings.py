@@ -54,20 +54,22 @@ def update_warnings(
 ) -> dict[Kind, GivenWarning]:
     """Return the warnings after an update.
 
-    A warning keeps its text while it holds for the same culprit, so that an unchanged stream has
-    equal offsets. If it holds again, or for another culprit, it gets the newest text.
+    A warning has the newest text, with the counts of now. What its records showed is described anew
+    if it holds again, for another culprit, or at a higher level.
 
     Args:
         before: the warnings so far.
-        found: the current findings; the first of each kind counts.
-        detail: describes a finding by its records; called for findings whose text is new.
+        found: the current findings; the first of each kind counts. Their texts depend on the
+            stream alone, not on the wall clock, so that an unchanged stream has equal offsets.
+        detail: describes a finding by its records; called for findings that are new.
     """
     after = {kind: dataclasses.replace(given, holds=False) for kind, given in before.items()}
     for kind, finding in {each.kind: each for each in reversed(list(found))}.items():
         given = before.get(kind)
         level = max(finding.level, given.finding.level if given else 0)
         if given is not None and _is_same(given, finding, level):
-            after[kind] = given
+            known = finding.detail or given.finding.detail
+            after[kind] = GivenWarning(_strip(finding, known, level))
         else:
             after[kind] = GivenWarning(_strip(finding, finding.detail or detail(finding), level))
     return _sort_by_kind(after)

@@ -31,13 +31,15 @@ def malformed(*objects, **raw):
         ({"when": 5, "who": "x"}, "there is no field 'at', but 'when', 'who'"),
         ({}, "there is no field 'at', nor any field"),
         ({"at": "13/01/2024 05:00"},
-         "one value in 'at' is a text of 16 characters that begins '13/01/20'"),
+         "one value in 'at' is a text of 16 characters that begins '13/0' and ends '5:00': a date "
+         "that begins with its day or month"),
         ({"at": True}, "one value in 'at' is a boolean"),
         ({"at": None}, "one value in 'at' is null"),
         ({"at": {"t": 1}}, "one value in 'at' is an object"),
         ({"at": [1]}, "one value in 'at' is an array"),
         ({"at": ""}, "one value in 'at' is an empty text"),
-        (b"a,b,c", "one value is not a JSON object, but a text of 5 characters that begins 'a,'"),
+        (b"a,b,c", "one value is not a JSON object, but a text of 5 characters that begins 'a,': "
+                   "no JSON"),
         (b"\0\0\0\0\7abc", "the values are not JSON: they begin with a zero byte, as those of a "
                            "schema registry"),
     ],
@@ -82,8 +84,8 @@ def test_a_nested_field_is_named_by_its_path_and_found_elsewhere(path, value, sa
     assert malformed(value, startTime=f"field:{path}") == said
 
 
-def test_the_first_malformed_event_is_shown_and_none_where_all_are_well():
-    assert malformed({"at": 1}, {"at": "x y"}, {"at": "z"}).endswith("begins 'x'")
+def test_the_last_malformed_event_is_shown_and_none_where_all_are_well():
+    assert malformed({"at": 1}, {"at": "z"}, {"at": "x y"}).endswith("begins 'x'")
     assert malformed({"at": 1}) == ""
 
 
@@ -127,7 +129,8 @@ def test_description_masks_half_the_value_and_control_characters(text):
     told = malformed({"at": text})
     assert told.isprintable()
     beginning = told.partition("begins '")[2].partition("'")[0]
-    assert len(beginning) <= min(len(text) // 2, 12)
+    end = told.partition("and ends '")[2].partition("'")[0]
+    assert len(beginning) + len(end) <= min(len(text) // 2, 12)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +188,100 @@ def test_a_nested_field_of_another_type_is_named_by_its_path():
     assert wrong({"p": None}, {}, {"p": {"x": 1}}, columns=columns) == ""
 
 
-def test_a_field_that_is_of_another_type_in_few_values_is_not_named():
-    assert wrong({"id": "x"}, {"id": 1}, {"id": 2}) == ""
+def test_a_field_that_is_of_another_type_in_one_value_of_many_is_named():
+    assert wrong({"id": "x"}, {"id": 1}, {"id": 2}).startswith("field 'id' is long in .schema(...)")
+    assert wrong({"id": 1}) == ""
     assert wrong() == ""
 
 
-def test_values_that_are_mostly_not_json_are_described():
+def test_values_that_are_not_json_are_described_by_one_of_them():
     assert wrong(b"a;b", {"id": 1}).startswith("one value is not a JSON object, but a text of 3")
-    assert wrong(b"a;b", {"id": 1}, {"id": 2}) == ""
+    assert wrong(b"a;b", {"id": 1}, {"id": 2}).endswith("begins 'a': no JSON")
+
+
+WELL = {"at": "2026-11-26T12:00:00Z", "id": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ("2026-11-26T12:00:00+01:00[Europe/Berlin]", "a time with a zone's name in brackets"),
+        ("2026-11-26T12:00:00Z[UTC]", "a time with a zone's name in brackets"),
+        ("2026-11-26T12:00:00 Europe/Berlin", "a time with a zone's name"),
+        ("2026-11-26 12:00:00 CET", "a time with a zone's abbreviation"),
+        ("2026-11-26T12:00:00 GMT", "a time with a zone's abbreviation"),
+        ("2026-11-26T12:00:00+1", "a time with an offset of one digit"),
+        ("Thu, 26 Nov 2026 12:00:00 GMT", "a time as of mails or HTTP (RFC 1123)"),
+        ("26.11.2026 12:00", "a date that begins with its day or month"),
+        ("11/26/2026 12:00:00 PM", "a date that begins with its day or month"),
+        ("2026/11/26 12:00:00", "a date with slashes or points"),
+        ("2026-11-26 01:00 PM", "a time with AM or PM"),
+        ("2026-W48-4", "a date by its week"),
+        ("2026-11-26T24:00:00Z", "a time with hour 24"),
+        ("2026-06-30T23:59:60Z", "a time with a leap second"),
+        ("2026-11-26T12Z", "a time without minutes"),
+        ("12:00:00", "a time without a date"),
+        ("1795694400.5", "a number with decimals, as a text"),
+        ("N/A", "a word for no time"),
+        ([2026, 11, 26, 12, 0], "year, month, day and so on in an array, as Jackson writes times"),
+        ({"$date": 5}, "MongoDB's extended JSON"),
+        ({"seconds": 5, "nanos": 0}, "seconds and nanoseconds in fields of their own"),
+    ],
+)
+def test_a_time_that_cannot_be_read_among_good_ones_is_named_by_its_form(text, form):
+    told = malformed(*[WELL] * 9, {"at": text}, *[WELL] * 9)
+    assert told.endswith(f": {form}")
+    if isinstance(text, str) and len(text) >= 12:
+        assert f"and ends '{text[-3:]}'" in told or told.count("'") >= 6
+
+
+@pytest.mark.parametrize(
+    ("value", "form"),
+    [
+        (b"\xef\xbb\xbf" + json.dumps(WELL).encode(), "a byte order mark before the text"),
+        (json.dumps(WELL).encode("utf-16"), "UTF-16 with a byte order mark"),
+        (b"\x1f\x8b\x08\0\0", "compressed with gzip"),
+        (b"Obj\x01\x04", "an Avro file"),
+        (
+            json.dumps([WELL, WELL]).encode(),
+            "a JSON array of objects: several events in one record",
+        ),
+        (json.dumps(json.dumps(WELL)).encode(), "JSON within a JSON text"),
+        (b'"noon"', "a JSON text"),
+        (b"17", "a JSON number or word"),
+        (b"null", "a JSON number or word"),
+        (b'{"at": 1}\n{"at": 2}', "several JSON texts in one record"),
+        (json.dumps(WELL).encode()[:-4], "JSON that is cut off"),
+        (b"{'at': 1}", "JSON with single quotes"),
+        (b'{"at": 1, what: 2}', "no JSON from character 11 on"),
+        (b"<event at='1'/>", "XML"),
+        (b"\xc3(", "not text in UTF-8"),
+        (b"", "empty"),
+    ],
+)
+def test_a_value_that_is_no_object_among_good_ones_is_named_by_what_it_is(value, form):
+    told = malformed(*[WELL] * 9, value, *[WELL] * 9)
+    assert told.endswith(f": {form}")
+    assert wrong(*[{"id": 1}] * 9, value).endswith(f": {form}")
+
+
+def test_events_of_another_type_are_told_from_a_wrong_option():
+    told = malformed(*[WELL] * 8, {"type": "Cancelled", "order": 7}, {"type": "x"})
+    assert (
+        told
+        == "there is no field 'at', but 'type'; 8 of 10 records have it: events of another type"
+    )
+
+
+def test_tombstones_are_no_example_of_a_malformed_event():
+    given_options = options(valueFormat="json", startTime="at")
+    records = block(json.dumps(WELL).encode(), b'{"at": "noon"}', None)
+    assert "begins 'no'" in describe_malformed(given_options, records)
+    assert describe_malformed(given_options, block(None, None)) == ""
+
+
+@pytest.mark.parametrize("value", [b'{"at": 1, "password": "hunter2', b'{"apiKey": "hunter2"} x'])
+def test_nothing_is_shown_of_a_broken_value_that_names_a_secret(value):
+    told = malformed(value)
+    assert "hunter" not in told
+    assert "begins" not in told

@@ -22,6 +22,7 @@ BUSY = PartitionState(
     ctis=5,
     ignored_ctis=6,
     future=7,
+    tombstones=8,
 )
 OFFSET = StreamOffset(
     "me",
@@ -56,6 +57,7 @@ def test_progress_reports_offset_lag_cti_and_counters_per_partition():
         "adjusted": 2,
         "flagged": 3,
         "malformed": 4,
+        "tombstones": 8,
         "future": 7,
         "ctis": 5,
         "ignoredCtis": 6,
@@ -80,6 +82,7 @@ def test_the_stream_reports_its_cti_its_end_and_the_sums():
         "adjusted": 2,
         "flagged": 3,
         "malformed": 4,
+        "tombstones": 8,
         "future": 7,
         "ctis": 6,
         "ignoredCtis": 6,

@@ -48,9 +48,13 @@ def test_restart_from_the_offset_repeats_no_warning():
     assert find_new_warnings(again, update_warnings(again, [found(3)])) == []
 
 
-def test_warning_keeps_its_text_until_it_holds_again():
-    first = update_warnings({}, [found(text="first")])
-    assert update_warnings(first, [found(text="second")]) == first
+def test_warning_has_the_counts_of_now_and_what_its_records_showed_then():
+    first = update_warnings({}, [found(text="first")], lambda finding: "begins 'x'")
+    now = update_warnings(first, [found(text="second")], lambda finding: "never asked")
+    (finding,) = active_warnings(now)
+    assert (finding.text, finding.detail) == ("second", "begins 'x'")
+    assert find_new_warnings(first, now) == []
+    assert update_warnings(now, [found(text="second")]) == now
     over = update_warnings(first, [])
     assert active_warnings(over) == []
     (again,) = active_warnings(update_warnings(over, [found(text="third")]))
