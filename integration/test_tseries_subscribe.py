@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 from harness import DeltaLog, InBatch, Job, run_killed
 from lengths import repetitions
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_tseries import TimeSeries
@@ -109,6 +109,38 @@ def test_the_columns_are_those_of_a_query_and_edits_name_their_originals(
         (1, 2, 0),
     ]
     assert rows[1].original_timestamp == rows[0].timestamp
+
+
+def test_columns_added_under_a_running_query_end_it_and_come_after_its_restart(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path, to = tmp_path / "store", tmp_path / "copy"
+    store = new_store(path)
+    store.append("a", 1)
+    frame = subscribe(spark, path, subscriptionRange="unlimited")
+
+    def start(rows: DataFrame, **options: str) -> Any:
+        writer = rows.drop("author", "sequence", "original_sequence", "original_timestamp")
+        kept = writer.drop("original_author", "timestamp").writeStream.format("tseries")
+        kept = kept.options(retainedRange="unlimited", mergeSchema="true", **options)
+        return kept.option("checkpointLocation", str(tmp_path / "c")).start(str(to))
+
+    query = start(frame)
+    query.processAllAvailable()
+    added = spark.createDataFrame([("a", 2, "x")], "series string, value long, note string")
+    added.write.format("tseries").option("mergeSchema", "true").mode("append").save(str(path))
+    with pytest.raises(StreamingQueryException, match="'note' string"):
+        query.awaitTermination(60)
+    # The frame of before, and one that is loaded again, as the error says.
+    with pytest.raises(PySparkException, match="'note' string"):
+        start(frame).processAllAvailable()
+    query = start(subscribe(spark, path, subscriptionRange="unlimited"))
+    query.processAllAvailable()
+    found = DeltaTable(to).to_pyarrow_table().sort_by("sequence")
+    assert found["note"].to_pylist() == [None, "x"]
+    store.set_policy({"nobody": ["own"]})
+    with pytest.raises(StreamingQueryException, match="may not subscribe to the store"):
+        query.awaitTermination(60)
 
 
 @pytest.mark.parametrize(

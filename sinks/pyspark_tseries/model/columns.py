@@ -1,6 +1,6 @@
 """The columns of a store and their types (semantics 15.3 and 15.5)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ __all__ = [
     "INSTANT",
     "ORIGINAL_FIELDS",
     "RESERVED_NAMES",
+    "find_later_columns",
     "new_value_field",
     "query_schema",
     "table_schema",
@@ -83,6 +84,22 @@ def value_fields(table: pa.Schema) -> list[pa.Field]:
         for field in table
         if field.name not in set(RESERVED_NAMES)
     ]
+
+
+def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[pa.Field]:
+    """The value columns that were added after a query had seen all columns of its time.
+
+    Columns are added behind the others, so a query has seen all of an earlier time if it has the
+    metadata and the first of the value columns. A query with fewer has chosen what it wants.
+
+    Args:
+        known: the query's columns.
+        values: those of the store by now.
+    """
+    count = len(known) - len(query_schema([]))
+    if not 0 <= count < len(values) or known != set(query_schema(values[:count]).names):
+        return []
+    return values[count:]
 
 
 def type_name(kind: pa.DataType) -> str:

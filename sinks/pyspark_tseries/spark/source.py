@@ -1,5 +1,6 @@
 """The data source `tseries` as Spark sees it."""
 
+import functools
 from dataclasses import replace
 
 import pyarrow as pa
@@ -23,8 +24,15 @@ from pyspark_timestream.connector.catalog_tables import (
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
 from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
-from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.model.columns import INSTANT, query_schema, unstorable_type_error, value_type
+from pyspark_tseries.errors import IncompatibleValue, TseriesError
+from pyspark_tseries.model.columns import (
+    INSTANT,
+    find_later_columns,
+    query_schema,
+    type_name,
+    unstorable_type_error,
+    value_type,
+)
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.properties import check_unchanged
 from pyspark_tseries.options import (
@@ -44,6 +52,7 @@ from pyspark_tseries.spark.checkpoint_store import check_before_batch, checkpoin
 from pyspark_tseries.spark.reader import RangeReader, check_schema
 from pyspark_tseries.spark.stream_reader import SubscriptionReader
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
+from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.subscribe.position import InitialEvents
@@ -137,18 +146,46 @@ class DefaultSource(DataSource):
     def _open_subscription(self, schema: StructType) -> SubscriptionReader:
         options = parse_subscribe(self.options)
         store = Store.open(options.location)
-        guard = _open_guard(store, options.principal)
-        guard.require("read", "subscribe to the store")
-        if options.starting_sequence:
-            guard.require("query_obsolete", "set startingSequence, which shows overridden values")
-        there = _add_cti_column(query_schema(store.values), options)
-        check_schema(to_arrow_schema(schema, timezone="UTC"), there)
+        principal = os_user() if options.principal is None else options.principal
+        check = functools.partial(
+            _check_subscription, to_arrow_schema(schema, timezone="UTC"), options, principal
+        )
+        check(store.snapshot())
         log_like_spark("pyspark_tseries")
         wanted = options.subscription_range
         initial = InitialEvents(
             store.subscription if wanted is None else wanted, options.starting_sequence or {}
         )
-        return SubscriptionReader(options, initial, schema)
+        return SubscriptionReader(options, initial, schema, check)
+
+
+def _check_subscription(
+    wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
+) -> None:
+    """Refuse a subscription to the store as it is: at its start, and whenever the store changes.
+
+    Raises:
+        PermissionDenied: the principal may not read, or not any more.
+        IncompatibleValue: a column is missing or of another type, or the store has later ones.
+        OptionError: the store has a column of the name that CTIs should have.
+    """
+    guard = AccessCheck(store.policy, principal)
+    guard.require("read", "subscribe to the store")
+    if options.starting_sequence:
+        guard.require("query_obsolete", "set startingSequence, which shows overridden values")
+    names = set(wanted.names) - {options.cti}
+    later = find_later_columns(names, store.values)
+    if later:
+        shown = ", ".join(f"'{field.name}' {type_name(field.type)}" for field in later)
+        raise IncompatibleValue(
+            f"columns have been added to the store '{store.location.root}' after this query was "
+            f"loaded, and it would not deliver them: {shown}",
+            "a query with all columns of the store, or a schema() without some that it always had",
+            "start it again from its checkpoint, with spark.readStream.format('tseries').load(): "
+            "it then delivers them from the first event that has them; select() leaves them out, "
+            "and a table of the catalog is dropped and created again",
+        )
+    check_schema(wanted, _add_cti_column(query_schema(store.values), options))
 
 
 def _add_cti_column(there: pa.Schema, options: SubscribeOptions) -> pa.Schema:

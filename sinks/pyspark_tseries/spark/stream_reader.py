@@ -1,7 +1,7 @@
 """The Spark adapter of subscriptions: `spark.readStream.format("tseries")`."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.promise.record import BATCH_WRITES, EARLIER_VERSIONS, CtiRecord
+from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.subscribe.delivery import Delivery, read_delivery
 from pyspark_tseries.subscribe.position import POSITION_VERSION, InitialEvents, Position
 
@@ -43,12 +44,23 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The initial events, then every event that is appended, exactly once per checkpoint.
 
     The offset is a position in the order of commits; see `position`.
+
+    Args:
+        options: of the subscription.
+        initial: the initial events.
+        schema: the columns wanted.
+        check: refuses the store as it is by now, on the driver (semantics 23.6).
     """
 
     def __init__(
-        self, options: SubscribeOptions, initial: InitialEvents, schema: StructType
+        self,
+        options: SubscribeOptions,
+        initial: InitialEvents,
+        schema: StructType,
+        check: Callable[[Snapshot], None],
     ) -> None:
         self._options = options
+        self._check = check
         self._initial = initial
         self._target = to_arrow_schema(schema, timezone="UTC")
         self._upto: int | None = None
@@ -156,8 +168,8 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._follower is None:
             from pyspark_tseries.subscribe.follower import Follower
 
-            self._follower = Follower(self._options.location, self._initial)
+            self._follower = Follower(self._options.location, self._initial, self._check)
         return self._follower
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_follower": None}
+        return {**self.__dict__, "_follower": None, "_check": None}

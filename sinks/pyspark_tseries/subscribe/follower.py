@@ -1,6 +1,6 @@
 """The driver's side of a subscription: batches and tasks for a position in a store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -54,11 +54,18 @@ class Follower:
     Args:
         location: of the store.
         initial: the initial events.
+        check: looks at the store whenever it has changed; what it raises ends the subscription.
     """
 
-    def __init__(self, location: str | Location, initial: InitialEvents) -> None:
+    def __init__(
+        self,
+        location: str | Location,
+        initial: InitialEvents,
+        check: Callable[[Snapshot], None] = lambda _: None,
+    ) -> None:
         self._store = Store.open(location)
         self._initial = initial
+        self._check = check
         self._known: tuple[int | None, Snapshot] | None = None
         self._first: tuple[Any, list[str], Int64Array] | None = None
 
@@ -140,7 +147,9 @@ class Follower:
             self._store = Store.open(self._store.location)
         version = self._store.version()
         if self._known is None or self._known[0] != version:
-            self._known = version, self._store.snapshot()
+            snapshot = self._store.snapshot()
+            self._check(snapshot)
+            self._known = version, snapshot
         return self._known[1], self._store.index()[1]
 
     def _check_store(self, position: Position) -> None:
