@@ -81,7 +81,7 @@ class Paths:
             chosen = self.gather if path == "native" else None
             patch.setattr(range_reader, "load_gather", lambda: chosen)
             reader = RangeReader(self.options(**options), unique_name("native"))
-            assert isinstance(reader._consumer, NativeConsumer) == (path == "native")
+            assert isinstance(reader._consumer._client.direct, NativeConsumer) == (path == "native")
             try:
                 yield reader
             finally:

@@ -47,6 +47,7 @@ def is_exception(value: object) -> bool:
 
 CONVERTED = {
     "pyspark_timestream.peek.records.NoSample": "printed by the command `peek`",
+    "pyspark_timestream.kafka.client.bounded.CallAbandoned": "becomes a named error",
     "pyspark_timestream.demo.errors.NoDemo": "printed by the command `demo`",
     "pyspark_timestream.kafka.decode.protobuf.plans.Misfit": "becomes SchemaRefused",
     "pyspark_tseries.write.shared_batch.Refused": "becomes the error of each caller",

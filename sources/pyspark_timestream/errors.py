@@ -77,7 +77,11 @@ class OptionError(ValueError):
 
 
 class TimestreamError(Exception):
-    """The base class of all others but OptionError: catch it to handle any of them."""
+    """The base class of all others but OptionError: catch it to handle any of them.
+
+    Attributes:
+        problem: what happened, without the next step.
+    """
 
     def __init_subclass__(cls) -> None:
         """Show the class under the name that users import."""
@@ -89,6 +93,7 @@ class TimestreamError(Exception):
         if type(self) is TimestreamError:
             raise TypeError("raise a subclass of TimestreamError")
         super().__init__(compose_message(problem, accepts, next_step))
+        self.problem = problem
 
 
 class CheckpointMismatch(TimestreamError):
@@ -157,7 +162,14 @@ class SchemaRegistryError(TimestreamError):
 
 
 class DeliveryFailed(TimestreamError):
-    """The producer could not deliver a record or a mark: produce again what the message names."""
+    """The producer could not deliver a record or a mark: produce again what the message names.
+
+    Attributes:
+        may_repeat: a new producer may deliver the same, because this one failed by a fault that
+            passes: brokers that restart, or a client library that has not returned.
+    """
+
+    may_repeat = False
 
 
 class ReplayDiffers(TimestreamError):

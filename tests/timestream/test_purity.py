@@ -25,6 +25,7 @@ ADAPTERS = {
     "frames.plans",
     "frames.watermark",
     "frames.server_requests",
+    "kafka.client.bounded",
     "kafka.client.broker",
     "kafka.client.broker_errors",
     "kafka.client.config",

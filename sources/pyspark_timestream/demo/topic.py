@@ -9,11 +9,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from pyspark_timestream.demo.errors import NoDemo
 from pyspark_timestream.demo.trips import STATIONS, TOPIC, Trip
+from pyspark_timestream.kafka.client.bounded import BoundedClient
 
 __all__ = ["create_topic", "fill_topic", "wait_for_broker"]
 
 _READY_TIMEOUT_S: Final = 90.0
 _DELIVERY_TIMEOUT_S: Final = 60.0
+_REQUEST_TIMEOUT_S: Final = 30.0
 
 
 def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
@@ -22,7 +24,7 @@ def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
     Raises:
         NoDemo: the broker ended, or did not answer in time.
     """
-    admin = AdminClient(_settings(bootstrap))
+    admin = BoundedClient(AdminClient(_settings(bootstrap)))
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not _answers(admin):
         if (printed := failure()) is not None:
@@ -44,12 +46,12 @@ def _answers(admin: Any) -> bool:
 
 def create_topic(bootstrap: str) -> None:
     """Create topic `trips`, a partition for each station."""
-    admin = AdminClient(_settings(bootstrap))
+    admin = BoundedClient(AdminClient(_settings(bootstrap)))
     # Records of a past day would be deleted within minutes.
     wanted = NewTopic(TOPIC, len(STATIONS), 1, config={"retention.ms": "-1"})
     for future in admin.create_topics([wanted]).values():
         try:
-            future.result(timeout=30)
+            admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
         except KafkaException as error:
             raise NoDemo(f"topic {TOPIC} could not be created: {error.args[0].str()}") from error
 
@@ -62,10 +64,10 @@ def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
     """
     failures: list[Any] = []
     settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
-    producer = Producer(_settings(bootstrap) | settings)
+    producer = BoundedClient(Producer(_settings(bootstrap) | settings))
     count = 0
     for count, trip in enumerate(trips, 1):
-        producer.produce(
+        producer.direct.produce(
             TOPIC,
             trip.value,
             partition=trip.partition,
@@ -73,8 +75,12 @@ def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
             on_delivery=lambda error, _: failures.append(error),
         )
         if count % 1000 == 0:
-            producer.poll(0)
-    if producer.flush(_DELIVERY_TIMEOUT_S) or failures:
+            producer.direct.poll(0)
+    try:
+        left = producer.flush(timeout=_DELIVERY_TIMEOUT_S)
+    except KafkaException as error:
+        left, failures = 1, [error.args[0].str()]
+    if left or failures:
         raise NoDemo(f"the broker at {bootstrap} did not take all trips: {failures[:1]}")
     return count
 

@@ -5,13 +5,16 @@ earlier attempt of the same place has left open, and keeps that attempt from com
 then is the group's committed offset read, so it tells for certain what is written.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from pyspark_timestream.errors import DeliveryFailed
-from pyspark_timestream.kafka.client.config import close_with_timeout, new_logged_client
+from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
+from pyspark_timestream.kafka.client.config import new_bounded_client
 from pyspark_timestream.kafka.client.retry import MISSING_CODES
 from pyspark_timestream.producer.marks import Headers
 from pyspark_timestream.producer.requests import STEP_TIMEOUT_S, Requests
@@ -23,6 +26,7 @@ _MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 """Records are sent before more than this waits in memory, as far as they are of one size."""
 
 _NO_LIMIT: Final = 2**31
+_FLUSH_STEP_S: Final = 1.0
 
 _DEFAULTS: Final[dict[str, Any]] = {
     # As Kafka's Java client: the same key goes to the same partition, whoever writes it.
@@ -86,18 +90,23 @@ class BatchTransaction:
         config = {**_DEFAULTS, **client, **_REQUIRED, "transactional.id": transactional_id}
         reading = {**reading_config(client), **_READING, "group.id": group}
         log = self._requests.log
+        self._clients: list[BoundedClient] = []
         try:
-            self._producer = new_logged_client(Producer, config, log)
-            self._group = new_logged_client(Consumer, reading, log)
+            for kind, own in ((Producer, config), (Consumer, reading)):
+                self._clients.append(new_bounded_client(kind, own, log))
         except KafkaException as error:
+            self.close()
             raise self._requests.refusal(error) from None
+        self._producer, self._group = self._clients
+        self._transaction_s = int(config["transaction.timeout.ms"]) / 1_000
         self._max_queued = int(config["queue.buffering.max.messages"]) or _NO_LIMIT
         try:
             # First, since a missing topic would only show as a record that is not delivered in
             # time.
             self.list_partitions()
             self._requests.run(
-                lambda: self._producer.init_transactions(STEP_TIMEOUT_S), "open a transaction"
+                lambda: self._producer.init_transactions(timeout=STEP_TIMEOUT_S),
+                "open a transaction",
             )
         except BaseException:
             self.close()
@@ -132,35 +141,44 @@ class BatchTransaction:
         for start in range(0, len(messages), chunk):
             part = list(messages[start : start + chunk])
             self._make_room(len(part), size_bytes * len(part) // len(messages))
-            # Older releases of confluent-kafka have no produce_batch.
-            if not part[0].keys() <= _IN_BATCHES or not hasattr(self._producer, "produce_batch"):
-                self._send_one_by_one(part)
-            elif self._producer.produce_batch(self._topic, part) < len(part):
-                error = next(each["_error"] for each in part if "_error" in each)
-                raise self._requests.failure(error, "send a row")
+            self._produce(part, "send a row")
 
     def _make_room(self, count: int, size_bytes: int) -> None:
         """Wait until the records fit into the client's queue, so that none is refused."""
         is_full = self._queued + count > self._max_queued
         if is_full or self._queued_bytes + size_bytes > _MAX_QUEUED_BYTES:
-            self._producer.flush()
+            self._flush()
             self._queued = self._queued_bytes = 0
         self._queued, self._queued_bytes = self._queued + count, self._queued_bytes + size_bytes
 
-    def _send_one_by_one(self, part: Sequence[dict[str, Any]]) -> None:
-        try:
-            for message in part:
-                self._producer.produce(self._topic, **message)
-        except KafkaException as error:
-            raise self._requests.failure(error.args[0], "send a row") from None
+    def _flush(self) -> None:
+        """Wait until each record is delivered, or has failed by its own time-out."""
+        deadline_s = time.monotonic() + self._transaction_s + GRACE_S
+        flush = partial(self._producer.flush, timeout=_FLUSH_STEP_S)
+        while self._requests.run_once(flush, "send the rows"):
+            if time.monotonic() > deadline_s:
+                late = KafkaError(KafkaError._TIMED_OUT, "no answer from the brokers")
+                raise self._requests.failure(late, "send the rows", may_repeat=True)
+
+    def _produce(self, messages: list[dict[str, Any]], wanted: str) -> None:
+        def queue(producer: Any) -> None:
+            # Older releases of confluent-kafka have no produce_batch.
+            if messages[0].keys() <= _IN_BATCHES and hasattr(producer, "produce_batch"):
+                if producer.produce_batch(self._topic, messages) < len(messages):
+                    raise KafkaException(next(m["_error"] for m in messages if "_error" in m))
+                return
+            for message in messages:
+                try:
+                    producer.produce(self._topic, **message)
+                except BufferError:
+                    raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
+
+        self._requests.run_once(lambda: self._producer.run(queue, 0, "produce"), wanted)
 
     def send_marks(self, headers: Headers) -> None:
         """Send a record without key and value, with these headers, into every partition."""
-        try:
-            for partition in self.list_partitions():
-                self._producer.produce(self._topic, partition=partition, headers=headers)
-        except KafkaException as error:
-            raise self._requests.failure(error.args[0], "send a mark") from None
+        marks = [{"partition": each, "headers": headers} for each in self.list_partitions()]
+        self._produce(marks, "send a mark")
 
     def list_partitions(self) -> range:
         """The topic's partitions.
@@ -189,24 +207,30 @@ class BatchTransaction:
             DeliveryFailed: it is not committed, or, after a timeout, perhaps not.
         """
         written = [TopicPartition(self._topic, 0, offset, metadata)]
-        group = self._group.consumer_group_metadata()
+        wanted = "note that the batch is written"
+        group = self._requests.run(self._group.consumer_group_metadata, wanted)
         self._requests.run(
-            lambda: self._producer.send_offsets_to_transaction(written, group, STEP_TIMEOUT_S),
-            "note that the batch is written",
+            lambda: self._producer.send_offsets_to_transaction(
+                written, group, timeout=STEP_TIMEOUT_S
+            ),
+            wanted,
         )
         self._requests.run(
-            lambda: self._producer.commit_transaction(STEP_TIMEOUT_S), "commit the transaction"
+            lambda: self._producer.commit_transaction(timeout=STEP_TIMEOUT_S),
+            "commit the transaction",
         )
 
     def abort(self) -> None:
         """End the open transaction without its records; after an error of it, if possible."""
         try:
             self._producer.purge()
-            self._producer.abort_transaction(STEP_TIMEOUT_S)
+            self._producer.abort_transaction(timeout=STEP_TIMEOUT_S)
         except KafkaException:
-            # A fenced producer has nothing open, and the broker ends what others leave.
+            # A fenced producer has nothing open. What an abandoned one or another leaves open, the
+            # next producer of the place ends, or the broker.
             return
 
     def close(self) -> None:
         """Close the connections."""
-        close_with_timeout(self._group.close)
+        for each in self._clients:
+            each.close()

@@ -4,10 +4,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
-from pyspark_timestream.kafka.client.config import new_logged_client
+from pyspark_timestream.kafka.client.bounded import BoundedClient
+from pyspark_timestream.kafka.client.config import new_bounded_client
 from pyspark_timestream.producer.batch_transaction import reading_config
 from pyspark_timestream.producer.requests import STEP_TIMEOUT_S, Requests
 
@@ -31,36 +37,67 @@ def read_entries(
         DeliveryFailed: the groups cannot be read.
     """
     requests, wanted = Requests(client, topic), "read what is written"
+    admin = _Admin(client, requests)
     try:
-        admin = new_logged_client(AdminClient, reading_config(client), requests.log)
-    except KafkaException as error:
-        raise requests.refusal(error) from None
-    groups = requests.run(partial(_list_groups, admin), wanted)
-    tasks = {group: task for group in groups if (task := find_task(group)) is not None}
-    # All of them at once, and only those again that fail.
-    asked = {group: _ask(admin, group, topic) for group in tasks}
+        groups = requests.run(admin.list_groups, wanted)
+        tasks = {group: task for group in groups if (task := find_task(group)) is not None}
+        # All of them at once, and only those again that fail.
+        asked = {group: requests.run(partial(admin.ask, group, topic), wanted) for group in tasks}
 
-    def read(group: str) -> tuple[int, str | None]:
-        answer = asked.pop(group, None) or _ask(admin, group, topic)
-        (found,) = answer.result().topic_partitions
+        def read(group: str) -> tuple[int, str | None]:
+            answer = asked.pop(group, None) or admin.ask(group, topic)
+            return admin.read(answer)
+
+        return {task: requests.run(partial(read, group), wanted) for group, task in tasks.items()}
+    finally:
+        admin.close()
+
+
+class _Admin:
+    """An admin client for one look."""
+
+    def __init__(self, client: Mapping[str, str], requests: Requests) -> None:
+        self._config, self._requests = reading_config(client), requests
+        self._client = self._create()
+
+    def _create(self) -> BoundedClient:
+        try:
+            return new_bounded_client(AdminClient, self._config, self._requests.log)
+        except KafkaException as error:
+            raise self._requests.refusal(error) from None
+
+    def list_groups(self) -> list[str]:
+        """The names of all groups.
+
+        Raises:
+            KafkaException: a broker that may have a group that matters does not answer.
+        """
+        name = "list_consumer_groups"
+        asked = self._client.list_consumer_groups(request_timeout=STEP_TIMEOUT_S)
+        listed = self._client.wait(asked, STEP_TIMEOUT_S, name)
+        for error in listed.errors:
+            # confluent-kafka gives a KafkaError, which is no exception, or a KafkaException.
+            raise KafkaException(error) if isinstance(error, KafkaError) else error
+        return [each.group_id for each in listed.valid]
+
+    def ask(self, group: str, topic: str) -> Future[ConsumerGroupTopicPartitions]:
+        """Ask for what a group has committed."""
+        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+        answers: dict[str, Future[ConsumerGroupTopicPartitions]] = (
+            self._client.list_consumer_group_offsets(
+                [request], require_stable=True, request_timeout=STEP_TIMEOUT_S
+            )
+        )
+        return answers[group]
+
+    def read(self, answer: Future[ConsumerGroupTopicPartitions]) -> tuple[int, str | None]:
+        """The committed offset of the answer, and its metadata."""
+        name = "list_consumer_group_offsets"
+        (found,) = self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions
         if found.error is not None:
             raise KafkaException(found.error)
         return int(found.offset), found.metadata
 
-    return {task: requests.run(partial(read, group), wanted) for group, task in tasks.items()}
-
-
-def _list_groups(admin: AdminClient) -> list[str]:
-    listed = admin.list_consumer_groups(request_timeout=STEP_TIMEOUT_S).result()
-    if listed.errors:
-        # A broker that does not answer may have a group that matters.
-        raise listed.errors[0]
-    return [each.group_id for each in listed.valid]
-
-
-def _ask(admin: AdminClient, group: str, topic: str) -> Future[ConsumerGroupTopicPartitions]:
-    request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
-    answers: dict[str, Future[ConsumerGroupTopicPartitions]] = admin.list_consumer_group_offsets(
-        [request], require_stable=True, request_timeout=STEP_TIMEOUT_S
-    )
-    return answers[group]
+    def close(self) -> None:
+        """Free the client."""
+        self._client.close()

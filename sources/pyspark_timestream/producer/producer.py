@@ -9,21 +9,23 @@ when all of it is in the log, and meanwhile no other thread can produce. A mark 
 is in the log.
 """
 
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.errors import DeliveryFailed, compose_message
+from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
 from pyspark_timestream.kafka.client.broker_errors import is_login_refused, no_answer_error
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import new_logged_client
+from pyspark_timestream.kafka.client.config import new_bounded_client
 from pyspark_timestream.kafka.client.retry import RetryBudget, is_retriable
 from pyspark_timestream.producer.delivery import DeliveryReports, Report
 from pyspark_timestream.producer.marks import (
@@ -37,8 +39,14 @@ from pyspark_timestream.producer.transaction import Transaction
 
 __all__ = ["PunctuatedProducer"]
 
+T = TypeVar("T")
+
 _REQUEST_TIMEOUT_S: Final = 30.0
+_FLUSH_STEP_S: Final = 1.0
+_POLL_STEP_S: Final = 0.1
 _MILLISECOND_US: Final = 1_000
+_DEFAULT_LIFE_MS: Final = 300_000
+"""librdkafka's `message.timeout.ms`, after which a record is reported as failed."""
 
 
 class _MarkLock:
@@ -52,15 +60,32 @@ class _MarkLock:
         self._condition = threading.Condition(threading.RLock())
         self._count_lock = threading.Lock()
         self._marks = 0
-        self._owner: int | None = None
+        self._owners: list[int] = []
 
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Hold it for one record. A delivery callback of the marking thread does not wait."""
+        if self.is_held:
+            yield
+            return
         with self._condition:
-            while self._marks and self._owner != threading.get_ident():
+            while self._marks:
                 self._condition.wait()
             yield
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds it alone, by itself or by `lend`."""
+        return threading.get_ident() in self._owners
+
+    @contextmanager
+    def lend(self) -> Iterator[None]:
+        """In a thread that serves callbacks for the one that holds it: they do not wait."""
+        self._owners.append(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._owners.remove(threading.get_ident())
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -68,11 +93,11 @@ class _MarkLock:
         with self._count_lock:
             self._marks += 1
         with self._condition:
-            outer, self._owner = self._owner, threading.get_ident()
+            self._owners.append(threading.get_ident())
             try:
                 yield
             finally:
-                self._owner = outer
+                self._owners.remove(threading.get_ident())
                 with self._count_lock:
                     self._marks -= 1
                 self._condition.notify_all()
@@ -113,7 +138,7 @@ class PunctuatedProducer:
         self._last_us: int | None = None
         self._closed = False
         try:
-            self._client = new_logged_client(Producer, require_idempotence(config), self._log)
+            self._client = new_bounded_client(Producer, require_idempotence(config), self._log)
         except KafkaException as error:
             raise OptionError(
                 "config",
@@ -121,6 +146,7 @@ class PunctuatedProducer:
                 "librdkafka's configuration of a producer",
                 "correct the name or the value",
             ) from None
+        self._delivery_limit_s = _read_delivery_limit_s(config)
         self._transaction = Transaction(self._client, topic, self._error_text, self._transactional)
         self._ended = threading.Event()
         self._clock: threading.Thread | None = None
@@ -170,11 +196,22 @@ class PunctuatedProducer:
                 timestamp=timestamp,
                 headers=headers,
             )
-            self._client.poll(0)
+            self._client.direct.poll(0)
 
     def flush(self) -> None:
         """Return when everything that was produced is in the log; raises as `note_time` does."""
-        self._client.flush()
+        is_held = self._lock.is_held
+
+        def flush(client: Any) -> int:
+            # Delivery reports come in the thread of this call, and a user's may produce.
+            with self._lock.lend() if is_held else nullcontext():
+                return int(client.flush(_FLUSH_STEP_S))
+
+        least, since_s = sys.maxsize, time.monotonic()
+        while left := self._serve(flush, _FLUSH_STEP_S, "flush"):
+            if left < least:
+                least, since_s = left, time.monotonic()
+            self._check_delivery(since_s)
         self._reports.raise_failure()
 
     # -- time -------------------------------------------------------------------------------------
@@ -224,7 +261,9 @@ class PunctuatedProducer:
         budget = RetryBudget(_REQUEST_TIMEOUT_S)
 
         def pause_or_raise(error: KafkaException) -> None:
-            self._client.poll(0)
+            if isinstance(error, CallAbandoned):
+                raise self._abandoned_error(self._error_text(error)) from None
+            self._serve(lambda client: client.poll(0), 0, "poll")
             spent_s = budget.elapsed_s
             failures = self._log.recent_failures(spent_s + 1)
             is_final = is_login_refused(failures, spent_s) or not is_retriable(error.args[0])
@@ -313,6 +352,7 @@ class PunctuatedProducer:
                 self._transaction.commit()
             finally:
                 self._closed = True
+                self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -331,7 +371,11 @@ class PunctuatedProducer:
             if self._transaction.is_open:
                 self.abort()
             self._closed = True
-            self._client.flush(_REQUEST_TIMEOUT_S)
+            with suppress(DeliveryFailed):
+                self._serve(
+                    lambda client: client.flush(_REQUEST_TIMEOUT_S), _REQUEST_TIMEOUT_S, "flush"
+                )
+            self._client.close()
 
     def _stop_clock(self) -> None:
         self._ended.set()
@@ -341,16 +385,44 @@ class PunctuatedProducer:
     # -- the client -------------------------------------------------------------------------------
 
     def _send(self, value: bytes | str | None, **record: Any) -> None:
+        since_s = time.monotonic()
         while True:
+            if self._client.is_abandoned:
+                raise self._abandoned_error("it has not returned from an earlier call")
             try:
-                self._client.produce(self._topic, value, **record)
+                self._client.direct.produce(self._topic, value, **record)
                 return
             except BufferError:
-                self._client.poll(0.1)
+                self._serve(lambda client: client.poll(_POLL_STEP_S), _POLL_STEP_S, "poll")
+                self._check_delivery(since_s)
             except KafkaException as error:
                 raise DeliveryFailed(
                     self._reports.describe_failure(self._error_text(error))
                 ) from None
+
+    def _serve(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
+        """Call `step` with the client.
+
+        Raises:
+            DeliveryFailed: it did not return.
+        """
+        try:
+            return self._client.run(step, timeout_s, name)
+        except CallAbandoned as error:
+            raise self._abandoned_error(self._error_text(error)) from None
+
+    def _abandoned_error(self, why: str) -> DeliveryFailed:
+        return DeliveryFailed(
+            f"writer '{self._writer.name}' could not deliver to topic '{self._topic}', {why}",
+            next_step="make a new producer, and produce again what was produced since the last "
+            "time that was noted",
+        )
+
+    def _check_delivery(self, since_s: float) -> None:
+        """Give up where nothing has been delivered for longer than records live."""
+        if time.monotonic() - since_s > self._delivery_limit_s:
+            why = f"nothing was delivered in {self._delivery_limit_s:.0f} s"
+            raise DeliveryFailed(self._reports.describe_failure(why))
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -361,3 +433,10 @@ class PunctuatedProducer:
 
     def _error_text(self, error: KafkaException) -> str:
         return hide_secrets(str(error.args[0].str()), self._config)
+
+
+def _read_delivery_limit_s(config: Mapping[str, Any]) -> float:
+    """How long records live, and a little longer; infinite where the user says so, by 0."""
+    names = ("message.timeout.ms", "delivery.timeout.ms")
+    life_ms = next((int(config[name]) for name in names if name in config), _DEFAULT_LIFE_MS)
+    return life_ms / 1_000 + GRACE_S if life_ms else float("inf")

@@ -7,6 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.errors import DeliveryFailed
+from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.broker_errors import no_answer_error
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.retry import API_TIMEOUT_S, RetryBudget, is_retriable
@@ -64,19 +65,33 @@ class Requests:
         """Run one step, and retry while the client calls the error retriable.
 
         Raises:
-            DeliveryFailed: another error.
+            DeliveryFailed: another error, or one that has ended the transaction; or the client
+                library has not returned.
             BrokerUnreachable: no broker has answered in a minute.
         """
         budget = RetryBudget(API_TIMEOUT_S, _FIRST_PAUSE_S)
 
         def pause_or_raise(error: KafkaException) -> None:
             cause, spent_s = error.args[0], budget.elapsed_s
-            if not is_retriable(cause):
-                raise self.failure(cause, wanted) from None
+            is_passing = isinstance(error, CallAbandoned) or is_retriable(cause)
+            if isinstance(error, CallAbandoned) or cause.txn_requires_abort() or not is_passing:
+                raise self.failure(cause, wanted, may_repeat=is_passing) from None
             if not budget.pause_before_retry():
                 raise self._unreachable(cause, spent_s, wanted) from None
 
         return budget.call(lambda _: step(), pause_or_raise)
+
+    def run_once(self, step: Callable[[], T], wanted: str) -> T:
+        """Run one step that must not be repeated, since it may have had its effect in part.
+
+        Raises:
+            DeliveryFailed: any error.
+        """
+        try:
+            return step()
+        except KafkaException as error:
+            is_abandoned = isinstance(error, CallAbandoned)
+            raise self.failure(error.args[0], wanted, may_repeat=is_abandoned) from None
 
     def _unreachable(self, error: KafkaError, spent_s: float, wanted: str) -> Exception:
         failures = self.log.recent_failures(spent_s + 1)
@@ -84,7 +99,9 @@ class Requests:
             return self.failure(error, wanted)
         return no_answer_error(self._client, failures, spent_s, f"topic '{self._topic}'")
 
-    def failure(self, error: KafkaError, wanted: str) -> DeliveryFailed:
+    def failure(
+        self, error: KafkaError, wanted: str, *, may_repeat: bool = False
+    ) -> DeliveryFailed:
         """The error for what a broker or the client has refused, with the remedy."""
         is_fenced = error.code() in (
             KafkaError._FENCED,
@@ -93,12 +110,15 @@ class Requests:
             KafkaError.PRODUCER_FENCED,
             KafkaError._PURGE_QUEUE,
         )
-        advice = _TOO_SLOW if is_fenced else _RIGHTS.get(error.code(), "correct what this names")
-        return DeliveryFailed(
+        otherwise = "look at the brokers" if may_repeat else "correct what this names"
+        advice = _TOO_SLOW if is_fenced else _RIGHTS.get(error.code(), otherwise)
+        failed = DeliveryFailed(
             f"could not {wanted} for topic '{self._topic}': "
             f"{hide_secrets(str(error.str()), self._client)}",
             next_step=f"{advice}; then start the query again: it goes on with this batch",
         )
+        failed.may_repeat = may_repeat and not is_fenced
+        return failed
 
     def refusal(self, error: KafkaException) -> OptionError:
         """The error for settings that librdkafka refuses."""

@@ -12,9 +12,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 import pyspark_timestream.producer.producer
+import pyspark_timestream.producer.transaction
 from pyspark_timestream import PunctuatedProducer
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+from pyspark_timestream.kafka.client import bounded
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
 
@@ -55,17 +57,17 @@ class FakeClient:
         parts = dict.fromkeys(range(self.partitions))
         return SimpleNamespace(topics={topic: SimpleNamespace(partitions=parts)})
 
-    def init_transactions(self) -> None:
+    def init_transactions(self, timeout: float = -1) -> None:
         self.steps.append("init")
 
     def begin_transaction(self) -> None:
         self.steps.append("begin")
 
-    def commit_transaction(self) -> None:
+    def commit_transaction(self, timeout: float = -1) -> None:
         self.flush()
         self.steps.append("commit")
 
-    def abort_transaction(self) -> None:
+    def abort_transaction(self, timeout: float = -1) -> None:
         self.queue.clear()
         self.steps.append("abort")
 
@@ -271,12 +273,12 @@ def test_a_step_that_may_pass_is_tried_again_and_others_are_said() -> None:
     passing = [KafkaException(KafkaError(KafkaError._TIMED_OUT, "slow", False, True, False))]
     plain = client.init_transactions
 
-    def init() -> None:
+    def init(timeout: float) -> None:
         if passing:
             raise passing.pop()
         plain()
 
-    def commit() -> None:
+    def commit(timeout: float) -> None:
         raise KafkaException(KafkaError(KafkaError._FENCED, "fenced"))
 
     client.init_transactions, client.commit_transaction = init, commit  # type: ignore[method-assign]
@@ -386,3 +388,82 @@ def test_a_producers_own_handlers_hear_what_the_client_says() -> None:
         one.flush()
     assert errors
     assert "Connection refused" in lines[0]
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let a method of the client never return, until the test ends."""
+    gate = threading.Event()
+    monkeypatch.setattr(bounded, "GRACE_S", 0.3)
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "_FLUSH_STEP_S", 0.05)
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "_REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pyspark_timestream.producer.transaction, "_STEP_TIMEOUT_S", 0.05)
+
+    def hang(client: FakeClient, name: str) -> None:
+        monkeypatch.setattr(client, name, lambda *_, **__: gate.wait())
+
+    yield hang
+    gate.set()
+
+
+@pytest.mark.parametrize("name", ["flush", "list_topics"])
+def test_a_client_that_never_returns_fails_the_mark_by_name_and_takes_nothing_more(
+    hanging: Any, name: str
+) -> None:
+    one, client = producer()
+    one.produce("a")
+    hanging(client, name)
+    with pytest.raises(DeliveryFailed, match=f"has not returned from {name}.*make a new producer"):
+        one.note_time(T1)
+    assert not any("cti" in label for label, _ in client.log)
+    with pytest.raises(DeliveryFailed, match="make a new producer"):
+        one.produce("b")
+    with pytest.raises(DeliveryFailed, match="make a new producer"):
+        one.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["init_transactions", "begin_transaction", "flush", "commit_transaction"]
+)
+def test_a_transaction_whose_call_never_returns_fails_by_name(hanging: Any, name: str) -> None:
+    one, client = producer(config=TX)
+    hanging(client, name)
+
+    def write() -> None:
+        one.produce("a")
+        one.commit(T1)
+
+    with pytest.raises(DeliveryFailed, match=f"has not returned from {name}.* new producer"):
+        write()
+
+
+def test_a_failing_block_ends_also_where_the_client_never_returns(hanging: Any) -> None:
+    one, client = producer()
+    hanging(client, "flush")
+    with pytest.raises(ZeroDivisionError), one:
+        raise ZeroDivisionError
+
+
+def test_a_queue_that_never_empties_ends_the_wait_after_the_records_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "GRACE_S", 0.1)
+    one, client = producer(config={"message.timeout.ms": 100})
+
+    def full(*_: Any, **__: Any) -> None:
+        raise BufferError
+
+    client.flush = lambda timeout: 1  # type: ignore[method-assign]
+    with pytest.raises(DeliveryFailed, match="nothing was delivered in 0 s"):
+        one.flush()
+    client.produce = full  # type: ignore[method-assign]
+    with pytest.raises(DeliveryFailed, match="nothing was delivered in 0 s"):
+        one.produce("a")
+
+
+def test_a_callback_that_produces_while_a_mark_is_noted_is_not_held_up() -> None:
+    one, client = producer()
+    one.produce("a", on_delivery=lambda error, message: again and one.produce(again.pop()))
+    again = ["b"]
+    one.note_time(T1)
+    assert [label for label, _ in client.log][:2] == ["a", "b"]

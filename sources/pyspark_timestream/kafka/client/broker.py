@@ -22,7 +22,9 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
 from pyspark_timestream.kafka.client.broker_errors import (
+    abandoned_error,
     is_login_refused,
     lasting_error,
     no_answer_error,
@@ -31,10 +33,9 @@ from pyspark_timestream.kafka.client.broker_errors import (
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import (
     admin_config,
-    close_with_timeout,
     consumer_config,
     create_client,
-    new_logged_client,
+    new_bounded_client,
 )
 from pyspark_timestream.kafka.client.pool import Pool
 from pyspark_timestream.kafka.client.retry import (
@@ -92,11 +93,8 @@ class Broker:
         self._config = consumer_config(options, group)
         self._log = ClientLog(options.client)
         # It never subscribes, so it does not join the group.
-        self._consumer = create_client(
-            options, lambda: new_logged_client(Consumer, self._config, self._log)
-        )
-        own = admin_config(options)
-        self._admin = create_client(options, lambda: new_logged_client(AdminClient, own, self._log))
+        self._consumer = self._create(Consumer, self._config)
+        self._admin = self._create(AdminClient, admin_config(options))
         self._topics_with_leaders: set[str] = set()
         self._answered = False
         self._next_group_s = float("-inf")
@@ -146,13 +144,17 @@ class Broker:
         names = sorted(topics)
         if not names:
             return {}
-        futures = self._admin.describe_topics(
-            TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
-        )
         began_s, found = time.monotonic(), {}
+        try:
+            futures = self._admin.describe_topics(
+                TopicCollection(names), request_timeout=REQUEST_TIMEOUT_S
+            )
+        except CallAbandoned as error:
+            _LOG.debug("cannot determine the ids of topics: %s", error_text(error))
+            futures = {}
         for name, future in futures.items():
             try:
-                topic_id = future.result().topic_id
+                topic_id = self._admin.wait(future, REQUEST_TIMEOUT_S, "describe_topics").topic_id
             except KafkaException as error:
                 _LOG.debug("cannot determine the id of topic '%s': %s", name, error_text(error))
                 continue
@@ -161,6 +163,7 @@ class Broker:
                 found[name] = "".join(f"{half & (2**64 - 1):016x}" for half in bits)
         # A refusal comes at once, every time: only a slow answer is a sign of trouble.
         self.trouble_count += time.monotonic() - began_s > _SLOW_REQUEST_S
+        self._replace_abandoned()
         return found
 
     def committed_metadata(self, partitions: Sequence[Partition]) -> dict[Partition, str]:
@@ -171,6 +174,7 @@ class Broker:
         try:
             answer = self._consumer.committed(asked, timeout=_GROUP_TIMEOUT_S)
         except KafkaException as error:
+            self._replace_abandoned()
             # Asking again for a forbidden group would cost every batch the same wait.
             self._next_group_s = time.monotonic() + _GROUP_RETRY_PAUSE_S
             _LOG.warning(
@@ -255,7 +259,10 @@ class Broker:
                 futures = self._admin.list_offsets(
                     asked, isolation_level=level or own, request_timeout=request_s
                 )
-                answers = [(part, _read_offset(each, none_is)) for part, each in futures.items()]
+                answers = [
+                    (part, self._read_offset(each, none_is, request_s))
+                    for part, each in futures.items()
+                ]
             except KafkaException:
                 # The client keeps using the leaders and epochs that it knows. They may have
                 # changed, and then every later request would be refused.
@@ -303,6 +310,7 @@ class Broker:
         """
         code = error.args[0].code()
         self.trouble_count += 1
+        self._replace_abandoned()
         # Codes below 0 are the client's own: no broker has answered.
         self._answered |= code > 0
         self._serve_callbacks()
@@ -313,6 +321,8 @@ class Broker:
         is_given_up = not self._answered and is_login_refused(failures, budget.elapsed_s)
         if not is_given_up and budget.pause_before_retry(self._retry_limit_s()):
             return
+        if isinstance(error, CallAbandoned):
+            raise abandoned_error(error_text(error), wanted) from error
         if code > 0:
             answer = error_text(error)
             raise lasting_error(answer, failures, budget.elapsed_s, wanted) from error
@@ -320,12 +330,43 @@ class Broker:
 
     def close(self) -> None:
         """Release the clients."""
-        close_with_timeout(self._consumer.close)
+        self._consumer.close()
+        self._admin.close()
+
+    def _create(self, kind: Callable[..., Any], config: Mapping[str, Any]) -> BoundedClient:
+        return create_client(self._options, lambda: new_bounded_client(kind, config, self._log))
+
+    def _replace_abandoned(self) -> None:
+        """Create a new client in place of one that has not returned from a call."""
+        if self._consumer.is_abandoned:
+            self._consumer = self._create(Consumer, self._config)
+        if self._admin.is_abandoned:
+            self._admin = self._create(AdminClient, admin_config(self._options))
+            self._topics_with_leaders.clear()
 
     def _serve_callbacks(self) -> None:
         """Run the callbacks of both clients."""
-        self._admin.poll(0)
-        self._consumer.poll(0)
+        try:
+            self._admin.poll(timeout=0)
+            self._consumer.poll(timeout=0)
+        except CallAbandoned:
+            self._replace_abandoned()
+
+    def _read_offset(self, future: Any, none_is: int | None, timeout_s: float) -> int | None:
+        """Return the answer; None if the partition does not exist.
+
+        Without an answer librdkafka gives -1001 and no error. In answer to a timestamp, -1
+        (`none_is`) is a valid answer.
+        """
+        try:
+            offset = int(self._admin.wait(future, timeout_s, "list_offsets").offset)
+            if offset < 0 and offset != none_is:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return offset
+        except KafkaException as error:
+            if error.args[0].code() in MISSING_CODES:
+                return None
+            raise
 
 
 _POOL: Final[Pool[Broker]] = Pool(most=2, idle_s=300)
@@ -344,20 +385,3 @@ def _name_topics(topics: Set[str]) -> str:
     """Name up to three topics, for a message."""
     named = ", ".join(f"'{topic}'" for topic in sorted(topics)[:3])
     return f"topic {named}" if len(topics) == 1 else f"topics {named}" + ", ..." * (len(topics) > 3)
-
-
-def _read_offset(future: Any, none_is: int | None) -> int | None:
-    """Return the answer; None if the partition does not exist.
-
-    Without an answer librdkafka gives -1001 and no error. In answer to a timestamp, -1 (`none_is`)
-    is a valid answer.
-    """
-    try:
-        offset = int(future.result().offset)
-        if offset < 0 and offset != none_is:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return offset
-    except KafkaException as error:
-        if error.args[0].code() in MISSING_CODES:
-            return None
-        raise

@@ -9,7 +9,13 @@ from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client.client_log import BrokerFailure
 from pyspark_timestream.kafka.client.retry import REFUSED_CODES
 
-__all__ = ["is_login_refused", "lasting_error", "no_answer_error", "refusal_error"]
+__all__ = [
+    "abandoned_error",
+    "is_login_refused",
+    "lasting_error",
+    "no_answer_error",
+    "refusal_error",
+]
 
 _MAX_REFUSED_S: Final = 5.0
 """How long every broker may refuse a login or certificate before the client gives up."""
@@ -70,6 +76,14 @@ def lasting_error(
         f"'{answer}'{unreached}",
         next_step="see to it that every partition has a leader and enough replicas in sync, and "
         "start the query again: it goes on where it stopped",
+    )
+
+
+def abandoned_error(answer: str, wanted: str) -> BrokerUnreachable:
+    """Build the error for a client library that does not return from its calls."""
+    return BrokerUnreachable(
+        f"cannot get {wanted}: {answer}",
+        next_step="look at the brokers, and start the query again: it goes on where it stopped",
     )
 
 

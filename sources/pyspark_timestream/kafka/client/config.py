@@ -1,13 +1,12 @@
-"""Configuration, creation and closing of librdkafka clients."""
+"""Configuration and creation of librdkafka clients."""
 
-import logging
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient, call_bounded
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.retry import error_text
 from pyspark_timestream.kafka.options.client_keys import RECORD_KEYS
@@ -15,17 +14,13 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 
 __all__ = [
     "admin_config",
-    "close_with_timeout",
     "consumer_config",
     "create_client",
+    "new_bounded_client",
     "new_logged_client",
 ]
 
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
-
-_CLOSE_TIMEOUT_S: Final = 5.0
-"""Longer than any close takes that does not deadlock."""
 
 _REQUIRED: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
@@ -116,23 +111,16 @@ def new_logged_client(kind: Callable[..., T], config: Mapping[str, Any], log: Cl
 
     logged = {**config, "error_cb": note_error}
     # A user who sets librdkafka's own debug or logger gets its output unchanged.
-    return kind(logged) if "debug" in config or "logger" in config else kind(logged, logger=log)
+    own = {} if "debug" in config or "logger" in config else {"logger": log}
+    return call_bounded(lambda: kind(logged, **own), 2 * GRACE_S, "the creation of a client")
 
 
-def close_with_timeout(close: Callable[[], object], timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-    """Call `close` and wait at most `timeout_s` for it to return.
+def new_bounded_client(
+    kind: Callable[..., Any], config: Mapping[str, Any], log: ClientLog
+) -> BoundedClient:
+    """Create a client as `new_logged_client` does, whose calls return in time.
 
-    librdkafka 2.16 may deadlock when it is closed just before it reports an offset that it cannot
-    read (`rd_kafka_offset_reset_op_cb`). Then its threads and connections leak, rather than the
-    task hanging.
+    Raises:
+        KafkaException: librdkafka refuses the configuration.
     """
-    closing = threading.Thread(target=close, name="timestream-closing", daemon=True)
-    try:
-        closing.start()
-    except RuntimeError:
-        # The interpreter is shutting down and starts no more threads.
-        close()
-        return
-    closing.join(timeout_s)
-    if closing.is_alive():
-        _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", timeout_s)
+    return BoundedClient(new_logged_client(kind, config, log))

@@ -6,21 +6,27 @@ and is faster.
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from pyspark_timestream.kafka.client.bounded import (
+    BoundedClient,
+    CallAbandoned,
+    close_with_timeout,
+)
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import close_with_timeout, new_logged_client
+from pyspark_timestream.kafka.client.config import new_logged_client
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 __all__ = [
     "MAX_BLOCK_RECORDS",
+    "BoundedConsumer",
     "ColumnConsumer",
     "ConsumerError",
     "MessageConsumer",
@@ -29,6 +35,8 @@ __all__ = [
     "clip",
     "discard_fetched",
 ]
+
+T = TypeVar("T")
 
 MAX_BLOCK_RECORDS: Final = 20_000
 _MAX_BLOCK_BYTES: Final = 16 * 1024 * 1024
@@ -98,6 +106,9 @@ class ColumnConsumer(Protocol):
 
     def close(self) -> None:
         """Release connections and memory."""
+
+    def abandon(self) -> None:
+        """Release nothing when the process ends: a call has not returned."""
 
 
 class MessageConsumer:
@@ -207,10 +218,87 @@ class MessageConsumer:
         """See `ColumnConsumer`."""
         close_with_timeout(self._consumer.close)
 
+    def abandon(self) -> None:
+        """See `ColumnConsumer`; the thread of the call keeps the client."""
+
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         refusals = {Partition(p.topic, p.partition): p.error or error for p in partitions}
         key = frozenset((Partition(p.topic, p.partition), p.offset) for p in partitions)
         self._answers[key] = {part: each for part, each in refusals.items() if each is not None}
+
+
+class BoundedConsumer:
+    """A `ColumnConsumer` whose calls return in time, whatever the library does.
+
+    When a call has not returned, all further ones raise `CallAbandoned` at once: create another.
+
+    Args:
+        consumer: makes the calls; nobody else keeps it.
+    """
+
+    def __init__(self, consumer: ColumnConsumer) -> None:
+        self._client = BoundedClient(consumer)
+
+    @property
+    def received_bytes(self) -> int:
+        """See `ColumnConsumer`."""
+        return 0 if self._client.is_abandoned else int(self._client.direct.received_bytes)
+
+    def seek(self, partition: Partition, offset: int) -> None:
+        """See `ColumnConsumer`."""
+        self._call(lambda consumer: consumer.seek(partition, offset), 0, "assign")
+
+    def pause(self) -> None:
+        """See `ColumnConsumer`."""
+        self._call(lambda consumer: consumer.pause(), 0, "unassign")
+
+    def poll(self, span: Range, position: int, needs: ColumnSet, wait_s: float) -> PollResult:
+        """See `ColumnConsumer`."""
+        return self._call(
+            lambda consumer: consumer.poll(span, position, needs, wait_s), wait_s, "consume"
+        )
+
+    def query_bounds(self, partition: Partition, timeout_s: float) -> tuple[int, int]:
+        """See `ColumnConsumer`."""
+        return self._call(
+            lambda consumer: consumer.query_bounds(partition, timeout_s),
+            timeout_s,
+            "query_watermark_offsets",
+        )
+
+    def is_connected(self, timeout_s: float) -> bool:
+        """See `ColumnConsumer`."""
+        return self._call(
+            lambda consumer: consumer.is_connected(timeout_s), timeout_s, "list_topics"
+        )
+
+    def commit_offsets(
+        self, offsets: Mapping[Partition, tuple[int, str]]
+    ) -> dict[Partition, KafkaError]:
+        """See `ColumnConsumer`; without an answer everything is refused."""
+        try:
+            return self._call(
+                lambda consumer: consumer.commit_offsets(offsets), _COMMIT_TIMEOUT_S, "commit"
+            )
+        except CallAbandoned as error:
+            return dict.fromkeys(offsets, error.args[0])
+
+    def close(self) -> None:
+        """See `ColumnConsumer`."""
+        if not self._client.is_abandoned:
+            self._client.direct.close()
+
+    def abandon(self) -> None:
+        """See `ColumnConsumer`."""
+
+    def _call(self, step: Callable[[ColumnConsumer], T], timeout_s: float, name: str) -> T:
+        consumer = self._client.direct
+        try:
+            return self._client.run(step, timeout_s, name)
+        except CallAbandoned:
+            if consumer is not None:
+                consumer.abandon()
+            raise
 
 
 def discard_fetched(consumer: Consumer) -> None:

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from pyspark_timestream.kafka.client.bounded import BoundedClient
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import (
-    close_with_timeout,
     consumer_config,
     create_client,
-    new_logged_client,
+    new_bounded_client,
 )
 from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
 from pyspark_timestream.kafka.client.fetch_size import get_compression_stats
@@ -121,7 +121,7 @@ class Prefetcher:
             name: value for name, value in _FETCH_SETTINGS.items() if name not in options.client
         }
         self._config: dict[str, Any] = {**consumer_config(options, group), **fetch}
-        self._consumer: Consumer | None = None
+        self._consumer: BoundedClient | None = None
 
     def read(self, spans: Sequence[Range], needs: ColumnSet) -> dict[Range, list[RecordBlock]]:
         """Return the records of the `spans` that arrived completely; no block if there are none."""
@@ -136,7 +136,10 @@ class Prefetcher:
             # to connect, and another one would not be faster.
             self.close()
         else:
-            discard_fetched(self._consumer)
+            try:
+                self._consumer.run(discard_fetched, 0, "unassign")
+            except KafkaException:
+                self.close()
         return {
             span: _build_blocks(span, records, needs) for span, records in fetch.complete_ranges()
         }
@@ -145,7 +148,7 @@ class Prefetcher:
         if self._consumer is None:
             log = ClientLog(self._options.client)
             self._consumer = create_client(
-                self._options, lambda: new_logged_client(Consumer, self._config, log)
+                self._options, lambda: new_bounded_client(Consumer, self._config, log)
             )
         self._consumer.assign(
             [TopicPartition(*span.partition, span.start_inclusive) for span in spans]
@@ -158,7 +161,7 @@ class Prefetcher:
     def close(self) -> None:
         """Release the consumer."""
         if self._consumer is not None:
-            close_with_timeout(self._consumer.close)
+            self._consumer.close()
         self._consumer = None
 
 

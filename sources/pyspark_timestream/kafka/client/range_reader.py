@@ -9,6 +9,7 @@ is lost only if the partition's bounds confirm it (semantics 9.1): an outdated a
 that changes, is retried.
 """
 
+import contextlib
 import logging
 import sys
 import time
@@ -19,7 +20,9 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import LOSS_ADVICE, BrokerUnreachable, DataLost
+from pyspark_timestream.kafka.client.bounded import CallAbandoned
 from pyspark_timestream.kafka.client.broker_errors import (
+    abandoned_error,
     is_login_refused,
     lasting_error,
     no_answer_error,
@@ -28,6 +31,7 @@ from pyspark_timestream.kafka.client.broker_errors import (
 from pyspark_timestream.kafka.client.client_log import BrokerFailure, ClientLog
 from pyspark_timestream.kafka.client.config import consumer_config, create_client
 from pyspark_timestream.kafka.client.consumer import (
+    BoundedConsumer,
     ColumnConsumer,
     ConsumerError,
     MessageConsumer,
@@ -98,6 +102,13 @@ class RangeReader:
             DataLost: records of the range are gone, and option `failOnDataLoss` is true.
             BrokerUnreachable: there was no progress in time, or a broker refuses.
         """
+        try:
+            yield from self._read(span, needs)
+        except CallAbandoned as error:
+            wanted = _describe(span, span.start_inclusive)
+            raise abandoned_error(error_text(error), wanted) from error
+
+    def _read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
         position, end = span.start_inclusive, span.end_exclusive
         self._seek(span.partition, position)
         since_s = time.monotonic()
@@ -105,7 +116,13 @@ class RangeReader:
         loss: RetryBudget | None = None
         try:
             while position < end:
-                taken = self._poll(span, position, needs)
+                try:
+                    taken = self._poll(span, position, needs)
+                except CallAbandoned as error:
+                    trouble = error_text(error)
+                    self._check_progress(span, position, time.monotonic() - since_s, trouble)
+                    self._seek(span.partition, position)
+                    continue
                 if taken.block is not None:
                     yield taken.block
                 reached = taken.reached
@@ -129,10 +146,10 @@ class RangeReader:
         except GeneratorExit:
             # The partition's end was found before that of the range, or something failed.
             if not self._is_closed:
-                self._consumer.pause()
+                self._pause()
             raise
         # Records fetched past the range would only occupy memory until the next one.
-        self._consumer.pause()
+        self._pause()
 
     def commit_state(self, states: Mapping[Partition, tuple[int, str]]) -> None:
         """Commit (offset, metadata) of partitions to the group; best effort.
@@ -178,12 +195,27 @@ class RangeReader:
     def _seek(self, partition: Partition, position: int) -> None:
         """Continue reading there, with the consumer whose fetch size suits the topic."""
         if self._needs_small_fetches(partition.topic) != self._uses_small_fetches:
-            self._consumer.pause()
+            self._pause()
             self._uses_small_fetches = not self._uses_small_fetches
             suited = self._spare or self._create_consumer()
             self._consumer, self._spare = suited, self._consumer
         self._counted = self._consumer.received_bytes
-        self._consumer.seek(partition, position)
+        try:
+            self._consumer.seek(partition, position)
+        except CallAbandoned:
+            # This call, or one before it.
+            self._replace_consumer()
+            self._consumer.seek(partition, position)
+
+    def _pause(self) -> None:
+        """Stop fetching; the next seek replaces a consumer that does not return."""
+        with contextlib.suppress(CallAbandoned):
+            self._consumer.pause()
+
+    def _replace_consumer(self) -> None:
+        # Create before closing: if that fails, the old one must not be closed twice.
+        old, self._consumer = self._consumer, self._create_consumer()
+        old.close()
 
     def _poll(self, span: Range, position: int, needs: ColumnSet) -> PollResult:
         """Poll for `span`, and count the compressed and decompressed bytes."""
@@ -206,8 +238,12 @@ class RangeReader:
         config = self._config | {name: each for name, each in small.items() if name not in given}
         self._counted = 0
         if gather is None:
-            return create_client(self._options, lambda: MessageConsumer(config, self._log))
-        return create_client(self._options, lambda: NativeConsumer(config, gather, self._log))
+            return create_client(
+                self._options, lambda: BoundedConsumer(MessageConsumer(config, self._log))
+            )
+        return create_client(
+            self._options, lambda: BoundedConsumer(NativeConsumer(config, gather, self._log))
+        )
 
     def _resume_after_loss(
         self, span: Range, position: int, problem: ConsumerError, budget: RetryBudget
@@ -217,9 +253,7 @@ class RangeReader:
         if bounds and bounds[0] <= position <= bounds[1] and budget.pause_before_retry():
             # The refusal is outdated: it belongs to an earlier range or to a deleted topic of the
             # same name, or came from a broker that does not lead the partition.
-            # Create before closing: if that fails, the old one must not be closed twice.
-            old, self._consumer = self._consumer, self._create_consumer()
-            old.close()
+            self._replace_consumer()
             self._consumer.seek(span.partition, position)
             return position
         earliest, end = bounds or (0, 0)
@@ -254,6 +288,8 @@ class RangeReader:
             code = error.args[0].code()
             if code in MISSING_CODES:
                 raise error
+            if isinstance(error, CallAbandoned):
+                self._replace_consumer()
             if not is_retriable(error.args[0]):
                 raise refusal_error(code, error_text(error), str(span.partition)) from error
             if not budget.pause_before_retry():
@@ -309,7 +345,7 @@ class RangeReader:
     def _no_progress_error(
         self, span: Range, position: int, spent_s: float, answer: str | None
     ) -> BrokerUnreachable:
-        wanted = f"the records of {span.partition} from offset {position} to {span.end_exclusive}"
+        wanted = _describe(span, position)
         failures = self._recent_failures(spent_s)
         if answer is not None:
             return lasting_error(answer, failures, spent_s, wanted)
@@ -330,6 +366,10 @@ def acquire_reader(options: KafkaOptions, group: str) -> AbstractContextManager[
     limits = (options.poll_timeout_ms, options.connect_timeout_ms, options.fail_on_data_loss)
     key = (group, *limits, *options.client.items())
     return _POOL.acquire(key, lambda: RangeReader(options, group))
+
+
+def _describe(span: Range, position: int) -> str:
+    return f"the records of {span.partition} from offset {position} to {span.end_exclusive}"
 
 
 def _concerns(problem: ConsumerError, span: Range) -> bool:

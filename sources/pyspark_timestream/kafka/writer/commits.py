@@ -6,11 +6,12 @@ since: opening it there has ended this one.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant
+from pyspark_timestream.errors import DeliveryFailed
 from pyspark_timestream.kafka.writer.ledger import (
     MARKS,
     Entry,
@@ -23,9 +24,12 @@ from pyspark_timestream.producer.batch_transaction import BatchTransaction
 from pyspark_timestream.producer.entries import read_entries
 from pyspark_timestream.producer.marks import Headers, Writer
 
-__all__ = ["BatchCommits", "QueryRun"]
+__all__ = ["BatchCommits", "QueryRun", "repeat"]
 
+T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class BatchCommits:
             task = Place.find_task(options, run.query_id, group)
             return None if task in with_rows else task
 
-        found = read_entries(options.client, options.topic, find_task)
+        found = repeat(lambda: read_entries(options.client, options.topic, find_task))
         entries = {task: Entry.decode(*entry) for task, entry in found.items()}
         noted = {task: entry for task, entry in entries.items() if entry is not None}
         check_other_tasks(noted, batch, with_rows)
@@ -91,10 +95,18 @@ class BatchCommits:
     ) -> None:
         """Write the mark behind the batch's rows into every partition, unless it is written.
 
+        A fault that passes is met by a new producer, which ends the old one's transaction and then
+        reads what is written: so a mark that the old one did write is not written twice.
+
         Raises:
             ReplayDiffers: a later batch is written.
             DeliveryFailed: it cannot be written.
         """
+        repeat(lambda: self._write_mark(options, run, batch, mark_us))
+
+    def _write_mark(
+        self, options: KafkaWriteOptions, run: QueryRun, batch: int, mark_us: int
+    ) -> None:
         place = Place.of(options, run.query_id, MARKS)
         key = _key(options, place)
         try:
@@ -136,6 +148,26 @@ class BatchCommits:
         opened = self._opened.pop(key, None)
         if opened is not None:
             opened.transaction.close()
+
+
+def repeat(write: Callable[[], T], can_repeat: Callable[[], bool] = lambda: True) -> T:
+    """Call `write`, and again with a new client where the fault passes by itself; 3 times in all.
+
+    Args:
+        write: makes its own client.
+        can_repeat: prepares another attempt; false: there can be none.
+
+    Raises:
+        DeliveryFailed: the last attempt failed, or the fault stays.
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            return write()
+        except DeliveryFailed as error:
+            if not (left and error.may_repeat and can_repeat()):
+                raise
+            _LOG.warning("a new client tries it again: %s", error.problem)
+    raise AssertionError("every attempt returns or raises")
 
 
 def _key(options: KafkaWriteOptions, place: Place) -> tuple[Any, ...]:

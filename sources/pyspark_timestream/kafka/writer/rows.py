@@ -4,6 +4,7 @@ The columns are those of Spark's own Kafka sink but for `topic`, with `timestamp
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -42,6 +43,9 @@ _KINDS: Final = {
 
 _MILLISECOND_US: Final = 1_000
 _ANY_PARTITION: Final = -1
+_MAX_KEPT_BYTES: Final = 32 * 1024 * 1024
+"""Rows up to this size are kept, so that a task can write them again by itself."""
+
 _NOW: Final = 0
 """librdkafka stamps a record with this timestamp itself."""
 
@@ -196,7 +200,7 @@ class Block(NamedTuple):
 
 
 class TaskRows:
-    """The rows of a task as messages, block after block.
+    """The rows of a task as messages, block after block; again from the first, if they are few.
 
     Attributes:
         count: rows of data so far.
@@ -208,20 +212,50 @@ class TaskRows:
     """
 
     def __init__(self, header: str, blocks: Iterator[pa.RecordBatch]) -> None:
-        self._header, self._blocks = header, blocks
+        self._header = header
+        self._kept: list[pa.RecordBatch] | None = []
+        self._kept_bytes = 0
+        self._fresh = self._take_rows(blocks)
+        self._coming: Iterator[pa.RecordBatch] = self._fresh
         self.count = 0
         self.cti_us: int | None = None
 
+    def has_rows(self) -> bool:
+        """Whether there is a row of data; for the beginning. CTI rows before it are noted."""
+        first = next(self._fresh, None)
+        self._coming = self._fresh if first is None else chain([first], self._fresh)
+        return first is not None
+
     def next_block(self) -> Block | None:
         """The messages of the next block that has rows of data; None at the end."""
-        for block in self._blocks:
+        rows = next(self._coming, None)
+        if rows is None:
+            return None
+        self.count += rows.num_rows
+        return Block(build_messages(rows, self._header), rows.nbytes)
+
+    def rewind(self) -> bool:
+        """Go back to the first row; false if not all of them are kept any more."""
+        if self._kept is None:
+            return False
+        self._coming, self.count = chain(list(self._kept), self._fresh), 0
+        return True
+
+    def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for block in blocks:
             rows, cti_us = split_ctis(block)
             if cti_us is not None:
                 self.cti_us = cti_us if self.cti_us is None else max(self.cti_us, cti_us)
             if rows.num_rows:
-                self.count += rows.num_rows
-                return Block(build_messages(rows, self._header), rows.nbytes)
-        return None
+                self._keep(rows)
+                yield rows
+
+    def _keep(self, rows: pa.RecordBatch) -> None:
+        self._kept_bytes += rows.nbytes
+        if self._kept_bytes > _MAX_KEPT_BYTES:
+            self._kept = None
+        if self._kept is not None:
+            self._kept.append(rows)
 
 
 def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:

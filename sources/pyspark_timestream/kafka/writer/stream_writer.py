@@ -21,7 +21,7 @@ from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
 from pyspark_timestream.errors import SettingRefused
-from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun, repeat
 from pyspark_timestream.kafka.writer.ledger import (
     Entry,
     Place,
@@ -30,7 +30,6 @@ from pyspark_timestream.kafka.writer.ledger import (
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
-    Block,
     TaskRows,
     check_columns,
     find_cti_source,
@@ -104,14 +103,9 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         """Write a task's rows in one transaction, unless an earlier attempt has."""
         query_id, run_id, batch, task = _identify_task()
         rows = TaskRows(self._options.header, iterator)
-        first = rows.next_block()
-        if first is not None:
+        if rows.has_rows():
             place = Place.of(self._options, query_id, task)
-            transaction = _open(self._options, place)
-            try:
-                _write_once(transaction, place, batch, first, rows)
-            finally:
-                transaction.close()
+            repeat(lambda: _write(self._options, place, batch, rows), rows.rewind)
         freeze_objects()
         return WrittenTask(query_id, run_id, task, rows.count, rows.cti_us)
 
@@ -136,29 +130,28 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return max((each.cti_us for each in tasks if each.cti_us is not None), default=None)
 
 
-def _write_once(
-    transaction: BatchTransaction, place: Place, batch: int, first: Block, rows: TaskRows
-) -> None:
-    last = Entry.decode(*transaction.read_entry())
-    if last is not None and is_written(last, batch, place):
-        while rows.next_block():
-            pass
-        check_rows(last, rows.count, place)
-        return
-    transaction.begin()
+def _write(options: KafkaWriteOptions, place: Place, batch: int, rows: TaskRows) -> None:
+    """Write the rows in a transaction of its own, unless the batch is written already."""
+    transaction = BatchTransaction(
+        options.client, options.topic, place.transactional_id, place.group
+    )
     try:
-        block: Block | None = first
-        while block:
-            transaction.send(*block)
-            block = rows.next_block()
-        transaction.commit(*Entry(batch, rows=rows.count).encode())
-    except BaseException:
-        transaction.abort()
-        raise
-
-
-def _open(options: KafkaWriteOptions, place: Place) -> BatchTransaction:
-    return BatchTransaction(options.client, options.topic, place.transactional_id, place.group)
+        last = Entry.decode(*transaction.read_entry())
+        if last is not None and is_written(last, batch, place):
+            while rows.next_block():
+                pass
+            check_rows(last, rows.count, place)
+            return
+        transaction.begin()
+        try:
+            while block := rows.next_block():
+                transaction.send(*block)
+            transaction.commit(*Entry(batch, rows=rows.count).encode())
+        except BaseException:
+            transaction.abort()
+            raise
+    finally:
+        transaction.close()
 
 
 def _identify_task() -> tuple[str, str, int, int]:

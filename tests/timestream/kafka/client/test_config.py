@@ -6,7 +6,9 @@ import time
 
 import pytest
 
-from pyspark_timestream.kafka.client.config import admin_config, close_with_timeout, consumer_config
+from pyspark_timestream.kafka.client import bounded
+from pyspark_timestream.kafka.client.bounded import close_with_timeout
+from pyspark_timestream.kafka.client.config import admin_config, consumer_config
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 
 
@@ -49,6 +51,7 @@ def test_a_client_is_closed_also_where_python_ends(monkeypatch: pytest.MonkeyPat
     def no_more_threads(_: threading.Thread) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
+    monkeypatch.setattr(bounded, "_IDLE", [])
     monkeypatch.setattr(threading.Thread, "start", no_more_threads)
     closed: list[str] = []
     close_with_timeout(lambda: closed.append("closed"))

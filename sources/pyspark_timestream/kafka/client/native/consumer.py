@@ -15,8 +15,8 @@ from typing import Any, Final
 import confluent_kafka.cimpl
 from confluent_kafka import KafkaError, KafkaException
 
+from pyspark_timestream.kafka.client.bounded import close_with_timeout
 from pyspark_timestream.kafka.client.client_log import ClientLog
-from pyspark_timestream.kafka.client.config import close_with_timeout
 from pyspark_timestream.kafka.client.consumer import MAX_BLOCK_RECORDS, ConsumerError, PollResult
 from pyspark_timestream.kafka.client.native.library import (
     LIBRDKAFKA_FUNCTIONS,
@@ -235,6 +235,10 @@ class NativeConsumer:
     def close(self) -> None:
         """See `ColumnConsumer`; closing twice is harmless."""
         self._end()
+
+    def abandon(self) -> None:
+        """See `ColumnConsumer`; it is released when the call has returned, if it ever does."""
+        self._end.atexit = False
 
     def _read_errors(self, block: Block) -> tuple[ConsumerError, ...]:
         if not block.problem:

@@ -1,0 +1,178 @@
+"""Calls of a client library that does not return: given up in time, and without a trace."""
+
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from pyspark_timestream.kafka.client import bounded
+from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned, call_bounded
+from pyspark_timestream.kafka.client.retry import is_retriable
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "GRACE_S", 0.05)
+
+
+@pytest.fixture
+def gate():
+    """Opens in the end, so that no thread stays behind."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+class Hanging:
+    """A client whose `stuck` never returns by itself."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        self.gate, self.calls = gate, 0
+
+    def stuck(self, timeout: float = 0) -> str:
+        self.calls += 1
+        self.gate.wait()
+        return "late"
+
+    def sound(self, text: str, timeout: float = 0) -> str:
+        self.calls += 1
+        return text
+
+    def commit_transaction(self, *timeout: float) -> tuple[float, ...]:
+        return timeout
+
+
+def test_a_call_that_does_not_return_is_given_up_in_time_by_its_name(gate) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(CallAbandoned, match=r"librdkafka\) has not returned from stuck in 0 s"):
+        BoundedClient(Hanging(gate)).stuck(timeout=0.1)
+    assert 0.1 < time.monotonic() - began_s < 5
+
+
+def test_it_counts_as_a_time_out_that_may_pass() -> None:
+    error = CallAbandoned("commit", 20)
+    assert isinstance(error, KafkaException)
+    assert error.args[0].code() == KafkaError._TIMED_OUT
+    assert is_retriable(error.args[0])
+
+
+def test_a_client_with_an_abandoned_call_takes_no_other_and_keeps_one_thread(gate) -> None:
+    client = Hanging(gate)
+    guarded = BoundedClient(client)
+    with pytest.raises(CallAbandoned):
+        guarded.stuck()
+    before = threading.active_count()
+    for _ in range(20):
+        with pytest.raises(CallAbandoned, match="from a call before sound"):
+            guarded.sound("x")
+    assert (client.calls, threading.active_count()) == (1, before)
+    guarded.close()
+
+
+def test_results_and_errors_of_calls_are_those_of_the_client(gate) -> None:
+    guarded = BoundedClient(Hanging(gate))
+    assert guarded.sound("x", timeout=3) == "x"
+    assert guarded.commit_transaction(timeout=3) == (3,)
+    with pytest.raises(TypeError):
+        guarded.sound()
+    assert guarded.run(lambda client: client.sound("y"), 0, "sound") == "y"
+
+
+def test_calls_reuse_their_threads() -> None:
+    names = {call_bounded(threading.get_ident, 5, "ident") for _ in range(50)}
+    assert len(names) <= 2
+
+
+def test_a_request_without_an_answer_is_given_up(gate) -> None:
+    guarded, answer = BoundedClient(Hanging(gate)), Future[Any]()
+    with pytest.raises(CallAbandoned, match="list_offsets"):
+        guarded.wait(answer, 0.05, "list_offsets")
+    assert guarded.is_abandoned
+
+
+def test_abandoned_calls_of_a_process_are_bounded_and_counted_off_when_they_return(
+    gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "_MAX_ABANDONED", len(bounded._ABANDONED) + 3)
+    for _ in range(3):
+        with pytest.raises(CallAbandoned):
+            call_bounded(gate.wait, 0.05, "stuck")
+    with pytest.raises(CallAbandoned, match="so sound is not made"):
+        call_bounded(lambda: 1, 5, "sound")
+    gate.set()
+    deadline = time.monotonic() + 20
+    while len(bounded._ABANDONED) >= bounded._MAX_ABANDONED:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert call_bounded(lambda: 1, 5, "sound") == 1
+
+
+def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a part of the limit passes while the machine sleeps, so the answer still counts."""
+    waited: list[float] = []
+
+    class Sleepy:
+        def __init__(self) -> None:
+            self.found: Any = None
+
+        def put(self, found: Any) -> None:
+            self.found = found
+
+        def get(self, timeout: float | None = None) -> Any:
+            waited.append(timeout or 0)
+            if len(waited) < 5 or self.found is None:
+                time.sleep(0.01)
+                raise bounded.Empty
+            return self.found
+
+    class SleepyCall(bounded._Call):
+        def __init__(self, step: Any) -> None:
+            super().__init__(step)
+            self.answer = Sleepy()  # type: ignore[assignment]
+
+    monkeypatch.setattr(bounded, "_Call", SleepyCall)
+    assert call_bounded(lambda: "there", 100, "sound") == "there"
+    assert set(waited) == {1.0}
+
+
+ENDING = """
+import threading, time
+from pyspark_timestream.kafka.client import bounded
+bounded.GRACE_S = 0.05
+class Client:
+    def stuck(self): threading.Event().wait()
+    def __del__(self): time.sleep(60)
+client = bounded.BoundedClient(Client())
+try:
+    client.stuck()
+except bounded.CallAbandoned as error:
+    print(error.args[0].str())
+client.close()
+"""
+
+
+def test_a_process_with_an_abandoned_call_ends() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert "has not returned from stuck" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_client_that_hangs_when_it_is_freed_holds_nobody_up(
+    caplog: pytest.LogCaptureFixture, gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Heavy:
+        def __del__(self) -> None:
+            gate.wait()
+
+    monkeypatch.setattr(bounded.close_with_timeout, "__defaults__", (0.1,))
+    began_s = time.monotonic()
+    BoundedClient(Heavy()).close()
+    assert time.monotonic() - began_s < 5
+    assert "left behind" in caplog.text
