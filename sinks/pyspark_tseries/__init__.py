@@ -29,11 +29,13 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.describe import describe
+    from pyspark_tseries.model.erasures import Erasure
     from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
 
 __all__ = [
     "DefaultSource",
+    "Erasure",
     "Event",
     "EventMetadata",
     "IncompatibleValue",
@@ -66,6 +68,7 @@ _MODULES = {
     **dict.fromkeys(["UpdateFailed", "WrongClock"], "errors"),
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "DefaultSource": "spark.source",
+    "Erasure": "model.erasures",
     "RangeQuery": "client.range_query",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",

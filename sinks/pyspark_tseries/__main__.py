@@ -1,7 +1,7 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
-The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain` and
-`forget-writer`.
+The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`, `erase`,
+`erasures` and `forget-writer`.
 """
 
 import argparse
@@ -20,8 +20,10 @@ from pyspark_tseries.maintain.background import (
 )
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.describe import describe
+from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
@@ -50,6 +52,18 @@ def main(arguments: list[str] | None = None) -> int:
         if name == "forget-writer":
             command.add_argument(
                 "--writer", required=True, help="the writer, as describe names it in cti_writers"
+            )
+        if name == "erase":
+            command.add_argument("--series", required=True, help="the name of the series")
+            command.add_argument(
+                "--sequence",
+                type=int,
+                nargs="+",
+                required=True,
+                help="the sequences of the events; edits of these are erased, too",
+            )
+            command.add_argument(
+                "--reason", required=True, help="why; it is kept with the act and shown by erasures"
             )
         if name == "repair":
             command.add_argument(
@@ -125,13 +139,37 @@ def _maintain(path: Location, given: argparse.Namespace) -> int:
     return 0 if maintain(path, principal=given.principal) else 2
 
 
+def _erase(path: Location, given: argparse.Namespace) -> int:
+    act = erase(path, given.series, given.sequence, given.reason, principal=given.principal)
+    if act is None:
+        print("all of them were erased before")
+        return 0
+    _print_act(act)
+    if act.files:
+        print(
+            "what 'files' names still has the values: in ten minutes or later, let it be removed "
+            f"with: python -m pyspark_tseries maintain {path.root}"
+        )
+    return 0
+
+
+def _erasures(path: Location, given: argparse.Namespace) -> int:
+    for act in list_erasures(Store.open(path)):
+        _print_act(act)
+    return 0
+
+
+def _print_act(act: Erasure) -> None:
+    print(json.dumps(dataclasses.asdict(act), ensure_ascii=False))
+
+
 def _forget_writer(path: Location, given: argparse.Namespace) -> int:
     principal = os_user() if given.principal is None else given.principal
     forget_writer(Store.open(path), given.writer, now_us(), principal)
     return 0
 
 
-OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "forget-writer")
+OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-writer")
 """Commands that need the right `own` if the store has a policy."""
 
 COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] = {
@@ -143,6 +181,8 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     ),
     "rebuild": ("rebuilds the head from the events", _rebuild),
     "compact": ("rewrites files clustered by series, removes events out of range", _compact),
+    "erase": ("makes the values of events null, and those of their edits", _erase),
+    "erasures": ("prints who erased which events, when and why, a line an act", _erasures),
     "forget-writer": ("lets a writer hold back the store's CTI no more", _forget_writer),
     "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }

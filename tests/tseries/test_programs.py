@@ -1,7 +1,7 @@
 """Any program of writes and upkeep gives what a model of the rules in memory gives.
 
 Batches of timed and untimed rows and edits, under every policy, refused ones included, compactions,
-restarts and changes of the retained range; then queries of every kind, as of any moment, and a
+restarts, erased values and changes of the retained range; then queries of every kind, as of any moment, and a
 subscriber that came in the middle.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import VALUE, batch, sight_as_of
+from tseries.builders import VALUE, batch, sight_as_of, stored
 from tseries.read.test_select import QUERIES, oracle
 from tseries.subscribe.subscriber import Client
 
@@ -18,6 +18,7 @@ from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain import compaction
 from pyspark_tseries.maintain.compactor import compact, merge_runs
+from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Point, Query, Range
 from pyspark_tseries.model.retention import NO_EVENTS, RetainedRange
@@ -45,6 +46,7 @@ BATCHES = st.fixed_dictionaries(
 STEPS = st.one_of(
     *[BATCHES] * 4,
     RANGES,
+    st.tuples(st.just("erase"), NAMES, st.integers(0, 6)),
     st.sampled_from(["compact", "merge", "reopen", "rebuild", "poll", "subscribe"]),
 )
 
@@ -55,56 +57,82 @@ class RefusedError(Exception):
 
 @dataclass
 class Model:
-    """The rules: per series events (time, what it edits or None), and what is gone for good."""
+    """The rules: per series events (time, what it edits or None, the commit's time).
+
+    `gone` is what is out of range for good, `erased` what has no value any more.
+    """
 
     retained: RetainedRange
     series: dict = field(default_factory=dict)
     gone: set = field(default_factory=set)
+    erased: set = field(default_factory=set)
     past: list = field(default_factory=list)
 
-    def originals(self, name):
+    def counted(self, name, events):
+        """The events that are not erased, with their sequences."""
+        return [(n, *event) for n, event in enumerate(events) if (name, n) not in self.erased]
+
+    def originals(self, name, events=None):
         """The sequences of the originals inside the retained range."""
-        events, keep = self.series.get(name, []), self.retained
-        newest = max((us for us, of in events if of is None), default=0)
-        for sequence, (us, of) in enumerate(events):
+        events, keep = self.series.get(name, []) if events is None else events, self.retained
+        newest = max((us for _, us, of, _ in self.counted(name, events) if of is None), default=0)
+        for sequence, (us, of, _) in enumerate(events):
             late = keep.limit is not None and sequence < len(events) - keep.limit
             old = keep.last_us is not None and us < newest - keep.last_us
             if of is None and not late and not old and (name, sequence) not in self.gone:
                 yield sequence
 
-    def seen(self, name):
-        """Its events as the oracle of queries takes them: (sequence, time, what it edits or -1)."""
-        kept = set(self.originals(name))
-        events = enumerate(self.series.get(name, []))
-        return [(n, us, -1 if of is None else of) for n, (us, of) in events if {n, of} & kept]
+    def seen(self, name, count=None):
+        """The first `count` events as the oracle of queries takes them."""
+        events = self.series.get(name, [])[:count]
+        kept = set(self.originals(name, events))
+        return [
+            (n, us, -1 if of is None else of, (name, n) in self.erased)
+            for n, (us, of, _) in enumerate(events)
+            if {n, of} & kept
+        ]
 
     def add(self, rows, edits, policy, missing, clock, now):
         new = {name: list(events) for name, events in self.series.items()}
         kept = {name: set(self.originals(name)) for name in "ab"}
 
         def assigned(name):
-            newest = max((us for us, _ in new.get(name, [])), default=None)
+            there = self.counted(name, new.get(name, []))
+            newest = max(
+                (us if of is None else min(us, at) for _, us, of, at in there), default=None
+            )
             if newest is None and clock == "event":
                 raise RefusedError
             return max(filter(None, [newest, now * (clock == "wall")]), default=0)
 
         for name, ms in sorted(rows, key=lambda row: (row[1] is None, row[1] or 0)):
-            before = max((us for us, of in self.series.get(name, []) if of is None), default=0)
+            there = self.counted(name, self.series.get(name, []))
+            before = max((us for _, us, of, _ in there if of is None), default=0)
             us = assigned(name) if ms is None else ms * MS
             if ms is not None and us < before:
                 if policy == "fail":
                     raise RefusedError
                 us = before
             if ms is None or us == ms * MS or policy == "adjust":
-                new.setdefault(name, []).append((us, None))
+                new.setdefault(name, []).append((us, None, now))
         for name, target in edits:
             events, old = new.get(name, []), len(self.series.get(name, []))
             there = target in kept[name] if target < old else target < len(events)
-            if there and events[target][1] is None:
-                events.append((assigned(name), target))
+            if there and events[target][1] is None and (name, target) not in self.erased:
+                events.append((assigned(name), target, now))
             elif missing == "fail":
                 raise RefusedError
         self.series = new
+
+    def erase(self, name, sequence, stored):
+        """Erases an event and its edits; `stored` are the events that are there still."""
+        events = self.series[name]
+        edits = {(name, n) for n, (_, of, _) in enumerate(events) if of == sequence}
+        self.erased |= edits | {(name, sequence)}
+        removed = [n for n in range(len(events)) if (name, n) not in stored]
+        left = [n for n, _, of, _ in self.counted(name, events) if of is None]
+        hidden = [n for n in left[-1:] if (name, n) in self.gone]
+        self.gone |= {(name, n) for n in range(max([*removed, *hidden], default=-1) + 1)}
 
     def narrow(self, retained):
         kept = {(name, n) for name in self.series for n in self.originals(name)}
@@ -115,7 +143,7 @@ class Model:
         return sum(map(len, self.series.values()))
 
     def remember(self, now):
-        self.past.append((now, {name: self.seen(name) for name in "ab"}))
+        self.past.append((now, {name: len(self.series.get(name, [])) for name in "ab"}))
 
 
 def carry_out(path, model, step, now):
@@ -136,6 +164,16 @@ def carry_out(path, model, step, now):
         if changed:
             model.narrow(step)
         return changed
+    elif step[0] == "erase":
+        _, name, sequence = step
+        if sequence < len(model.series.get(name, [])):
+            was = {(name, sequence)} <= model.erased
+            act = erase(path, name, sequence, "test", clock=lambda: now)
+            assert act is not None or was
+            model.erase(name, sequence, set(stored(path, "series", "sequence")))
+        else:
+            with pytest.raises(NoSuchEvent, match="has no event"):
+                erase(path, name, sequence, "test", clock=lambda: now)
     elif step == "compact":
         return bool(compact(path, now).removed_events)
     elif step == "merge":
@@ -203,9 +241,13 @@ def test_any_program_equals_the_model(tmp_path_factory, retained, steps, asked):
             waits = limits or (waits and model.count() == events)
         model.remember(now)
     assert verify(path) == []
+    for name, sequence, value in stored(path, "series", "sequence", "value"):
+        assert (value is None) == ((name, sequence) in model.erased)
     for query, moment in asked:
-        check(Store.open(path).snapshot_with_index(), scaled(query), model.past[-1][1])
-        us, seen = model.past[min(moment, len(steps))]
+        now_seen = {name: model.seen(name) for name in "ab"}
+        check(Store.open(path).snapshot_with_index(), scaled(query), now_seen)
+        us, counts = model.past[min(moment, len(steps))]
+        seen = {name: model.seen(name, count) for name, count in counts.items()}
         try:
             sight = sight_as_of(Store.open(path), us)
         except InvalidQuery:

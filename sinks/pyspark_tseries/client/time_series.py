@@ -39,8 +39,10 @@ from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, OutOfOrder, U
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.describe import describe
+from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT, type_name
+from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
 from pyspark_tseries.model.query import timedelta_to_us
@@ -288,6 +290,33 @@ class TimeSeries:
         """
         self._store.refresh()
         forget_writer(self._store, writer, now_us(), self._author)
+
+    def erase(self, series: str, sequences: int | Iterable[int], reason: str) -> Erasure | None:
+        """Erase the values of events, and of all edits of them: they are null from now on.
+
+        Subscribers get no event. What still holds a value on the disk is in `files` of the result;
+        the next maintenance that begins ten minutes or more from now removes it.
+
+        Args:
+            series: its name.
+            sequences: of originals, which can no longer be edited then, or of single edits.
+            reason: why; it is kept, with the author of this object and the time.
+
+        Returns:
+            The act; None if all of them were erased before.
+
+        Raises:
+            NoSuchEvent: the series has never had one of the events; nothing is erased.
+            IncompatibleValue: a sequence or reason that is none.
+            PermissionDenied: the store has a policy, and the author is not an owner.
+            StoreBusy: other writers won every attempt.
+        """
+        return erase(self._store.location, series, sequences, reason, principal=self._author)
+
+    def erasures(self) -> list[Erasure]:
+        """The acts that have erased values, oldest first, with the files that hold some still."""
+        self._store.refresh()
+        return list_erasures(self._store)
 
     def set_retained_range(self, retained_range: str) -> None:
         """Set the retained range from now on; events already out of range do not come back.

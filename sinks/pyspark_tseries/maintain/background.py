@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.maintain.erased_bytes import remove_erased_bytes
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
@@ -237,6 +238,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
         _list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
     )
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
+    remove_erased_bytes(store, now_us)
     # At last, because Delta reads a checkpoint again where it has read it before.
     location.remove(_list_obsolete_log(location, now_us))
 

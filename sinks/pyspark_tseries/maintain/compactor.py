@@ -4,7 +4,7 @@ Appends continue meanwhile: the commit does not change the head, so neither can 
 """
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from pyspark_tseries.errors import StoreBusy, UnusableStore
 from pyspark_tseries.maintain.compaction import choose_files, find_horizon, select_kept_events
 from pyspark_tseries.model.arrays import encode_runs, sort_keys, to_int64
-from pyspark_tseries.model.columns import table_schema
+from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.properties import min_retention_us
 from pyspark_tseries.model.series_state import STATE_COLUMNS, combine_states, compute_state
 from pyspark_tseries.model.slices import Sample, Slice, split_slices
@@ -29,7 +29,7 @@ from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
-__all__ = ["MAX_SLICE_BYTES", "CompactionResult", "compact", "merge_runs"]
+__all__ = ["MAX_SLICE_BYTES", "CompactionResult", "Merge", "compact", "merge_runs"]
 
 MAX_SLICE_BYTES: Final = 128 * 1024 * 1024
 """Uncompressed size of what is in memory at once, and becomes one file."""
@@ -84,13 +84,10 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> CompactionResu
         chosen = choose_files(snapshot.files, everything=everything)
         if not chosen:
             return CompactionResult()
-        merge = _Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
+        merge = Merge(store, snapshot, chosen, now_us - min_retention_us(store.log.properties()))
         if not merge.is_due():
             return CompactionResult(len(chosen), len(chosen), 0)
-        written = _write_files(store, merge)
-        if not merge.is_complete():
-            _discard(store, written)
-            raise _lost_events_error(store)
+        written = merge.write_all()
         horizon = merge.horizon if merge.removed else None
         certain = True
         try:
@@ -108,8 +105,8 @@ def merge_runs(store: Store, now_us: int, *, everything: bool) -> CompactionResu
         if isinstance(lost, OSError):
             raise lost
     raise StoreBusy(
-        f"store '{store.root}': other compactions were first in all of {MAX_ATTEMPTS} attempts; "
-        "nothing was changed",
+        f"store '{store.root}': other compactions, or acts of erasing, were first in all of "
+        f"{MAX_ATTEMPTS} attempts; nothing was changed",
         next_step="leave it to them, or try again later",
     ) from lost
 
@@ -122,17 +119,6 @@ def _lost_events_error(store: Store) -> UnusableStore:
     )
 
 
-def _write_files(store: Store, merge: "_Merge") -> list[WrittenFile]:
-    written: list[WrittenFile] = []
-    try:
-        for file in merge.write_files():
-            written.append(file)  # noqa: PERF402 what was written is known when one fails
-    except BaseException:
-        _discard(store, written)
-        raise
-    return written
-
-
 def _list_live_paths(store: Store) -> set[str]:
     return {file.path for file in store.snapshot().files}
 
@@ -141,14 +127,28 @@ def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
     store.location.remove(store.location.file(file.path) for file in written)
 
 
-class _Merge:
-    """One attempt at a compaction: its input files, the state of their series, its output."""
+class Merge:
+    """One attempt to rewrite files: its input files, the state of their series, its output.
+
+    Args:
+        store: the store.
+        snapshot: of it.
+        chosen: the files to rewrite.
+        latest_us: events of later commits stay; all stay if not all files are chosen.
+        change: applied to the events of each slice; it leaves out and adds none.
+    """
 
     def __init__(
-        self, store: Store, snapshot: Snapshot, chosen: Sequence[DataFile], latest_us: int
+        self,
+        store: Store,
+        snapshot: Snapshot,
+        chosen: Sequence[DataFile],
+        latest_us: int,
+        change: Callable[[pa.Table], pa.Table] | None = None,
     ) -> None:
+        self._store, self._change = store, change
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
-        self._schema = pa.schema(list(table_schema(snapshot.values))[:-1])
+        self._schema = file_schema(snapshot.values)
         self._head = store.index()[1]
         self._whole = len(chosen) == len(snapshot.files)
         self.horizon = self._find_horizon(latest_us) if self._whole else -1
@@ -194,7 +194,25 @@ class _Merge:
             return np.ones(events.num_rows, bool)
         return select_kept_events(events, self._states, self._head, retained, self.horizon)
 
-    def write_files(self) -> Iterator[WrittenFile]:
+    def write_all(self) -> list[WrittenFile]:
+        """Write the new files; none is left if one cannot be written.
+
+        Raises:
+            UnusableStore: the log and the files disagree.
+            OSError: a file cannot be read or written.
+        """
+        written: list[WrittenFile] = []
+        try:
+            for file in self._write_files():
+                written.append(file)  # noqa: PERF402 what was written is known when one fails
+            if self._found != self._kept_rows + self.removed:
+                raise _lost_events_error(self._store)
+        except BaseException:
+            _discard(self._store, written)
+            raise
+        return written
+
+    def _write_files(self) -> Iterator[WrittenFile]:
         """Write the new files, with one slice in memory at a time."""
         run = secrets.randbits(62)
         commits = (
@@ -212,10 +230,6 @@ class _Merge:
                     path = files.compacted_path(kind, commits, run, number)
                     yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
-    def is_complete(self) -> bool:
-        """Return whether every event was either written or deliberately removed."""
-        return self._found == self._kept_rows + self.removed
-
     def _merge_slice(self, data: Sequence[DataFile], part: Slice) -> pa.Table:
         table = read_slice(self._location, data, part, self._schema, self._schema.names)
         if not table.num_rows:
@@ -226,7 +240,8 @@ class _Merge:
         names, codes = encode_runs(table["series"])
         order = sort_keys(codes, to_int64(table["sequence"]))
         table = table.take(pa.array(order)).combine_chunks()
-        return table.set_column(0, "series", series_column(names, codes[order]))
+        table = table.set_column(0, "series", series_column(names, codes[order]))
+        return table if self._change is None else self._change(table)
 
 
 def _estimate_row_bytes(location: Location, file: DataFile, schema: pa.Schema) -> int:

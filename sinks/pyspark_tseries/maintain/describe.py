@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyspark_timestream.connector.instants import format_instant
+from pyspark_tseries.maintain.erased_bytes import find_files_with_values, open_acts
 from pyspark_tseries.model.columns import type_name
 from pyspark_tseries.model.retention import DEFAULT_RANGE, format_range
+from pyspark_tseries.storage.erasure_files import read_records
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.store import Store
 
@@ -21,7 +23,8 @@ def describe(
     queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
     store was created, with the latest example of each. `cti` is what the store promises: no
     original before it is appended any more; `cti_writers` has the CTI of each writer, None for one
-    that has given none.
+    that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
+    what still has some of these: the next maintenance ten minutes after an act removes it.
 
     Raises:
         NoSuchStore: there is none.
@@ -50,6 +53,8 @@ def describe(
         "last_adjusted": metadata.last_adjusted,
         "cti": _format(metadata.ctis.promised_us),
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
+        "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
+        "erasure_files": find_files_with_values(store, open_acts(store)),
         "upkeep_error": _read_maintenance_error(snapshot.location),
     }
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.slices import Sample
 from pyspark_tseries.storage.data_files import DataFile, FileStats, compute_stats, describe_contents
 from pyspark_tseries.storage.footer_cache import Footer
@@ -81,7 +82,8 @@ def _check_content(
     footer = source.footer
     wanted = pa.schema([*BASE_SCHEMA, *values])
     kinds = footer.metadata.schema.to_arrow_schema()
-    for name in (name for name in BASE_SCHEMA.names if name not in footer.names):
+    required = [name for name in BASE_SCHEMA.names if name != ERASURE_FIELD.name]
+    for name in (name for name in required if name not in footer.names):
         raise _DamagedFile(f"has no column '{name}'")
     for name in (name for name in wanted.names if name in footer.names):
         if not _has_type(kinds.field(name).type, wanted.field(name).type, file):
@@ -101,6 +103,7 @@ def _check_content(
         rows += table.num_rows
         if table.num_rows:
             last = _check_order(table, file, last)
+            _check_erased(table, values)
             extent = compute_stats(table)
             found.extent = found.extent.extended_with(extent) if found.extent else extent
             found.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
@@ -111,6 +114,16 @@ def _check_content(
 def _has_type(kind: pa.DataType, wanted: pa.DataType, file: DataFile) -> bool:
     # Writers name some nested fields, such as the elements of lists, differently.
     return file.is_foreign or pa.types.is_nested(wanted) or kind == wanted
+
+
+def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:
+    """Raise _DamagedFile if an event that an act has erased has a value."""
+    if ERASURE_FIELD.name not in table.column_names:
+        return
+    erased = table.filter(table[ERASURE_FIELD.name].is_valid())
+    for name in (value.name for value in values if value.name in table.column_names):
+        if erased[name].null_count != erased.num_rows:
+            raise _DamagedFile(f"has a value of an erased event in column '{name}'")
 
 
 def _check_footer(table: pa.Table, footer: Footer, group: int) -> None:

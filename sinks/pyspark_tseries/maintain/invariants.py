@@ -3,7 +3,7 @@
 The rules are semantics 15 to 19. In every series
 
 - sequences are contiguous, each stored once;
-- timestamps of originals do not decrease;
+- timestamps of originals that are not erased do not decrease;
 - commit numbers do not decrease, and each commit has one time, later than those before it;
 - an edit names an earlier original, and repeats its timestamp and author;
 - the head agrees with the events of the series.
@@ -40,6 +40,7 @@ __all__ = ["CHECKED_COLUMNS", "CompactionHorizon", "find_violations"]
 CHECKED_COLUMNS: Final = (
     *("series", "sequence", "timestamp", "author"),
     *("original_sequence", "original_timestamp", "original_author", "commit", "commit_time"),
+    "erasure",
 )
 """The columns that the checks read."""
 
@@ -62,7 +63,12 @@ class CompactionHorizon:
 
 @dataclass(frozen=True, slots=True)
 class _Events:
-    """Events sorted by key; `same` flags those with a predecessor in their series."""
+    """Events sorted by key.
+
+    Attributes:
+        same: flags those with a predecessor in their series.
+        timed: flags originals that are not erased: their times do not decrease.
+    """
 
     names: list[str]
     codes: Int64Array
@@ -72,6 +78,7 @@ class _Events:
     commit: Int64Array
     commit_us: Int64Array
     same: BoolArray
+    timed: BoolArray
     table: pa.Table
 
     def key(self, row: int) -> str:
@@ -114,6 +121,7 @@ def _sort_events(events: pa.Table) -> _Events:
         to_int64(table["commit"]),
         to_int64(table["commit_time"]),
         np.diff(codes, prepend=-1) == 0,
+        (edited == NO_ORIGINAL) & table["erasure"].is_null().to_numpy(),
         table,
     )
 
@@ -129,7 +137,7 @@ def _find_required_sequences(
     floors = head.min_retained(events.names)
     newest = to_int64(states["horizon_sequence"]), to_int64(states["horizon_us"])
     required, oldest_us = min_retained(compacted.retained, *newest, floors)
-    inside = (events.edited == NO_ORIGINAL) & (events.us >= oldest_us[events.codes])
+    inside = events.timed & (events.us >= oldest_us[events.codes])
     first = np.full(len(required), np.iinfo(np.int64).max)
     np.minimum.at(first, events.codes[inside], events.sequence[inside])
     first[oldest_us <= NEVER_US] = 0
@@ -149,7 +157,7 @@ def _check_sequences(events: _Events, required: Int64Array) -> Iterator[str]:
 
 
 def _check_timestamps(events: _Events) -> Iterator[str]:
-    rows = np.flatnonzero(events.edited == NO_ORIGINAL)
+    rows = np.flatnonzero(events.timed)
     back = (np.diff(events.us[rows], prepend=0) < 0) & (
         np.diff(events.codes[rows], prepend=-1) == 0
     )

@@ -15,6 +15,7 @@ from pyspark_tseries.maintain.file_check import check_file
 from pyspark_tseries.maintain.head_recovery import recover_head
 from pyspark_tseries.maintain.invariants import CHECKED_COLUMNS, CompactionHorizon, find_violations
 from pyspark_tseries.maintain.log_statistics import describe_contradiction, read_logged_bounds
+from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.commit_time import MAX_CLOCK_SKEW_US
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
@@ -27,7 +28,8 @@ from pyspark_tseries.model.slices import Sample, Slice, split_slices
 from pyspark_tseries.promise.record import EARLIER_VERSIONS
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_slice, scan_state
+from pyspark_tseries.storage.erasure_files import list_records, read_records
+from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_slice, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_index
 from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
 from pyspark_tseries.store.ownership import require_owner
@@ -78,6 +80,11 @@ def _find_violations(store: Store) -> Iterator[str]:
     except UnusableStore as error:
         head = None
         yield str(error)
+    try:
+        for _ in read_records(store.location, None if head is None else head.metadata.erasure):
+            pass
+    except UnusableStore as error:
+        yield str(error)
     readable: list[DataFile] = []
     samples: list[Sample] = []
     values, logged = store.values, read_logged_bounds(store)
@@ -122,6 +129,17 @@ def _read_slice(
     return read_slice(location, data, part, BASE_SCHEMA, columns)
 
 
+def _find_last_act(store: Store, known: str | None) -> str | None:
+    """The id of the last act that erased a stored event, or `known` where that is later."""
+    ids = {known}
+    for file in store.data_files():
+        for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
+            ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
+    acts = (record.act for record in list_records(store.location) if record.act.id in ids)
+    last = max(acts, key=lambda act: act.commit, default=None)
+    return known if last is None else last.id
+
+
 def rebuild(
     path: str | Location,
     storage_options: Mapping[str, str] | None = None,
@@ -158,8 +176,16 @@ def rebuild(
         # Writers that began in a head that cannot be read are not in the record of an older one.
         ctis = metadata.ctis
         ctis = ctis if recovered.current else ctis.advance(EARLIER_VERSIONS, None, number)
+        erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)
         metadata = dataclasses.replace(
-            metadata, parent=None, commit=number, commit_us=commit_us, depth=0, rows=0, ctis=ctis
+            metadata,
+            parent=None,
+            commit=number,
+            commit_us=commit_us,
+            depth=0,
+            rows=0,
+            ctis=ctis,
+            erasure=erasure,
         )
         head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), metadata))
         return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))

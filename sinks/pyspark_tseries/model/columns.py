@@ -9,10 +9,12 @@ from pyspark_tseries.errors import IncompatibleValue
 
 __all__ = [
     "COMMIT_FIELDS",
+    "ERASURE_FIELD",
     "EVENT_FIELDS",
     "INSTANT",
     "ORIGINAL_FIELDS",
     "RESERVED_NAMES",
+    "file_schema",
     "find_later_columns",
     "new_value_field",
     "query_schema",
@@ -41,8 +43,15 @@ COMMIT_FIELDS: Final = (
     pa.field("commit_time", INSTANT, nullable=False),
 )
 _KIND_FIELD: Final = pa.field("kind", pa.string(), nullable=False)
+ERASURE_FIELD: Final = pa.field("erasure", pa.string())
+"""The id of the act that erased the event, null for all others (semantics 18.6).
+
+The first act adds this column to the table, and only files with such an event have it.
+"""
+
 RESERVED_NAMES: Final = tuple(
-    field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD)
+    field.name
+    for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD, ERASURE_FIELD)
 )
 """Names that no value column may have; case does not matter."""
 
@@ -70,6 +79,11 @@ def table_schema(values: Iterable[pa.Field]) -> pa.Schema:
     `kind` (`event` or `edit`) is the partition column: edits stay in few small files.
     """
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD])
+
+
+def file_schema(values: Iterable[pa.Field]) -> pa.Schema:
+    """The columns of a data file: those of the table, without `kind` and with `erasure`."""
+    return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS, *COMMIT_FIELDS, ERASURE_FIELD])
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:

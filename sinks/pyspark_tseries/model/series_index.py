@@ -136,6 +136,7 @@ class CommitMetadata:
         retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
         policy: the policy as JSON, if it was set after the creation.
+        erasure: the id of the last act that erased events; None if there was none.
         ctis: what the writers have promised.
     """
 
@@ -151,6 +152,7 @@ class CommitMetadata:
     retained: str | None = None
     retained_since: int | None = None
     policy: str | None = None
+    erasure: str | None = None
     ctis: CtiRecord = field(default_factory=CtiRecord)
 
 

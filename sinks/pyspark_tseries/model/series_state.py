@@ -1,7 +1,7 @@
 """The state of every series, computed from its events: it rebuilds a lost series index.
 
-That is possible because compaction always keeps a series' newest event, its
-newest original and its newest edit, so `compute_state` of the remaining events gives the same.
+That is possible because compaction always keeps a series' last event, and its newest original and
+newest edit that are not erased, so `compute_state` of the remaining events gives the same.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,9 @@ from pyspark_tseries.model.series_index import make_delta
 
 __all__ = ["STATE_COLUMNS", "combine_states", "compute_state", "state_to_delta"]
 
-STATE_COLUMNS: Final = ("series", "sequence", "timestamp", "original_sequence", "commit")
+STATE_COLUMNS: Final = (
+    *("series", "sequence", "timestamp", "original_sequence", "commit", "commit_time", "erasure"),
+)
 """The columns of events that the state of a series is computed from."""
 
 _EMPTY: Final = {
@@ -32,9 +34,10 @@ _EMPTY: Final = {
 def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     """The state of each series, one row each; NO_SEQUENCE or NEVER_US if no event counts.
 
-    `last_sequence`, `newest_us`: of any event; `original_sequence`, `original_us`: of originals;
-    `edit_sequence`: of edits; `horizon_sequence`, `horizon_us`: the last sequence and the newest
-    original's timestamp among the commits up to `horizon`, inclusive.
+    `last_sequence`: of any event; `newest_us`: of any event that is not erased, an edit's time at
+    most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
+    `edit_sequence`: of edits that are not; `horizon_sequence`, `horizon_us`: the last sequence and
+    the newest such original's timestamp among the commits up to `horizon`, inclusive.
 
     Args:
         events: the columns `STATE_COLUMNS`.
@@ -42,15 +45,21 @@ def compute_state(events: pa.Table, horizon: int) -> pa.Table:
     """
     sequence = events["sequence"]
     us = events["timestamp"].cast(pa.int64())
-    original = pc.is_null(events["original_sequence"])
+    there = pc.is_null(events["erasure"])
+    is_edit = pc.is_valid(events["original_sequence"])
+    original, edit = pc.and_not(there, is_edit), pc.and_(there, is_edit)
+    # An edit may have its time from an original in the future, which is erased by now (18.8).
+    counted_us = pc.if_else(
+        edit, pc.min_element_wise(us, events["commit_time"].cast(pa.int64())), us
+    )
     early = pc.less_equal(events["commit"], horizon)
     none = pa.scalar(None, pa.int64())
     columns = {
         "last_sequence": sequence,
-        "newest_us": us,
+        "newest_us": pc.if_else(there, counted_us, none),
         "original_sequence": pc.if_else(original, sequence, none),
         "original_us": pc.if_else(original, us, none),
-        "edit_sequence": pc.if_else(original, none, sequence),
+        "edit_sequence": pc.if_else(edit, sequence, none),
         "horizon_sequence": pc.if_else(early, sequence, none),
         "horizon_us": pc.if_else(pc.and_(early, original), us, none),
     }

@@ -25,7 +25,7 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import query_schema
+from pyspark_tseries.model.columns import ERASURE_FIELD, query_schema
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, retained_mask
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
@@ -90,7 +90,8 @@ def run_query(
     """
     names = pick_columns(query_schema(snapshot.values), columns).names
     scan = Scan(snapshot, head, query, series, part)
-    rows = scan.read(list(dict.fromkeys([*names, *EVALUATED_COLUMNS])))
+    judged = (*EVALUATED_COLUMNS, *([ERASURE_FIELD.name] if snapshot.has_erasures else []))
+    rows = scan.read(list(dict.fromkeys([*names, *judged])))
     if _may_hide(snapshot.retained, head):
         rows = rows.filter(pa.array(select_visible(rows, head, snapshot.retained)))
     distinct, codes = encode_runs(rows["series"])
@@ -101,9 +102,21 @@ def run_query(
         sequence=to_int64(rows["sequence"])[order],
         us=to_int64(rows["timestamp"])[order],
         original=to_int64(rows["original_sequence"].fill_null(NO_SEQUENCE))[order],
+        erased=_find_erased(rows, order),
     )
     found = select(events, query)
     return Answer(_take_rows(rows.select(names), order[found.rows]), found.selected)
+
+
+def _find_erased(rows: pa.Table, order: Int64Array) -> BoolArray | None:
+    """Flags of the erased events among `rows` in their `order`; None if there are none."""
+    if ERASURE_FIELD.name not in rows.column_names:
+        return None
+    column = rows[ERASURE_FIELD.name]
+    if column.null_count == rows.num_rows:
+        return None
+    flags: BoolArray = column.is_valid().to_numpy()[order]
+    return flags
 
 
 def _take_rows(rows: pa.Table, wanted: Int64Array) -> pa.Table:
@@ -147,7 +160,7 @@ class Scan:
     ) -> None:
         self._location = snapshot.location
         self._part = part
-        self._schema = query_schema(snapshot.values)
+        self._schema = query_schema(snapshot.values).append(ERASURE_FIELD)
         self._as_of = snapshot.as_of
         self._names = None if series is None else _find_known(series, head)
         touched = [file for file in snapshot.files if self._has_series_in(file)]

@@ -37,6 +37,7 @@ class Events:
         sequence: each row's.
         us: each row's timestamp.
         original: the sequence that each row overrides, NO_SEQUENCE for an original.
+        erased: a flag for each row; None if no row is erased.
     """
 
     names: pa.Array
@@ -44,6 +45,7 @@ class Events:
     sequence: Int64Array
     us: Int64Array
     original: Int64Array
+    erased: BoolArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +176,22 @@ class _Slots:
         return np.bincount(self._codes, minlength=len(self.events.names))
 
     @cached_property
+    def _timed(self) -> BoolArray | None:
+        """Flags of the slots that can be found by their time; None stands for all."""
+        return None if self.events.erased is None else ~self.events.erased[self._rows]
+
+    @cached_property
     def last_us(self) -> Int64Array:
-        """The timestamp of the last event, of any kind, of each series."""
+        """The timestamp of each series' last event that is not erased; else of its last one."""
         series = np.arange(len(self.events.names))
-        return self.events.us[np.searchsorted(self.events.codes, series, "right") - 1]
+        last = np.searchsorted(self.events.codes, series, "right") - 1
+        if self.events.erased is not None:
+            there = np.flatnonzero(~self.events.erased)
+            codes = self.events.codes[there]
+            ends = np.searchsorted(codes, series, "right") - 1
+            found = (ends >= 0) & (codes[np.maximum(ends, 0)] == series) if len(there) else False
+            last = np.where(found, there[np.maximum(ends, 0)] if len(there) else last, last)
+        return self.events.us[last]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Sequence and timestamp of slot `index` of each series, clipped to existing slots."""
@@ -197,14 +211,17 @@ class _Slots:
         """The position of a time: the first slot at or after it, or the last at or before it."""
         if forward:
             index = self.size.copy()
-            at = self._us >= us[self._codes]
+            at = self._select_timed(self._us >= us[self._codes])
             np.minimum.at(index, self._codes[at], self._index[at])
             return _SlotPosition(index, (index < self.size) & (self.event_at(index)[1] == us))
         last = np.full(len(self.size), -1)
-        at = self._us <= us[self._codes]
+        at = self._select_timed(self._us <= us[self._codes])
         np.maximum.at(last, self._codes[at], self._index[at])
         on = (last >= 0) & (self.event_at(last)[1] == us)
         return _SlotPosition(np.where(on, last, last + 1), on)
+
+    def _select_timed(self, slots: BoolArray) -> BoolArray:
+        return slots if self._timed is None else slots & self._timed
 
     def to_bound(self, position: _SlotPosition) -> _Bound:
         """A position as a doubled sequence."""

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pyspark_timestream.connector.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata
@@ -264,6 +265,11 @@ class Snapshot:
         """The store's location, for people."""
         return self.location.root
 
+    @property
+    def has_erasures(self) -> bool:
+        """True if events of the store may be erased."""
+        return self.metadata.erasure is not None
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
@@ -286,6 +292,7 @@ def write_events(
 
     `table` is sorted by (series, sequence) and not empty.
     """
+    table = drop_empty_erasure(table)
     full = location.file(path)
     options = writer_options(table)
     options["compression"] = (
@@ -314,6 +321,14 @@ def write_events(
         location.remove([full])
         raise
     return WrittenFile(path, size, compute_stats(table).to_json())
+
+
+def drop_empty_erasure(table: pa.Table) -> pa.Table:
+    """`table` without the column `erasure` if no event of it is erased."""
+    name = ERASURE_FIELD.name
+    if name in table.column_names and table[name].null_count == table.num_rows:
+        return table.drop_columns([name])
+    return table
 
 
 def _write_sealed(location: Location, full: str, content: bytearray, metadata: Any) -> int:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.model.arrays import to_int64
-from pyspark_tseries.model.columns import EVENT_FIELDS, ORIGINAL_FIELDS, table_schema
+from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.series_state import STATE_COLUMNS, combine_states, compute_state
 from pyspark_tseries.model.slices import Sample, Slice
 from pyspark_tseries.storage.data_files import DataFile
@@ -23,8 +23,8 @@ __all__ = ["BASE_SCHEMA", "read_rows", "read_slice", "sample_sizes", "scan_file"
 
 ROWS_PER_SAMPLE: Final = 1000
 
-BASE_SCHEMA: Final = pa.schema([*EVENT_FIELDS, *ORIGINAL_FIELDS, *list(table_schema([]))[-3:-1]])
-"""The columns that every store has."""
+BASE_SCHEMA: Final = file_schema([])
+"""The columns that every store has; files without erased events lack `erasure`."""
 
 
 def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
@@ -104,9 +104,7 @@ def scan_state(
     whole, newest_us = [], 0
     for file in data:
         parts = []
-        for table in scan_file(
-            location, file, BASE_SCHEMA, (*STATE_COLUMNS, "commit_time"), row_filter, wanted
-        ):
+        for table in scan_file(location, file, BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted):
             parts.append(compute_state(table, horizon))
             newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
         whole.append(combine_states(parts))

@@ -13,6 +13,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.block_columns import BlockColumns
+from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
 from pyspark_tseries.model.retention import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
@@ -31,6 +32,7 @@ from pyspark_tseries.store.store import Store
 
 __all__ = [
     "add_columns",
+    "add_erasure_column",
     "forget_writer",
     "replace_files",
     "replace_index",
@@ -141,6 +143,25 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
             else:
                 store.refresh()
                 return
+        backoff(attempt)
+    raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+
+
+def add_erasure_column(store: Store) -> None:
+    """Add the column of erased events to the table, if it lacks it.
+
+    Raises:
+        StoreBusy: other writers won all attempts.
+    """
+    lost: DeltaError | None = None
+    for attempt in range(MAX_ATTEMPTS):
+        with store.commit_lock() as log:
+            if ERASURE_FIELD.name in pa.schema(log.table.schema()).names:
+                return
+            try:
+                log.add_columns(pa.schema([ERASURE_FIELD]))
+            except DeltaError as error:
+                lost = error
         backoff(attempt)
     raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
 

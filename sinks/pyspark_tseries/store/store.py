@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -29,10 +29,12 @@ from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import head_path, read_head_metadata
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.log import Log, add_actions
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
+from pyspark_tseries.store.log_entries import RemovedFile
 from pyspark_tseries.store.retry import backoff, contention_error
 from pyspark_tseries.store.shared_commits import SharedCommits
 from pyspark_tseries.store.state import StoreState
@@ -178,13 +180,30 @@ class Store(StoreState):
                 self.root, last_us, us, storage_us, same_machine=self.location.is_local
             )
 
-    def commit_index(self, head_id: int, index: SeriesIndex) -> None:
-        """Commit the head that was written as `head_id`, without events; the commit lock is held.
+    def commit_index(
+        self,
+        head_id: int,
+        index: SeriesIndex,
+        replaced: Sequence[DataFile] = (),
+        written: Sequence[WrittenFile] = (),
+        beside: Sequence[str] = (),
+    ) -> None:
+        """Commit the head that was written as `head_id`, without new events.
+
+        The commit lock is held.
+
+        Args:
+            head_id: of the head.
+            index: of the head.
+            replaced: files of the store whose events are in `written` from now on.
+            written: new files.
+            beside: full paths of other files that the commit depends on.
 
         Raises:
-            DeltaError: a competing commit was first.
+            DeltaError: a competing commit was first, or has replaced one of `replaced`.
         """
-        self._publish(PreparedCommit(head_id, index, [], []), None, synced=True)
+        prepared = PreparedCommit(head_id, index, list(written), [])
+        self._publish(prepared, None, synced=True, replaced=replaced, beside=beside)
 
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
         """Append a batch of one row, no edit, without a token; threads share commits.
@@ -300,14 +319,21 @@ class Store(StoreState):
         return any(file.path in live for file in attempt.written)
 
     def _publish(
-        self, attempt: PreparedCommit, token: tuple[str, int] | None, synced: bool
+        self,
+        attempt: PreparedCommit,
+        token: tuple[str, int] | None,
+        synced: bool,
+        replaced: Sequence[DataFile] = (),
+        beside: Sequence[str] = (),
     ) -> None:
         metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
+        now_ms = metadata.commit_us // 1000
+        gone = [RemovedFile(old.path, old.size, old.kind, now_ms, True) for old in replaced]
         self.log.commit(
-            add_actions(attempt.written, metadata.commit_us // 1000),
+            [*gone, *add_actions(attempt.written, now_ms)],
             {HEAD_TRANSACTION: attempt.head_id, **dict([token] if token else [])},
             metadata.commit,
-            [head_path(self.location, attempt.head_id), *map(self.location.file, files)],
+            [head_path(self.location, attempt.head_id), *map(self.location.file, files), *beside],
             synced=synced,
         )
         self._last.remember(attempt.head_id, attempt.index)

@@ -186,13 +186,14 @@ def select_initial_events(
     sequence, us = to_int64(keys["sequence"]), to_int64(keys["timestamp"])
     edited = to_int64(keys["original_sequence"].fill_null(NO_ORIGINAL))
     original = edited == NO_ORIGINAL
+    counts = original & keys["erasure"].is_null().to_numpy()
     known = names.to_pylist()
     first = np.array([initial.starts.get(name, -1) for name in known], np.int64)[codes]
     chosen: BoolArray = (first >= 0) & (sequence >= first)
     last = np.full(len(known), -1, np.int64)
     newest_us = np.full(len(known), NEVER_US, np.int64)
     np.maximum.at(last, codes, sequence)
-    np.maximum.at(newest_us, codes[original], us[original])
+    np.maximum.at(newest_us, codes[counts], us[counts])
     floors = head.min_retained(known)
     low, low_us = (floors[name][codes] for name in ("floor_sequence", "floor_us"))
     entry = original & retained_mask(

@@ -212,7 +212,8 @@ class Follower:
         self, start: Position, snapshot: Snapshot, head: SeriesIndex
     ) -> tuple[list[str], Int64Array]:
         """Count the initial events of each series, again whenever some may have been removed."""
-        now = start.began, self._store.horizon(), snapshot.metadata.retained_since
+        changes = snapshot.metadata.retained_since, snapshot.metadata.erasure
+        now = start.began, self._store.horizon(), *changes
         if self._first is None or self._first[0] != now:
             retained = _initial_retained(start, snapshot)
             before = SeriesIndex() if _began_without_floors(start, snapshot) else head

@@ -7,6 +7,7 @@ lost race the edits are checked again.
 The rules are semantics 18.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ __all__ = ["EditTargets", "NumberedEdits", "lookup_after", "make_targets", "numb
 
 
 _REASON_ABSENT: Final = "the series has no such event"
+_REASON_ERASED: Final = "that event was erased"
 _REASON_HIDDEN: Final = "that event is itself an edit, or was discarded by the retained range"
 
 
@@ -38,6 +40,7 @@ class EditTargets:
         sequence: of the original that each edit names.
         us: the original's timestamp, NEVER_US until it is found.
         author: the original's, null until it is found.
+        erased: flags of the originals that were erased; None until any is found.
     """
 
     names: pa.Array
@@ -45,6 +48,7 @@ class EditTargets:
     sequence: Int64Array
     us: Int64Array
     author: pa.Array
+    erased: BoolArray | None = None
 
     def with_batch_originals(
         self, index: SeriesIndex, events: NumberedRows, authors: pa.Array
@@ -67,7 +71,7 @@ class EditTargets:
             return self
         us = np.where(mine, events.timestamp_us[row], self.us)
         author = pc.if_else(pa.array(mine), authors.take(pa.array(row)), self.author)
-        return EditTargets(self.names, self.codes, self.sequence, us, author)
+        return dataclasses.replace(self, us=us, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,8 @@ def _find_editable(targets: EditTargets, index: SeriesIndex, retained: RetainedR
         for name in ("last_sequence", "original_us", "floor_sequence", "floor_us")
     )
     known = targets.us != NEVER_US
+    if targets.erased is not None:
+        known &= ~targets.erased
     visible = retained_mask(retained, targets.sequence, targets.us, last, *rest)
     there: BoolArray = known & (visible | (targets.sequence > last))
     return there
@@ -174,23 +180,27 @@ def _describe_missing(
 ) -> dict[str, Any]:
     code, sequence = int(targets.codes[row]), int(targets.sequence[row])
     last = int(before["last_sequence"][code])
+    hidden = _REASON_HIDDEN if 0 <= sequence <= last else _REASON_ABSENT
+    is_erased = targets.erased is not None and bool(targets.erased[row])
     return {
         "series": targets.names[code].as_py(),
         "edit_of": sequence,
         "last_sequence": None if last == NO_SEQUENCE else last,
-        "reason": _REASON_HIDDEN if 0 <= sequence <= last else _REASON_ABSENT,
+        "reason": _REASON_ERASED if is_erased else hidden,
     }
 
 
 def _missing_original_error(example: dict[str, Any], count: int) -> NoSuchEvent:
     last = example["last_sequence"]
     newest = "it is empty" if last is None else f"its newest event is sequence {last}"
+    step = "name the original_sequence where the event is an edit"
+    if example["reason"] == _REASON_ERASED:
+        step = "append a new event"
     return NoSuchEvent(
         f"series '{example['series']}': there is no original {example['edit_of']} to edit, "
         f"{example['reason']}; {newest} ({count} such edits in the batch)",
-        "the sequence of an original inside the retained range",
-        "name the original_sequence where the event is an edit, or set missingOriginal to 'drop'. "
-        "Nothing of the batch is stored",
+        "the sequence of an original inside the retained range that was not erased",
+        f"{step}, or set missingOriginal to 'drop'. Nothing of the batch is stored",
     )
 
 

@@ -1,5 +1,6 @@
 """Search for the originals that edits name, in the files that may contain them."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Final
 
@@ -8,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.model.arrays import NEVER_US
-from pyspark_tseries.model.columns import EVENT_FIELDS
+from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_filter import RowFilter
@@ -17,7 +18,7 @@ from pyspark_tseries.write.edits import EditTargets
 
 __all__ = ["find_originals"]
 
-EVENT_NAMES: Final = tuple(field.name for field in EVENT_FIELDS)
+EVENT_NAMES: Final = tuple(field.name for field in (*EVENT_FIELDS, ERASURE_FIELD))
 
 
 def find_originals(
@@ -66,4 +67,5 @@ def _join_originals(targets: EditTargets, found: pa.Table) -> EditTargets:
     joined = edits.join(found, ["series", "sequence"], join_type="left outer").sort_by("row")
     us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
     author = joined["author"].combine_chunks().cast(pa.string())
-    return EditTargets(targets.names, targets.codes, targets.sequence, us, author)
+    erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
+    return dataclasses.replace(targets, us=us, author=author, erased=erased)

@@ -33,6 +33,7 @@ COLUMNS = {
     "original_author": pa.string(),
     "commit": pa.int64(),
     "commit_time": INSTANT,
+    "erasure": pa.string(),
 }
 SOUND = [
     ("a", 0, 10, "x", None, None, None, 0, 100),
@@ -44,7 +45,7 @@ SOUND = [
 
 
 def events(rows):
-    columns = zip(*rows, strict=True)
+    columns = zip(*((*row, None)[: len(COLUMNS)] for row in rows), strict=True)
     return pa.table(
         [pa.array(column, kind) for column, kind in zip(columns, COLUMNS.values(), strict=True)],
         names=list(COLUMNS),

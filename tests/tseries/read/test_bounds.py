@@ -22,8 +22,8 @@ ALL = Point("last_count", 0)
 
 def standing(events):
     last = [event[0] for event in events][-1]
-    original = [event for event in events if event[2] < 0][-1]
-    values = {"last_sequence": last, "original_us": original[1]}
+    originals = [event[1] for event in events if event[2] < 0 and not event[3]]
+    values = {"last_sequence": last, "original_us": originals[-1] if originals else NEVER_US}
     floors = {"floor_sequence": events[0][0], "floor_us": NEVER_US}
     return [{name: np.array([v]) for name, v in part.items()} for part in (values, floors)]
 
@@ -55,12 +55,13 @@ def test_what_is_outside_the_bounds_changes_no_result(history, query, spare):
     fewer = Events(
         events.names,
         *(c[rows] for c in (events.codes, events.sequence, events.us, events.original)),
+        None if events.erased is None else events.erased[rows],
     )
     assert answer(fewer, query) == answer(events, query)
 
 
 def test_the_queries_of_every_day_are_bounded():
-    history = [(i, 10 * i, -1) for i in range(100)]
+    history = [(i, 10 * i, -1, False) for i in range(100)]
 
     def bounds(kind, anchor, span=ALL, retained=UNLIMITED):
         query = Query(kind, Range(anchor, span), limit=NO_LIMIT)

@@ -24,18 +24,27 @@ QUERIES = st.builds(Query, KINDS, RANGES, RANGES, st.just(NO_LIMIT) | st.integer
 
 @st.composite
 def histories(draw):
-    """Events of one series: (sequence, time, what it edits or -1), the first `gone` discarded."""
+    """Events of one series: (sequence, time, what it edits or -1, erased).
+
+    The first `gone` are discarded. An erased original may be later than those after it.
+    """
     events, us = [], 0
+    erases = draw(st.booleans())
     for sequence in range(draw(st.integers(1, 12))):
         originals = [event for event in events if event[2] < 0]
         if originals and draw(st.booleans()):
             target = draw(st.sampled_from(originals))[0]
-            events.append((sequence, max(e[1] for e in events) + draw(st.integers(0, 3)), target))
+            newest = max([us, *(e[1] for e in events if not e[3])]) + draw(st.integers(0, 3))
+            gone = any(e[0] == target and e[3] for e in events)
+            erased = gone or (erases and draw(st.sampled_from([False, False, True])))
+            events.append((sequence, newest, target, erased))
+        elif erases and draw(st.sampled_from([False, False, True])):
+            events.append((sequence, us + draw(st.integers(0, 9)), -1, True))
         else:
             us += draw(st.integers(0, 2))
-            events.append((sequence, us, -1))
+            events.append((sequence, us, -1, False))
     gone = draw(st.integers(0, 3))
-    kept = {sequence for sequence, _, target in events if target < 0 and sequence >= gone}
+    kept = {event[0] for event in events if event[2] < 0 and event[0] >= gone}
     return [event for event in events if event[0] in kept or event[2] in kept]
 
 
@@ -55,7 +64,8 @@ def inside(events, wanted, values):
             case "sequence" | "time":
                 return point.kind, point.value
             case "last_us":
-                return "time", events[-1][1] - point.value
+                timed = [event for event in events if not event[3]] or events
+                return "time", timed[-1][1] - point.value
             case "last_count":
                 return "sequence", gap(size - point.value)
         return "sequence", gap(0)
@@ -65,9 +75,10 @@ def inside(events, wanted, values):
         column = 0 if kind == "sequence" else 1
         if anchor.kind == "last_count":
             return None, size - anchor.value
-        hits = [i for i in range(size) if slots[i][column] == value]
-        after = [i for i in range(size) if slots[i][column] >= value]
-        before = [i for i in range(size) if slots[i][column] <= value]
+        found = [i for i in range(size) if kind == "sequence" or not slots[i][3]]
+        hits = [i for i in found if slots[i][column] == value]
+        after = [i for i in found if slots[i][column] >= value]
+        before = [i for i in found if slots[i][column] <= value]
         if forward or kind == "sequence":
             first = after[0] if after else size
             return (first if first in hits else None), first
@@ -114,9 +125,10 @@ def oracle(events, query):
 
 def columns(*histories):
     rows = [(i, *event) for i, history in enumerate(histories) for event in history]
-    codes, sequence, us, original = (np.array(c, np.int64) for c in zip(*rows, strict=True))
+    codes, sequence, us, original, erased = (np.array(c, np.int64) for c in zip(*rows, strict=True))
     names = pa.array([f"s{i}" for i in range(len(histories))])
-    return Events(names, codes, sequence, us, original)
+    flags = erased.astype(bool) if erased.any() else None
+    return Events(names, codes, sequence, us, original, flags)
 
 
 @settings(max_examples=600)
@@ -138,7 +150,7 @@ def test_any_query_of_many_series_equals_the_definition_of_each(many, query):
 
 
 def test_the_first_series_whose_anchor_has_no_time_is_named():
-    events = columns([(0, 5, -1), (1, 6, -1)], [(0, 5, -1)])
+    events = columns([(0, 5, -1, False), (1, 6, -1, False)], [(0, 5, -1, False)])
     query = Query(view=Range(Point("last_count", 2), Point("next_us", 1)))
     with pytest.raises(InvalidQuery, match="series 's1'"):
         select(events, query)

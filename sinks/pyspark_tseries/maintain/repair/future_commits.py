@@ -21,7 +21,7 @@ from pyspark_tseries.maintain.repair.time_correction import (
     plan_correction,
 )
 from pyspark_tseries.model.arrays import NEVER_US, encode_runs, sort_keys, to_int64
-from pyspark_tseries.model.columns import table_schema
+from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.series_index import (
     MIN_RETAINED_DEFAULTS,
     CommitMetadata,
@@ -139,7 +139,7 @@ def correct_future_commits(store: Store, found: FutureCommits) -> None:
 def _rewrite_file(
     store: Store, file: DataFile, change: TimeCorrection, new_id: int, number: int
 ) -> WrittenFile:
-    schema = pa.schema(list(table_schema(store.values))[:-1])
+    schema = file_schema(store.values)
     rows = apply_correction(
         read_rows(store.location, [file], schema, schema.names, ALL_ROWS), change
     )

@@ -1,0 +1,332 @@
+"""Erase the values of events: one commit that replaces the files that hold them (semantics 18.6).
+
+The commit changes the head, so it competes with appends: an edit of an erased original is either
+erased too, or refused. A compaction that was first has other files, which are looked through again.
+"""
+
+import contextlib
+import dataclasses
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from pyspark_timestream.connector.instants import format_instant
+from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, TseriesError
+from pyspark_tseries.maintain.compactor import Merge
+from pyspark_tseries.maintain.erased_bytes import find_files_with_values, open_acts
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, to_int64
+from pyspark_tseries.model.columns import ERASURE_FIELD
+from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
+from pyspark_tseries.model.series_index import (
+    MIN_RETAINED_DEFAULTS,
+    SeriesIndex,
+    advance_index,
+    make_delta,
+    next_metadata,
+)
+from pyspark_tseries.model.series_state import STATE_COLUMNS, compute_state
+from pyspark_tseries.model.valid_text import is_valid_text
+from pyspark_tseries.options import os_user
+from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
+from pyspark_tseries.storage.erasure_files import read_records, write_record
+from pyspark_tseries.storage.head_files import write_head
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.locks import heartbeat
+from pyspark_tseries.storage.row_filter import RowFilter
+from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_rows
+from pyspark_tseries.store.admin_commits import add_erasure_column
+from pyspark_tseries.store.ownership import require_owner
+from pyspark_tseries.store.retry import backoff, contention_error
+from pyspark_tseries.store.store import Store, now_us
+
+MAX_ATTEMPTS: Final = 50
+_CONTENTION_TEXTS: Final = ("nothing was erased", "try again")
+
+
+def erase(
+    path: str | Location,
+    series: str,
+    sequences: int | Iterable[int],
+    reason: str,
+    *,
+    principal: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    clock: Callable[[], int] = now_us,
+) -> Erasure | None:
+    """Erase the values of events of `series`, and those of all edits of them.
+
+    Args:
+        path: a local path, a `file:` URI or an `s3:` URI.
+        series: its name.
+        sequences: of originals, or of single edits.
+        reason: why; it is kept with the act.
+        principal: who does it; None: the OS user.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        clock: the wall clock, in microseconds.
+
+    Returns:
+        The act; None if all of them were erased before.
+
+    Raises:
+        NoSuchStore: there is none.
+        NoSuchEvent: the series has never had one of the events; nothing is erased.
+        IncompatibleValue: a name, sequence or reason that is none.
+        PermissionDenied: the store has a policy, and the principal is not an owner.
+        StoreBusy: other writers won all attempts.
+        WrongClock: the clock is far ahead, or was when the last commit was made.
+        OSError: the storage failed.
+    """
+    wanted = _check_arguments(series, sequences, reason)
+    store = Store.open(parse_location(path, storage_options))
+    require_owner(store, principal, "erase values")
+    act = _Act(store, series, wanted, reason, os_user() if principal is None else principal)
+    act.check()
+    add_erasure_column(store)
+    return act.carry_out(clock)
+
+
+def list_erasures(store: Store) -> list[Erasure]:
+    """The acts that erased values of `store`, oldest first, with the files that have some still."""
+    undone = {record.act.id: record for record in open_acts(store)}
+    acts = [record.act for record in read_records(store.location, store.metadata().erasure)]
+    return [
+        dataclasses.replace(act, files=tuple(find_files_with_values(store, [undone[act.id]])))
+        if act.id in undone
+        else act
+        for act in reversed(acts)
+    ]
+
+
+def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
+    """The sequences, rising and distinct.
+
+    Raises:
+        IncompatibleValue: one of the arguments is of the wrong kind.
+    """
+    if not is_valid_text(series):
+        raise IncompatibleValue(f"{series!r} is not the name of a series", "a text", "correct it")
+    if not is_valid_text(reason) or not reason.strip():
+        raise IncompatibleValue(
+            f"{reason!r} is not a reason", "a text that is not empty", "say why the value is erased"
+        )
+    given = [sequences] if isinstance(sequences, int) else list(sequences)
+    for sequence in given:
+        if isinstance(sequence, bool) or not isinstance(sequence, int | np.integer):
+            raise IncompatibleValue(
+                f"{sequence!r} is not a sequence", "whole numbers", "correct it"
+            )
+    if not given:
+        raise IncompatibleValue("no sequence was given", "one sequence or more", "name the events")
+    return tuple(sorted({int(sequence) for sequence in given}))
+
+
+class _Act:
+    """One act, and the files that it has written so far, which attempts share."""
+
+    def __init__(
+        self, store: Store, series: str, sequences: tuple[int, ...], reason: str, principal: str
+    ) -> None:
+        self._store, self._location = store, store.location
+        self._series, self._sequences = series, sequences
+        self._reason, self._principal = reason, principal
+        self._id = f"{secrets.randbits(62):016x}"
+        self._first: int | None = None
+        self._rewritten: dict[tuple[str, ...], list[WrittenFile]] = {}
+        self._keys = ErasedKeys({series: set(sequences)}, {series: set(sequences)})
+
+    def check(self) -> None:
+        """Refuse an event that the series has never had, and a principal that may not erase.
+
+        Raises:
+            NoSuchEvent: there is no such event.
+        """
+        last = int(self._store.index()[1].lookup([self._series])["last_sequence"][0])
+        unknown = [each for each in self._sequences if not 0 <= each <= last]
+        if unknown:
+            newest = "it is empty" if last == NO_SEQUENCE else f"its newest is sequence {last}"
+            raise NoSuchEvent(
+                f"series '{self._series}' has no event {', '.join(map(str, unknown))}; {newest}",
+                "sequences of events of the series",
+                "correct the sequences. Nothing is erased",
+            )
+
+    def carry_out(self, clock: Callable[[], int]) -> Erasure | None:
+        """Commit the act; None if there is nothing left to erase."""
+        lost: DeltaError | None = None
+        done = None
+        try:
+            for attempt in range(MAX_ATTEMPTS):
+                with self._store.commit_lock(), heartbeat(self._location):
+                    done = self._find_committed()
+                    if done is None:
+                        try:
+                            done = self._attempt(clock)
+                        except DeltaError as error:
+                            lost = error
+                        except OSError:
+                            # It has succeeded if only the checkpoint after it failed.
+                            done = self._find_committed() if self._store.refresh() else None
+                            if done is None:
+                                raise
+                        else:
+                            if done is None:
+                                return None
+                if done is not None:
+                    left = find_files_with_values(self._store, [done])
+                    return dataclasses.replace(done.act, files=tuple(left))
+                backoff(attempt)
+        finally:
+            self._discard_unused()
+        raise contention_error(self._store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+
+    def _find_committed(self) -> ErasureRecord | None:
+        """The record of this act, if an attempt that failed is in the log nevertheless."""
+        if self._first is not None:
+            for record in read_records(self._location, self._store.metadata().erasure):
+                if record.act.id == self._id:
+                    return record
+                if record.act.commit < self._first:
+                    break
+        return None
+
+    def _attempt(self, clock: Callable[[], int]) -> ErasureRecord | None:
+        """Make one attempt; None if there is nothing left to erase."""
+        store, location = self._store, self._location
+        require_owner(store, self._principal, "erase values")
+        self.check()
+        us = store.read_clock(clock)
+        snapshot = store.snapshot()
+        found = _StoredSeries(snapshot, self._series, self._keys, self._id)
+        if not found.erased and not self._find_removed(found):
+            return None
+        replaced, written = self._rewrite(snapshot, found)
+        head_id, index = store.index()
+        metadata = next_metadata(index, head_id, now_us=us, rows=1)
+        delta = found.make_delta(index)
+        record = ErasureRecord(
+            Erasure(
+                id=self._id,
+                commit=metadata.commit,
+                time=format_instant(metadata.commit_us),
+                principal=self._principal,
+                reason=self._reason,
+                series=self._series,
+                sequences=self._sequences,
+                events=found.erased,
+                removed=self._find_removed(found),
+            ),
+            metadata.erasure,
+            store.version(),
+        )
+        metadata = dataclasses.replace(metadata, erasure=self._id)
+        after, table = advance_index(index, delta, metadata)
+        new_id = secrets.randbits(62)
+        write_head(location, new_id, table)
+        self._first = metadata.commit if self._first is None else self._first
+        beside = [write_record(location, record)]
+        store.commit_index(new_id, after, replaced, written, beside)
+        return record
+
+    def _find_removed(self, found: "_StoredSeries") -> tuple[int, ...]:
+        return tuple(each for each in self._sequences if each not in found.stored)
+
+    def _rewrite(
+        self, snapshot: Snapshot, found: "_StoredSeries"
+    ) -> tuple[list[DataFile], list[WrittenFile]]:
+        """The files to replace and those to put in their place, runs of files one by one."""
+        replaced: list[DataFile] = []
+        written: list[WrittenFile] = []
+        for run in dict.fromkeys(file.run for file in found.holders):
+            old = [file for file in found.holders if file.run == run]
+            key = tuple(file.path for file in old)
+            if key not in self._rewritten:
+                merge = Merge(self._store, snapshot, old, NEVER_US, self._erase_rows)
+                self._rewritten[key] = merge.write_all()
+            replaced += old
+            written += self._rewritten[key]
+        return replaced, written
+
+    def _erase_rows(self, rows: pa.Table) -> pa.Table:
+        """`rows` of files, with nulls in place of the values that are erased."""
+        meant = self._keys.find_values(rows)
+        if not meant.any():
+            return rows
+        # Taking null positions gives nulls of any type, nested ones as well.
+        places = pa.array(np.arange(rows.num_rows), mask=meant)
+        for at, column in enumerate(rows.schema):
+            if column.name == ERASURE_FIELD.name:
+                ids = np.where(meant, self._id, np.array(rows[at].to_pylist(), object))
+                rows = rows.set_column(at, ERASURE_FIELD, pa.array(ids, pa.string()))
+            elif column.name not in BASE_SCHEMA.names:
+                erased = rows[at].combine_chunks().take(places)
+                rows = rows.set_column(at, column.with_nullable(True), erased)
+        return rows
+
+    def _discard_unused(self) -> None:
+        """Remove the files of attempts that are not in the store."""
+        if not self._rewritten or not self._location.is_local:
+            return  # In an object store a request that failed may still be carried out.
+        with contextlib.suppress(TseriesError, OSError):  # The reason of it is being raised.
+            live = {file.path for file in self._store.snapshot().files}
+            written = (file.path for files in self._rewritten.values() for file in files)
+            unused = [path for path in written if path not in live]
+            self._location.remove(map(self._location.file, unused))
+
+
+class _StoredSeries:
+    """The stored events of a series, before and after an act.
+
+    Attributes:
+        holders: the files that hold a value that is to be erased.
+        erased: the sequences of the events to erase.
+        stored: the sequences of all stored events.
+    """
+
+    def __init__(self, snapshot: Snapshot, series: str, keys: ErasedKeys, act: str) -> None:
+        columns = tuple(dict.fromkeys([*STATE_COLUMNS, *KEY_COLUMNS]))
+        self._series = series
+        self.holders: list[DataFile] = []
+        parts, erased = [BASE_SCHEMA.empty_table().select(columns)], []
+        for file in snapshot.files:
+            if not file.first <= series <= file.last:
+                continue
+            rows = read_rows(snapshot.location, [file], BASE_SCHEMA, columns, RowFilter([series]))
+            meant = keys.find_values(rows)
+            if meant.any():
+                self.holders.append(file)
+                erased += to_int64(rows["sequence"])[meant].tolist()
+                at = rows.schema.get_field_index(ERASURE_FIELD.name)
+                ids = np.where(meant, act, np.array(rows[at].to_pylist(), object))
+                rows = rows.set_column(at, ERASURE_FIELD, pa.array(ids, pa.string()))
+            parts.append(rows.cast(parts[0].schema))
+        self._rows = pa.concat_tables(parts)
+        self.erased = tuple(sorted(erased))
+        self.stored = set(to_int64(self._rows["sequence"]).tolist())
+
+    def make_delta(self, index: SeriesIndex) -> pa.Table:
+        """The state of the series after the act (semantics 18.8)."""
+        before = index.lookup([self._series]) | index.min_retained([self._series])
+        after = {name: column.copy() for name, column in before.items()}
+        if self._rows.num_rows:
+            state = compute_state(self._rows, -1)
+            for name in ("newest_us", "original_sequence", "original_us"):
+                after[name] = to_int64(state[name])
+        # What compaction has removed leaves a gap, and nothing before it comes back.
+        last = int(before["last_sequence"][0])
+        gap = next((each for each in range(last, -1, -1) if each not in self.stored), -1)
+        sequence, us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
+        sequence, newest_us = max(sequence, gap + 1), int(after["original_us"][0])
+        if us > newest_us:
+            # A floor that an erased original has raised hides no event that is still to come.
+            sequence = max(sequence, int(after["original_sequence"][0]) + 1)
+            us = newest_us
+        after["floor_sequence"], after["floor_us"] = np.array([sequence]), np.array([us])
+        if "floor_sequence" not in index.columns and all(
+            after[name][0] == least for name, least in MIN_RETAINED_DEFAULTS.items()
+        ):
+            after = {name: after[name] for name in after if name not in MIN_RETAINED_DEFAULTS}
+        return make_delta(pa.array([self._series], pa.string()), after)
