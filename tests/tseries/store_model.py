@@ -30,7 +30,7 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """An event; `original` is the sequence of what it edits, `commit` counts batches."""
+    """An event; `original` is the sequence of what it edits, `commit` counts commits."""
 
     sequence: int
     us: int
@@ -38,6 +38,7 @@ class Event:
     author: str
     original: int | None = None
     commit: int = 0
+    erased: bool = False
 
     @property
     def place(self) -> int:
@@ -84,7 +85,8 @@ class Model:
         hidden: what was out of range when the range was changed, by series and sequence.
         dropped: how many rows were.
         adjusted: how many rows were.
-        commits: how many batches there were.
+        commits: how many commits there were.
+        commit_us: their times, as far as they matter.
     """
 
     limit: int | None = None
@@ -94,6 +96,7 @@ class Model:
     dropped: int = 0
     adjusted: int = 0
     commits: int = 0
+    commit_us: dict[int, int] = field(default_factory=dict)
 
     def copy(self) -> Model:
         """The same, to be changed on its own."""
@@ -103,12 +106,17 @@ class Model:
     # -- what is there ---------------------------------------------------------------------------
 
     def newest_us(self, name: str) -> int | None:
-        """The newest timestamp of a series, edits included."""
-        return max((event.us for event in self.series.get(name, [])), default=None)
+        """The newest timestamp of a series, edits included, of these at most their commit's."""
+        there = [e for e in self.series.get(name, []) if not e.erased]
+        edits = [
+            min(e.us, self.commit_us.get(e.commit, e.us)) for e in there if e.original is not None
+        ]
+        return max([*edits, *(e.us for e in there if e.original is None)], default=None)
 
     def newest_original_us(self, name: str) -> int | None:
-        """The newest timestamp of an original."""
-        return max((e.us for e in self.series.get(name, []) if e.original is None), default=None)
+        """The newest timestamp of an original that is not erased."""
+        there = [e for e in self.series.get(name, []) if not e.erased]
+        return max((e.us for e in there if e.original is None), default=None)
 
     def retained(self, name: str) -> list[Event]:
         """The originals inside the retained range and the edits of these, by sequence."""
@@ -204,7 +212,8 @@ class Model:
         """Whether an original is there: inside the range before the batch, or of the batch."""
         first = len(self.series.get(row.series, []))
         there = [*self.retained(row.series), *after.series.get(row.series, [])[first:]]
-        return any(e.original is None and e.sequence == row.edit_of for e in there)
+        originals = [e for e in there if e.original is None and not e.erased]
+        return any(e.sequence == row.edit_of for e in originals)
 
     def _time(
         self,
@@ -231,6 +240,43 @@ class Model:
         events.append(event)
         return event
 
+    # -- what is erased --------------------------------------------------------------------------
+
+    def erase(
+        self, name: str, asked: set[int], stored: set[int]
+    ) -> tuple[list[int], list[int]] | None:
+        """Erases events and all edits of them, `stored` are those on the disk.
+
+        Returns:
+            What the act erases and what it finds removed; None if there is nothing left to do.
+
+        Raises:
+            Refused: there never was such an event.
+        """
+        events = self.series.get(name, [])
+        if any(not 0 <= sequence < len(events) for sequence in asked):
+            raise Refused("NoSuchEvent")
+        meant = [e for e in events if {e.sequence, e.original} & asked and not e.erased]
+        new = [e.sequence for e in meant if e.sequence in stored]
+        removed = sorted(asked - stored)
+        if not new and not removed:
+            return None
+        gone = {e.sequence for e in events} - stored
+        self.forget({(name, e.sequence) for e in meant})
+        left = [e.sequence for e in self.series[name] if e.original is None and not e.erased]
+        gone |= {sequence for sequence in left[-1:] if (name, sequence) in self.hidden}
+        self.hidden |= {(name, sequence) for sequence in range(max(gone, default=-1) + 1)}
+        self.commits += 1
+        return new, removed
+
+    def forget(self, keys: set[tuple[str, int]]) -> None:
+        """Takes the values of events, by series and sequence."""
+        for name, events in self.series.items():
+            self.series[name] = [
+                dataclasses.replace(e, value=None, erased=True) if (name, e.sequence) in keys else e
+                for e in events
+            ]
+
     # -- what is asked ---------------------------------------------------------------------------
 
     def query(self, name: str, asked: Asked) -> tuple[list[Event], int]:
@@ -243,7 +289,7 @@ class Model:
         there = self.retained(name)
         if name not in self.series:
             return [], 0
-        if self.series[name][-1] not in there:
+        if _last_timed(self.series[name]) not in there:
             raise Unclear("the series' last event is not retained")
         counted = [e for e in there if e.original is None] if asked.kind == "values" else there
         viewed = _inside(asked.view, counted, there)
@@ -295,7 +341,7 @@ def _inside(range_: Range, counted: list[Event], there: list[Event]) -> set[int]
     # An edit between two ends may say which of them comes first, though it is not counted.
     if _mixes(range_) and any(a.us > b.us for a, b in pairwise(there)):
         raise Unclear("a place and a time, where times do not rise with places")
-    end_us = there[-1].us if there else None
+    end_us = _last_timed(there).us if there else None
     word, number = range_.span
     if word in ("next", "previous"):
         return _counted_from(range_, counted, end_us)
@@ -307,6 +353,11 @@ def _inside(range_: Range, counted: list[Event], there: list[Event]) -> set[int]
             raise Unclear("a duration from a place, where times do not rise with places")
     forward = _bounded(counted, end_us, range_.anchor, range_.span)
     return forward or _bounded(counted, end_us, range_.span, range_.anchor)
+
+
+def _last_timed(events: list[Event]) -> Event:
+    """The last event that is not erased, else the last one."""
+    return [*[e for e in events if not e.erased][-1:], events[-1]][0]
 
 
 def _mixes(range_: Range) -> bool:
@@ -356,7 +407,7 @@ def _counted_from(range_: Range, counted: list[Event], end_us: int | None) -> se
         after = [e for e in counted if e.sequence > at]
     else:
         us = at if name == "time" else (end_us or 0) - at
-        if any(a.us > b.us for a, b in pairwise(counted)):
+        if any(a.us > b.us for a, b in pairwise(counted)) or any(e.erased for e in counted):
             raise Unclear("events counted from a time, where times do not rise with places")
         if name == "last_us":
             raise Unclear("whether the time before the last event stands on an event")

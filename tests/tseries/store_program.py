@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from tseries.builders import stored
 from tseries.store_model import Asked, Model, Refused, Row, Unclear
 from tseries.store_model_queries import LONG_US, built, instant, micros, some_query
 from tseries.subscribe.subscriber import Client
@@ -68,6 +69,7 @@ class Program:
             *[self.append] * 8,
             *[self.append_many] * 8,
             *[self.edit] * 6,
+            *[self.erase] * 2,
             *[self.ask] * 10,
             *[self.subscribe, self.poll, self.poll, self.poll, self.check],
             *[self.compact, self.merge, self.change_range, self.rebuild, self.write_beside],
@@ -126,6 +128,7 @@ class Program:
         assert refused & set(wanted) or not (refused or wanted), (rows, refused, wanted)
         if refused:
             return
+        self.model.commit_us[self.model.commits - 1] = self.last_commit_us()
         told = [pair and (pair[1].sequence, pair[1].us) for pair in expected]
         assert found == told, rows
 
@@ -159,6 +162,27 @@ class Program:
             return [(event.sequence, micros(event.timestamp))]
 
         self._write([Row(name, None, value, target)], act)
+
+    def erase(self):
+        """Erases the values of some events, also of such as never were or are gone by now."""
+        name, asked = self.name(), {self.target(self.name()) for _ in range(2)}
+        on_disk = {n for series, n in stored(self.path, "series", "sequence") if series == name}
+        try:
+            expected, refused = self.model.erase(name, asked, on_disk), ()
+        except Refused as error:
+            expected, refused = None, error.names
+        try:
+            act, why = self.series.erase(name, asked, "the program"), set()
+        except REFUSALS as error:
+            act, why = None, names(error)
+        assert why & set(refused) or not (why or refused), (name, asked, why, refused)
+        assert (act and (list(act.events), list(act.removed))) == expected, (name, asked)
+        if expected is not None:
+            there = {event.sequence for event in self.model.series[name] if event.erased}
+            hidden = {key for key in self.model.hidden if key[0] == name}
+            for _, past in self.moments:
+                past.forget({(name, sequence) for sequence in there})
+                past.hidden |= hidden
 
     def append_many(self):
         rows = []

@@ -1,8 +1,8 @@
 """Any program of writes and upkeep gives what a model of the rules in memory gives.
 
 Batches of timed and untimed rows and edits, under every policy, refused ones included, compactions,
-restarts, erased values and changes of the retained range; then queries of every kind, as of any moment, and a
-subscriber that came in the middle.
+restarts, erased values and changes of the retained range; then queries of every kind, as of any
+moment, and a subscriber that came in the middle.
 """
 
 from dataclasses import dataclass, field

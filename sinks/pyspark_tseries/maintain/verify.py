@@ -27,8 +27,8 @@ from pyspark_tseries.model.series_state import state_to_delta
 from pyspark_tseries.model.slices import Sample, Slice, split_slices
 from pyspark_tseries.promise.record import EARLIER_VERSIONS
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.erasure_files import list_records, read_records
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_slice, scan_file, scan_state
 from pyspark_tseries.store.admin_commits import replace_index
 from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage

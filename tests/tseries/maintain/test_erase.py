@@ -1,4 +1,4 @@
-"""An erased value is null for every reader, its bytes go, the act stays (semantics 18.6 to 18.9)."""
+"""An erased value is null for every reader, its bytes go, the act stays (semantics 18.6-18.9)."""
 
 import contextlib
 import json
