@@ -66,10 +66,12 @@ _NEXT_STEPS: Final = {
         "leave such rows out, or set out_of_order to 'drop' or 'adjust'. Nothing is stored"
     ),
     (NoSuchEvent, "append"): (
-        "name the original_sequence of an event in the result of a query. Nothing is stored"
+        "name the original_sequence of an event in the result of a query; in place of an erased "
+        "one append a new event. Nothing is stored"
     ),
     (NoSuchEvent, "append_many"): (
-        "name the original_sequence of an event in the result of a query in 'edit_of', or set "
+        "name the original_sequence of an event in the result of a query in 'edit_of', append a "
+        "new event in place of an erased one, or set "
         "missing_original to 'drop'. Nothing is stored"
     ),
 }

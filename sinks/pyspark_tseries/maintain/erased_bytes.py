@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
 from pyspark_tseries.storage.erasure_files import done_acts, mark_done, read_records
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.store.table import load_table
@@ -185,12 +186,12 @@ def _remove_log_files(store: Store, keys: ErasedKeys, upto: int) -> None:
     held = _find_log_files(location, keys, upto)
     if not held:
         return
-    if _last_checkpoint(location) <= upto:
+    if read_mark(location).version <= upto:
         if location.is_local:
             write_checkpoint(location, store.version())
         else:
             load_table(location).create_checkpoint()
-    if _last_checkpoint(location) <= upto:
+    if read_mark(location).version <= upto:
         return  # Another writer's is the last one; the next round tries again.
     last = held[-1][0]
     versions = {
@@ -199,11 +200,3 @@ def _remove_log_files(store: Store, keys: ErasedKeys, upto: int) -> None:
         if (found := _LOG_FILE.fullmatch(os.path.basename(path)))
     }
     location.remove(sorted(path for path, version in versions.items() if version <= last))
-
-
-def _last_checkpoint(location: Location) -> int:
-    try:
-        with location.read(location.file("_delta_log", "_last_checkpoint")) as file:
-            return int(json.loads(file.read())["version"])
-    except FileNotFoundError:
-        return -1

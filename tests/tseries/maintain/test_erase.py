@@ -197,7 +197,7 @@ def test_an_edit_is_erased_alone_and_its_original_can_still_be_edited(series):
 def test_an_erased_original_cannot_be_edited(series):
     series.erase("a", 1, "asked for")
     with pytest.raises(
-        NoSuchEvent, match=r"original 1 to edit, that event was erased.*append a new"
+        NoSuchEvent, match=r"original 1 to edit, that event was erased.*append a new event"
     ):
         series.edit("a", 1, "back")
     rows = pa.table({"series": ["a"], "text": ["back"], "edit_of": [1]})
