@@ -25,6 +25,7 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import os_user
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us
@@ -77,7 +78,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         location = parse_location(given.path, _parse_storage_options(given.storage_option))
-        return COMMANDS[given.command][1](location, given)
+        with named_failures(location):
+            return COMMANDS[given.command][1](location, given)
     except (TseriesError, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

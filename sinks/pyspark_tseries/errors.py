@@ -15,6 +15,7 @@ __all__ = [
     "NoSuchStore",
     "OutOfOrder",
     "PermissionDenied",
+    "StorageFailed",
     "StoreBusy",
     "StoreMismatch",
     "TseriesError",
@@ -74,6 +75,20 @@ class PermissionDenied(TseriesError):
 
 class UnusableStore(TseriesError):
     """The path holds something other than a store, or a store that this version cannot open."""
+
+
+class StorageFailed(TseriesError, OSError):
+    """The disk, mount or file system refuses: it is full, read-only, away, or of other rights.
+
+    See to what the message names, then do it again. A commit is stored whole or not at all.
+
+    Attributes:
+        path: what could not be read or written; None if unknown.
+        code: the operating system's number of the failure, such as `errno.ENOSPC`; None if unknown.
+    """
+
+    path: str | None = None
+    code: int | None = None
 
 
 class StoreBusy(TseriesError):

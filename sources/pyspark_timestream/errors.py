@@ -1,7 +1,10 @@
 """The exceptions of this package, split by who has to act; each docstring says what to do."""
 
-from collections.abc import Iterator
-from typing import Any, Final
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
 
 __all__ = [
     "LOSS_ADVICE",
@@ -21,7 +24,10 @@ __all__ = [
     "WrongInterpreter",
     "compose_message",
     "walk_causes",
+    "wrap_methods",
 ]
+
+C = TypeVar("C", bound=type)
 
 
 def compose_message(problem: str, accepts: str | None = None, next_step: str | None = None) -> str:
@@ -39,12 +45,48 @@ def compose_message(problem: str, accepts: str | None = None, next_step: str | N
 
 
 def walk_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Return `error` and its causes, each once."""
+    """Return `error` and its causes, each once; those that Spark found in Java among them."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        of_java = getattr(error, "_cause", None)
+        error = (
+            of_java if isinstance(of_java, BaseException) else error.__cause__ or error.__context__
+        )
+
+
+def wrap_methods(around: Callable[[Any], AbstractContextManager[None]]) -> Callable[[C], C]:
+    """A class decorator that runs each public method and `__init__` within `around(self)`.
+
+    So are the steps of an iterator that a method returns. Static and class methods stay as they
+    are.
+    """
+
+    def wrap(owner: C) -> C:
+        for name, method in list(vars(owner).items()):
+            if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                setattr(owner, name, _wrap_method(method, around))
+        return owner
+
+    return wrap
+
+
+def _wrap_method(
+    method: Callable[..., Any], around: Callable[[Any], AbstractContextManager[None]]
+) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def entry(self: Any, *arguments: Any, **named: Any) -> Any:
+        with around(self):
+            result = method(self, *arguments, **named)
+        return _wrap_items(result, around(self)) if isinstance(result, Iterator) else result
+
+    return entry
+
+
+def _wrap_items(items: Iterator[Any], around: AbstractContextManager[None]) -> Iterator[Any]:
+    with around:
+        yield from items
 
 
 class OptionError(ValueError):

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pyspark_timestream.connector.instants import to_datetime
+from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.client.arguments import (
     new_value_fields,
     parse_author,
@@ -49,7 +50,8 @@ from pyspark_tseries.model.query import timedelta_to_us
 from pyspark_tseries.model.retention import format_range, parse_initial, parse_range
 from pyspark_tseries.model.valid_text import is_valid_text
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, PreparedCommit
@@ -78,6 +80,12 @@ _NEXT_STEPS: Final = {
 """What helps, in the words of these methods, where Spark's options have other names."""
 
 
+def _find_location(series: "TimeSeries") -> Location | None:
+    store = getattr(series, "_store", None)  # Not before __init__.
+    return None if store is None else store.location
+
+
+@wrap_methods(lambda series: named_failures(_find_location(series)))
 class TimeSeries:
     """An open store; safe for threads, and for any number of processes at the same time.
 
@@ -146,14 +154,15 @@ class TimeSeries:
         values = new_value_fields(parse_schema(schema))
         who = parse_author(author)
         allowed = None if policy is None else ensure_owner(parse_policy(policy), who)
-        if Store.find(location) is not None:
-            raise _exists_error(path)
         asked = (
             retained,
             None if min_retention_age is None else timedelta_to_us(min_retention_age),
             None if subscription_range is None else parse_initial(subscription_range),
         )
-        store = Store.create(location, values, *asked, policy=allowed)
+        with named_failures(location):
+            if Store.find(location) is not None:
+                raise _exists_error(path)
+            store = Store.create(location, values, *asked, policy=allowed)
         # Another process may have created it a moment before.
         fixed = new_properties(*asked, allowed)
         if store.values != values or tseries_properties(
@@ -182,7 +191,9 @@ class TimeSeries:
             ValueError: an empty path, an unknown durability or storage option.
         """
         who, synced = parse_author(author), parse_durability(durability)
-        store = Store.open(parse_location(path, storage_options))
+        location = parse_location(path, storage_options)
+        with named_failures(location):
+            store = Store.open(location)
         return TimeSeries(store, who, auto_compact, synced=synced)
 
     def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
@@ -418,9 +429,10 @@ class TimeSeries:
 
     def _run_query(self, query: RangeQuery, series: str) -> QueryResult:
         names = [parse_series(series)]
-        snapshot, head = self._store.snapshot_with_series(names)
-        AccessCheck(snapshot.policy, self._author).require_query(query.asked)
-        found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
+        with named_failures(self._store.location):
+            snapshot, head = self._store.snapshot_with_series(names)
+            AccessCheck(snapshot.policy, self._author).require_query(query.asked)
+            found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
         return QueryResult(found.table, found.selected)
 
 

@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.maintain.erased_bytes import remove_erased_bytes
+from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
@@ -194,8 +195,12 @@ def _run_round(store: Store) -> None:
         merge_runs(store, store.read_clock(), everything=False)
         remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
-        with store.location.write(metadata) as file:
-            file.write(store.location.redact(f"{type(error).__name__}: {error}").encode())
+        # Nothing is made where the store was: it could not be moved back.
+        if not store.location.is_away():
+            named = name_failure(store.location, error) or error
+            said = store.location.redact(f"{type(named).__name__}: {named}")
+            with contextlib.suppress(OSError), store.location.write(metadata) as file:
+                file.write(said.encode())
         raise
     store.location.remove([metadata])
 

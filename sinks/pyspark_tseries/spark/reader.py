@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_timestream.connector.evaluation import find_later_start
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
+from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.columns import query_schema, type_name
@@ -27,6 +28,7 @@ from pyspark_tseries.read.as_of import find_head_as_of
 from pyspark_tseries.read.late_binding import find_snapshot_at
 from pyspark_tseries.read.scan import EVALUATED_COLUMNS, Scan, run_query, select_visible
 from pyspark_tseries.storage import data_files as files
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.head_files import last_index
 
 __all__ = ["RangeReader", "check_schema"]
@@ -58,6 +60,7 @@ class TaskPart(InputPartition):
 
 
 @hide_tracebacks
+@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
 class RangeReader(DataSourceReader):
     """Runs a range query on the store as it is when Spark begins to evaluate the read.
 
@@ -82,6 +85,7 @@ class RangeReader(DataSourceReader):
         principal: str | None = None,
     ) -> None:
         self._snapshot = snapshot
+        self._location = snapshot.location
         self._query = query
         self._series = series
         self._target = to_arrow_schema(schema, timezone="UTC")

@@ -24,6 +24,7 @@ from pyspark_timestream.connector.catalog_tables import (
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
 from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
+from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
 from pyspark_tseries.model.columns import (
     INSTANT,
@@ -53,6 +54,7 @@ from pyspark_tseries.spark.reader import RangeReader, check_schema
 from pyspark_tseries.spark.stream_reader import SubscriptionReader
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.subscribe.position import InitialEvents
@@ -63,6 +65,7 @@ __all__ = ["DefaultSource"]
 
 
 @hide_tracebacks
+@wrap_methods(lambda _: named_failures(None))
 class DefaultSource(DataSource):
     """An append-only store of time series.
 

@@ -19,10 +19,12 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.connector.instants import format_instant
 from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
+from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.options import SubscribeOptions
 from pyspark_tseries.promise.record import BATCH_WRITES, EARLIER_VERSIONS, CtiRecord
 from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.subscribe.delivery import Delivery, read_delivery
 from pyspark_tseries.subscribe.position import POSITION_VERSION, InitialEvents, Position
 
@@ -40,6 +42,7 @@ class DeliveryTask(InputPartition):
 
 
 @hide_tracebacks
+@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
 class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The initial events, then every event that is appended, exactly once per checkpoint.
 
@@ -61,6 +64,7 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> None:
         self._options = options
         self._check = check
+        self._location = options.location
         self._initial = initial
         self._target = to_arrow_schema(schema, timezone="UTC")
         self._upto: int | None = None

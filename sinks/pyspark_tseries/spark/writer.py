@@ -24,10 +24,12 @@ from pyspark_timestream.connector.instants import FINAL_US, MIN_US
 from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.connector.watermark_settings import read_batch_watermark
 from pyspark_timestream.connector.worker import freeze_objects
+from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.promise.record import name_writer
 from pyspark_tseries.storage import staging
+from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
@@ -265,11 +267,13 @@ def _query_id(tasks: list[StagedTask]) -> str:
 
 
 @hide_tracebacks
+@wrap_methods(lambda writer: named_failures(getattr(writer, "_location", None)))
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame as one commit; with `txnAppId` and `txnVersion` only once."""
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
+        self._location = target.location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
@@ -289,6 +293,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 @hide_tracebacks
+@wrap_methods(lambda writer: named_failures(getattr(writer, "_location", None)))
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes every batch of a query as one commit, exactly once.
 
@@ -298,6 +303,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, target: WriteTarget) -> None:
         self._target = target
+        self._location = target.location
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""

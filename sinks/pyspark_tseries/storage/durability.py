@@ -7,16 +7,23 @@ The rules are semantics 25.
 """
 
 import contextlib
+import ctypes
 import errno
 import functools
 import os
+import shutil
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-__all__ = ["list_directories", "make_directories", "sync"]
+__all__ = ["copy_or_link", "list_directories", "make_directories", "move_exclusively", "sync"]
 
 MAX_SYNC_THREADS: Final = 16
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
+"""What file systems answer that have no hard links: FAT, some network and FUSE mounts."""
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
 _DIRECTORY_SYNC_UNSUPPORTED: Final = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
@@ -64,6 +71,45 @@ def list_directories(root: str, files: Sequence[str]) -> list[str]:
             found[directory] = None
             directory = os.path.dirname(directory)
     return list(found)
+
+
+def copy_or_link(path: str, to: str) -> None:
+    """Hard-link a file that never changes again, or copy it where that cannot be done."""
+    try:
+        os.link(path, to)
+    except OSError:  # A file system without hard links, or another one; a missing file fails again.
+        shutil.copyfile(path, to)
+
+
+def move_exclusively(path: str, to: str) -> None:
+    """Move a file unless there is one at `to`, as one step of the file system.
+
+    Raises:
+        FileExistsError: there is one; nothing was changed.
+        OSError: the file cannot be moved; with the code EMLINK if the file system has neither
+            hard links nor exclusive renaming.
+    """
+    try:
+        os.link(path, to)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_exclusively(path, to)
+    else:
+        os.remove(path)  # This fixes the file's time, from which a log entry's visibility is dated.
+
+
+def _rename_exclusively(path: str, to: str) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        code = errno.ENOSYS
+    elif not rename(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(to), _RENAME_NOREPLACE):
+        return
+    else:
+        code = ctypes.get_errno()
+    if code in (errno.EINVAL, errno.ENOSYS):
+        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), to)
+    raise OSError(code, os.strerror(code), to)
 
 
 def make_directories(path: str) -> None:

@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import compose_message
+from pyspark_tseries.storage.durability import copy_or_link
 
 __all__ = [
     "EVENT_FILE_PATH",
@@ -208,6 +210,10 @@ class Location:
         """True for a directory, which has locks, renaming, and nanosecond times."""
         return not self.root.startswith("s3://")
 
+    def is_away(self) -> bool:
+        """True if no store is at a local path: it was moved, or its mount point is empty."""
+        return self.is_local and not os.path.isdir(self.file("_delta_log"))
+
     @property
     def uri(self) -> str:
         """As Delta takes it."""
@@ -247,8 +253,60 @@ class Location:
         """A file to write to, in a directory that is made for it; it is there once it is closed."""
         if not self.is_local:
             return self.filesystem.open_output_stream(path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self.make_directories(os.path.dirname(path))
         return pa.OSFile(path, "wb")
+
+    def make_directories(self, path: str) -> None:
+        """Make a directory below the store's own, which is never made here.
+
+        A store that was moved away must not be there again as a directory: it could not be moved
+        back. What is made gets the rights of the store's directory, so that a group that may
+        write there may write below.
+
+        Raises:
+            FileNotFoundError: the store's directory is not there.
+            OSError: the directory cannot be made.
+        """
+        if not self.is_local or os.path.isdir(path):
+            return
+        made = self.root
+        for name in os.path.relpath(path, self.root).split(os.sep):
+            made = os.path.join(made, name)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made)
+                self._share(made)
+
+    def _share(self, path: str) -> None:
+        """Give a file or directory that was made the rights of the store's own directory."""
+        wanted, there = os.stat(self.root).st_mode, os.stat(path).st_mode
+        shared = wanted & (stat.S_IWGRP | stat.S_IWOTH)
+        if stat.S_ISDIR(there):
+            shared |= wanted & (stat.S_ISGID | stat.S_IXGRP | stat.S_IXOTH)
+        shared |= wanted & (stat.S_IRGRP | stat.S_IROTH)
+        if there | shared != there:
+            with contextlib.suppress(OSError):  # A file system without rights, or another's file.
+                os.chmod(path, stat.S_IMODE(there | shared))
+
+    def open_lock(self, name: str) -> int | None:
+        """Open the local file whose lock keeps the processes of this host apart; None if it cannot.
+
+        A lock only saves work, so whoever may not open its file does without.
+        """
+        if self.is_away():
+            return None
+        with contextlib.suppress(OSError):
+            path = self.lock_path(name)
+            try:
+                try:
+                    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                except FileExistsError:
+                    return os.open(path, os.O_RDWR)
+            except PermissionError:
+                return os.open(path, os.O_RDONLY)
+            if self.is_local:
+                self._share(path)
+            return descriptor
+        return None
 
     def copy(self, path: str, to: str) -> None:
         """Give a file, which never changes again, a second path."""
@@ -257,11 +315,8 @@ class Location:
                 return self.filesystem.copy_file(path, to)  # type: ignore[no-any-return]
             with self.read(path) as source, self.write(to) as sink:
                 return shutil.copyfileobj(source, sink, 16 * 1024 * 1024)
-        os.makedirs(os.path.dirname(to), exist_ok=True)
-        try:
-            os.link(path, to)
-        except OSError:  # A file system without hard links; a missing file fails again.
-            shutil.copyfile(path, to)
+        self.make_directories(os.path.dirname(to))
+        copy_or_link(path, to)
 
     def size(self, path: str) -> int:
         """The bytes of a file; raises FileNotFoundError."""
@@ -288,11 +343,14 @@ class Location:
 
         For a local disk that is the kernel's clock, which a process cannot fake.
         """
-        path = self.lock_path("clock") if self.is_local else self.file("_tseries", "clock")
+        path = self.file("_tseries", "clock")
         try:
             if self.is_local:
-                with open(path, "ab"):
-                    os.utime(path)
+                descriptor = self.open_lock("clock")
+                if descriptor is None:
+                    return None
+                os.close(descriptor)
+                os.utime(path)
             else:
                 with self.write(path) as file:
                     file.write(b"")
@@ -335,9 +393,7 @@ class Location:
         if not self.is_local:
             which = hashlib.sha256(self.root.encode()).hexdigest()[:32]
             return os.path.join(tempfile.gettempdir(), f"tseries-{os.getuid()}-{which}-{name}")
-        # Not with its parents: a store that was removed must not be there again as a directory.
-        with contextlib.suppress(FileExistsError, FileNotFoundError):
-            os.mkdir(self.file("_tseries"))
+        self.make_directories(self.file("_tseries"))
         return self.file("_tseries", name)
 
 

@@ -34,12 +34,11 @@ def commit_lock(location: Location) -> Iterator[None]:
     if not location.is_local:
         yield  # Its writers are seldom on one host, so the log decides.
         return
-    try:
-        file = open(location.lock_path(_COMMIT_LOCK_FILE), "ab")  # noqa: SIM115 closed below
-    except FileNotFoundError:
-        yield  # The store was removed, which the caller notices next.
+    descriptor = location.open_lock(_COMMIT_LOCK_FILE)
+    if descriptor is None:
+        yield  # What is wrong with the disk, or that the store is away, the commit itself says.
         return
-    with file:
+    with open(descriptor, "rb") as file:
         seen, patience = None, 0.0
         while not try_lock(file.fileno()):
             # Small batches that do not wait would win every race against a large one.
@@ -61,7 +60,7 @@ def heartbeat(location: Location) -> Iterator[None]:
     """Tell waiting writers, while the commit lock is held, that its holder is working."""
     over = threading.Event()
     if location.is_local:
-        path = location.lock_path(_COMMIT_LOCK_FILE)
+        path = location.file("_tseries", _COMMIT_LOCK_FILE)
         with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
             threading.Thread(target=_beat, args=(path, over), daemon=True).start()
     try:
@@ -83,9 +82,16 @@ def exclusive(location: Location, name: str) -> Iterator[int | None]:
     """Hold the lock `name`; yield its descriptor, or None if another process holds it.
 
     A process that inherits the descriptor holds the lock, too, until it ends.
+
+    Raises:
+        OSError: the lock's file cannot be opened.
     """
-    with open(location.lock_path(name), "ab") as file:
-        yield file.fileno() if try_lock(file.fileno()) else None
+    descriptor = location.open_lock(name)
+    if descriptor is None:
+        # Says what is wrong.
+        descriptor = os.open(location.lock_path(name), os.O_RDWR | os.O_CREAT, 0o644)
+    with open(descriptor, "rb"):
+        yield descriptor if try_lock(descriptor) else None
 
 
 def try_lock(descriptor: int) -> bool:

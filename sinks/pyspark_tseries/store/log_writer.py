@@ -12,13 +12,18 @@ import pathlib
 import re
 import secrets
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final
 
 from deltalake import DeltaTable
 
-from pyspark_tseries.storage.durability import list_directories, sync
+from pyspark_tseries.storage.durability import (
+    list_directories,
+    move_exclusively,
+    sync,
+)
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, format_mark, read_mark
 from pyspark_tseries.store.log_entries import entry_path
@@ -62,7 +67,7 @@ def publish(
         OSError: a file could not be written, or is missing.
     """
     log, staging = location.file(_LOG_DIRECTORY), location.file("_tseries", "staging")
-    os.makedirs(staging, exist_ok=True)
+    location.make_directories(staging)
     draft = os.path.join(staging, f"{secrets.token_hex(8)}.json")
     try:
         with open(draft, "xb") as file:
@@ -74,8 +79,7 @@ def publish(
             names = [*map(os.path.dirname, files), *new, *above]
             sync([draft, *files, *names])
             known |= directories
-        os.link(draft, entry_path(location, version))
-        os.remove(draft)  # This fixes its time, from which the entry's visibility is dated.
+        move_exclusively(draft, entry_path(location, version))
         if synced:
             sync([log])
     finally:
@@ -162,8 +166,14 @@ def shadow_log(location: Location, version: int, without: Collection[str] = ()) 
         version: the last one.
         without: names of log files to leave out.
     """
-    copy = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.shadow")
-    os.makedirs(copy)
+    name = f"{secrets.token_hex(8)}.shadow"
+    copy = location.file("_tseries", "staging", name)
+    try:
+        location.make_directories(copy)
+    except OSError:
+        # A store that can only be read; if it is away, its log cannot be listed either.
+        copy = os.path.join(tempfile.gettempdir(), f"tseries-{name}")
+        os.makedirs(copy)
     try:
         copy_log(location, version, copy, without)
         yield copy

@@ -6,11 +6,9 @@ no one: these errors are about the user's input. So the traceback is left out, a
 can do.
 """
 
-import functools
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -18,6 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
 from pyspark_timestream.connector.why import is_own_error
+from pyspark_timestream.errors import wrap_methods
 
 __all__ = ["RefusedReader", "hide_tracebacks"]
 
@@ -33,25 +32,7 @@ def hide_tracebacks(adapter: C) -> C:
     An own error that a public method or `__init__` raises, or an iterator that it returns, reaches
     the driver without its traceback. Every other exception is a bug here, and keeps it.
     """
-    for name, method in list(vars(adapter).items()):
-        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-            setattr(adapter, name, _wrap_method(method))
-    return adapter
-
-
-def _wrap_method(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def entry(*arguments: Any, **named: Any) -> Any:
-        with _mark_own_errors():
-            result = method(*arguments, **named)
-        return _wrap_items(result) if isinstance(result, Iterator) else result
-
-    return entry
-
-
-def _wrap_items(items: Iterator[Any]) -> Iterator[Any]:
-    with _mark_own_errors():
-        yield from items
+    return wrap_methods(lambda _: _mark_own_errors())(adapter)
 
 
 @contextmanager

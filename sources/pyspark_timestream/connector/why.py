@@ -7,9 +7,10 @@ the like, the name that users import, followed by the sentence with the next ste
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, TextIO
 
-from pyspark_timestream.errors import walk_causes
+from pyspark_timestream.errors import compose_message, walk_causes
 
 __all__ = ["find_own_message", "is_own_error", "why"]
 
@@ -20,6 +21,43 @@ _END: Final = re.compile(
     r"|\n=== Streaming Query ===|\n+Traceback \(most|\n+The above exc|\n+During handling|\Z)"
 )
 _NOT_FOUND: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].*: (timestream|tseries)\b")
+
+
+_CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_RESUMES: Final = "start the query again: it goes on where it was"
+_FOREIGN_CAUSES: Final = (
+    (
+        re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log"),
+        "two queries run on one checkpoint, and Spark has ended this one",
+        "let one of them run alone, and give the other a checkpointLocation of its own",
+    ),
+    (
+        re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE),
+        "a disk that Spark writes to is full",
+        f"free space where the checkpoint and spark.local.dir are, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"Read-only file system", re.IGNORECASE),
+        "a file system that Spark writes to is read-only",
+        f"mount the one with the checkpoint and spark.local.dir writable, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"AccessControlException|AccessDeniedException|\(Permission denied\)"),
+        "Spark may not read or write a file",
+        f"give its user the right to the checkpoint and spark.local.dir, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"Too many open files"),
+        "Spark may open no more files",
+        f"raise the limit (ulimit -n), then {_RESUMES}",
+    ),
+    (
+        re.compile(r"java\.lang\.OutOfMemoryError"),
+        "Spark's JVM has too little memory",
+        f"raise spark.driver.memory or spark.executor.memory, then {_RESUMES}",
+    ),
+)
+"""Errors of Spark and Java that a user of the formats meets: pattern, problem, next step."""
 
 
 def is_own_error(error: BaseException) -> bool:
@@ -80,16 +118,48 @@ def _explain(subject: Any) -> str:
 def _find_reason(error: BaseException) -> str:
     chain = list(walk_causes(error))
     for each in chain:
-        if is_own_error(each):
+        if is_own_error(each) or _is_raised_here(each):
             return str(each)
-    for each in chain:
-        if message := find_own_message(str(each)):
+    texts = [text for each in chain for text in _find_texts(each)]
+    for text in texts:
+        if message := find_own_message(text):
             return message
-        if missing := _NOT_FOUND.search(str(each)):
+        if missing := _NOT_FOUND.search(text):
             # Imported late: this module is read where there is no Spark.
             from pyspark_timestream.connector.session.settings import explain_missing_format
 
             return explain_missing_format(missing.group(1))
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    first = lines[0] if lines else "no message"
-    return f"not an error of timestream or tseries: {type(error).__name__}: {first}"
+    for pattern, problem, next_step in _FOREIGN_CAUSES:
+        if any(pattern.search(text) for text in texts):
+            return compose_message(f"{problem} ({_find_root(texts, pattern)})", None, next_step)
+    said = f"not an error of timestream or tseries: {type(error).__name__}: {_first_line(texts[0])}"
+    causes = [line for text in texts for line in _CAUSED_BY.findall(text)]
+    root = causes[-1] if causes else f"{type(chain[-1]).__name__}: {_first_line(str(chain[-1]))}"
+    return said if len(chain) == 1 and not causes else f"{said}; caused by {root}"
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """True if code of the two packages has refused an argument with an error of Python's own."""
+    if not isinstance(error, TypeError | ValueError) or error.__traceback__ is None:
+        return False
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES
+
+
+def _find_texts(error: BaseException) -> list[str]:
+    """The texts of an error: its own, and the stack trace that Spark keeps of Java's errors."""
+    kept = (getattr(error, name, None) for name in ("_stackTrace", "_stacktrace"))
+    return [str(error), *(text for text in kept if isinstance(text, str))]
+
+
+def _find_root(texts: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """The last line of `texts` that `pattern` finds, which is the root's."""
+    lines = [line for text in texts for line in text.splitlines() if pattern.search(line)]
+    line = lines[-1].strip().removeprefix("Caused by: ")
+    return line.rsplit("with exception: ", 1)[-1].partition(" SQLSTATE")[0]
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")

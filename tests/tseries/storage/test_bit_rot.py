@@ -138,6 +138,7 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
 
 def test_flipped_bit_of_a_head_file_is_always_detected(tmp_path, monkeypatch):
     """One bit of every byte of a small head, of a compressed one, and of a large one's note."""
+    (tmp_path / "s").mkdir()
     location = parse_location(str(tmp_path / "s"))
     for rows in (3, 64):
         columns = {name: np.arange(rows) * 3 for name in HEAD}
@@ -309,6 +310,7 @@ def test_a_file_that_is_written_in_parts_has_checksums(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(*((f"s{n:03}", n) for n in range(200))))
     written = pq.read_table(tmp_path / "s" / only_file(tmp_path / "s").path, partitioning=None)
+    (tmp_path / "other").mkdir()
     location = parse_location(str(tmp_path / "other"))
     file = _EventFile(location, "kind=event/f.parquet")
     for at in range(0, 200, 30):

@@ -10,7 +10,14 @@ from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
 from tseries.builders import VALUE, stored
 
-from pyspark_tseries import IncompatibleValue, InvalidQuery, NoSuchStore, TimeSeries, UpdateFailed
+from pyspark_tseries import (
+    IncompatibleValue,
+    InvalidQuery,
+    NoSuchStore,
+    StorageFailed,
+    TimeSeries,
+    UpdateFailed,
+)
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import rebuild
@@ -142,7 +149,7 @@ def test_a_store_that_was_moved_away_can_be_moved_back(series, tmp_path):
 
 def test_store_that_cannot_be_created_gives_a_one_line_error(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UnusableStore, match=r"'.*/file/s' cannot be created.*next step"):
+    with pytest.raises(StorageFailed, match=r"'.*/file/s' cannot be.*next step: choose a path"):
         TimeSeries.create(tmp_path / "file" / "s", VALUES)
 
 

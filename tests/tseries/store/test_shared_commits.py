@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tseries.builders import stored
 
-from pyspark_tseries import TimeSeries, UpdateFailed
+from pyspark_tseries import StorageFailed, TimeSeries, UpdateFailed
 from pyspark_tseries.store import retry as races
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
@@ -135,7 +135,7 @@ def test_failed_storage_fails_each_caller_and_leaves_no_files(series, tmp_path, 
     with Callers(series) as callers:
         for n in (1, 2, 3):
             callers.append("a", n)
-    assert [type(callers.outcomes[n]) for n in (1, 2, 3)] == [PermissionError] * 3
+    assert [type(callers.outcomes[n]) for n in (1, 2, 3)] == [StorageFailed] * 3
     assert len({id(each) for each in callers.outcomes.values()}) == 3, "an error for each"
     assert sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file()) == before
     monkeypatch.undo()

@@ -1,0 +1,179 @@
+"""Failures of the disk, mount or file system under a store, named once with the next step.
+
+Storage code raises `OSError`, and Delta an error that quotes one. Where a call of a user or of
+Spark ends, `named_failures` turns these into `StorageFailed`, or into `NoSuchStore` if the store's
+directory is away; inside, retries still see the plain errors.
+"""
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from pyspark_timestream.errors import walk_causes
+from pyspark_tseries.errors import NoSuchStore, StorageFailed, TseriesError, UnusableStore
+from pyspark_tseries.storage.location import Location
+
+_QUOTED_CODE: Final = re.compile(r"\((?:os error|errno) (\d+)\)|\[(?:os error|[Ee]rrno) (\d+)\]")
+"""How Rust, Python and Arrow quote the operating system's number in a text."""
+
+_QUOTED_PATH: Final = re.compile(r"'(/[^'\n]+)'|\"(/[^\"\n]+)\"|\b(?:at|path:?|file:?) (/[^\s,:]+)")
+
+_RIGHTS: Final = (errno.EACCES, errno.EPERM)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_AWAY: Final = (
+    *(errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO),
+    *(errno.ENODEV, errno.ENXIO, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
+_NEXT_STEPS: Final = {
+    errno.EROFS: "mount the file system writable, or only read the store here",
+    errno.EIO: "look for errors of the disk (dmesg), then see what is broken with: "
+    "python -m pyspark_tseries verify {root}",
+    errno.EMLINK: "put the store on a file system that has hard links or exclusive renaming: on "
+    "this one two writers could overwrite each other's commits",
+    errno.EMFILE: "allow the process more open files (ulimit -n), then do it again",
+    errno.ENFILE: "allow the machine more open files (sysctl fs.file-max), then do it again",
+    errno.ENOMEM: "give the machine more memory, then do it again",
+    errno.EFBIG: "allow larger files (ulimit -f), then do it again",
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "choose a path whose parents are directories",
+    errno.EBUSY: "end what uses the file, then do it again",
+    **dict.fromkeys(_AWAY, "bring the mount or its server back, then do it again"),
+    **dict.fromkeys(_FULL, ""),
+    **dict.fromkeys(_RIGHTS, ""),
+}
+"""Next steps by code; those of full disks and of rights depend on the place."""
+
+
+@contextlib.contextmanager
+def named_failures(location: Location | None) -> Iterator[None]:
+    """Name a failure of the storage under the store at `location`, if it is known.
+
+    Raises:
+        NoSuchStore: the store's directory was there, and is away.
+        StorageFailed: the storage failed in another way.
+    """
+    try:
+        yield
+    except (NoSuchStore, StorageFailed):
+        raise
+    except Exception as error:
+        if isinstance(error, TseriesError) and not isinstance(error, UnusableStore):
+            raise
+        named = name_failure(location, error)
+        if named is None:
+            raise
+        raise named from error
+
+
+def name_failure(location: Location | None, error: Exception) -> TseriesError | None:
+    """The failure of the storage that `error` tells of; None if it tells of none."""
+    # An object store answers in words of its own, and Delta and Arrow repeat requests.
+    if location is not None and not location.is_local:
+        return None
+    code = find_code(error)
+    if location is not None and code in (None, errno.ENOENT, *_AWAY) and location.is_away():
+        return away_error(location)
+    if code not in _NEXT_STEPS:
+        return None
+    path = _find_path(error) or (location.root if location is not None else None)
+    return _storage_error(code, path, location)
+
+
+def away_error(location: Location) -> NoSuchStore:
+    """The error of an open store that is not at its location any more."""
+    return NoSuchStore(
+        f"the store '{location.root}' is not there any more: it was moved or removed, or its "
+        "mount is away",
+        "the store where it was opened; nothing was changed",
+        "bring it back to that path, then do it again",
+    )
+
+
+def find_code(error: BaseException) -> int | None:
+    """The operating system's number of the failure that `error` or a cause of it tells of."""
+    for each in walk_causes(error):
+        if isinstance(each, OSError) and each.errno is not None:
+            return each.errno
+        found = _QUOTED_CODE.search(str(each))
+        if found is not None:
+            return int(found[1] or found[2])
+    return None
+
+
+def _find_path(error: BaseException) -> str | None:
+    for each in walk_causes(error):
+        if isinstance(each, OSError) and isinstance(each.filename, str):
+            return each.filename
+    for each in walk_causes(error):
+        found = None if isinstance(each, TseriesError) else _QUOTED_PATH.search(str(each))
+        if found is not None:
+            return str(next(filter(None, found.groups())))
+    return None
+
+
+def _storage_error(code: int, path: str | None, location: Location | None) -> StorageFailed:
+    root = location.root if location is not None else path
+    if code in _RIGHTS:
+        next_step = _explain_rights(path, root)
+    elif code in _FULL:
+        next_step = _explain_full(path)
+    else:
+        next_step = _NEXT_STEPS[code].format(root=root)
+    store = f" of the store '{root}'" if location is not None and path != root else ""
+    where = f"'{path}'{store}" if path is not None else "a file"
+    problem = f"{where} cannot be read or written: {os.strerror(code)} ({errno.errorcode[code]})"
+    named = StorageFailed(problem, None, next_step)
+    named.path, named.code = path, code
+    return named
+
+
+def _explain_full(path: str | None) -> str:
+    there = path
+    while there and not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not there:
+        return "free space on the file system, then do it again"
+    mount = there
+    while not os.path.ismount(mount):
+        mount = os.path.dirname(mount)
+    free = shutil.disk_usage(there).free
+    return (
+        f"free space on the file system mounted at '{mount}', which has {free:,} bytes left (or "
+        "raise the user's quota), then do it again"
+    )
+
+
+def _explain_rights(path: str | None, root: str | None) -> str:
+    there = path
+    while there and not os.path.exists(there):
+        there = os.path.dirname(there)
+    if not there:
+        return "give this user the right to read and write there, then do it again"
+    if os.path.isfile(there) and os.access(there, os.R_OK):
+        there = os.path.dirname(there)  # The directory decides who makes and removes files.
+    entry = os.stat(there)
+    return (
+        f"'{there}' is {stat.filemode(entry.st_mode)} of user {_user(entry.st_uid)} and group "
+        f"{_group(entry.st_gid)}, and this process is user {_user(os.geteuid())}: let its owner "
+        f"give the group the store with: chmod -R g+rwXs '{root}' (what is made in it later "
+        "inherits that), or run as its owner"
+    )
+
+
+def _user(uid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return str(uid)
+
+
+def _group(gid: int) -> str:
+    with contextlib.suppress(KeyError):
+        return grp.getgrgid(gid).gr_name
+    return str(gid)
