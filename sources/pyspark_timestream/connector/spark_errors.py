@@ -6,8 +6,10 @@ no one: these errors are about the user's input. So the traceback is left out, a
 can do.
 """
 
+import functools
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
@@ -35,8 +37,32 @@ def hide_tracebacks(adapter: C) -> C:
     return wrap_methods(lambda _: _mark_own_errors())(adapter)
 
 
+@functools.cache
+def _end_quietly() -> None:
+    """Let the traceback be left out that Spark's daemon prints when a query stops.
+
+    Spark closes the connection to the process of a source or sink, and the daemon then fails to
+    flush its last answer, which nobody awaits.
+    """
+    daemon = sys.modules.get("__main__")
+    if getattr(getattr(daemon, "__spec__", None), "name", None) == "pyspark.daemon":
+        daemon.traceback = _TracebacksOfFailures()  # type: ignore[union-attr]
+
+
+class _TracebacksOfFailures:
+    """The module `traceback`, except that a connection closed by the other side is no failure."""
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(traceback, name)
+
+    def print_exc(self) -> None:
+        if not isinstance(sys.exception(), BrokenPipeError | ConnectionResetError):
+            traceback.print_exc()
+
+
 @contextmanager
 def _mark_own_errors() -> Iterator[None]:
+    _end_quietly()
     try:
         yield
     except Exception as error:

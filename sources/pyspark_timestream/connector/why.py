@@ -27,7 +27,10 @@ _CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _RESUMES: Final = "start the query again: it goes on where it was"
 _FOREIGN_CAUSES: Final = (
     (
-        re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log"),
+        re.compile(
+            r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log"
+            r"|Multiple streaming queries are concurrently using"
+        ),
         "two queries run on one checkpoint, and Spark has ended this one",
         "let one of them run alone, and give the other a checkpointLocation of its own",
     ),

@@ -10,8 +10,6 @@ Workers collect garbage after each task and walk through every object of every m
 import functools
 import gc
 import logging
-import sys
-import traceback
 from typing import Final
 
 __all__ = ["freeze_objects", "log_like_spark"]
@@ -32,39 +30,13 @@ class SparkFormatter(logging.Formatter):
 
 
 def log_like_spark(package: str) -> None:
-    """Format the log of `package` as Spark does, unless logging is already configured.
-
-    A process whose query has ended says nothing of it.
-    """
-    _end_quietly()
+    """Format the log of `package` as Spark does, unless logging is already configured."""
     logger = logging.getLogger(package)
     if logging.root.handlers or logger.handlers:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(SparkFormatter())
     logger.addHandler(handler)
-
-
-def _end_quietly() -> None:
-    """Let the traceback be left out that Spark's daemon prints when a query stops.
-
-    Spark closes the connection to the process of a source or sink, and the daemon then fails to
-    flush its last answer, which nobody awaits.
-    """
-    daemon = sys.modules.get("__main__")
-    if getattr(getattr(daemon, "__spec__", None), "name", None) == "pyspark.daemon":
-        daemon.traceback = _TracebacksOfFailures()  # type: ignore[union-attr]
-
-
-class _TracebacksOfFailures:
-    """The module `traceback`, except that a connection closed by the other side is no failure."""
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(traceback, name)
-
-    def print_exc(self) -> None:
-        if not isinstance(sys.exception(), BrokenPipeError | ConnectionResetError):
-            traceback.print_exc()
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 
 import pytest
@@ -103,6 +104,93 @@ def test_why_of_what_is_not_ours_says_so_in_one_line() -> None:
     assert printed(ValueError(f"{text}\nand 100 lines more")) == (
         f"not an error of timestream or tseries: ValueError: {text}\n"
     )
+
+
+class OfJava(Exception):
+    """An error of Java's as PySpark shows it: a text, a stack trace, and a cause."""
+
+    def __init__(self, text: str, trace: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace, self._cause = trace, cause
+
+
+FAILED = "[STREAM_FAILED] Query [id = 57d592a0, runId = eca7] terminated with exception: "
+TRACE = """org.apache.spark.SparkException: [TASK_WRITE_FAILED] Writing job failed.
+	at org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec.run(Write.scala:27)
+Caused by: org.apache.spark.SparkException: Job aborted due to stage failure
+Caused by: {}
+"""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OfJava("Writing job failed.", TRACE.format(f"pyspark_tseries.UpdateFailed: {OURS}")),
+        OfJava("Writing job failed.", cause=RuntimeError(f"pyspark_tseries.UpdateFailed: {OURS}")),
+    ],
+    ids=["stack trace", "cause"],
+)
+def test_why_finds_our_sentence_in_what_java_wraps(error: Exception) -> None:
+    assert printed(error) == f"{OURS}\n"
+
+
+@pytest.mark.parametrize(
+    ("cause", "step"),
+    [
+        ("java.io.IOException: No space left on device", "free space where the checkpoint"),
+        ("java.io.IOException: Disk quota exceeded", "free space where the checkpoint"),
+        ("java.nio.file.FileSystemException: /c/offsets: Read-only file system", "writable"),
+        ("java.io.FileNotFoundException: /c/metadata (Permission denied)", "the right to the"),
+        ("java.net.SocketException: Too many open files", "ulimit -n"),
+        ("java.lang.OutOfMemoryError: Java heap space", "spark.driver.memory"),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log.", "checkpointLocation of"),
+        ("Multiple streaming queries are concurrently using file:/c/offsets.", "let one of them"),
+    ],
+)
+def test_why_names_the_root_of_an_error_of_spark_and_a_next_step(cause: str, step: str) -> None:
+    for error in (
+        OfJava(f"{FAILED}{cause} SQLSTATE: XXKST\n=== Streaming Query ==="),
+        OfJava("Writing job failed.", TRACE.format(cause)),
+        OfJava("Writing job failed.", cause=OfJava(cause)),
+    ):
+        said = printed(error)
+        assert f"({cause}); next step: " in said
+        assert step in said
+        assert said.count("\n") == 1
+
+
+def test_why_of_an_unknown_error_of_java_names_its_root() -> None:
+    root = "com.example.Odd: it broke"
+    assert printed(OfJava("Writing job failed.", TRACE.format(root))).endswith(f"by {root}\n")
+    assert printed(OfJava("It failed", cause=OfJava(root))).endswith(f"by OfJava: {root}\n")
+
+
+def test_why_takes_a_refusal_of_ours_for_ours_whatever_its_class() -> None:
+    with pytest.raises(TypeError) as caught:
+        why(42)
+    assert printed(caught.value) == f"{caught.value}\n"
+
+
+def test_a_connection_that_spark_closes_at_the_end_of_a_query_prints_no_traceback() -> None:
+    program = """
+import __main__
+import traceback
+from importlib.machinery import ModuleSpec
+from pyspark_timestream.connector.spark_errors import hide_tracebacks
+@hide_tracebacks
+class Writer:
+    def write(self): pass
+__main__.__spec__ = ModuleSpec("pyspark.daemon", None)
+Writer().write()
+for error in (BrokenPipeError(32, "Broken pipe"), ValueError("a bug")):
+    try:
+        raise error
+    except Exception:
+        traceback.print_exc()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "BrokenPipeError" not in done.stderr
+    assert "ValueError: a bug" in done.stderr
 
 
 def test_why_of_queries_without_a_failure_points_to_explain_time() -> None:
