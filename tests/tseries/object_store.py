@@ -36,9 +36,10 @@ def bucket():
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
         try:
             endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
-            made = urllib.request.Request(f"{endpoint}/store", method="PUT")
-            with urllib.request.urlopen(made, timeout=60):
-                pass
+            for name in ("store", "careless"):
+                made = urllib.request.Request(f"{endpoint}/{name}", method="PUT")
+                with urllib.request.urlopen(made, timeout=60):
+                    pass
             yield Bucket("store", endpoint)
         finally:
             server.kill()

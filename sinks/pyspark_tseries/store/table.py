@@ -5,9 +5,12 @@ import glob
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import tempfile
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +26,11 @@ from pyspark_tseries.store.log_entries import adopt_entry, commit_info
 from pyspark_tseries.store.log_writer import copy_log, publish
 
 __all__ = ["create_table", "load_table", "load_table_at", "open_table", "unreachable_error"]
+
+PROBE_WRITERS: Final = 4
+PROBE_ROUNDS: Final = 3
+PROBE_WAIT_S: Final = 5.0
+"""Commits that race, four at a time: in three rounds a service that overwrites loses one."""
 
 _COLOUR_CODES: Final = re.compile("\x1b\\[[0-9;]*m")
 
@@ -124,10 +132,52 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
         if location.is_local:
             _create_local(location, schema, properties)
         else:
+            _require_exclusive_writes(location)
             _create(location.uri, schema, properties, location.storage_options)
     except (DeltaError, OSError) as error:
         if open_table(location) is None:
             raise unreachable_error(location, "created", error) from None
+
+
+def _require_exclusive_writes(location: Location) -> None:
+    """Refuse an object store that overwrites where it must refuse (a PUT with If-None-Match).
+
+    Commits that race in a table beside the store show it: each must come after the others. Amazon,
+    MinIO and R2 pass; some older and emulated services ignore the header, and there two writers
+    lose commits without an error. Delta looks for the newest entry before it writes its own, so
+    only a race makes it depend on the header.
+
+    Raises:
+        UnusableStore: the service ignores it.
+        DeltaError, OSError: the service cannot be reached.
+    """
+    probe = Location(f"{location.root}/_tseries/probe-{secrets.token_hex(8)}", location.options)
+    schema = pa.schema([("kind", pa.string())])
+    try:
+        _create(probe.uri, schema, {}, probe.storage_options)
+        start = threading.Barrier(PROBE_WRITERS)
+
+        def commit() -> None:
+            for _ in range(PROBE_ROUNDS):
+                table = load_table(probe)
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    start.wait(PROBE_WAIT_S)
+                table.create_write_transaction([], "append", table.schema(), partition_by=["kind"])
+
+        with ThreadPoolExecutor(PROBE_WRITERS) as pool:
+            for done in [pool.submit(commit) for _ in range(PROBE_WRITERS)]:
+                done.result()
+        is_exclusive = load_table(probe).version() == PROBE_WRITERS * PROBE_ROUNDS
+    finally:
+        with contextlib.suppress(OSError):
+            location.filesystem.delete_dir(probe.file())
+    if not is_exclusive:
+        raise UnusableStore(
+            f"'{location.root}' cannot be created as a store: its object store ignores the header "
+            "If-None-Match, so a writer would overwrite another's commit without an error",
+            "an object store with conditional writes, such as Amazon's",
+            "upgrade the service, or put the store on a local disk",
+        )
 
 
 def _create(

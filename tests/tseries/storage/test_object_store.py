@@ -58,6 +58,19 @@ def store(location):
     return Store.create(location, [VALUE], RetainedRange(limit=1000), min_retention_us=0)
 
 
+def test_service_that_ignores_conditions_is_refused_when_a_store_is_created(bucket):  # noqa: F811
+    uri = bucket.uri("careless").replace("s3://store/", "s3://careless/")
+    with pytest.raises(UnusableStore, match="ignores the header If-None-Match") as caught:
+        TimeSeries.create(uri, VALUES, storage_options=bucket.options)
+    assert bucket.options["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
+    assert Store.find(parse_location(uri, bucket.options)) is None
+
+
+def test_creation_in_an_object_store_leaves_nothing_of_its_probe(store):
+    listed = store.location.list_folders(store.location.file("_tseries"))
+    assert not [name for name in listed if name.startswith("probe")]
+
+
 def now_us():
     return time.time_ns() // 1000
 
