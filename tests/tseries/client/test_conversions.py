@@ -173,7 +173,7 @@ TAKEN = [
 ]
 
 
-@pytest.mark.parametrize(("value", "kind", "expected"), TAKEN, ids=str)
+@pytest.mark.parametrize(("value", "kind", "expected"), TAKEN, ids=range(len(TAKEN)))
 def test_value_that_loses_nothing_is_taken_and_reads_back_equal(tmp_path, value, kind, expected):
     store = new_store(tmp_path, kind)
     store.append("a", value)
