@@ -9,12 +9,14 @@ from typing import Self
 from pyspark_timestream.errors import compose_message
 
 __all__ = [
+    "HistoryChanged",
     "IncompatibleValue",
     "InvalidQuery",
     "NoSuchEvent",
     "NoSuchStore",
     "OutOfOrder",
     "PermissionDenied",
+    "ReplayDiffers",
     "StorageFailed",
     "StoreBusy",
     "StoreMismatch",
@@ -51,6 +53,10 @@ class UpdateFailed(TseriesError):
 
 class OutOfOrder(UpdateFailed):
     """A row is before its series' newest event, and option `outOfOrder` is `fail`."""
+
+
+class ReplayDiffers(UpdateFailed):
+    """A batch lies before the last one of its query, or is that one with other rows."""
 
 
 class NoSuchEvent(TseriesError):
@@ -101,3 +107,7 @@ class WrongClock(TseriesError):
 
 class StoreMismatch(TseriesError):
     """A query's checkpoint belongs to a different store; nothing is stored."""
+
+
+class HistoryChanged(TseriesError):
+    """The store lacks a commit that a checkpoint has seen: an older state of it was put back."""

@@ -29,6 +29,7 @@ from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
+from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_check import read_plain_entry
 from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
@@ -214,6 +215,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     """
     table = load_table(store.location)
     location = store.location
+    keep_history(store)
     sync_checkpoint(location)  # Another tool may have written it.
     table.cleanup_metadata()
     gone = table.vacuum(

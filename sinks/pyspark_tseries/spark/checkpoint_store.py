@@ -3,7 +3,8 @@
 The rules are semantics 16.6. They rely on two records. The store has a mark of every query that
 wrote to it, with the number of its last batch; the first batch of a query leaves this mark even if
 it is empty. And if the checkpoint is a directory of this machine, a file in it records the id and
-the location of the store, so that a missing store is named instead of being created again, empty.
+the location of the store, so that a missing store is named instead of being created again, empty;
+and the commits of the last batches, so that an older state of the store is noticed.
 """
 
 import json
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from pyspark_tseries.errors import StoreMismatch
+from pyspark_tseries.errors import HistoryChanged, StoreMismatch
+from pyspark_tseries.model.commit_mark import CommitMark
 from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.history import describe_change, is_given_up, last_mark
 from pyspark_tseries.store.store import Store
 
 __all__ = [
@@ -22,20 +25,29 @@ __all__ = [
     "check_before_batch",
     "check_in_commit",
     "checkpoint_directory",
-    "remember_store",
+    "remember_commit",
 ]
 
 _FILE_PATH: Final = ("sinks", "tseries.json")
 _CHECKPOINT_OPTION: Final = "checkpointlocation"
 _FORMAT_VERSION: Final = 1
+MAX_BATCHES: Final = 100
+"""So many batches have their commits recorded, as many as Spark keeps in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """A store as a checkpoint records it."""
+    """A store as a checkpoint records it.
+
+    Attributes:
+        id: the Delta table's.
+        location: the store's.
+        batches: the numbers of the last batches stored, rising, each with the last commit then.
+    """
 
     id: str
     location: str
+    batches: tuple[tuple[int, CommitMark], ...] = ()
 
     def __str__(self) -> str:
         """As a message names it."""
@@ -90,9 +102,12 @@ def check_in_commit(
 
     Raises:
         StoreMismatch: earlier batches of the query went elsewhere.
+        HistoryChanged: the store lacks an earlier batch of the query, or its commit.
     """
     mark, batch = token
     before = None if checkpoint is None else _read_remembered(checkpoint)
+    if before is not None:
+        _check_history(before, store, token)
     if store.log.transaction(mark) is None:
         if before is None and batch > 0:
             batches = "a batch" if batch == 1 else f"{batch} batches"
@@ -105,12 +120,70 @@ def check_in_commit(
                 log.commit([], {mark: -1}, synced=synced)
 
 
-def remember_store(checkpoint: str | None, store: Store) -> None:
-    """Record in the checkpoint which store its query writes to, unless it is recorded."""
-    if checkpoint is None or _read_remembered(checkpoint) is not None:
+def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
+    """Refuse a store that has not, or not any more, what the query has stored in it.
+
+    Raises:
+        HistoryChanged: an older state of it was put back, or a copy that went on by itself.
+    """
+    mark, batch = token
+    # The records of later batches are void: the checkpoint was set back, perhaps by hand.
+    earlier = [known for known in before.batches if known[0] < batch]
+    if not earlier:
         return
+    number, commit = earlier[-1]
+    found = describe_change(store, commit)
+    last = store.log.transaction(mark)
+    has_batch = last is not None and last >= number
+    if found is None and has_batch:
+        return
+    if has_batch and is_given_up(store.location, commit):
+        return  # The batch is in the store; a repair has given up commits of others after it.
+    raise _changed_error(store, number, commit, found, last)
+
+
+def _changed_error(
+    store: Store, batch: int, commit: CommitMark, found: str | None, last: int | None
+) -> HistoryChanged:
+    found = found or "has nothing of that batch"
+    first = 0 if last is None else last + 1
+    return HistoryChanged(
+        f"the store {_describe_store(store)} {found}, and this query's checkpoint has seen "
+        f"{commit} there, with its batch {batch}: an older state of the store was put back, or "
+        "another copy of it",
+        "the store as the query left it, or a later state of that",
+        "put that state of the store back; or put the checkpoint of the same backup back; or let "
+        f"the query write what is lost again: stop it and remove all files from number {first} on "
+        f"in 'commits', and from number {first + 1} on in 'offsets', of its checkpoint (its source "
+        "must still have that input); or start with a new checkpointLocation, which writes all of "
+        "its input. Nothing of the batch is stored",
+    )
+
+
+def remember_commit(
+    checkpoint: str | None, store: Store, batch: int, commit: CommitMark | None = None
+) -> None:
+    """Record in the checkpoint that its query has stored a batch.
+
+    Args:
+        checkpoint: from `checkpoint_directory`.
+        store: the store.
+        batch: the number of the batch.
+        commit: its commit; None: it was stored before, and the store's last commit is recorded.
+    """
+    if checkpoint is None:
+        return
+    before, commit = _read_remembered(checkpoint), commit or last_mark(store)
+    known = () if before is None else before.batches
+    batches = [(number, each) for number, each in known if number < batch]
+    batches += [] if commit is None else [(batch, commit)]
     path = os.path.join(checkpoint, *_FILE_PATH)
-    text = {"id": store.id, "location": store.root, "version": _FORMAT_VERSION}
+    text = {
+        "batches": [[number, *each.to_json()] for number, each in batches[-MAX_BATCHES:]],
+        "id": store.id,
+        "location": store.root,
+        "version": _FORMAT_VERSION,
+    }
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
@@ -139,6 +212,11 @@ def _read_remembered(checkpoint: str) -> CheckpointStore | None:
     try:
         with open(os.path.join(checkpoint, *_FILE_PATH), encoding="utf-8") as file:
             read = json.load(file)
-        return CheckpointStore(str(read["id"]), str(read["location"]))
+        store, location = str(read["id"]), str(read["location"])
+        batches = (
+            (int(number), CommitMark(int(commit), int(head)))
+            for number, commit, head in read.get("batches", ())
+        )
+        return CheckpointStore(store, location, tuple(batches))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -16,6 +16,7 @@ from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.spark.late_windows import ROWS, Merge, merge_windows
@@ -56,6 +57,11 @@ class Corrections:
     token: tuple[str, int] | None
     is_first: bool = False
     hidden: pa.Table | None = field(default=None)
+
+    @property
+    def digest(self) -> int:
+        """Of the windows, which the late rows of the batch determine."""
+        return digest_rows(self.windows)
 
     @property
     def has_edits(self) -> bool:

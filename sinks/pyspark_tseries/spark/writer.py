@@ -26,6 +26,8 @@ from pyspark_timestream.connector.watermark_settings import read_batch_watermark
 from pyspark_timestream.connector.worker import freeze_objects
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
+from pyspark_tseries.model.commit_mark import CommitMark
+from pyspark_tseries.model.row_digest import add_digests, digest_rows
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.promise.record import name_writer
 from pyspark_tseries.storage import staging
@@ -34,6 +36,7 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.numbering import REORDER_ADVICE
+from pyspark_tseries.write.replay import APPLICATION_PREFIX, QUERY_PREFIX
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
@@ -66,7 +69,7 @@ class StagedTask(WriterCommitMessage):
     """A task's rows, its partition of the input, and its query.
 
     `schema` is that of the rows; columns may have been added to the store since. `cti_us` is the
-    greatest of its CTIs.
+    greatest of its CTIs. `digest` is the number of its rows, None if nobody compares it.
     """
 
     partition: int
@@ -74,12 +77,10 @@ class StagedTask(WriterCommitMessage):
     output: TaskOutput
     schema: pa.Schema
     cti_us: int | None = None
+    digest: int | None = None
 
 
 _LOG: Final = logging.getLogger(__name__)
-
-_QUERY_TOKEN_PREFIX: Final = "tseries:q:"
-"""The prefix of a streaming query's token, before its id."""
 
 _told: Final[set[tuple[str, str]]] = set()
 """Queries of this process, and the parts of their checkpoints reported as unreadable."""
@@ -93,14 +94,25 @@ _NEW_QUERY_ADVICE: Final = (
 )
 
 
-def _stage(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> StagedTask:
+def _stage(
+    target: WriteTarget, batches: Iterator[pa.RecordBatch], *, may_come_again: bool
+) -> StagedTask:
     task = TaskContext.get()
     assert task is not None
     ctis: list[int] = []
-    rows = (stage_rows(batch, target.plan) for batch in _take_ctis(batches, target.plan, ctis))
+    digest = 0
+
+    def stage_all() -> Iterator[pa.RecordBatch]:
+        nonlocal digest
+        for batch in _take_ctis(batches, target.plan, ctis):
+            rows = stage_rows(batch, target.plan)
+            if may_come_again:
+                digest = add_digests(digest, digest_rows(rows))
+            yield rows
+
     output = write_task_output(
         target.location,
-        rows,
+        stage_all(),
         target.plan.staged,
         target.expected,
         target.author,
@@ -114,6 +126,7 @@ def _stage(target: WriteTarget, batches: Iterator[pa.RecordBatch]) -> StagedTask
         output,
         target.plan.staged,
         max(ctis, default=None),
+        digest if may_come_again else None,
     )
 
 
@@ -134,8 +147,8 @@ def _commit(
     tasks: list[StagedTask],
     token: tuple[str, int] | None,
     cti_us: int | None = None,
-) -> None:
-    """Append the staged rows in the order of the input.
+) -> CommitMark | None:
+    """Append the staged rows in the order of the input; None if that makes no commit.
 
     A batch without rows is committed only if its CTI is above the query's last one, or if the query
     joins the store's writers by it: before its first rows it may still append anything.
@@ -148,10 +161,12 @@ def _commit(
     has_rows = any(output.rows for output in outputs)
     store = Store.open(target.location)
     joins = _joins(store, target.plan, token)
+    made = None
     if has_rows or joins or _is_news(store, token, cti_us):
-        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us, joins=joins)
+        digest = _sum_digests(tasks)
+        batch = _build_batch(target, outputs, tasks[0].schema, token, cti_us, digest, joins=joins)
         try:
-            store.append(batch, synced=target.options.synced)
+            made = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
             if _has_written(store, token):
                 raise
@@ -160,6 +175,12 @@ def _commit(
             maintain_after_commit(store)
     _remove_staged(target, tasks)
     freeze_objects()
+    return None if made is None else CommitMark(made.index.metadata.commit, made.head_id)
+
+
+def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:
+    digests = [task.digest for task in tasks if task.digest is not None]
+    return add_digests(*digests) if digests else None
 
 
 def _refresh_in_background(store: "Store") -> None:
@@ -176,14 +197,14 @@ def _refresh(store: "Store") -> None:
 
 def _has_written(store: "Store", token: tuple[str, int] | None) -> bool:
     """Return whether a write is not streaming, or its query has a batch in the store."""
-    if token is None or not token[0].startswith(_QUERY_TOKEN_PREFIX):
+    if token is None or not token[0].startswith(QUERY_PREFIX):
         return True
     return store.log.transaction(token[0]) is not None
 
 
 def _joins(store: "Store", plan: RowPlan, token: tuple[str, int] | None) -> bool:
     """Return whether a batch is the first of a query that may append originals."""
-    is_first = token is not None and token[0].startswith(_QUERY_TOKEN_PREFIX) and token[1] == 0
+    is_first = token is not None and token[0].startswith(QUERY_PREFIX) and token[1] == 0
     # A query of edits would hold back the store's CTI for ever.
     return is_first and plan.edit_of is None and not store.log.has_token(token)
 
@@ -200,6 +221,7 @@ def _build_batch(
     schema: pa.Schema,
     token: tuple[str, int] | None,
     cti_us: int | None,
+    digest: int | None,
     *,
     joins: bool,
 ) -> Appendable:
@@ -217,6 +239,7 @@ def _build_batch(
             clock=options.clock,
             cti_us=cti_us,
             joins=joins,
+            digest=digest,
         )
     return LargeBatch(
         tuple(outputs),
@@ -231,6 +254,7 @@ def _build_batch(
         limits=DEFAULT_LIMITS,
         cti_us=cti_us,
         joins=joins,
+        digest=digest,
     )
 
 
@@ -277,14 +301,15 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        return _stage(self._target, iterator)
+        is_named = self._target.options.txn_app_id is not None
+        return _stage(self._target, iterator, may_come_again=is_named)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Append the rows of all tasks."""
         options = self._target.options
         token = None
         if options.txn_app_id is not None and options.txn_version is not None:
-            token = f"tseries:app:{options.txn_app_id}", options.txn_version
+            token = f"{APPLICATION_PREFIX}{options.txn_app_id}", options.txn_version
         _commit(self._target, _staged_tasks(messages), token)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -307,29 +332,30 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         """Stage a task's rows."""
-        return _stage(self._target, iterator)
+        return _stage(self._target, iterator, may_come_again=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Append the rows of all tasks, unless the store has this batch already."""
         tasks = _staged_tasks(messages)
         if not tasks:
             return
-        token = f"{_QUERY_TOKEN_PREFIX}{_query_id(tasks)}", batchId
+        token = f"{QUERY_PREFIX}{_query_id(tasks)}", batchId
         is_empty = not any(task.output.rows for task in tasks)
         cti_us = self._find_cti(tasks, batchId)
-        if batchId > 0 and is_empty and cti_us is None:
-            return _remove_staged(self._target, tasks)
         # Imported here because tasks, which unpickle this module's classes, need no Delta.
-        from pyspark_tseries.spark.checkpoint_store import check_in_commit, remember_store
+        from pyspark_tseries.spark.checkpoint_store import check_in_commit, remember_commit
         from pyspark_tseries.store.store import Store
 
         target, store = self._target, Store.open(self._target.location)
+        store.is_replay(token, _sum_digests(tasks))
+        if batchId > 0 and is_empty and cti_us is None:
+            return _remove_staged(self._target, tasks)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
-        _commit(target, tasks, token, cti_us)
-        if not is_empty or cti_us is not None:
+        commit = _commit(target, tasks, token, cti_us)
+        if commit is not None or store.log.has_token(token):
             # Only now: after a failed first batch the query may be given another store.
-            remember_store(target.checkpoint, store)
+            remember_commit(target.checkpoint, store, batchId, commit)
         _refresh_in_background(store)
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:

@@ -82,6 +82,8 @@ class Log:
         self._own_entry: tuple[int, dict[str, int]] | None = None
         self._properties: dict[str, str] | None = None
         self._is_writable = False
+        self.proven: dict[int, int] = {}
+        """The ids of commits that are in this log, by number; empty again once it was replaced."""
         self._identity = self._entry_identity(self._version)
         if not skip_checks:
             self._check_undamaged()
@@ -142,6 +144,7 @@ class Log:
             self._table = table
             self._checked = self._synced = self._verified = self._transactions_version = -1
             self._own_entry = self._properties = None
+            self.proven.clear()
         if self._version != self._table.version():
             self._version = int(self._table.version())
             self._properties, self._is_writable = None, False

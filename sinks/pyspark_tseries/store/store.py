@@ -14,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -46,6 +46,7 @@ from pyspark_tseries.write.batch import (
     EditContext,
     PreparedCommit,
 )
+from pyspark_tseries.write.replay import digest_mark, is_replay, make_marks
 from pyspark_tseries.write.shared_batch import AppendedEvent
 
 __all__ = ["Store", "now_us"]
@@ -203,7 +204,7 @@ class Store(StoreState):
             DeltaError: a competing commit was first, or has replaced one of `replaced`.
         """
         prepared = PreparedCommit(head_id, index, list(written), [])
-        self._publish(prepared, None, synced=True, replaced=replaced, beside=beside)
+        self._publish(prepared, {}, synced=True, replaced=replaced, beside=beside)
 
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
         """Append a batch of one row, no edit, without a token; threads share commits.
@@ -237,6 +238,8 @@ class Store(StoreState):
 
         Raises:
             UpdateFailed: a row may not be added.
+            ReplayDiffers: the batch lies before the last one with its token's name, or has other
+                rows than it.
             NoSuchEvent: an edit may not.
             PermissionDenied: the batch's principal may not do this.
             WrongClock: `clock` is far ahead, or was when the last commit was made.
@@ -253,7 +256,7 @@ class Store(StoreState):
                     landed = next(
                         (attempt for attempt in tried if self._is_committed(attempt)), None
                     )
-                    if landed or self.log.has_token(batch.token):
+                    if landed or self._has_batch(batch):
                         if synced:
                             self.log.sync_entries()
                         return landed or (tried[-1] if tried else None)
@@ -272,6 +275,20 @@ class Store(StoreState):
             raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
         raise lost if self.location.is_local else unreachable_error(self.location, "written", lost)
 
+    def _has_batch(self, batch: Appendable) -> bool:
+        """True if the store's last batch with the token's name is this one.
+
+        Raises:
+            ReplayDiffers: it is a later one, or has other rows.
+        """
+        return batch.token is not None and self.is_replay(batch.token, batch.digest)
+
+    def is_replay(self, token: tuple[str, int], digest: int | None) -> bool:
+        """As `write.replay.is_replay`, by the log as it was last refreshed."""
+        last = self.log.transaction(token[0])
+        stored = None if last is None else self.log.transaction(digest_mark(token[0]))
+        return is_replay(self.root, token, digest, last, stored)
+
     def _attempt(
         self, batch: Appendable, clock: Callable[[], int], tried: list[PreparedCommit], synced: bool
     ) -> PreparedCommit:
@@ -288,7 +305,7 @@ class Store(StoreState):
             if self.head_id() != head_id:
                 # By this very thread: the handler of a signal may have committed meanwhile.
                 raise CommitFailedError("a competing commit was first")
-            self._publish(attempt, batch.token, synced)
+            self._publish(attempt, make_marks(batch.token, batch.digest), synced)
         return attempt
 
     def _discard_lost(self, tried: list[PreparedCommit]) -> bool:
@@ -321,7 +338,7 @@ class Store(StoreState):
     def _publish(
         self,
         attempt: PreparedCommit,
-        token: tuple[str, int] | None,
+        marks: Mapping[str, int],
         synced: bool,
         replaced: Sequence[DataFile] = (),
         beside: Sequence[str] = (),
@@ -331,7 +348,7 @@ class Store(StoreState):
         gone = [RemovedFile(old.path, old.size, old.kind, now_ms, True) for old in replaced]
         self.log.commit(
             [*gone, *add_actions(attempt.written, now_ms)],
-            {HEAD_TRANSACTION: attempt.head_id, **dict([token] if token else [])},
+            {HEAD_TRANSACTION: attempt.head_id, **marks},
             metadata.commit,
             [head_path(self.location, attempt.head_id), *map(self.location.file, files), *beside],
             synced=synced,

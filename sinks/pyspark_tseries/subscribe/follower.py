@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.errors import HistoryChanged, UnusableStore
 from pyspark_tseries.model.arrays import (
     MAX_NUMBER,
     MIN_NUMBER,
@@ -26,6 +26,7 @@ from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_filter import RowFilter
 from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_rows
+from pyspark_tseries.store.history import describe_change, find_mark, is_given_up
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.subscribe.delivery import (
     Delivery,
@@ -66,7 +67,7 @@ class Follower:
         self._store = Store.open(location)
         self._initial = initial
         self._check = check
-        self._known: tuple[int | None, Snapshot] | None = None
+        self._known: tuple[tuple[int, int | None], Snapshot] | None = None
         self._first: tuple[Any, list[str], Int64Array] | None = None
 
     def ctis(self) -> CtiRecord:
@@ -77,9 +78,10 @@ class Follower:
         """The position of a new subscriber."""
         snapshot, head = self._read_store()
         missed = self._count_missed_starts(snapshot, head)
-        return start_position(
+        start = start_position(
             self._store.id, head.metadata, snapshot.retained, _count_events(head), missed
         )
+        return replace(start, mark=find_mark(self._store, start.commit))
 
     def last_commit(self) -> int:
         """The store's last commit."""
@@ -95,8 +97,7 @@ class Follower:
             max_events: at most this many; None for all. Initial events come by whole series.
             upto: the last commit of the batch, not before `start`; None for the store's last one.
         """
-        self._check_store(start)
-        snapshot, head = self._read_store()
+        snapshot, head = self._read_store(start)
         if start.initial:
             if max_events is None and start.due is None:
                 return replace(start, initial=False, upto=None)
@@ -109,12 +110,13 @@ class Follower:
             lambda: self._count_by_commit(snapshot, start, backlog.commit),
             lambda commit, key, number: self._find_key(snapshot, commit, key, number),
         )
-        return end
+        if end == start:
+            return end
+        return replace(end, mark=find_mark(self._store, end.commit + (end.after is not None)))
 
     def plan_tasks(self, start: Position, end: Position) -> list[Delivery]:
         """Divide the events between two positions among tasks, by series."""
-        self._check_store(end)
-        snapshot, head = self._read_store()
+        snapshot, head = self._read_store(end)
         last = end.commit + (end.after is not None)
         data = [
             file
@@ -141,15 +143,21 @@ class Follower:
             for part in split_slices(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
 
-    def _read_store(self) -> tuple[Snapshot, SeriesIndex]:
-        """The store as it is now; without new commits only the log is listed."""
+    def _read_store(self, position: Position | None = None) -> tuple[Snapshot, SeriesIndex]:
+        """The store as it is now, which has all before `position`.
+
+        Without new commits only the log is listed.
+        """
         if not self._store.refresh():
             self._store = Store.open(self._store.location)
-        version = self._store.version()
-        if self._known is None or self._known[0] != version:
+        if position is not None:
+            self._check_store(position)
+        # The head too: an older log that was put back may have grown to the same version.
+        state = self._store.version(), self._store.head_id()
+        if self._known is None or self._known[0] != state:
             snapshot = self._store.snapshot()
             self._check(snapshot)
-            self._known = version, snapshot
+            self._known = state, snapshot
         return self._known[1], self._store.index()[1]
 
     def _check_store(self, position: Position) -> None:
@@ -158,6 +166,20 @@ class Follower:
                 f"the checkpoint is of another store than the one now at '{self._store.root}'",
                 "the store that the query subscribed to",
                 "correct the path, or start with a new checkpoint",
+            )
+        if position.mark is None:
+            return
+        found = describe_change(self._store, position.mark)
+        if found is not None and not is_given_up(self._store.location, position.mark):
+            raise HistoryChanged(
+                f"the store '{self._store.root}' {found}, and this query's checkpoint has seen "
+                f"{position.mark} there: an older state of the store was put back, or another copy "
+                "of it",
+                "the store that the query has read, or a later state of that",
+                "put that state of the store back; or put the checkpoint of the same backup back, "
+                "from which the query goes on; or start with a new checkpointLocation, which gives "
+                "the initial events (subscriptionRange, startingSequence) and all that follows. "
+                "Nothing was delivered since",
             )
 
     def _measure_backlog(

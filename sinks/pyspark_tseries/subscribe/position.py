@@ -19,6 +19,7 @@ import numpy as np
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import Int64Array
+from pyspark_tseries.model.commit_mark import CommitMark
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.model.slices import Key
@@ -74,6 +75,7 @@ class Position:
         retained_since: the commit that had last changed it by then; None if none had.
         due: the number of initial events still due; None if not counted yet.
         cti: the last CTI delivered, in microseconds; None if there was none.
+        mark: the newest commit of which something was delivered, or one before it; None: unknown.
     """
 
     store: str
@@ -88,6 +90,7 @@ class Position:
     retained_since: int | None = None
     due: int | None = None
     cti: int | None = None
+    mark: CommitMark | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The offset; keys sorted, because Spark compares offsets as JSON text."""
@@ -98,6 +101,7 @@ class Position:
             **({} if self.cti is None else {"cti": self.cti}),
             "due": self.due,
             "initial": self.initial,
+            "mark": None if self.mark is None else self.mark.to_json(),
             "missed": self.missed,
             "retained": self.retained,
             "retained_since": self.retained_since,
@@ -120,7 +124,14 @@ class Position:
     def beginning(self) -> "Position":
         """The position of the same subscription before its first batch."""
         start = replace(
-            self, upto=None, initial=True, commit=self.began, after=None, due=None, cti=None
+            self,
+            upto=None,
+            initial=True,
+            commit=self.began,
+            after=None,
+            due=None,
+            cti=None,
+            mark=None,  # The end of the batch has a later one.
         )
         # A store without commits had no initial events, and had never seen any.
         return start if self.began >= 0 else replace(start, initial=False, seen=0)
@@ -140,8 +151,9 @@ class Position:
                 "install a newer version of this package",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
-        after = fields.pop("after")
-        return Position(after=None if after is None else (after[0], after[1]), **fields)
+        after, mark = fields.pop("after"), CommitMark.from_json(fields.pop("mark", None))
+        key = None if after is None else (after[0], after[1])
+        return Position(after=key, mark=mark, **fields)
 
 
 def start_position(

@@ -34,6 +34,10 @@ class Appendable(Protocol):
         """Identifies the batch, so that it is committed once."""
 
     @property
+    def digest(self) -> int | None:
+        """The number of its rows, by which a batch that comes again is known; None: unknown."""
+
+    @property
     def has_edits(self) -> bool:
         """True if `prepare` needs `CommitContext.edits`."""
 
@@ -57,11 +61,13 @@ class Batch:
         missing_original: the policy for edits without an original: `fail` or `drop`.
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
-        token: (application, version): the batch is skipped if the store has this version of the
-            application or a higher one; None always appends.
+        token: (application, version): the batch is skipped if the store's last version of the
+            application is this one, and refused if it is a higher one; None always appends.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
         joins: its query becomes a writer by it, whatever it appends.
         is_correction: its originals may lie before the store's CTI, and make nobody a writer.
+        digest: of its rows, as `digest_rows` makes it; None: they are not compared with those that
+            the store has of the same token.
     """
 
     rows: pa.Table
@@ -74,6 +80,7 @@ class Batch:
     cti_us: int | None = None
     joins: bool = False
     is_correction: bool = False
+    digest: int | None = None
 
     @property
     def has_edits(self) -> bool:

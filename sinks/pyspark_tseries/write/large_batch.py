@@ -75,6 +75,7 @@ class LargeBatch:
     limits: SpillLimits = DEFAULT_LIMITS
     cti_us: int | None = None
     joins: bool = False
+    digest: int | None = None
 
     @property
     def has_edits(self) -> bool:

@@ -68,6 +68,11 @@ class SharedBatch:
         return
 
     @property
+    def digest(self) -> None:
+        """None: it comes once."""
+        return
+
+    @property
     def has_edits(self) -> bool:
         """Never: whether an original exists is not judged alone as it is with others."""
         return False

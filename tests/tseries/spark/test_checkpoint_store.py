@@ -12,7 +12,7 @@ from pyspark_tseries.spark.checkpoint_store import (
     check_before_batch,
     check_in_commit,
     checkpoint_directory,
-    remember_store,
+    remember_commit,
 )
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
@@ -23,7 +23,7 @@ QUERY = "tseries:q:5fd2"
 def go(checkpoint, store, batch, **more):
     """What a commit does: check, store the batch (which is of no interest here), remember."""
     check_in_commit(checkpoint, store, (QUERY, batch), **more)
-    remember_store(checkpoint, store)
+    remember_commit(checkpoint, store, batch)
 
 
 def make(path):

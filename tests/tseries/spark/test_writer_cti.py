@@ -7,6 +7,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from pyspark_tseries import DefaultSource, TimeSeries
+from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.spark.writer import StagedTask
 from pyspark_tseries.storage import staging
 from pyspark_tseries.storage.location import parse_location
@@ -38,7 +39,8 @@ class Query:
             parse_location(self.store), table.to_batches(), schema, f"{self.store}/x"
         )
         output = TaskOutput(table.num_rows, table.nbytes, inline)
-        writer.commit([StagedTask(0, self.name, output, schema, cti_us)], number)
+        task = StagedTask(0, self.name, output, schema, cti_us, digest_rows(table))
+        writer.commit([task], number)
 
     def writers(self):
         return TimeSeries.open(self.store).describe()["cti_writers"]

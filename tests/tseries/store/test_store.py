@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import duckdb
 import pyarrow as pa
@@ -14,9 +15,17 @@ from tseries.builders import VALUE, batch, new_store, stored
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_tseries import describe
-from pyspark_tseries.errors import NoSuchStore, StoreBusy, UnusableStore, UpdateFailed
+from pyspark_tseries.errors import (
+    NoSuchStore,
+    ReplayDiffers,
+    StoreBusy,
+    UnusableStore,
+    UpdateFailed,
+)
+from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import LastIndex
@@ -77,11 +86,49 @@ def test_a_batch_of_an_application_is_stored_once(tmp_path, version):
     assert len(stored(tmp_path / "s")) == 3
 
 
-def test_an_older_batch_of_an_application_is_not_stored_again(tmp_path):
+def test_a_batch_before_the_last_one_of_its_writer_is_refused_by_name(tmp_path):
     store = new_store(tmp_path / "s")
-    store.append(batch(("a", 1), token=("q", 4)))
-    store.append(batch(("a", 2), token=("q", 3)))
-    assert len(stored(tmp_path / "s")) == 1
+    store.append(batch(("a", 1), token=("tseries:q:q", 4)))
+    with pytest.raises(ReplayDiffers, match=r"batch 3 of query q is to be stored.*its batch 4: "):
+        store.append(batch(("a", 2), token=("tseries:q:q", 3)))
+    store.append(batch(("b", 1), token=("tseries:app:nightly", 4)))
+    with pytest.raises(ReplayDiffers, match=r"txnVersion 3 of txnAppId 'nightly'.*its version 4"):
+        store.append(batch(("b", 2), token=("tseries:app:nightly", 3)))
+    assert len(stored(tmp_path / "s")) == 2
+    store.append(batch(("b", 2), token=("tseries:app:another", 3)))  # The next step.
+    assert len(stored(tmp_path / "s")) == 3
+
+
+def digested(*rows, **more):
+    made = batch(*rows, **more)
+    return replace(made, digest=digest_rows(made.rows))
+
+
+@pytest.mark.parametrize("mark", ["tseries:q:q", "tseries:app:nightly"])
+def test_the_last_batch_again_with_other_rows_is_refused_and_with_the_same_is_a_replay(
+    tmp_path, mark
+):
+    store = new_store(tmp_path / "s")
+    for number in range(3):
+        store.append(digested(("a", number, 1.0), ("b", number, 2.0), token=(mark, number)))
+    assert store.append(digested(("b", 2, 2.0), ("a", 2, 1.0), token=(mark, 2))) is None
+    for rows in ([("a", 2, 1.0)], [("a", 2, 1.0), ("b", 2, 2.5)], [("c", 3, 1.0), ("b", 2, 2.0)]):
+        with pytest.raises(ReplayDiffers, match="comes again with other rows"):
+            reopened(tmp_path / "s").append(digested(*rows, token=(mark, 2)))
+    assert len(stored(tmp_path / "s")) == 6
+    reopened(tmp_path / "s").append(digested(("a", 3, 1.0), token=(mark, 3)))
+    assert len(stored(tmp_path / "s")) == 7
+
+
+def test_the_digest_of_a_batch_is_known_after_a_checkpoint_of_the_log(tmp_path):
+    store = new_store(tmp_path / "s")
+    store.append(digested(("a", 1), token=("tseries:q:q", 0)))
+    for number in range(60):
+        store.append(batch(("b", number)))
+    remove_obsolete_files(store, 2**60)
+    with pytest.raises(ReplayDiffers, match="comes again with other rows"):
+        reopened(tmp_path / "s").append(digested(("a", 2), token=("tseries:q:q", 0)))
+    assert reopened(tmp_path / "s").append(digested(("a", 1), token=("tseries:q:q", 0))) is None
 
 
 def test_batches_without_a_token_are_always_stored(tmp_path):

@@ -16,14 +16,15 @@ from pyspark_tseries.storage.head_files import load_index, readable_metadata
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import Entry, TornEntry
+from pyspark_tseries.write.replay import APPLICATION_PREFIX, QUERY_PREFIX
 
 __all__ = ["LostCommit", "describe_lost_commit", "find_lost_commits"]
 
 MAX_SERIES_NAMED: Final = 20
 """Series named in a message; a file next to the remains of the commit lists all of them."""
 
-_QUERY_PREFIX: Final = "tseries:q:"
-_APPLICATION_PREFIX: Final = "tseries:app:"
+
+NO_HEAD: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class LostCommit:
 
     Attributes:
         version: of its log entry.
+        head: its id; NO_HEAD: a compaction, which has none; None: unknown.
         number: its own; None if it added no events, or if unknown.
         time: its commit time; None if unknown.
         series: the first and the last sequence of its events, by series; None: not known.
@@ -42,6 +44,7 @@ class LostCommit:
     """
 
     version: int
+    head: int | None = None
     number: int | None = None
     time: str | None = None
     series: dict[str, tuple[int, int]] | None = None
@@ -90,7 +93,9 @@ def find_lost_commits(
 
 
 def _unknown_commit(version: int, entry: Entry | None) -> LostCommit:
-    return LostCommit(version, files=() if entry is None else tuple(entry.added))
+    if entry is None:
+        return LostCommit(version)
+    return LostCommit(version, NO_HEAD, files=tuple(entry.added))
 
 
 def _read_lost_commit(
@@ -103,9 +108,9 @@ def _read_lost_commit(
     files: Sequence[str],
 ) -> LostCommit:
     batches = {
-        name.removeprefix(_QUERY_PREFIX).removeprefix(_APPLICATION_PREFIX): number
+        name.removeprefix(QUERY_PREFIX).removeprefix(APPLICATION_PREFIX): number
         for name, number in ({} if entry is None else entry.transactions).items()
-        if name.startswith((_QUERY_PREFIX, _APPLICATION_PREFIX))
+        if name.startswith((QUERY_PREFIX, APPLICATION_PREFIX))
     }
     number = None if metadata is None else metadata.commit
     if entry is not None and entry.own is not None:
@@ -115,7 +120,7 @@ def _read_lost_commit(
     if series is not None:
         events = sum(last - first + 1 for first, last in series.values())
     time = None if metadata is None else format_instant(metadata.commit_us)
-    return LostCommit(version, number, time, series, events, between, batches, tuple(files))
+    return LostCommit(version, own_id, number, time, series, events, between, batches, tuple(files))
 
 
 def _read_logged_events(entry: Entry | None) -> tuple[int | None, tuple[str, str] | None]:

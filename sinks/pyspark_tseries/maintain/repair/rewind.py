@@ -25,6 +25,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.repair.lost_commits import LostCommit
 from pyspark_tseries.storage.durability import make_directories, sync
 from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location, is_inside_store
+from pyspark_tseries.store.history import LOST_FILE
 from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
@@ -39,7 +40,6 @@ from pyspark_tseries.store.log_writer import shadow_log
 __all__ = ["Rewind", "carry_out_rewind", "find_max_lost_commit", "plan_rewind", "read_state_at"]
 
 _CHECKPOINT_FILE: Final = re.compile(r"(\d{20})\.checkpoint.*")
-_LOST_FILE: Final = "lost.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def carry_out_rewind(
     """
     aside = location.file("_tseries", "lost", f"{rewind.last + 1:020d}-{secrets.token_hex(4)}")
     make_directories(aside)
-    with open(os.path.join(aside, _LOST_FILE), "w", encoding="utf-8") as file:
+    with open(os.path.join(aside, LOST_FILE), "w", encoding="utf-8") as file:
         record = {"highest_commit": highest, "commits": [asdict(commit) for commit in lost]}
         json.dump(record, file, ensure_ascii=False, indent=1)
     sync([file.name, aside])
@@ -208,7 +208,7 @@ def find_max_lost_commit(location: Location) -> int:
     """The highest number of a commit that repairs have given up; -1 if there is none."""
     highest = -1
     for found in glob.iglob(
-        os.path.join(glob.escape(location.file("_tseries", "lost")), "*", _LOST_FILE)
+        os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
     ):
         with open(found, encoding="utf-8") as file:
             highest = max(highest, json.load(file)["highest_commit"])

@@ -1,0 +1,202 @@
+"""Which commits a store has, by number and id: the commits of its log, and those before (19.5).
+
+The log has the ids of its entries' commits, until maintenance removes the entries. So maintenance
+first keeps the ids in files of 1024 commits, `_tseries/history/N`. What the log says comes first:
+after an older log was put back, such a file may still have ids of commits that are no more.
+"""
+
+import contextlib
+import glob
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from pyspark_tseries.model.commit_mark import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
+from pyspark_tseries.storage.durability import make_directories, sync
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
+from pyspark_tseries.store.log_entries import TornEntry
+
+if TYPE_CHECKING:
+    from pyspark_tseries.store.state import StoreState
+
+LOST_FILE: Final = "lost.json"
+"""In a folder of `_tseries/lost`: the commits that a repair has given up."""
+
+MAX_PROVEN: Final = 1000
+"""So many commits an open store remembers to have found in its log."""
+
+_ENTRY: Final = re.compile(r"(\d{20})[.]json")
+
+
+def last_mark(store: "StoreState") -> CommitMark | None:
+    """The last commit of the log as it was last refreshed; None before the first."""
+    head_id = store.head_id()
+    return None if head_id is None else CommitMark(store.metadata().commit, head_id)
+
+
+def find_mark(store: "StoreState", number: int) -> CommitMark | None:
+    """The commit `number`, or the one before it if there is none; None if that is not known."""
+    last = last_mark(store)
+    if last is None or number >= last.number:
+        return last
+    return _find_in_log(store.location, number, store.version()) or _find_kept(
+        store.location, number
+    )
+
+
+def describe_change(store: "StoreState", mark: CommitMark) -> str | None:
+    """What the store has in place of a commit that it had before; None if it has it still.
+
+    A commit whose id nobody has kept, because another tool removed its log entry, counts as there.
+    """
+    proven = store.log.proven
+    if proven.get(mark.number) == mark.id:
+        return None
+    last = last_mark(store)
+    if last is None:
+        return "has no commit"
+    if mark.number > last.number:
+        return f"ends with {last}"
+    found = find_mark(store, mark.number)
+    if found is not None and found.number == mark.number and found != mark:
+        return f"has {found} in its place"
+    if found is not None and found.number < mark.number:
+        return f"has no commit of that number after {found}"
+    if len(proven) >= MAX_PROVEN:
+        proven.clear()
+    proven[mark.number] = mark.id
+    return None
+
+
+def is_given_up(location: Location, mark: CommitMark) -> bool:
+    """True if a repair has given up this commit after damage, and skipped its number since."""
+    if not location.is_local:
+        return False
+    found = os.path.join(glob.escape(location.file("_tseries", "lost")), "*", LOST_FILE)
+    for path in glob.iglob(found):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(path, encoding="utf-8") as file:
+                lost = json.load(file)
+            ids = {commit["head"] for commit in lost["commits"]}
+            # The id of a commit whose entry is torn may be unknown.
+            if mark.id in ids or (None in ids and mark.number <= lost["highest_commit"]):
+                return True
+    return False
+
+
+def keep_history(store: "StoreState") -> None:
+    """Keep the ids of the log's commits, before entries of it are removed.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    last = last_mark(store)
+    if last is None:
+        return
+    location, kept, changed = store.location, dict[int, dict[int, int]](), set[int]()
+    above = last.number + COMMITS_PER_FILE
+    for mark in _marks_from_end(location, store.version()):
+        first = _first_of(mark.number)
+        if first not in kept:
+            kept[first] = _read_kept(location, first)
+        # What is kept of numbers between two commits of the log is of an older log.
+        gone = range(mark.number + 1, above)
+        for number in gone:
+            if kept.get(_first_of(number), {}).pop(number, None) is not None:
+                changed.add(_first_of(number))
+        if kept[first].get(mark.number) == mark.id:
+            break
+        kept[first][mark.number], above = mark.id, mark.number
+        changed.add(first)
+    for first in changed:
+        _write_kept(location, first, kept[first])
+
+
+def _find_in_log(location: Location, number: int, newest: int) -> CommitMark | None:
+    """The commit `number`, or the last one before it, in the log's entries up to `newest`."""
+    versions = _list_versions(location, newest)
+    low, high, best = 0, len(versions), None
+    while low < high:
+        middle = at = (low + high) // 2
+        found = None
+        while at >= low and (found := _read_mark(location, versions[at])) is None:
+            at -= 1  # A compaction, or another tool's entry.
+        if found is None:
+            low = middle + 1
+        elif found.number <= number:
+            best, low = found, middle + 1
+        else:
+            high = at
+    return best
+
+
+def _list_versions(location: Location, newest: int) -> list[int]:
+    """The versions of the log's entries up to `newest`, rising."""
+    log = location.file("_delta_log")
+    if location.is_local:
+        names = os.listdir(log)
+    else:
+        names = [os.path.basename(path) for path, _ in location.list_files(log)]
+    versions = (int(entry[1]) for name in names if (entry := _ENTRY.fullmatch(name)))
+    return sorted(version for version in versions if version <= newest)
+
+
+def _marks_from_end(location: Location, newest: int) -> Iterator[CommitMark]:
+    for version in reversed(_list_versions(location, newest)):
+        mark = _read_mark(location, version)
+        if mark is not None:
+            yield mark
+
+
+def _read_mark(location: Location, version: int) -> CommitMark | None:
+    """The commit of a log entry; None if it is of none, was removed, or is damaged."""
+    try:
+        entry = read_entry(location, version)
+    except TornEntry:
+        return None
+    if entry is None or entry.own is None:
+        return None
+    number, head_id = entry.own.get("commit"), entry.transactions.get(HEAD_TRANSACTION)
+    return None if number is None or head_id is None else CommitMark(number, head_id)
+
+
+def _first_of(number: int) -> int:
+    """The first commit in the file that has the id of commit `number`."""
+    return number // COMMITS_PER_FILE * COMMITS_PER_FILE
+
+
+def _kept_path(location: Location, first: int) -> str:
+    return location.file("_tseries", "history", f"{first // COMMITS_PER_FILE:010d}")
+
+
+def _find_kept(location: Location, number: int) -> CommitMark | None:
+    ids = _read_kept(location, _first_of(number))
+    found = ids.get(number)
+    return None if found is None else CommitMark(number, found)
+
+
+def _read_kept(location: Location, first: int) -> dict[int, int]:
+    try:
+        with location.read(_kept_path(location, first)) as file:
+            return unpack_ids(file.read(), first)
+    except FileNotFoundError:
+        return {}
+
+
+def _write_kept(location: Location, first: int, ids: dict[int, int]) -> None:
+    path, content = _kept_path(location, first), pack_ids(ids, first)
+    if not location.is_local:
+        with location.write(path) as file:
+            file.write(content)
+        return
+    make_directories(os.path.dirname(path))
+    draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.history")
+    with location.write(draft) as file:
+        file.write(content)
+    sync([draft])
+    os.replace(draft, path)
+    sync([os.path.dirname(path)])
