@@ -1,6 +1,7 @@
 """A schema registry of one's own: the REST calls of Confluent's that a reader and a producer make.
 
-It keeps schemas in memory, gives the same schema the same id, and does not check compatibility. A
+It keeps schemas in memory, gives the same schema the same id, each context ids of its own, and does
+not check compatibility. A
 `Mode` makes it misbehave: refuse, answer late or never, close the connection, or send what is no
 answer. It counts requests by path.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import socket
 import ssl
 import threading
@@ -96,6 +98,8 @@ class SchemaRegistryStub:
         user_info: `user:password` that it asks for; None: nobody logs in.
         token: a bearer token that it asks for.
         requests: how often each path was asked for, its query included.
+        schemas: those of the default context by id.
+        contexts: those of other contexts, such as `:.staging:`, by id.
     """
 
     url: str = ""
@@ -105,6 +109,7 @@ class SchemaRegistryStub:
     token: str | None = None
     requests: Counter[str] = field(default_factory=Counter)
     schemas: dict[int, Schema] = field(default_factory=dict)
+    contexts: dict[str, dict[int, Schema]] = field(default_factory=dict)
     subjects: dict[str, dict[int, int]] = field(default_factory=dict)
     deleted: set[tuple[str, int]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -140,13 +145,14 @@ class SchemaRegistryStub:
 
     def guid(self, number: int) -> str:
         """The GUID of the schema with an id."""
-        return str(uuid.uuid5(uuid.NAMESPACE_URL, repr(self.schemas[number])))
+        return guid_of(self.schemas[number])
 
     def _register(self, subject: str, schema: Schema) -> int:
         with self.lock:
-            known = (number for number, each in self.schemas.items() if each == schema)
-            number = next(known, len(self.schemas) + 1)
-            self.schemas[number] = schema
+            schemas = self._find_schemas(subject)
+            known = (number for number, each in schemas.items() if each == schema)
+            number = next(known, len(schemas) + 1)
+            schemas[number] = schema
             versions = self.subjects.setdefault(subject, {})
             live = {v: n for v, n in versions.items() if (subject, v) not in self.deleted}
             if number not in live.values():
@@ -163,7 +169,7 @@ class SchemaRegistryStub:
             case "GET", ["schemas", "types"]:
                 return list(TYPES)
             case "GET", ["schemas", "ids", number]:
-                return self._by_id(number).entry(form)
+                return self._by_id(number, query.get("subject", "")).entry(form)
             case "GET", ["schemas", "guids", guid]:
                 found = [each for each in self.schemas if self.guid(each) == guid]
                 if not found:
@@ -181,8 +187,13 @@ class SchemaRegistryStub:
                 return self._look_up(subject, read_schema(body))
         raise Refusal(404, 404, "HTTP 404 Not Found")
 
-    def _by_id(self, number: str) -> Schema:
-        schema = self.schemas.get(int(number)) if number.isdecimal() else None
+    def _find_schemas(self, subject: str) -> dict[int, Schema]:
+        context = re.match(":[.][^:]+:", subject)
+        return self.contexts.setdefault(context[0], {}) if context else self.schemas
+
+    def _by_id(self, number: str, subject: str = "") -> Schema:
+        schemas = self._find_schemas(subject)
+        schema = schemas.get(int(number)) if number.isdecimal() else None
         if schema is None:
             raise Refusal(404, 40403, f"Schema {number} not found")
         return schema
@@ -205,14 +216,19 @@ class SchemaRegistryStub:
         if asked not in versions:
             raise Refusal(404, 40402, f"Version {version} not found.")
         number = versions[asked]
-        found = {"subject": subject, "version": asked, "id": number, "guid": self.guid(number)}
-        return found | self.schemas[number].entry(form)
+        schema = self._find_schemas(subject)[number]
+        found = {"subject": subject, "version": asked, "id": number, "guid": guid_of(schema)}
+        return found | schema.entry(form)
 
     def _look_up(self, subject: str, schema: Schema) -> dict[str, Any]:
         for version, number in self._versions(subject, False, must=True).items():
-            if self.schemas[number] == schema:
+            if self._find_schemas(subject)[number] == schema:
                 return {"subject": subject, "version": version, "id": number, **schema.entry(None)}
         raise Refusal(404, 40403, "Schema not found")
+
+
+def guid_of(schema: Schema) -> str:
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, repr(schema)))
 
 
 def read_schema(body: bytes) -> Schema:

@@ -91,16 +91,53 @@ def _drop_docs(schema: Any) -> Any:
 def inline_references(schema: RegisteredSchema) -> str:
     """Return an Avro schema's text with each referenced type defined where it is first used.
 
+    A type is known by its full name, wherever in a reference it is defined, and a reference by the
+    name that the registry has for it, which need not be its type's.
+
     Raises:
         ValueError: a text is not JSON.
     """
     if not schema.references:
         return schema.text
-    definitions = {each.name: json.loads(each.text) for each in schema.references}
+    definitions: dict[str, _Definition] = {}
+    texts = [(each.name, json.loads(each.text)) for each in schema.references]
+    for _, text in texts:
+        _collect(text, "", definitions)
+    for name, text in texts:
+        definitions.setdefault(name, _Definition(text, ""))
     return json.dumps(_inline(json.loads(schema.text), "", definitions, set()))
 
 
-def _inline(schema: Any, space: str, definitions: Mapping[str, Any], defined: set[str]) -> Any:
+class _Definition(NamedTuple):
+    """The definition of a type, and the namespace that it stands in."""
+
+    schema: Any
+    space: str
+
+
+def _collect(schema: Any, space: str, found: dict[str, _Definition]) -> None:
+    """Add the types that are defined anywhere in `schema` to `found`, by their full names."""
+    if isinstance(schema, list):
+        for each in schema:
+            _collect(each, space, found)
+    if not isinstance(schema, dict):
+        return
+    inner = space
+    if schema.get("type") in _NAMED:
+        name = _name_fully(schema, space)
+        found.setdefault(name, _Definition(schema, space))
+        inner = name.rpartition(".")[0]
+    fields = schema.get("fields")
+    for each in fields if isinstance(fields, list) else ():
+        if isinstance(each, dict):
+            _collect(each.get("type"), inner, found)
+    for key in ("type", "items", "values"):
+        _collect(schema.get(key), inner, found)
+
+
+def _inline(
+    schema: Any, space: str, definitions: Mapping[str, _Definition], defined: set[str]
+) -> Any:
     """Copy `schema`, which stands in the namespace `space`.
 
     Args:
@@ -116,7 +153,7 @@ def _inline(schema: Any, space: str, definitions: Mapping[str, Any], defined: se
         if schema in _PRIMITIVES or known is not None:
             return known or schema
         wanted = next((each for each in names if each in definitions), None)
-        return schema if wanted is None else _inline(definitions[wanted], "", definitions, defined)
+        return schema if wanted is None else _inline(*definitions[wanted], definitions, defined)
     if isinstance(schema, list):
         return [_inline(each, space, definitions, defined) for each in schema]
     if not isinstance(schema, dict):
@@ -132,9 +169,12 @@ def _inline(schema: Any, space: str, definitions: Mapping[str, Any], defined: se
 
 
 def _inline_named(
-    schema: dict[str, Any], space: str, definitions: Mapping[str, Any], defined: set[str]
+    schema: dict[str, Any],
+    space: str,
+    definitions: Mapping[str, _Definition],
+    defined: set[str],
 ) -> Any:
-    name = _full_name(str(schema.get("name", "")), str(schema.get("namespace", space)))
+    name = _name_fully(schema, space)
     if name in defined:
         return name
     defined.add(name)
@@ -146,6 +186,11 @@ def _inline_named(
             for field in schema["fields"]
         ]
     return copied
+
+
+def _name_fully(schema: Mapping[str, Any], space: str) -> str:
+    given = schema.get("namespace")
+    return _full_name(str(schema.get("name", "")), space if given is None else str(given))
 
 
 def _full_name(name: str, space: str) -> str:

@@ -153,3 +153,29 @@ def test_inlined_schema_reads_what_was_written_with_the_references_apart():
     written.seek(0)
     read = fastavro.schemaless_reader(written, fastavro.parse_schema(json.loads(text)), None)
     assert read == {"f0": [leg], "f1": "km"}
+
+
+def test_reference_is_known_by_its_types_full_name_whatever_its_own_name_is():
+    found = inline(record("A", "shop.B", namespace="shop"), any_thing=record("B", namespace="shop"))
+    assert found == record("A", record("B", namespace="shop"), namespace="shop")
+
+
+def test_reference_name_stands_for_its_text_where_no_type_has_that_name():
+    found = inline(record("A", "Money"), Money={"type": "array", "items": "long"})
+    assert found["fields"][0]["type"] == {"type": "array", "items": "long"}
+
+
+def test_type_that_is_defined_inside_a_reference_is_found_before_and_after_it():
+    inner = record("Inner", "int")
+    outer = record("Outer", ["null", inner], {"type": "map", "values": "Inner"}, namespace="shop")
+    before = inline(record("A", "shop.Inner", "shop.Outer"), Outer=outer)
+    types = [field["type"] for field in before["fields"]]
+    assert types[0] == {**inner, "namespace": "shop"}
+    assert types[1]["fields"][0]["type"] == ["null", "shop.Inner"]
+    after = inline(record("A", "shop.Outer", "shop.Inner"), Outer=outer)
+    types = [field["type"] for field in after["fields"]]
+    assert types[0]["fields"][0]["type"][1] == {**inner, "namespace": "shop"}
+    assert types[1] == "shop.Inner"
+    fastavro = pytest.importorskip("fastavro")
+    for each in (before, after):
+        fastavro.parse_schema(each)

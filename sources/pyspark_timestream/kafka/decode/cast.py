@@ -2,8 +2,8 @@
 
 A cast changes the type of a value and never its meaning: whole numbers to wider or narrower ones,
 to decimals and to floating point, decimals to other decimals, texts to their bytes. A value that
-does not fit the wanted type becomes null, its neighbours and the other fields of its struct, list
-or map stay, and the payload is malformed for its type.
+does not fit the wanted type becomes null, and the payload is malformed for its type. The other
+fields of its struct stay; a list or map with such an item is null as a whole (semantics 13.14).
 """
 
 from decimal import ROUND_FLOOR, Context, Decimal
@@ -77,7 +77,11 @@ def _can_cast_scalar(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def cast_column(column: pa.Array, target: pa.DataType) -> CastColumn:
-    """Cast n values to `target`, which `can_cast` has allowed."""
+    """Cast n values to `target`, which `can_cast` has allowed.
+
+    Numbers may also be wider than those that it allows: a producer may have widened them. Fractions
+    are not whole numbers, and what is beyond a float's range is no float.
+    """
     source = column.type
     if pa.types.is_null(source):
         return CastColumn(pa.nulls(len(column), target), _none(column))
@@ -91,11 +95,27 @@ def cast_column(column: pa.Array, target: pa.DataType) -> CastColumn:
         return _cast_times(column, target)
     if source == target:
         return CastColumn(column, _none(column))
+    if pa.types.is_floating(source) and not pa.types.is_floating(target):
+        whole, unfit = _cast_whole(column)
+        found = cast_column(whole, target)
+        return CastColumn(found.column, found.unfit | unfit)
     if pa.types.is_decimal(target):
         return _cast_decimals(column, target)
     if pa.types.is_integer(target):
         return _cast_integers(column, target)
-    return CastColumn(column.cast(target, safe=False), _none(column))
+    cast = column.cast(target, safe=False)
+    if pa.types.is_floating(source) and target.bit_width < source.bit_width:
+        return _keep(cast, pc.and_(pc.is_inf(cast), pc.is_finite(column)))
+    return CastColumn(cast, _none(column))
+
+
+def _cast_whole(column: pa.Array) -> CastColumn:
+    """Cast floats to 64-bit integers; those with a fraction or beyond do not fit."""
+    wide = column.cast(pa.float64())
+    bound = 2.0**63
+    inside = pc.and_(pc.greater_equal(wide, -bound), pc.less(wide, bound))
+    kept, unfit = _keep(wide, pc.invert(pc.and_(inside, pc.equal(wide, pc.floor(wide)))))
+    return CastColumn(kept.cast(pa.int64()), unfit)
 
 
 def _is_text(data_type: pa.DataType) -> bool:
@@ -137,7 +157,18 @@ def _cast_list(column: pa.Array, target: pa.DataType) -> CastColumn:
     unfit[owners[items.unfit]] = True
     mask = column.is_null() if column.null_count else None
     made = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=mask)
-    return CastColumn(made, unfit)
+    return _void(made, items, owners, unfit)
+
+
+def _void(
+    lists: pa.Array, items: CastColumn, owners: npt.NDArray[np.int64], unfit: Mask
+) -> CastColumn:
+    """Make null those lists or maps of which an item is null that did not fit."""
+    if not unfit.any():
+        return CastColumn(lists, unfit)
+    void = _none(lists)
+    void[owners[items.unfit & _to_mask(items.column.is_null())]] = True
+    return CastColumn(pc.if_else(pa.array(void), pa.scalar(None, lists.type), lists), unfit)
 
 
 def _cast_map(column: pa.Array, target: pa.DataType) -> CastColumn:
@@ -151,7 +182,7 @@ def _cast_map(column: pa.Array, target: pa.DataType) -> CastColumn:
     unfit[owners[items.unfit]] = True
     mask = column.is_null() if column.null_count else None
     made = pa.MapArray.from_arrays(offsets, keys.column, items.column, type=target, mask=mask)
-    return CastColumn(made, unfit)
+    return _void(made, items, owners, unfit)
 
 
 def _lay_out(column: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:

@@ -13,7 +13,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
 )
 from pyspark_timestream.kafka.options.payloads import SCHEMA_FORMATS, PayloadOptions, PayloadRules
 from pyspark_timestream.kafka.options.readers import ReaderSchema, SchemaSource
-from pyspark_timestream.kafka.registry.registry import SchemaRegistry
+from pyspark_timestream.kafka.registry.registry import SchemaRegistry, find_context
 from pyspark_timestream.kafka.schemas import (
     RegisteredSchema,
     fingerprint_schema,
@@ -56,7 +56,8 @@ def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
     for rules in (options.value_rules, options.key_rules):
         reader = readers.get(rules.part)
         if reader is not None and reader.registered is not None:
-            known[rules.format, reader.registered.key] = reader.registered
+            place = rules.format, find_context(reader.subject), reader.registered.key
+            known[place] = reader.registered
     source = SchemaRegistry(options.registry, known) if options.registry else None
     return replace(options, readers=readers, source=source)
 

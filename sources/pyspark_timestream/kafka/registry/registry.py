@@ -6,6 +6,7 @@ asked for each time.
 """
 
 import base64
+import re
 import threading
 from collections.abc import Mapping
 from typing import Any, Final
@@ -14,12 +15,12 @@ from pyspark_timestream.kafka.registry.answers import proto_text_error, shape_er
 from pyspark_timestream.kafka.registry.client import RegistryClient, describe_key, open_client
 from pyspark_timestream.kafka.schemas import AVRO, PROTOBUF, RegisteredSchema, SchemaReference
 
-__all__ = ["SchemaRegistry"]
+__all__ = ["SchemaRegistry", "find_context"]
 
 _FORMS: Final = {"protobuf": "serialized"}
 """The form in which the registry is asked for a text, by format."""
 
-_CONTEXT: Final = ":."
+_CONTEXT: Final = re.compile(r":\.[^:]+:")
 """The beginning of a subject in a context, where ids are apart from those of others."""
 
 _MAX_REFERENCES: Final = 1_000
@@ -31,19 +32,30 @@ _LOCK: Final = threading.Lock()
 """Held while a schema is fetched, so that threads of one process fetch it once."""
 
 
+def find_context(subject: str | None) -> str:
+    """Return the context of a subject: an id names a schema only within it; empty by default.
+
+    >>> find_context(":.staging:trips-value"), find_context(":.:trips-value"), find_context("a:b")
+    (':.staging:', '', '')
+    """
+    found = _CONTEXT.match(subject or "")
+    return found[0] if found else ""
+
+
 class SchemaRegistry:
     """Fetches schemas; a value, so that it can go to tasks.
 
     Args:
         settings: the client's configuration, as `read_registry_settings` returns it.
-        known: schemas that need not be fetched, such as the reader's, under format and id. Spark
-            replaces a worker that was idle for a minute, and a new one knows nothing else.
+        known: schemas that need not be fetched, such as the reader's, under format, context (of
+            `find_context`) and id. Spark replaces a worker that was idle for a minute, and a new
+            one knows nothing else.
     """
 
     def __init__(
         self,
         settings: Mapping[str, str],
-        known: Mapping[tuple[str, int | bytes], RegisteredSchema] | None = None,
+        known: Mapping[tuple[str, str, int | bytes], RegisteredSchema] | None = None,
     ) -> None:
         self._settings = dict(settings)
         self._known = dict(known or {})
@@ -76,13 +88,13 @@ class SchemaRegistry:
             SchemaRegistryError: the registry refuses, is not reached, does not answer, or lacks
                 the schema.
         """
-        if (format, key) in self._known:
-            return self._known[format, key]
-        context = subject if subject is not None and subject.startswith(_CONTEXT) else None
+        context = find_context(subject)
+        if (format, context, key) in self._known:
+            return self._known[format, context, key]
         place = self._key(format, context, key)
         with _LOCK:
             if place not in _SCHEMAS:
-                _SCHEMAS[place] = self._fetch(key, format, context)
+                _SCHEMAS[place] = self._fetch(key, format, subject if context else None)
             return _SCHEMAS[place]
 
     def fetch_latest(self, subject: str, format: str) -> RegisteredSchema:

@@ -11,11 +11,14 @@ import uuid
 
 import pytest
 from schema_registry import Mode, Reference, serve_schema_registry
+from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka.registry import registry as module
 from pyspark_timestream.kafka.registry.client import request_limit_s
+from pyspark_timestream.kafka.registry.readers import fix_readers
 from pyspark_timestream.kafka.registry.registry import SchemaRegistry
+from pyspark_timestream.kafka.registry.schema_files import load_schemas
 from pyspark_timestream.kafka.schemas import RegisteredSchema, SchemaReference
 
 LONG = '{"type": "long"}'
@@ -99,7 +102,7 @@ def test_schema_that_is_sent_along_needs_no_registry_in_a_new_process(stub):
     number = stub.register("trips-value", LONG)
     latest = connect(stub.url).fetch_latest("trips-value", "avro")
     settings = {"url": stub.url, **QUICK}
-    sent = pickle.dumps(SchemaRegistry(settings, {("avro", latest.key): latest}))
+    sent = pickle.dumps(SchemaRegistry(settings, {("avro", "", latest.key): latest}))
     stub.mode = Mode.GONE
     assert pickle.loads(sent).fetch_schema(number, "avro") == latest
     refusal(lambda: pickle.loads(sent).fetch_schema(number, "protobuf"))
@@ -151,6 +154,7 @@ def test_fetch_schema_by_guid_finds_what_the_id_does(stub):
 
 def test_fetch_schema_passes_on_a_subject_only_for_its_context(stub):
     number = stub.register("trips-value", LONG)
+    stub.register(":.other:trips-value", LONG)
     registry = connect(stub.url)
     registry.fetch_schema(number, "avro", "trips-value")
     registry.fetch_schema(number, "avro", ":.other:trips-value")
@@ -158,6 +162,39 @@ def test_fetch_schema_passes_on_a_subject_only_for_its_context(stub):
         f"/schemas/ids/{number}",
         f"/schemas/ids/{number}?subject=%3A.other%3Atrips-value",
     ]
+
+
+def test_an_id_names_another_schema_in_another_context(stub):
+    text = '{"type": "string"}'
+    number = stub.register(":.orders:trips-value", LONG)
+    assert stub.register(":.keys:trips-key", text) == number
+    latest = connect(stub.url).fetch_latest(":.orders:trips-value", "avro")
+    known = {("avro", ":.orders:", number): latest}
+    registry = SchemaRegistry({"url": stub.url, **QUICK}, known)
+    assert registry.fetch_schema(number, "avro", ":.orders:trips-value") == latest
+    assert registry.fetch_schema(number, "avro", ":.orders:other-value") == latest
+    for subject in (":.keys:trips-key", ":.keys:trips-key"):
+        assert registry.fetch_schema(number, "avro", subject).text == text
+    assert "id 1" in refusal(lambda: registry.fetch_schema(number, "avro", "trips-key"))[0]
+    assert "id 1" in refusal(lambda: registry.fetch_schema(number, "avro", ":.:trips-key"))[0]
+
+
+def test_a_key_is_read_by_its_own_contexts_schema_beside_a_value_with_the_same_id(stub):
+    reader = stub.register(":.orders:t-value", LONG)
+    writer = stub.register(":.keys:t-key", '"string"')
+    assert reader == writer
+    given = {
+        "schemaRegistry.url": stub.url,
+        "valueFormat": "avro",
+        "keyFormat": "avro",
+        "keyReaderSchema": '"string"',
+        "valueSubject": ":.orders:t-value",
+        "keySubject": ":.keys:t-key",
+    }
+    fixed = fix_readers(load_schemas(build_options(**given)), {})
+    source = pickle.loads(pickle.dumps(fixed)).source
+    assert source.fetch_schema(writer, "avro", fixed.key_rules.subject).text == '"string"'
+    assert source.fetch_schema(reader, "avro", fixed.value_rules.subject).text == LONG
 
 
 def test_fetch_schema_brings_references_in_the_order_in_which_they_are_needed(stub):

@@ -83,7 +83,9 @@ def _read_decimals(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mas
     numbers = words[starts].astype(np.int64) >> (8 * (_WORD_BYTES - np.maximum(lengths, 1)))
     unfit = lengths == 0
     if target.precision < 19:
-        unfit |= np.abs(numbers) >= 10**target.precision
+        # Not by the absolute value: the least 64-bit number has none.
+        bound = 10**target.precision
+        unfit |= (numbers >= bound) | (numbers <= -bound)
     halves = np.empty((len(values), 2), np.int64)
     halves[:, 0], halves[:, 1] = numbers, numbers >> 63
     column = pa.Array.from_buffers(

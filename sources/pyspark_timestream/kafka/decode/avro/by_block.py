@@ -15,12 +15,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_timestream.connector.columns import Mask
 from pyspark_timestream.kafka.decode.avro.binaries import convert_binary_column, format_uuid
 from pyspark_timestream.kafka.decode.avro.places import Places
 from pyspark_timestream.kafka.decode.avro.resolution import (
     Again,
+    Misfit,
     Plan,
     Record,
     Repeated,
@@ -32,7 +34,7 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
 __all__ = ["can_read_block", "read_block"]
 
 _FEW_ROUNDS: Final = 8
-_FEW_ROWS: Final = 32
+_FEW_ROWS: Final = 256
 """After a few rounds of reading an array, its last few rows are read one by one: a round costs the
 same for one row as for many."""
 
@@ -56,6 +58,10 @@ def read_block(step: Step, places: Places) -> pa.Array:
             return _read_union(step, places)
         case Repeated():
             return _read_repeated(step, places)
+        case Misfit():
+            read_block(step.step, places)
+            places.unfit[:] = True
+            return pa.nulls(len(places), step.type)
         case Again():
             raise AssertionError("types that contain themselves are read one by one")
 
@@ -72,6 +78,9 @@ def _read_record(step: Record, places: Places) -> pa.Array:
             children[at] = read
     for at, default in step.defaults.items():
         children[at] = default.take(pa.array(np.zeros(len(places), np.int64)))
+    for at in step.missing:
+        children[at] = pa.nulls(len(places), step.type.field(at).type)
+        places.unfit[:] = True
     if not children:
         return pa.array([{}] * len(places), step.type)
     return pa.StructArray.from_arrays(children, fields=list(step.type))
@@ -186,6 +195,7 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
     items: list[pa.Array] = []
     keys: list[pa.Array] = []
     owners: list[npt.NDArray[np.int64]] = []
+    void = np.zeros(len(places), np.bool_)
     for rounds in itertools.count():
         fresh = open_rows[left[open_rows] == 0]
         if len(fresh):
@@ -203,14 +213,24 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
         part = places.select(open_rows)
         if step.keyed:
             keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, part))
-        items.append(read_block(step.item, part))
+        found = read_block(step.item, part)
+        if part.unfit.any():
+            # A list with an item that is unreadable as a whole is unreadable (semantics 13.14).
+            void[open_rows] |= part.unfit & _find_nulls(found)
+        items.append(found)
         owners.append(open_rows)
         places.update(open_rows, part)
         left[open_rows] -= 1
         open_rows = open_rows[~places.broken[open_rows]]
     if step.type is None:
         return pa.nulls(len(places))
-    return _build_lists(step, places, owners, keys, items)
+    made = _build_lists(step, places, owners, keys, items)
+    return pc.if_else(pa.array(void), pa.scalar(None, made.type), made) if void.any() else made
+
+
+def _find_nulls(values: pa.Array) -> Mask:
+    nulls: Mask = np.array(values.is_null().to_numpy(zero_copy_only=False))
+    return nulls
 
 
 _KEY: Final = Scalar("string", pa.string())

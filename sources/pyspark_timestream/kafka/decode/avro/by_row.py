@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark_timestream.kafka.decode.avro.binaries import convert_bytes, format_uuid
 from pyspark_timestream.kafka.decode.avro.resolution import (
     Again,
+    Misfit,
     Plan,
     Record,
     Repeated,
@@ -137,6 +138,8 @@ class RowReader:
                 return self._build_repeated(step)
             case Again(name):
                 return self._build_again(name)
+            case Misfit():
+                return _pass_misfit(self._build(step.step))
 
     def _build_again(self, name: str) -> Reader:
         readers = self._recursive
@@ -156,9 +159,11 @@ class RowReader:
         defaults = {
             step.type.field(at).name: value[0].as_py() for at, value in step.defaults.items()
         }
+        lacks = bool(step.missing)
 
         def read(row: _Row) -> dict[str, Any]:
             value = dict(defaults)
+            row.unfit |= lacks
             for name, each in pairs:
                 part = each(row)
                 if name is not None:
@@ -188,10 +193,13 @@ class RowReader:
         def read(row: _Row) -> Any:
             items: list[Any] = []
             entries: dict[str, Any] = {}
+            unfit, void, row.unfit = row.unfit, False, False
             while True:
                 count = row.read_long()
                 if count == 0:
-                    return list(entries.items()) if keyed else items
+                    row.unfit = unfit
+                    # With an item that is unreadable as a whole, all is (semantics 13.14).
+                    return None if void else list(entries.items()) if keyed else items
                 end = -1
                 if count < 0:
                     count, size = -count, row.read_long()
@@ -204,6 +212,9 @@ class RowReader:
                 for _ in range(count):
                     key = row.take(row.read_long()) if keyed else b""
                     value = read_item(row)
+                    if row.unfit:
+                        unfit, row.unfit = True, False
+                        void |= value is None
                     if wanted and keyed:
                         entries[key.decode()] = value
                     elif wanted:
@@ -216,6 +227,14 @@ class RowReader:
 
 def _read_nothing(row: _Row) -> None:
     """Stand in for a reader that is not built yet."""
+
+
+def _pass_misfit(read: Reader) -> Reader:
+    def read_misfit(row: _Row) -> None:
+        read(row)
+        row.unfit = True
+
+    return read_misfit
 
 
 def _limit_depth(read: Reader) -> Reader:

@@ -7,7 +7,7 @@ depend on a payload's neighbours.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,7 +42,18 @@ _FEW_BODIES: Final = 40
 _PIECE_BODIES: Final = 8_192
 """The payloads that are read at a time: their columns fit into a processor's cache."""
 
+_PIECE_BYTES: Final = 1 << 20
+"""The bytes that are read at a time, unless a single payload has more: they bound the memory."""
+
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
+
+
+class _Fields(NamedTuple):
+    """The wanted fields of some payloads, and which of them do not fit."""
+
+    columns: list[pa.Array]
+    raw: dict[str, pa.Array]
+    unfit: npt.NDArray[np.bool_]
 
 
 class _Codec(NamedTuple):
@@ -76,21 +87,68 @@ def read_avro(
     if not pa.types.is_binary(bodies.type):
         bodies = bodies.cast(pa.binary())
     reasons = np.full(len(bodies), FINE, np.uint8)
-    pieces: list[pa.Array] = []
     order = np.full(len(bodies), -1, np.int64)
+    pieces: list[_Fields] = []
     total = 0
     for text, rows in _group(reader, bodies, writers, schema_ids):
         codec = _build_codec(reader, wanted, text)
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
-        for start in range(0, len(rows), _PIECE_BODIES):
-            piece = slice(start, start + _PIECE_BODIES)
-            values, reasons[rows[piece]] = _read_piece(codec, group[piece])
-            pieces.append(values)
+        for start, stop in _split(group):
+            values, why = _read_piece(codec, group[start:stop])
+            fields = _take_fields(wanted, values)
+            why[fields.unfit & (why == FINE)] = TYPE
+            reasons[rows[start:stop]] = why
+            pieces.append(fields)
         order[rows] = np.arange(total, total + len(rows))
         total += len(rows)
-    columns, raw, unfit = _take_fields(reader, wanted, pieces, order)
-    reasons[unfit & (reasons == FINE)] = TYPE
+    in_order = total == len(bodies) and not (order[1:] < order[:-1]).any()
+    places = None if in_order else pa.array(order, mask=order < 0)
+    columns = [
+        _join([piece.columns[at] for piece in pieces], field.type, places)
+        for at, field in enumerate(wanted.columns)
+    ]
+    raw = {name: _join_raw([piece.raw[name] for piece in pieces], order) for name in wanted.raw}
     return DecodedBlock(columns, raw, reasons, schema_ids)
+
+
+def _split(bodies: pa.Array) -> Iterator[tuple[int, int]]:
+    """Split into pieces that are read at a time.
+
+    An item of an array takes a byte at least, and many bytes of memory while it is read.
+    """
+    narrow = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset :][: len(bodies) + 1]
+    ends, start = narrow.astype(np.int64), 0
+    while start < len(bodies):
+        fitting = int(np.searchsorted(ends, ends[start] + _PIECE_BYTES, side="right")) - 1
+        stop = min(max(fitting, start + 1), start + _PIECE_BODIES, len(bodies))
+        yield start, stop
+        start = stop
+
+
+def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) -> pa.Array:
+    joined = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
+    return joined if places is None else joined.take(places)
+
+
+def _join_raw(pieces: list[pa.Array], order: Longs) -> list[pa.Array]:
+    """Join a field that may be of another type in each piece, in the order of the payloads."""
+    kinds = {piece.type for piece in pieces}
+    if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
+        pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
+    if len(kinds) <= 1:
+        kind = kinds.pop() if kinds else pa.null()
+        return [_join(pieces, kind, pa.array(order, mask=order < 0))]
+    # A writer changed whole numbers to fractions, say: each stays what it was.
+    starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
+    owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
+    found = []
+    for run in np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1):
+        owner = int(owners[run[0]])
+        if owner < 0:
+            found.append(pa.nulls(len(run)))
+        else:
+            found.append(pieces[owner].take(pa.array(order[run] - starts[owner])))
+    return found
 
 
 def _group(
@@ -140,21 +198,15 @@ def _read_piece(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     return pa.concat_arrays([values, singles]).take(pa.array(order, mask=absent)), reasons
 
 
-def _take_fields(
-    reader: AvroReader, wanted: WantedFields, pieces: list[pa.Array], order: Longs
-) -> tuple[list[pa.Array], dict[str, list[pa.Array]], npt.NDArray[np.bool_]]:
-    """Take the wanted fields out of the structs of all groups, in the order of the payloads."""
-    unfit = np.zeros(len(order), np.bool_)
-    struct = build_wanted(reader, wanted).type
-    values = pa.concat_arrays(pieces) if pieces else pa.array([], struct)
-    if len(values) < len(order) or (order[1:] < order[:-1]).any():
-        values = values.take(pa.array(order, mask=order < 0))
+def _take_fields(wanted: WantedFields, values: pa.Array) -> _Fields:
+    """Take the wanted fields out of n structs of one writer."""
+    unfit = np.zeros(len(values), np.bool_)
     columns = []
     for column in wanted.columns:
         cast = cast_column(_take_path(values, column.name), column.type)
         columns.append(cast.column)
         unfit |= cast.unfit
-    return columns, {name: [_take_raw(values, name)] for name in wanted.raw}, unfit
+    return _Fields(columns, {name: _take_raw(values, name) for name in wanted.raw}, unfit)
 
 
 def _take_path(values: pa.Array, path: str) -> pa.Array:

@@ -6,19 +6,23 @@ names or the reader's aliases; a field that the writer lacks has the reader's de
 promoted as Avro says. The names of records, enums and fixed types need not be the same, except
 where a union has several of them. A timestamp keeps its writer's unit, whatever the reader's is.
 
-Schemas that cannot be resolved at all are refused. In a union it depends on the value: one that the
-reader's type cannot hold does not fit, as does a symbol that the reader's enum lacks.
+A registry lets a producer widen a number, change a decimal's scale or drop a field (compatibility
+BACKWARD, Confluent's default). A wider number is read as its writer's type, and the column decides
+about each value. A dropped field without a default does not fit, nor do numbers that are times to
+the reader alone. In a union it depends on the value: one that the reader's type cannot hold does
+not fit, as does a symbol that the reader's enum lacks. Schemas that differ in kind are refused.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.avro.binaries import convert_bytes
+from pyspark_timestream.kafka.decode.avro.binaries import convert_bytes, format_uuid
 from pyspark_timestream.kafka.decode.avro.schemas import (
+    DEFAULT,
     ParsedSchema,
     Schema,
     describe,
@@ -28,7 +32,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
 )
 from pyspark_timestream.kafka.decode.avro.wanted import NO_DEFAULT, Wanted, WantedField
 
-__all__ = ["Again", "Plan", "Record", "Repeated", "Scalar", "Step", "Union", "resolve"]
+__all__ = ["Again", "Misfit", "Plan", "Record", "Repeated", "Scalar", "Step", "Union", "resolve"]
 
 _PROMOTIONS: Final = {
     "int": ("int", "long", "float", "double"),
@@ -38,6 +42,15 @@ _PROMOTIONS: Final = {
     "bytes": ("bytes", "string"),
 }
 """The reader's types that a writer's type can be read as, where there are others than itself."""
+
+_WHOLE: Final = ("int", "long")
+_NUMBERS: Final = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+}
+"""Numbers from narrow to wide, as types without logical ones."""
 
 _MAX_STEPS: Final = 100_000
 
@@ -71,11 +84,20 @@ class RecordField(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """Reads the fields of a record; `defaults` are of the fields that the writer lacks."""
+    """Reads the fields of a record.
+
+    Attributes:
+        fields: the writer's fields.
+        type: the struct to read them as.
+        defaults: the defaults of fields that the writer lacks, by place.
+        missing: the places of fields that the writer lacks and that have no default: they do not
+            fit.
+    """
 
     fields: tuple[RecordField, ...]
     type: pa.DataType | None = None
     defaults: Mapping[int, pa.Array] = field(default_factory=dict)
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +130,15 @@ class Again:
     name: str
 
 
-Step: TypeAlias = Scalar | Record | Union | Repeated | Again
+@dataclass(frozen=True, slots=True, eq=False)
+class Misfit:
+    """Passes over a value that never fits, and is null of `type`."""
+
+    step: "Step"
+    type: pa.DataType
+
+
+Step: TypeAlias = Scalar | Record | Union | Repeated | Again | Misfit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,37 +219,53 @@ class _Resolver:
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
     def read(self, what: str, schema: Schema, wanted: Wanted) -> Step:
-        """Build the step that reads values of `schema` as `wanted`."""
-        self._count()
+        """Build the step that reads values of `schema` as `wanted`, or as a wider number."""
         found = self._writer.look_up(schema)
+        if kind_of(found) == "union":
+            self._count()
+            return self._read_union(what, found, _widen(wanted, map(self._writer.look_up, found)))
+        return self._read_one(what, found, _widen(wanted, [found]))
+
+    def _read_one(self, what: str, found: Schema, wanted: Wanted) -> Step:
+        """Build the step of a schema that is not a union."""
+        self._count()
         kind = kind_of(found)
-        if kind == "union":
-            return self._read_union(what, found, wanted)
         if kind == "null" and wanted.nullable:
             return Scalar(kind, wanted.type)
         if kind_of(wanted.schema) not in _PROMOTIONS.get(kind, (kind,)):
+            if kind in _NUMBERS and kind_of(wanted.schema) in _NUMBERS:
+                # A narrower number that is a time to the reader: its unit is not the writer's.
+                return Misfit(self.skip(found), wanted.type)
             raise _unresolved(what, found, wanted)
         if kind == "record":
-            return self._read_record(what, found, wanted)
+            return self._read_record(found, wanted)
         if kind in ("array", "map") and wanted.item is not None:
             item = self.read(what, found["items" if kind == "array" else "values"], wanted.item)
-            return Repeated(item, kind == "map", wanted.type)
+            assert item.type is not None, "an item that is read has a type"
+            inner = pa.list_(item.type) if kind == "array" else pa.map_(pa.string(), item.type)
+            return Repeated(item, kind == "map", inner)
         return _read_scalar(what, kind, found, wanted)
 
     def _read_union(self, what: str, schemas: list[Schema], wanted: Wanted) -> Step:
-        steps, fits = [], []
-        for branch in schemas:
+        steps: dict[int, Step] = {}
+        nulls = [at for at, branch in enumerate(schemas) if branch == "null" and wanted.nullable]
+        for at, branch in enumerate(schemas):
             try:
                 if self._is_other(branch, schemas, wanted):
                     raise _unresolved(what, branch, wanted)
-                steps.append(self.read(what, branch, wanted))
-                fits.append(True)
+                if at not in nulls:
+                    step = self._read_one(what, self._writer.look_up(branch), wanted)
+                    if not isinstance(step, Misfit):
+                        steps[at] = step
             except _Unresolved:
-                steps.append(self.skip(branch))
-                fits.append(False)
-        if not any(fits):
+                continue
+        if not steps and not nulls:
             raise _unresolved(what, schemas, wanted)
-        return Union(tuple(steps), wanted.type, tuple(fits))
+        # Of types with parts a union has one at most that fits, and scalars are of the wanted one.
+        kind = next((step.type for step in steps.values()), wanted.type)
+        steps |= {at: Scalar("null", kind) for at in nulls}
+        branches = tuple(steps.get(at) or self.skip(each) for at, each in enumerate(schemas))
+        return Union(branches, kind, tuple(at in steps for at in range(len(schemas))))
 
     def _is_other(self, branch: Schema, schemas: list[Schema], wanted: Wanted) -> bool:
         """Check for a named type that is not the wanted one, where a union has several."""
@@ -233,32 +279,56 @@ class _Resolver:
         names = {name.split(".")[-1] for name in _names_of(wanted.schema)}
         return found["name"].split(".")[-1] not in names
 
-    def _read_record(self, what: str, schema: Schema, wanted: Wanted) -> Step:
+    def _read_record(self, schema: Schema, wanted: Wanted) -> Step:
         written = {each["name"] for each in schema["fields"]}
         aliases = _list_aliases(wanted.schema)
+        types = {each.name: each.wanted.type for each in wanted.fields}
         places: dict[str, int] = {}
         defaults: dict[int, pa.Array] = {}
+        missing: list[int] = []
         for place, field_ in enumerate(wanted.fields):
             names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
             known = [name for name in names if name in written]
             if known:
                 places[known[0]] = place
+            elif (default := _read_default(field_)) is not None:
+                defaults[place] = default
             else:
-                defaults[place] = _read_default(what, field_)
-        fields = tuple(
-            RecordField(self.skip(each["type"]), None)
-            if each["name"] not in places
-            else RecordField(
-                self.read(
-                    f"field '{each['name']}'",
-                    each["type"],
-                    wanted.fields[places[each["name"]]].wanted,
-                ),
-                places[each["name"]],
-            )
-            for each in schema["fields"]
-        )
-        return Record(fields, wanted.type, defaults)
+                missing.append(place)
+        fields = []
+        for each in schema["fields"]:
+            at = places.get(each["name"])
+            if at is None:
+                fields.append(RecordField(self.skip(each["type"]), None))
+                continue
+            read_as_ = wanted.fields[at]
+            step = self.read(f"field '{each['name']}'", each["type"], read_as_.wanted)
+            types[read_as_.name] = step.type
+            fields.append(RecordField(step, at))
+        return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
+
+
+def _widen(wanted: Wanted, written: Iterable[Schema]) -> Wanted:
+    """Return `wanted` as the writer's type where that is a wider number or another decimal.
+
+    Of a union, whole numbers go before fractions, and the reader's scale before others: what is
+    then read as another type would not be the same number.
+    """
+    reader = kind_of(wanted.schema)
+    if pa.types.is_decimal(wanted.type):
+        types = {read_as(each) for each in written if kind_of(each) in ("bytes", "fixed")}
+        others = [each for each in types if pa.types.is_decimal(each)]
+        if len(others) != 1 or others[0].scale == wanted.type.scale:
+            return wanted
+        return replace(wanted, type=others[0])
+    if wanted.type != _NUMBERS.get(reader):
+        return wanted
+    kinds = [kind for kind in map(kind_of, written) if kind in _NUMBERS]
+    narrow = [kind for kind in kinds if reader in _WHOLE and kind in _WHOLE]
+    widest = max(narrow or kinds, key=list(_NUMBERS).index, default=reader)
+    if reader in _PROMOTIONS.get(widest, (widest,)):
+        return wanted
+    return replace(wanted, schema=widest, type=_NUMBERS[widest])
 
 
 def _unresolved(what: str, writer: Schema, wanted: Wanted) -> _Unresolved:
@@ -289,7 +359,8 @@ def _names_of(schema: Schema) -> list[str]:
 def _read_scalar(what: str, kind: str, schema: Schema, wanted: Wanted) -> Scalar:
     if kind == "enum":
         known = set(wanted.schema["symbols"])
-        other = wanted.schema.get("default")
+        other = wanted.schema.get(DEFAULT)
+        other = other if other in known else None
         symbols = tuple(each if each in known else other for each in schema["symbols"])
         return Scalar(kind, wanted.type, symbols=symbols)
     if kind == "fixed" and schema["size"] != wanted.schema["size"]:
@@ -297,6 +368,7 @@ def _read_scalar(what: str, kind: str, schema: Schema, wanted: Wanted) -> Scalar
     if pa.types.is_decimal(wanted.type) and kind in ("bytes", "fixed"):
         written = read_as(schema)
         if pa.types.is_decimal(written) and written.scale != wanted.type.scale:
+            # One of several decimals of a union.
             raise _unresolved(what, schema, wanted)
     size = schema["size"] if kind == "fixed" else 0
     scale = (time_unit(schema) or time_unit(wanted.schema)) if kind in ("int", "long") else None
@@ -305,24 +377,31 @@ def _read_scalar(what: str, kind: str, schema: Schema, wanted: Wanted) -> Scalar
     return Scalar(kind, wanted.type, size, scale=scale or (1, 1))
 
 
-def _read_default(what: str, wanted: WantedField) -> pa.Array:
-    """Return the default of a field that the writer lacks, as one value."""
+def _read_default(wanted: WantedField) -> pa.Array | None:
+    """Return the default of a field that the writer lacks, as one value.
+
+    None if there is none, or none of its type: schemas with such defaults are in use.
+    """
     if wanted.default is NO_DEFAULT:
-        raise _Unresolved(
-            f"{what} was written without the field '{wanted.name}' of the reader's schema, which "
-            "lacks a default for it",
-            "a reader's schema with a default for it",
-            "add the default, or leave the column out",
-        )
+        return None
     try:
         return pa.array([_convert_default(wanted.wanted, wanted.default)], wanted.wanted.type)
-    except (pa.ArrowException, AttributeError, ValueError, TypeError, OverflowError) as error:
-        raise _Unresolved(
-            f"the default of field '{wanted.name}' is not of its Avro type "
-            f"{describe(wanted.wanted.schema)}",
-            None,
-            "correct the reader's schema",
-        ) from error
+    except (pa.ArrowException, AttributeError, ValueError, TypeError, OverflowError):
+        return None
+
+
+_JSON: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "null": type(None),
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": (int, float),
+    "double": (int, float),
+    "array": list,
+    "map": dict,
+    "record": dict,
+}
+"""What a default is in JSON, where it is not a text."""
 
 
 def _convert_default(wanted: Wanted, default: Any) -> Any:
@@ -330,6 +409,12 @@ def _convert_default(wanted: Wanted, default: Any) -> Any:
     kind = kind_of(wanted.schema)
     if default is None and wanted.nullable:
         return None
+    if not isinstance(default, _JSON.get(kind, str)) or (
+        isinstance(default, bool) and kind != "boolean"
+    ):
+        raise TypeError(f"{default!r} is not of type {kind}")
+    if kind == "enum" and default not in wanted.schema["symbols"]:
+        raise ValueError(f"{default!r} is not a symbol")
     if kind == "record":
         return {
             each.name: _convert_default(each.wanted, default.get(each.name, each.default))
@@ -340,7 +425,11 @@ def _convert_default(wanted: Wanted, default: Any) -> Any:
     if wanted.item is not None:
         return [(key, _convert_default(wanted.item, each)) for key, each in default.items()]
     if kind in ("bytes", "fixed"):
-        return convert_bytes(default.encode("latin-1"), wanted.type)
+        data = default.encode("latin-1")
+        if kind == "fixed" and len(data) != wanted.schema["size"]:
+            raise ValueError(f"{data!r} is not of its size")
+        is_uuid = kind == "fixed" and pa.types.is_string(wanted.type)
+        return format_uuid(data) if is_uuid else convert_bytes(data, wanted.type)
     if kind in ("float", "double"):
         return float(default)
     if pa.types.is_timestamp(wanted.type):

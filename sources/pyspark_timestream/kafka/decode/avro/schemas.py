@@ -9,6 +9,7 @@ plain number. A union with null is a nullable value; a union of several other ty
 
 import functools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -54,6 +55,13 @@ _TIMES: Final = {
 """Logical type of a long -> the type that it is read as, and (multiply by, then divide by)."""
 
 _MAX_DECIMAL_DIGITS: Final = 38
+
+DEFAULT: Final = "timestream.default"
+"""The key of a field's or an enum's default in a parsed schema.
+
+Under its own key fastavro checks it, and would refuse schemas that others read: a default is needed
+where a field is read that its writer lacks, and is checked there.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +116,60 @@ def parse_schema(text: str) -> ParsedSchema:
         raise MissingExtra.create("reading Avro", "fastavro", "avro") from error
     names: dict[str, Schema] = {}
     try:
-        parsed = fastavro.schema.parse_schema(json.loads(text), names)
+        parsed = fastavro.schema.parse_schema(_tidy(json.loads(text)), names)
         _check_names(names)
         return ParsedSchema(parsed, names)
     except Exception as error:  # fastavro raises KeyError, TypeError and others for bad schemas.
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"the text is not an Avro schema ({problem})") from error
+
+
+def _tidy(schema: Any) -> Any:
+    """Drop what no value depends on, and what Avro says to ignore.
+
+    An invalid logical type is ignored, as Avro demands: the value is read as its plain type.
+    """
+    if isinstance(schema, list):
+        return [_tidy(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("type"), dict | list):
+        return _tidy(schema["type"])
+    tidied = {key: each for key, each in schema.items() if key != "default"}
+    if "default" in schema:
+        tidied[DEFAULT] = schema["default"]
+    if "logicalType" in schema and not _is_logical(schema):
+        del tidied["logicalType"]
+    for key in ("items", "values"):
+        if key in schema:
+            tidied[key] = _tidy(schema[key])
+    if isinstance(schema.get("fields"), list):
+        tidied["fields"] = [_tidy_field(each) for each in schema["fields"]]
+    return tidied
+
+
+def _tidy_field(field: Any) -> Any:
+    if not isinstance(field, dict):
+        return field
+    tidied = {key: each for key, each in field.items() if key != "default"}
+    if "default" in field:
+        tidied[DEFAULT] = field["default"]
+    if isinstance(field.get("type"), dict | list):
+        tidied["type"] = _tidy(field["type"])
+    return tidied
+
+
+def _is_logical(schema: dict[str, Any]) -> bool:
+    """Check that a logical type is one: a decimal's digits must make sense."""
+    if schema["logicalType"] != "decimal":
+        return isinstance(schema["logicalType"], str)
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision:
+        return False
+    most: float = math.inf
+    if schema.get("type") == "fixed" and type(schema.get("size")) is int:
+        most = math.floor(math.log10(2) * (8 * schema["size"] - 1))
+    return schema.get("type") in ("bytes", "fixed") and 0 < precision <= most
 
 
 def _check_names(names: Mapping[str, Schema]) -> None:
@@ -140,9 +196,8 @@ def read_as(schema: Schema) -> pa.DataType:
     kind = kind_of(schema)
     logical = _logical_type(schema)
     if logical == "decimal" and kind in ("bytes", "fixed"):
-        precision, scale = schema.get("precision"), schema.get("scale") or 0
-        if isinstance(precision, int) and 0 < precision <= _MAX_DECIMAL_DIGITS:
-            return pa.decimal128(precision, scale)
+        if schema["precision"] <= _MAX_DECIMAL_DIGITS:
+            return pa.decimal128(schema["precision"], schema.get("scale", 0))
     if logical == "date" and kind == "int":
         return pa.date32()
     if logical in _TIMES and kind == "long":

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.schemas import (
+    DEFAULT,
     AvroReader,
     ParsedSchema,
     Schema,
@@ -211,7 +212,7 @@ def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Wa
             WantedField(
                 name,
                 _build(parsed, by_name[name]["type"], below),
-                by_name[name].get("default", NO_DEFAULT),
+                by_name[name].get(DEFAULT, NO_DEFAULT),
             )
             for name, below in shape.items()
         )

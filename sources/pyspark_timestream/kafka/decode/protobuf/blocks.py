@@ -6,8 +6,8 @@ Google's library parses them first. n messages, each with a tag and its length i
 message of n rows, and parsing that costs less than what ptars takes. A block that it refuses is
 halved until the malformed rows are alone; so a row never depends on its neighbours. Where the two
 read the same bytes differently (both members of a oneof, a repeated key of a map), Google's library
-rewrites the rows without unknown fields, in the one form that all libraries agree on, and ptars
-reads that.
+rewrites the needed fields of the rows, in the one form that all libraries agree on, and ptars reads
+that.
 
 The rules are then those of Google's library: it skips unknown fields and groups, the last of a
 repeated scalar counts, repeated messages merge, and more than 99 levels are malformed.
@@ -48,11 +48,13 @@ class BlockReader(NamedTuple):
         block_class: Google's class of a block.
         handler: ptars' reader of a block; None if no field is needed.
         rewrite: the two may read the same bytes of a wanted field differently.
+        rewriter: Google's class of a block of the needed fields alone; None if none is needed.
     """
 
     block_class: Any
     handler: Any | None
     rewrite: bool = False
+    rewriter: Any | None = None
 
 
 class MessageBlock(NamedTuple):
@@ -185,7 +187,7 @@ def _convert_piece(reader: BlockReader, data: memoryview, rows: int) -> pa.Array
         # Should ptars refuse what Google's library accepts, it may read what that one writes.
         with contextlib.suppress(ValueError):
             return _to_rows(reader.handler, data, rows)
-    block = reader.block_class.FromString(data)
+    block = reader.rewriter.FromString(data)
     block.DiscardUnknownFields()
     written = block.SerializePartialToString(deterministic=True)
     return _to_rows(reader.handler, written, rows)

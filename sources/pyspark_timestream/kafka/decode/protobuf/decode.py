@@ -32,7 +32,13 @@ from pyspark_timestream.kafka.decode.protobuf.columns import (
     plan_raw_fields,
 )
 from pyspark_timestream.kafka.decode.protobuf.plans import Plan
-from pyspark_timestream.kafka.decode.protobuf.projection import create_handler, needs_rewriting
+from pyspark_timestream.kafka.decode.protobuf.projection import (
+    create_handler,
+    create_rewriter,
+    needs_renaming,
+    needs_rewriting,
+    rename_fields,
+)
 from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader, compile_reader
 from pyspark_timestream.kafka.options.paths import parse_path
 
@@ -40,9 +46,10 @@ __all__ = ["read_framed_protobuf", "read_protobuf"]
 
 
 class _Decoder(NamedTuple):
-    """The decoding of the wanted fields of one reader."""
+    """The decoding of the wanted fields of one reader; `rename` gives rows the fields' names."""
 
     blocks: BlockReader
+    rename: Callable[[pa.Array], pa.Array] | None
     columns: list[Plan]
     raw: dict[str, Plan]
 
@@ -88,18 +95,19 @@ def read_protobuf(
     parsed = parse_block(decoder.blocks, bodies if len(rows) == n else bodies.take(pa.array(rows)))
     reasons[rows[~parsed.fine]] = SYNTAX
     rows = rows[parsed.fine]
+    found = parsed.rows if decoder.rename is None else decoder.rename(parsed.rows)
     whole = len(rows) == n
     places = np.full(n, -1, dtype=np.int64)
     places[rows] = np.arange(len(rows))
     spread = pa.array(places, mask=places < 0)
     columns = []
     for field, plan in zip(wanted.columns, decoder.columns, strict=True):
-        converted = plan.convert(pc.struct_field(parsed.rows, parse_path(field.name)))
+        converted = plan.convert(pc.struct_field(found, parse_path(field.name)))
         columns.append(converted.column if whole else converted.column.take(spread))
         reasons[rows[converted.partial]] = TYPE
     raw = {}
     for name, plan in decoder.raw.items():
-        column = plan.convert(pc.struct_field(parsed.rows, parse_path(name))).column
+        column = plan.convert(pc.struct_field(found, parse_path(name))).column
         raw[name] = [column if whole else column.take(spread)]
     return DecodedBlock(columns, raw, reasons)
 
@@ -113,5 +121,9 @@ def _create_decoder(reader: ProtobufReader, wanted: WantedFields) -> _Decoder:
     tree = nest_plans([*named, *raw.items()])
     handler = create_handler(compiled.descriptor, tree) if tree else None
     rewrite = needs_rewriting(compiled.descriptor, tree)
-    blocks = BlockReader(compiled.block_class, handler, rewrite)
-    return _Decoder(blocks, columns, raw)
+    rewriter = create_rewriter(compiled.descriptor, tree) if tree else None
+    blocks = BlockReader(compiled.block_class, handler, rewrite, rewriter)
+    rename = None
+    if needs_renaming(compiled.descriptor, tree):
+        rename = functools.partial(rename_fields, message=compiled.descriptor, tree=tree)
+    return _Decoder(blocks, rename, columns, raw)

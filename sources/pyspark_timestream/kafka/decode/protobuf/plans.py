@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,6 +35,7 @@ __all__ = [
     "Plan",
     "Tree",
     "check_readable",
+    "comes_in_pieces",
     "describe_type",
     "merge_trees",
     "plan_field",
@@ -43,8 +45,9 @@ __all__ = [
 Tree: TypeAlias = dict[str, Any]
 """The fields needed of a message, each with its own tree; None: a scalar, or a message's bytes."""
 
-GROUP: Final = "(group)"
-"""The JSON name of fields in Protobuf's outdated group encoding, which Arrow's reader lacks."""
+GROUP: Final = "group "
+"""The beginning of the JSON name of fields in Protobuf's outdated group encoding, which Arrow's
+reader lacks; the field's number follows."""
 
 _SCALARS: Final = (
     ("double", pa.float64()),
@@ -197,7 +200,7 @@ def check_readable(field: Any) -> None:
     Raises:
         Misfit: it cannot.
     """
-    if field.json_name == GROUP:
+    if field.json_name.startswith(GROUP):
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
 
 
@@ -239,11 +242,38 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
             {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "value"))
         )
     if pa.types.is_binary(target):
-        return Plan(None, lambda array: mark(array))
+        joins = comes_in_pieces(field)
+        return Plan(None, lambda array: mark(_join_pieces(array) if joins else array))
     named = _TIMES.get(message.full_name)
     raise _misfit(
         field, target, f"{named[1]}, a struct or binary" if named else "a struct or binary"
     )
+
+
+def comes_in_pieces(field: Any) -> bool:
+    """Check whether a message may be in several pieces, which are one message when joined.
+
+    A member of a oneof takes the place of the one before, and an entry of a map has one value.
+    """
+    oneof = field.containing_oneof
+    return bool(
+        field.type == field.TYPE_MESSAGE
+        and not field.is_repeated
+        and (oneof is None or len(oneof.fields) == 1)
+        and not field.containing_type.GetOptions().map_entry
+    )
+
+
+def _join_pieces(pieces: pa.Array) -> pa.Array:
+    """Join the pieces of each message, which lie side by side; null where there is none."""
+    if not len(pieces):
+        return pa.array([], pa.binary())
+    items, bounds = pieces.values, pieces.offsets.to_numpy()
+    _, ends, data = items.buffers()
+    places = np.frombuffer(ends, np.int32)[items.offset :] if ends else np.zeros(1, np.int32)
+    buffers = [None, pa.py_buffer(places[bounds].copy()), data or pa.py_buffer(b"")]
+    joined = pa.BinaryArray.from_buffers(pa.binary(), len(pieces), buffers)
+    return pc.if_else(pa.array(np.diff(bounds) > 0), joined, None)
 
 
 def _plan_struct(field: Any, target: pa.StructType) -> Plan:

@@ -68,6 +68,8 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
     libraries = import_libraries()
     proto = libraries.descriptor_pb2.FileDescriptorSet.FromString(reader.descriptor_set)
     files = {file.name: file for file in proto.file}
+    for file in files.values():
+        _number_json_names(file)
     try:
         groups = _find_groups(_create_pool(files), files)
         for file in files.values():
@@ -83,6 +85,19 @@ def compile_reader(reader: ProtobufReader) -> CompiledReader:
             "write it with protoc --descriptor_set_out=FILE --include_imports",
         ) from error
     return CompiledReader(descriptor, libraries.message_factory.GetMessageClass(block))
+
+
+def _number_json_names(file: Any) -> None:
+    """Give fields JSON names of their numbers: others could be equal, and nothing here reads JSON.
+
+    Names that differ in style alone have one JSON name, which Google's library refuses.
+    """
+    pending = list(file.message_type)
+    while pending:
+        message = pending.pop()
+        pending.extend(message.nested_type)
+        for field in message.field:
+            field.json_name = str(field.number)
 
 
 def _create_pool(files: dict[str, Any]) -> Any:
@@ -131,7 +146,7 @@ def _remove_groups(file: Any, groups: frozenset[str]) -> None:
             message.options.ClearField("message_set_wire_format")
         for field in message.field:
             if scope + field.name in groups:
-                field.type, field.json_name = field.TYPE_BYTES, GROUP
+                field.type, field.json_name = field.TYPE_BYTES, f"{GROUP}{field.number}"
                 field.ClearField("type_name")
                 if field.options.HasField("features"):
                     field.options.features.ClearField("message_encoding")

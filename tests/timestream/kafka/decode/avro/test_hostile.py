@@ -266,3 +266,31 @@ def test_hostile_payloads_take_no_memory_by_what_they_claim():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 200  # MB
+
+
+LONG_ARRAYS = """
+import resource, sys
+sys.path.insert(0, {tests!r})
+from timestream.kafka.decode.avro.test_hostile import *
+length = 500_000
+nulls = zigzag(length) + b"\\0" + b"p" * length
+schema = record(array("null"), {{"type": "fixed", "name": "P", "size": length}})
+read(schema, [pa.field("f0", pa.list_(pa.int8()))], [nulls[:50]])
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bodies = [nulls] * 50
+held = pa.array(bodies, pa.binary())
+before = peak()
+block = read(schema, [], held)
+assert not block.malformed.any()
+print((peak() - before) // 1024)
+"""
+
+
+def test_long_arrays_take_memory_by_piece_and_not_by_block():
+    """50 records of half a MB, each with an array of half a million items without bytes."""
+    tests = next(path for path in sys.path if path.endswith("/tests"))
+    code = LONG_ARRAYS.format(tests=tests)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) < 150  # MB

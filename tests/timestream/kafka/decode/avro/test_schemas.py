@@ -14,7 +14,8 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     parse_avro_reader,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
+from pyspark_timestream.kafka.decode.avro.wanted import build_wanted, check_avro_columns
+from pyspark_timestream.kafka.decode.fields import WantedFields
 
 POINT = {
     "type": "record",
@@ -144,6 +145,64 @@ def test_a_schema_that_is_not_a_record_has_no_columns(root):
 def test_a_text_that_is_not_a_schema_has_one_clear_error(text):
     with pytest.raises(ValueError, match="the text is not an Avro schema"):
         parse_avro_reader(text)
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4}
+FIXED = {"type": "fixed", "name": "F", "size": 2, "logicalType": "decimal", "precision": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain"),
+    [
+        ({**DECIMAL, "precision": None}, pa.binary()),
+        ({**DECIMAL, "precision": 0}, pa.binary()),
+        ({**DECIMAL, "precision": -3}, pa.binary()),
+        ({**DECIMAL, "precision": "10"}, pa.binary()),
+        ({**DECIMAL, "precision": True}, pa.binary()),
+        ({**DECIMAL, "scale": 5}, pa.binary()),
+        ({**DECIMAL, "scale": -1}, pa.binary()),
+        ({**DECIMAL, "scale": "2"}, pa.binary()),
+        ({**FIXED, "precision": 5}, pa.binary()),
+        ({**FIXED, "size": 8, "logicalType": "uuid"}, pa.binary()),
+        ({**DECIMAL, "type": "int"}, pa.int32()),
+        ({"type": "int", "logicalType": 5}, pa.int32()),
+        ({"type": "int", "logicalType": None}, pa.int32()),
+        ({"type": "int", "logicalType": ["date"]}, pa.int32()),
+        ({"type": "int", "logicalType": "timestamp-millis"}, pa.int32()),
+        ({"type": "string", "logicalType": "date"}, pa.string()),
+        ({"type": {"type": "long"}}, pa.int64()),
+    ],
+    ids=str,
+)
+def test_an_invalid_logical_type_is_ignored_as_avro_says(kind, plain):
+    """Java's library takes such schemas, so registries have them."""
+    for wrapped in (kind, ["null", kind]):
+        fields = [{"name": "x", "type": wrapped}]
+        text = json.dumps({"type": "record", "name": "R", "fields": fields})
+        reader = parse_avro_reader(text)
+        check_avro_columns(reader, pa.schema([("x", plain)]))
+        assert pa.types.is_struct(build_wanted(reader, WantedFields(pa.schema([("x", plain)]))).type)
+
+
+@pytest.mark.parametrize("precision", [4, 3])
+def test_a_valid_decimal_stays_one(precision):
+    fields = [{"name": "x", "type": {**FIXED, "precision": precision, "scale": 1}}]
+    reader = parse_avro_reader(json.dumps({"type": "record", "name": "R", "fields": fields}))
+    check_avro_columns(reader, pa.schema([("x", pa.decimal128(9, 2))]))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"name": "x", "type": "int", "default": "a"},
+        {"name": "x", "type": ["null", "int"], "default": 7},
+        {"name": "x", "type": {"type": "enum", "name": "E", "symbols": ["A"], "default": "B"}},
+    ],
+    ids=str,
+)
+def test_a_default_that_is_not_of_its_type_refuses_no_schema(field):
+    """Older registries took such schemas, and Java's library reads by them."""
+    parse_avro_reader(json.dumps({"type": "record", "name": "R", "fields": [field]}))
 
 
 def test_the_fingerprint_depends_on_the_canonical_form_only():

@@ -204,6 +204,29 @@ def expect_one(value, found, target):
         return None, False, True
 
 
+class SameMessage:
+    """Equals bytes that are this message, whatever else is in them; of a oneof it may be a piece."""
+
+    def __init__(self, value, is_member):
+        self.kind, self.is_member = type(value), is_member
+        self.known = self._known(value)
+
+    def __eq__(self, other):
+        if not isinstance(other, bytes):
+            return NotImplemented
+        return self.is_member or self._known(self.kind.FromString(other)) == self.known
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"{self.kind.__name__}({self.known!r})"
+
+    @staticmethod
+    def _known(value):
+        value.DiscardUnknownFields()
+        return value.SerializePartialToString(deterministic=True)
+
+
 def expect_leaf(value, found, target):
     if found.type == found.TYPE_STRING and isinstance(value, bytes):
         # Or it returns the bytes of a text that is not UTF-8.
@@ -229,8 +252,8 @@ def expect_leaf(value, found, target):
         if name in WRAPPER_NAMES:
             return expect_leaf(value.value, value.DESCRIPTOR.fields[0], target)
         assert pa.types.is_binary(target)
-        value.DiscardUnknownFields()
-        return value.SerializePartialToString(deterministic=True)
+        oneof = found.containing_oneof
+        return SameMessage(value, oneof is not None and len(oneof.fields) > 1)
     if found.type == found.TYPE_ENUM and pa.types.is_string(target):
         names = [each.name for each in found.enum_type.values if each.number == value]
         return names[0] if names else str(value)
