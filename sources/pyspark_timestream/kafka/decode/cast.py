@@ -3,7 +3,7 @@
 A cast changes the type of a value and never its meaning: whole numbers to wider or narrower ones,
 to decimals and to floating point, decimals to other decimals, texts to their bytes. A value that
 does not fit the wanted type becomes null, and the payload is malformed for its type. The other
-fields of its struct stay; a list or map with such an item is null as a whole (semantics 13.14).
+fields of its struct stay; a list or map with such an item is null as a whole (semantics 13.13).
 """
 
 from decimal import ROUND_FLOOR, Context, Decimal

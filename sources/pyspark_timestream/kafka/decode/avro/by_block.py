@@ -215,7 +215,7 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
             keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, part))
         found = read_block(step.item, part)
         if part.unfit.any():
-            # A list with an item that is unreadable as a whole is unreadable (semantics 13.14).
+            # A list with an item that is unreadable as a whole is unreadable (semantics 13.13).
             void[open_rows] |= part.unfit & _find_nulls(found)
         items.append(found)
         owners.append(open_rows)

@@ -198,7 +198,7 @@ class RowReader:
                 count = row.read_long()
                 if count == 0:
                     row.unfit = unfit
-                    # With an item that is unreadable as a whole, all is (semantics 13.14).
+                    # With an item that is unreadable as a whole, all is (semantics 13.13).
                     return None if void else list(entries.items()) if keyed else items
                 end = -1
                 if count < 0:

@@ -138,7 +138,8 @@ class Misfit:
     type: pa.DataType
 
 
-Step: TypeAlias = Scalar | Record | Union | Repeated | Again | Misfit
+_TypedStep: TypeAlias = Scalar | Record | Union | Repeated | Misfit
+Step: TypeAlias = _TypedStep | Again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +219,7 @@ class _Resolver:
             return Scalar(kind, size=schema["size"])
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
-    def read(self, what: str, schema: Schema, wanted: Wanted) -> Step:
+    def read(self, what: str, schema: Schema, wanted: Wanted) -> "_TypedStep":
         """Build the step that reads values of `schema` as `wanted`, or as a wider number."""
         found = self._writer.look_up(schema)
         if kind_of(found) == "union":
@@ -226,7 +227,7 @@ class _Resolver:
             return self._read_union(what, found, _widen(wanted, map(self._writer.look_up, found)))
         return self._read_one(what, found, _widen(wanted, [found]))
 
-    def _read_one(self, what: str, found: Schema, wanted: Wanted) -> Step:
+    def _read_one(self, what: str, found: Schema, wanted: Wanted) -> "_TypedStep":
         """Build the step of a schema that is not a union."""
         self._count()
         kind = kind_of(found)
@@ -246,8 +247,8 @@ class _Resolver:
             return Repeated(item, kind == "map", inner)
         return _read_scalar(what, kind, found, wanted)
 
-    def _read_union(self, what: str, schemas: list[Schema], wanted: Wanted) -> Step:
-        steps: dict[int, Step] = {}
+    def _read_union(self, what: str, schemas: list[Schema], wanted: Wanted) -> Union:
+        steps: dict[int, _TypedStep] = {}
         nulls = [at for at, branch in enumerate(schemas) if branch == "null" and wanted.nullable]
         for at, branch in enumerate(schemas):
             try:
@@ -279,7 +280,7 @@ class _Resolver:
         names = {name.split(".")[-1] for name in _names_of(wanted.schema)}
         return found["name"].split(".")[-1] not in names
 
-    def _read_record(self, schema: Schema, wanted: Wanted) -> Step:
+    def _read_record(self, schema: Schema, wanted: Wanted) -> Record:
         written = {each["name"] for each in schema["fields"]}
         aliases = _list_aliases(wanted.schema)
         types = {each.name: each.wanted.type for each in wanted.fields}
@@ -390,16 +391,16 @@ def _read_default(wanted: WantedField) -> pa.Array | None:
         return None
 
 
-_JSON: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "null": type(None),
-    "boolean": bool,
-    "int": int,
-    "long": int,
+_JSON: Final[Mapping[str, tuple[type, ...]]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "int": (int,),
+    "long": (int,),
     "float": (int, float),
     "double": (int, float),
-    "array": list,
-    "map": dict,
-    "record": dict,
+    "array": (list,),
+    "map": (dict,),
+    "record": (dict,),
 }
 """What a default is in JSON, where it is not a text."""
 
@@ -409,9 +410,7 @@ def _convert_default(wanted: Wanted, default: Any) -> Any:
     kind = kind_of(wanted.schema)
     if default is None and wanted.nullable:
         return None
-    if not isinstance(default, _JSON.get(kind, str)) or (
-        isinstance(default, bool) and kind != "boolean"
-    ):
+    if type(default) not in _JSON.get(kind, (str,)):
         raise TypeError(f"{default!r} is not of type {kind}")
     if kind == "enum" and default not in wanted.schema["symbols"]:
         raise ValueError(f"{default!r} is not a symbol")

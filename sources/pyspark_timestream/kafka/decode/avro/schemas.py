@@ -195,9 +195,8 @@ def read_as(schema: Schema) -> pa.DataType:
     """Return the type that a scalar schema is read as."""
     kind = kind_of(schema)
     logical = _logical_type(schema)
-    if logical == "decimal" and kind in ("bytes", "fixed"):
-        if schema["precision"] <= _MAX_DECIMAL_DIGITS:
-            return pa.decimal128(schema["precision"], schema.get("scale", 0))
+    if logical == "decimal" and schema["precision"] <= _MAX_DECIMAL_DIGITS:
+        return pa.decimal128(schema["precision"], schema.get("scale", 0))
     if logical == "date" and kind == "int":
         return pa.date32()
     if logical in _TIMES and kind == "long":

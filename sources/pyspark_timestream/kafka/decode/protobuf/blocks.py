@@ -54,7 +54,7 @@ class BlockReader(NamedTuple):
     block_class: Any
     handler: Any | None
     rewrite: bool = False
-    rewriter: Any | None = None
+    rewriter: Any = None
 
 
 class MessageBlock(NamedTuple):

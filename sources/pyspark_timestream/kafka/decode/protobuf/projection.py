@@ -141,7 +141,9 @@ def create_rewriter(message: Any, tree: Tree) -> Any:
     )
     pool = libraries.descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return libraries.message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Block"))
+    return libraries.message_factory.GetMessageClass(
+        pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
+    )
 
 
 def _keep_message(file: Any, message: Any, tree: Tree) -> str:
@@ -196,8 +198,8 @@ def _keep_field(file: Any, message: Any, field: Any, tree: Tree | None) -> Any:
 def needs_rewriting(message: Any, tree: Tree) -> bool:
     """Check whether ptars may read the fields of `tree` differently from Google's library.
 
-    Of a oneof's members the last one counts, and of equal keys of a map the last entry. Unknown numbers of a closed enum, and entries of
-    maps with more than a key and a value, are left aside.
+    Of a oneof's members the last one counts, and of equal keys of a map the last entry. Unknown
+    numbers of a closed enum, and entries of maps with more than a key and a value, are left aside.
     """
     for name, inner in tree.items():
         field = message.fields_by_name[name]

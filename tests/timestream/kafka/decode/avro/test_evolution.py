@@ -439,7 +439,7 @@ def test_groups_of_narrow_and_wide_writers_keep_their_order_and_their_raw_times(
 def test_a_list_or_map_with_an_unreadable_item_is_null_as_a_whole(
     item, values, kind, expected, resolve
 ):
-    """Semantics 13.14, as in JSON and Protobuf."""
+    """Semantics 13.13, as in JSON and Protobuf."""
     reader = "string" if item == ["null", "string", "bytes"] else item
     struct = isinstance(item, dict) and item["type"] == "record"
     pairs = zip(values, expected, strict=True)

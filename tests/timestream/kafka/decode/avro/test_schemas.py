@@ -181,7 +181,9 @@ def test_an_invalid_logical_type_is_ignored_as_avro_says(kind, plain):
         text = json.dumps({"type": "record", "name": "R", "fields": fields})
         reader = parse_avro_reader(text)
         check_avro_columns(reader, pa.schema([("x", plain)]))
-        assert pa.types.is_struct(build_wanted(reader, WantedFields(pa.schema([("x", plain)]))).type)
+        assert pa.types.is_struct(
+            build_wanted(reader, WantedFields(pa.schema([("x", plain)]))).type
+        )
 
 
 @pytest.mark.parametrize("precision", [4, 3])

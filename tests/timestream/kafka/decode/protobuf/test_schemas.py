@@ -230,9 +230,7 @@ def test_a_closed_enum_beside_a_message_that_is_read_as_binary_skips_unknown_num
         )
     )
     payload = b"\x10\1\x10\x09\x10\0" + tag(1, 2) + delimited(UNKNOWN)
-    wanted = WantedFields(
-        pa.schema([("place", pa.binary()), ("colors", pa.list_(pa.string()))])
-    )
+    wanted = WantedFields(pa.schema([("place", pa.binary()), ("colors", pa.list_(pa.string()))]))
     block = read_protobuf(schema.reader, wanted, pa.array([payload]))
     assert block.columns[0].to_pylist() == [UNKNOWN]
     assert block.columns[1].to_pylist() == [["GREEN", "RED"]]
