@@ -49,7 +49,12 @@ _TIMES = r"""
 "2013-01-01 05:00:00" "2013-01-01 05:00:00 Z" "2013-01-01T05:00:00UTC" "1357017420123"
 "1357017420" "-5" "T05:00:00" "05:00:00" "1969-12-31T23:59:59.999999Z" "9999-12-31T23:59:59Z"
 "9999-12-31T23:59:59.999999Z" "2013-01-01T05:00:00+14:30" "20130101T050000Z" "20130101T0500"
-"2013-01-01T05:00.5" "20130101" "2013-01-01T05:00:00-0530"
+"2013-01-01T05:00.5" "20130101" "2013-01-01T05:00:00-0530" "2013-01-01T05:00:00 UTC"
+"2013-01-01T05:00:00GMT" "2013-01-01T05:00:00 GMT+1" "2013-01-01T05:00:00 Europe/Berlin"
+"2013-01-01 05:00:00 CET" "2013-01-01T05:00:00 PST" "2013-01-01T05:00:00EST" "2013-01-01T05:00:00+1"
+"2013-01-01T05:00:00+1:00" "2013-01-01T05:00:00+01:0" "2013-01-01T05:00:00 UTC+02:00"
+"2013-01-01T05:00:00+01:00[Europe/Berlin]" "2013-01-01T05:00:00Z[UTC]"
+"2013-01-01T05:00:00+01:00:30" "2013-01-01T05:00:00 +01:00" "2013-01-01T05:00:00 Mars/Base"
 """
 _NESTED = r"""
 {} [] [1] [1,2] [null] [1,"x"] [1,"x",5] [1.5] [1.50,1e10] ["x"] [true] ["2013-01-01"] [[1]]
@@ -72,7 +77,14 @@ LITERALS = (
 
 _TIMES_ELSEWHERE = {"timestamp", "timestamp_ntz", "date"}
 _SHORT = ["2013-1-1", "2013", "2013-01", "2013-01-01T05", "2013-01-01T5:0:0Z", "T05:00:00",
-          "05:00:00", "2013-01-01T05:00:00UTC"]  # fmt: skip
+          "05:00:00"]  # fmt: skip
+_ZONES = [
+    f"2013-01-01T05:00:00{zone}"
+    for zone in (
+        "UTC", " UTC", "GMT", " GMT+1", " Europe/Berlin", " PST", "EST", "+1", "+1:00", "+01:0",
+        " UTC+02:00", "+01:00:30",
+    )
+] + ["2013-01-01 05:00:00 CET"]  # fmt: skip
 _OURS = ["2013-01-01T05:00Z", "2013-01-01T05:00:00,5Z", "2013-01-01t05:00:00z", "20130101T050000Z",
          "20130101T0500"]  # fmt: skip
 _DAYS = ["5", "+5", "-5", "1357017420", "20130101"]
@@ -121,8 +133,12 @@ def _is_short_time(literal: str, kind: str) -> bool:
     if kind == "date":
         return literal in _quoted(["2013-1-1", "2013", "2013-01", *_DAYS])
     if kind == "timestamp_ntz":
-        short -= _quoted(["2013-01-01T5:0:0Z", "T05:00:00", "05:00:00", "2013-01-01T05:00:00UTC"])
+        short -= _quoted(["2013-01-01T5:0:0Z", "T05:00:00", "05:00:00"])
     return kind in _TIMES_ELSEWHERE and literal in short
+
+
+def _has_named_zone(literal: str, kind: str) -> bool:
+    return kind == "timestamp" and literal in _quoted(_ZONES)
 
 
 def _is_our_time(literal: str, kind: str) -> bool:
@@ -148,6 +164,8 @@ IN_FIELDS: dict[str, Callable[[str, str], bool]] = {
     "a name twice in an object, read as a string or map": _has_a_name_twice,
     "base64 with a last character alone, or broken text, as binary": _is_no_base64,
     "short forms such as `2013`, `2013-1-1`, `05:00:00`, as a time; `5` as a day": _is_short_time,
+    "a zone's name such as `UTC`, `CET`, `GMT+1` or `Europe/Berlin`, an offset such as `+1`, "
+    "`+1:00` or `+01:00:30`, as a timestamp": _has_named_zone,
     "`T05:00Z`, a comma before the fraction, a small `t` and `z`, basic form such as "
     "`20130101T050000Z`, as a timestamp": _is_our_time,
     "times before year 1 or after 9999-12-31T23:59:59Z": _is_out_of_range,

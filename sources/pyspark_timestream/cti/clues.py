@@ -11,13 +11,16 @@ import numpy as np
 from pyspark_timestream.connector.columns import NEVER, Instants, Mask, instant_or_sentinel
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_instant
 
-__all__ = ["MAX_LEAD_US", "Clues", "Judged", "add_clues"]
+__all__ = ["EARLY_US", "MAX_LEAD_US", "Clues", "Judged", "add_clues", "find_early"]
 
 MAX_LEAD_US: Final = 60_000_000
 """A time further after its record's timestamp, or the wall clock, is more than clock skew."""
 
-_PLAUSIBLE_US: Final = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
-_UNIT_RATIOS: Final = (1_000, 1_000_000, 1_000_000_000)
+EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-01T00:00:00Z")
+"""Numbers of seconds up to the year 2100, read as milliseconds, lie between these instants, and so
+do 0, -1 and the times of a clock that was never set."""
+
+_OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
 
 
 class Clues(NamedTuple):
@@ -31,8 +34,8 @@ class Clues(NamedTuple):
         misplaced: late events further than the delay before an earlier late one.
         most_late_us: how far an event was before a CTI without a lead, at most.
         old: events before 1990.
-        small: those of them that a larger unit would put between 1990 and 2100; as late events they
-            count nowhere else.
+        early: those of them that lie in `EARLY_US`, as numbers of a wrong unit do; as late events
+            they count nowhere else.
     """
 
     lead_us: int | None = None
@@ -41,7 +44,12 @@ class Clues(NamedTuple):
     misplaced: int = 0
     most_late_us: int = 0
     old: int = 0
-    small: int = 0
+    early: int = 0
+
+    @property
+    def has_other_unit(self) -> bool:
+        """True if some times are in a wrong unit; an archive of 1970 has later times as well."""
+        return 2 * self.early > self.old
 
     def to_json(self) -> dict[str, int]:
         """A JSON object with sorted keys, without defaults."""
@@ -85,13 +93,13 @@ def add_clues(clues: Clues, delay_us: int, block: Judged) -> Clues:
         block: the block.
     """
     late = block.late
-    if len(late) and int(block.times.min()) < _PLAUSIBLE_US[0]:
-        is_old = block.well_formed & (block.times < _PLAUSIBLE_US[0])
-        is_small = is_old & _is_small(block.times)
-        late = late & ~is_small
+    if len(late) and int(block.times.min()) < _OLD_US:
+        is_old = block.well_formed & (block.times < _OLD_US)
+        is_early = is_old & find_early(block.times)
+        late = late & ~is_early
         clues = clues._replace(
             old=clues.old + int(np.count_nonzero(is_old)),
-            small=clues.small + int(np.count_nonzero(is_small)),
+            early=clues.early + int(np.count_nonzero(is_early)),
         )
     places = np.flatnonzero(late)
     if len(places):
@@ -132,9 +140,7 @@ def _find_leads(delay_us: int, block: Judged, index: Instants, ctis_us: Instants
     return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)
 
 
-def _is_small(times: Instants) -> Mask:
-    first_us, end_us = _PLAUSIBLE_US
-    found = np.zeros(len(times), dtype=np.bool_)
-    for ratio in _UNIT_RATIOS:
-        found |= (times >= first_us // ratio) & (times < end_us // ratio)
-    return found
+def find_early(times: Instants) -> Mask:
+    """The times that lie in `EARLY_US`."""
+    is_early: Mask = (times >= EARLY_US[0]) & (times < EARLY_US[1])
+    return is_early

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant, parse_instant
+from pyspark_timestream.cti.clues import EARLY_US
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import (
     BatchRecord,
@@ -17,6 +18,7 @@ from pyspark_timestream.explain.history import (
     count_remaining,
     find_unchanged_since,
 )
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.plan.findings import (
     FIXES,
     Finding,
@@ -26,7 +28,7 @@ from pyspark_timestream.kafka.plan.findings import (
 )
 from pyspark_timestream.kafka.plan.malformed_values import NEXT_STEPS, NO_MALFORMED_VALUES
 from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.positions import has_stream_ended
+from pyspark_timestream.kafka.plan.positions import has_stream_ended, name_other_unit
 from pyspark_timestream.kafka.ranges import Partition
 
 __all__ = [
@@ -40,18 +42,16 @@ __all__ = [
     "find_short_replays",
     "has_malformed",
     "makes_ctis",
+    "report_improbable_bounds",
     "report_start_at_end",
+    "report_two_timestamps",
     "report_unused_unit",
 ]
-
-_EPOCH_END_US: Final = parse_instant("1970-04-01T00:00:00Z")
-"""Numbers of seconds up to the year 2100, read as milliseconds, lie before this."""
 
 MOST: Final = 0.5
 """The share of a partition's events from which on the options are wrong, not the events."""
 
 _MIN_FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
-_DAY_US: Final = 86_400_000_000
 
 
 def find_mistakes(history: History) -> list[Finding]:
@@ -147,22 +147,39 @@ def _describe_mute(mute: Sequence[Partition]) -> str:
 
 
 def find_improbable_times(history: History) -> Iterator[Finding]:
-    """A finding for the partitions whose last event is of early 1970, or of 2100 or later."""
-    states = _list_states(history[-1])
-    parts = _select_partitions(history[-1], lambda state: _is_improbable(state.last_us))
-    if not parts or not _needs_times(history[-1]):
+    """A finding for partitions with events of early 1970, or whose last is of 2100 or later."""
+    if not _needs_times(history[-1]):
         return
-    last_us = states[parts[0]].last_us or 0
-    settings = history[-1].offset.settings
-    yield Finding(
-        Kind.IMPROBABLE_TIMES,
-        name_partitions(parts),
-        f"the last event there is of {format_instant(last_us)}; option 'timeUnit' is "
-        f"'{settings.get('timeUnit', 'ms')}', and the time comes from "
-        + _describe_time_options(settings),
-        None,
-        frozenset(parts),
-    )
+    states, settings = _list_states(history[-1]), history[-1].offset.settings
+    source = f"option 'timeUnit' is '{settings.get('timeUnit', 'ms')}', and the time comes from "
+    source += _describe_time_options(settings)
+    early = {
+        part: state.clues.early for part, state in states.items() if state.clues.has_other_unit
+    }
+    parts = sorted(part for part, state in states.items() if _is_improbable(state.last_us))
+    total, events = sum(early.values()), sum(states[part].events for part in early)
+    if early and total < events:
+        named = sorted(early, key=lambda part: (-early[part], part))
+        yield Finding(
+            Kind.IMPROBABLE_TIMES,
+            name_partitions(named),
+            f"{total} of {events} events are of early 1970, as numbers in another unit than the "
+            f"others are, and times of clocks that were never set: {list_counts(early)}; {source}",
+            None,
+            frozenset(named),
+            level=total.bit_length(),
+            advice="correct the producers of such events: a query reads all of them in one unit",
+            share=total / events,
+        )
+    elif parts:
+        last_us = states[parts[0]].last_us or 0
+        yield Finding(
+            Kind.IMPROBABLE_TIMES,
+            name_partitions(parts),
+            f"the last event there is of {format_instant(last_us)}; {source}",
+            None,
+            frozenset(parts),
+        )
 
 
 def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Finding]:
@@ -276,8 +293,36 @@ def report_unused_unit(fields: Sequence[str], unit: str) -> Finding:
     )
 
 
+def report_two_timestamps() -> Finding:
+    """The finding of a record's timestamp that is read beside a field of the same name."""
+    return Finding(
+        Kind.TWO_TIMESTAMPS,
+        "option 'startTime' = 'timestamp'",
+        "the record's timestamp is read, and the values have a field 'timestamp', which is not",
+    )
+
+
+def report_improbable_bounds(options: KafkaOptions) -> list[Finding]:
+    """The findings of starting and ending timestamps that are in another unit."""
+    found = []
+    for name, given in (
+        ("startingTimestamp", options.starting_timestamp_ms),
+        ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
+        ("endingTimestamp", options.ending_timestamp_ms),
+        ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
+    ):
+        instants = given.values() if isinstance(given, Mapping) else [given]
+        wrong = [(ms, told) for ms in instants if ms is not None and (told := name_other_unit(ms))]
+        if wrong:
+            ms, told = wrong[0]
+            text = f"{ms} counts milliseconds since 1970, but it looks like {told}"
+            found.append(Finding(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
+    return found[:1]
+
+
 def _is_improbable(us: int | None) -> bool:
-    return us is not None and (-_DAY_US <= us < _EPOCH_END_US or _MIN_FAR_US <= us < FINAL_US)
+    early_us, end_us = EARLY_US
+    return us is not None and (early_us <= us < end_us or _MIN_FAR_US <= us < FINAL_US)
 
 
 def makes_ctis(moment: BatchRecord) -> bool:

@@ -11,7 +11,15 @@ from typing import Any, Final
 from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.kafka.plan.findings import Finding, Kind
 
-__all__ = ["Operator", "find_plan_mistakes", "find_progress_mistake"]
+__all__ = ["ONE_BATCH", "Operator", "find_plan_mistakes", "find_progress_mistake"]
+
+ONE_BATCH: Final = Finding(
+    Kind.ONE_BATCH,
+    ".trigger(once=True)",
+    "a run of one batch has no closing batch: the last CTI comes with the next run, a final CTI "
+    "never, so the last windows are not released",
+)
+"""The finding of a query that Spark ends after one batch, which its source cannot know."""
 
 _CTI_COLUMN: Final = "cti"
 _STATEFUL_OPERATORS: Final = (

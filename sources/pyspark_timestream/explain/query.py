@@ -11,7 +11,9 @@ from pyspark_timestream.connector.why import find_own_message
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.explain.checkpoint import read_offset_log, resolve_directory
 from pyspark_timestream.explain.history import Batch, build_histories, read_progress
+from pyspark_timestream.explain.mistakes import makes_ctis
 from pyspark_timestream.explain.plan_mistakes import (
+    ONE_BATCH,
     Operator,
     find_plan_mistakes,
     find_progress_mistake,
@@ -53,15 +55,30 @@ def explain_time(query: StreamingQuery) -> Explanation:
     streams = build_histories(batches)
     failed = query.exception() is not None
     known = _find_plan_mistakes(query, batches, reports)
+    once = [ONE_BATCH] if _runs_one_batch(query) else []
     return Explanation(
         f"Query {query.name!r} ({query.id})" if query.name else f"Query {query.id}",
         tuple(
-            explain_stream(history, failed, known.get(stream, ()))
+            explain_stream(
+                history,
+                failed,
+                [*known.get(stream, ()), *(once if makes_ctis(history[-1]) else ())],
+            )
             for stream, history in streams.items()
         ),
         tuple(_list_notes(query, bool(streams))),
         read_operators(reports[-1]) if reports else (),
     )
+
+
+def _runs_one_batch(query: StreamingQuery) -> bool:
+    """True if the query has the trigger `once`, as far as the client knows."""
+    try:
+        java: Any = query._jsq
+        name = str(java.streamingQuery().trigger().getClass().getSimpleName())
+    except (AttributeError, Py4JError):
+        return False
+    return name.startswith("OneTimeTrigger")
 
 
 def _find_plan_mistakes(

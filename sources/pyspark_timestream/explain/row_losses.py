@@ -100,8 +100,9 @@ def is_far(moment: BatchRecord, part: Partition) -> bool:
 
 
 def _count_late(state: PartitionState) -> int:
-    """The late events, without those whose times are in a smaller unit."""
-    return max(state.dropped + state.adjusted + state.flagged - state.clues.small, 0)
+    """The late events, without those whose times seem to be in another unit."""
+    late = state.dropped + state.adjusted + state.flagged
+    return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
 
 
 def _measure_lead(moment: BatchRecord, state: PartitionState) -> int:
@@ -214,9 +215,9 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
     """
     shares = history[-1].offset.partitions
     dropped = {
-        part: share.state.dropped
+        part: count
         for part, share in shares.items()
-        if part not in known and share.state.dropped and _count_late(share.state)
+        if part not in known and (count := min(share.state.dropped, _count_late(share.state)))
     }
     if not dropped:
         return
@@ -312,7 +313,7 @@ def _loses_rows(history: History, part: Partition) -> bool:
 
 
 def _count_lost(state: PartitionState) -> int:
-    return state.dropped + state.flagged + state.malformed
+    return max(_count_late(state) - state.adjusted, 0) + state.malformed
 
 
 def _count_lost_then(moment: BatchRecord, part: Partition) -> int:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pyspark_timestream.connector.columns import Instants, Mask
 from pyspark_timestream.connector.instants import TICK_US, format_instant
+from pyspark_timestream.cti.clues import find_early
 from pyspark_timestream.cti.step import PartitionState, raise_cti, step
 from pyspark_timestream.cti.stream_cti import TaskFrontier, max_known
 from pyspark_timestream.cti.violations import check_times
@@ -72,7 +73,7 @@ def run_task(
                 before = state
                 state, judged = _judge(options, projection, state, partition, block)
                 verdicts = judged.verdicts
-                counted[partition] += _count_malformed(judged, state.malformed > before.malformed)
+                counted[partition] += _count_malformed(judged, before, state)
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
@@ -91,8 +92,10 @@ def run_task(
         yield build_cti_rows(projection, np.array([plan.closing_us]))
 
 
-def _count_malformed(judged: JudgedBlock, has_events: bool) -> MalformedValues:
-    """Count malformed values, with the offset of the last one; so of malformed events, if any."""
+def _count_malformed(
+    judged: JudgedBlock, before: PartitionState, after: PartitionState
+) -> MalformedValues:
+    """Count malformed values, and note the offsets of the last record that each warning is of."""
     payload, inside = judged.payload, judged.verdicts.inside
     found = MalformedValues.from_reasons(payload.count_malformed(inside))
     offsets = judged.block.offsets
@@ -101,7 +104,11 @@ def _count_malformed(judged: JudgedBlock, has_events: bool) -> MalformedValues:
         assert reasons is not None
         wrong = (reasons != FINE) if inside is None else (reasons != FINE) & inside
         found = replace(found, value_at=offsets[int(np.flatnonzero(wrong)[-1])].as_py())
-    if has_events:
+    if after.clues.early > before.clues.early:
+        times, well_formed, _ = check_times(payload.events)
+        early = np.flatnonzero(well_formed & find_early(times))
+        found = replace(found, time_at=offsets[int(early[-1])].as_py())
+    if after.malformed > before.malformed:
         _, _, malformed = check_times(payload.events)
         if payload.events.valueless is not None:
             malformed = malformed & ~payload.events.valueless

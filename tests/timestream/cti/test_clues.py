@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.connector.columns import NEVER
 from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.cti.clues import MAX_LEAD_US, Clues
+from pyspark_timestream.cti.clues import EARLY_US, MAX_LEAD_US, Clues
 from pyspark_timestream.cti.step import Events, PartitionState, TimeRules, step
 
 MINUTE = 60_000_000
 NOON = parse_instant("2026-01-01T12:00:00Z")
-OLD, NEW = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
+OLD = parse_instant("1990-01-01T00:00:00Z")
 
 
 def note(rules, records, cuts=()):
@@ -33,15 +33,15 @@ def note(rules, records, cuts=()):
 def tell(rules, records):
     """The same, record by record, as the attributes of `Clues` say."""
     cti = lead = behind = None
-    ahead = misplaced = most = old = small = count = 0
+    ahead = misplaced = most = old = early = count = 0
     delay = rules.delay_us
     for time, stamp in records:
         if time is None:
             continue
-        is_small = any(OLD // by <= time < NEW // by for by in (10**3, 10**6, 10**9))
+        is_early = EARLY_US[0] <= time < EARLY_US[1]
         old += time < OLD
-        small += is_small
-        if cti is not None and time < cti and not is_small:
+        early += is_early
+        if cti is not None and time < cti and not is_early:
             ahead += lead is not None
             most = most if lead is not None else max(most, cti - time)
             misplaced += behind is not None and time < behind - max(delay, 0)
@@ -51,13 +51,15 @@ def tell(rules, records):
             cti = time - delay
             known = stamp is not None and time - stamp - max(delay, 0) > MAX_LEAD_US
             lead = time - stamp if known else None
-    return Clues(lead, ahead, behind, misplaced, most, old, small)
+    return Clues(lead, ahead, behind, misplaced, most, old, early)
 
 
 times = st.sampled_from(
     [
         None,
         *(NOON + MINUTE * n for n in (0, 1, 2, 5, 9, 30, 1440)),
+        -1,
+        OLD - 1,
         1_767_268_800_000,
         1_767_268_800,
         5,

@@ -14,6 +14,7 @@ from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.explain.diagnosis import diagnose, find_warnings
 from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.kafka.decode.payload import read_payload
+from pyspark_timestream.kafka.decode.value_samples import describe_malformed
 from pyspark_timestream.kafka.plan.findings import Kind
 from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
 
@@ -195,3 +196,91 @@ def test_the_way_out_of_marks_ahead_does_not_name_options_of_generated_ctis():
     (finding,) = diagnose((BatchRecord(NOON, offset, {at(0): 9}),))
     assert finding.kind is Kind.FAR_FUTURE
     assert "maxFuture" not in finding.fix
+
+
+# -- times in several units -----------------------------------------------------------------------
+
+UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+ORDERS = {
+    "alternating": [True, False] * 30,
+    "the last is right": [False, True] * 30,
+    "wrong first": [False] * 29 + [True] * 31,
+    "wrong last": [True] * 31 + [False] * 29,
+    "one wrong": [True] * 20 + [False] + [True] * 39,
+}
+
+
+def numbers(order, unit, other):
+    """A minute's steps as numbers, in `unit` where the order says so, else in `other`."""
+    return [
+        json.dumps({"at": (NOON // SECOND + 60 * n) * UNITS[unit if right else other]}).encode()
+        for n, right in enumerate(order)
+    ]
+
+
+def read(values, **more):
+    given = options(**{**GIVEN, **more})
+    payload = read_payload(
+        given, None, block(*values, timestamps_ms=[NOON // 1000 + 3_600_000] * len(values))
+    )
+    state, verdicts = step(given.rules, PartitionState(), payload.events, payload.marks)
+    share = PartitionOffset(len(values), len(values), state)
+    offset = StreamOffset("me", given.settings(), 1, {at(0): share}, cti_us=state.cti_us)
+    record = BatchRecord(NOON + 120 * MINUTE, offset, {at(0): len(values)})
+    return state, int(np.count_nonzero(verdicts.keep)), record
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize(("unit", "other"), [("ms", "s"), ("us", "ms"), ("us", "s"), ("ns", "s")])
+def test_a_smaller_unit_among_the_right_one_is_named_whichever_event_has_it(order, unit, other):
+    wrong = order.count(False)
+    state, kept, record = read(numbers(order, unit, other), timeUnit=unit)
+    assert state.dropped + kept == 60
+    for found in (diagnose((record,)), find_warnings((record,), record.planned_us)):
+        assert [each.kind for each in found] == [Kind.IMPROBABLE_TIMES]
+        assert f"{wrong} of 60 events are of early 1970" in found[0].text
+        assert "ctiDelay" not in found[0].fix
+    # The advice: one unit.
+    state, kept, _ = read(numbers([True] * 60, unit, other), timeUnit=unit)
+    assert (kept, state.clues.early) == (60, 0)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+@pytest.mark.parametrize(("unit", "other"), [("s", "ms"), ("ms", "us"), ("s", "ns")])
+def test_a_larger_unit_among_the_right_one_is_malformed_and_its_unit_named(order, unit, other):
+    values = numbers(order, unit, other)
+    state, _, record = read(values, timeUnit=unit)
+    assert state.malformed == order.count(False)
+    assert [each.kind for each in diagnose((record,))] == [Kind.MALFORMED]
+    given = options(**{**GIVEN, "timeUnit": unit})
+    assert f"'timeUnit' = '{other}' would fit" in describe_malformed(given, block(*values))
+
+
+@pytest.mark.parametrize(
+    "at_ms", [0, -1, -1000, 12_345], ids=["0", "-1 ms", "-1 s", "after a boot"]
+)
+def test_times_of_clocks_that_were_never_set_are_named_among_good_ones(at_ms):
+    values = [*numbers([True] * 30, "ms", "s"), json.dumps({"at": at_ms}).encode()]
+    values += numbers([True] * 60, "ms", "s")[30:]
+    _, kept, record = read(values)
+    (finding,) = diagnose((record,))
+    assert (finding.kind, kept) == (Kind.IMPROBABLE_TIMES, 60)
+    assert "1 of 61 events are of early 1970" in finding.text
+    assert "clocks that were never set" in finding.text
+
+
+@pytest.mark.parametrize("first", ["1950-01-01T00:00:00Z", "1970-01-01T00:00:00Z"])
+def test_an_archive_that_goes_through_1970_has_no_other_unit(first):
+    day, start = DAY // 1000, parse_instant(first) // 1000
+    values = [json.dumps({"at": start + day * n}).encode() for n in range(0, 20_000, 5)]
+    state, _, record = read(values)
+    assert state.clues.early > 0
+    assert [each.kind for each in diagnose((record,))] == [Kind.CAUGHT_UP]
+
+
+def test_late_rows_beside_another_unit_are_told_too():
+    values = numbers(ORDERS["alternating"], "ms", "s")
+    late = json.dumps({"at": (NOON - 120 * MINUTE) // 1000}).encode()
+    _, _, record = read([*values, *[late] * 9])
+    kinds = [each.kind for each in diagnose((record,))]
+    assert kinds == [Kind.IMPROBABLE_TIMES, Kind.LATE_ROWS]

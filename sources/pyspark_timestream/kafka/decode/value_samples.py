@@ -39,6 +39,7 @@ __all__ = [
     "describe_payloads",
     "describe_unit",
     "describe_values",
+    "has_field_timestamp",
     "suggests_secret",
 ]
 
@@ -104,18 +105,29 @@ def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:
 
 
 def describe_unit(options: KafkaOptions, block: RecordBlock) -> str:
-    """Suggest a time unit that makes the last event of `block` plausible; empty if none does."""
+    """Suggest the unit of the last time of `block` that another unit makes plausible.
+
+    Empty if there is none.
+    """
     source = options.start_time
     for row in reversed(range(len(block.offsets))):
         _, value = _find_value(source, block, row)
         unit = _guess_unit(value)
-        if unit is not None and source.kind != "timestamp":
+        if unit is not None and unit != options.time_unit and source.kind != "timestamp":
             return _suggest_unit(unit, value)
     if source.kind == "timestamp" and len(block.offsets) and block.timestamps_ms is not None:
         value = block.timestamps_ms[-1].as_py()
         if _guess_unit(value) is not None:
             return "the producer sets timestamps that are not in milliseconds"
     return ""
+
+
+def has_field_timestamp(block: RecordBlock) -> bool:
+    """Check whether a value of `block` has a field named as the record's timestamp."""
+    values = [] if block.values is None else block.values.to_pylist()
+    return any(
+        name.lower() == "timestamp" for value in values for name in _parse_object(value) or ()
+    )
 
 
 def describe_values(projection: Projection, block: RecordBlock) -> str:

@@ -11,7 +11,9 @@ from pyspark_timestream.explain.diagnosis import find_warnings
 from pyspark_timestream.explain.history import BatchRecord
 from pyspark_timestream.explain.mistakes import (
     find_short_replays,
+    report_improbable_bounds,
     report_start_at_end,
+    report_two_timestamps,
     report_unused_unit,
 )
 from pyspark_timestream.explain.recent_counts import (
@@ -27,6 +29,7 @@ from pyspark_timestream.kafka.decode.value_samples import (
     describe_payloads,
     describe_unit,
     describe_values,
+    has_field_timestamp,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.plan.findings import REPEATED_RUN_ADVICE, Finding, Kind
@@ -74,7 +77,9 @@ class Warner:
         self._details: dict[tuple[Kind, int], str] = {}
         self._sampled: list[Finding] | None = None
         fields = find_unused_unit(options)
-        self._unused = [report_unused_unit(fields, options.time_unit)] if fields else []
+        self._of_options = [report_unused_unit(fields, options.time_unit)] if fields else []
+        self._of_options += report_improbable_bounds(options)
+        self._has_two_timestamps: bool | None = None
         self._recent = RecentCounts()
         self._last_update: tuple[tuple[str, int], int, Warnings] | None = None
 
@@ -113,7 +118,8 @@ class Warner:
         found += find_warnings((BatchRecord(now_us, now, log_ends),), now_us)
         found += find_short_replays((BatchRecord(now_us, now, log_ends),))
         found += _repeat_start_at_end(previous)
-        found += [*self._find_uncounted(previous, now), *self._unused, *found_before]
+        found += [*self._find_uncounted(previous, now), *self._of_options, *found_before]
+        found += self._find_two_timestamps(previous, now)
         wanted = [
             self._add_advice(each, now)
             for each in found
@@ -144,6 +150,21 @@ class Warner:
             nothing: list[Finding] = []
             self._sampled = self._try(self._examine_sample, parts[0], now, nothing)
         return self._sampled
+
+    def _find_two_timestamps(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+        """Look once a run whether values have a field `timestamp` too, which is not read."""
+        options = self._options
+        if not options.start_time.given or options.value_format != "json":
+            return []
+        read = [span.partition for span in previous.ranges() if span.size] or [
+            part for part, share in now.partitions.items() if share.state.events
+        ]
+        if self._has_two_timestamps is None and read:
+            self._has_two_timestamps = self._try(self._has_field_timestamp, read[0], now, False)
+        return [report_two_timestamps()] if self._has_two_timestamps else []
+
+    def _has_field_timestamp(self, part: Partition, now: StreamOffset) -> bool:
+        return any(has_field_timestamp(block) for block in self._read_newest(part, now))
 
     def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Finding]:
         state, malformed = PartitionState(), NO_MALFORMED_VALUES
@@ -224,7 +245,10 @@ def _choose_example(finding: Finding, now: StreamOffset) -> tuple[Partition, int
     for part in sorted(finding.partitions):
         if part in now.partitions:
             noted = now.partitions[part].malformed_values
-            at = noted.event_at if finding.kind is Kind.MALFORMED else noted.value_at
+            at = {
+                Kind.MALFORMED: noted.event_at,
+                Kind.IMPROBABLE_TIMES: noted.time_at,
+            }.get(finding.kind, noted.value_at)
             if at is not None:
                 return part, at
     return min(finding.partitions), None

@@ -55,6 +55,9 @@ class Kind(StrEnum):
     SHARED_GROUP = "a shared group"
     BACKLOG = "a backlog"
     UNUSED_UNIT = "a unit without effect"
+    TWO_TIMESTAMPS = "two timestamps"
+    IMPROBABLE_BOUND = "a bound in another unit"
+    ONE_BATCH = "a run of one batch"
     SHORT_REPLAY = "a replay that ends early"
     FINAL_CTI = "a final CTI already sent"
     ENDED = "the stream has ended"
@@ -142,6 +145,15 @@ FIXES: Final[Mapping[Kind, str]] = {
     Kind.SHARED_GROUP: "give each query a 'kafka.group.id' of its own, or leave that option out",
     Kind.UNUSED_UNIT: (
         "leave 'timeUnit' out, with a new checkpoint; if the times are wrong, correct the producer"
+    ),
+    Kind.TWO_TIMESTAMPS: (
+        "to read the field, set 'startTime' to 'field:timestamp' and start with a new checkpoint; "
+        "to keep the record's, say 'record:timestamp'"
+    ),
+    Kind.IMPROBABLE_BOUND: "write milliseconds, and start with a new checkpoint",
+    Kind.ONE_BATCH: (
+        "use .trigger(availableNow=True): it reads everything in as many batches as that takes, "
+        "and ends with the closing batch, which carries the last CTI"
     ),
     Kind.SHORT_REPLAY: (
         "compare 'startingCti' and 'endingCti' with the CTI that was reached; run again on this "

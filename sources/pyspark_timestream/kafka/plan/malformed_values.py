@@ -5,7 +5,7 @@ the names that a column of dead letters shows (semantics 13.5).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 __all__ = ["NEXT_STEPS", "NO_MALFORMED_VALUES", "MalformedValues"]
@@ -48,12 +48,14 @@ class MalformedValues:
             was counted by a version that did not note reasons.
         value_at: the offset of a record with one, as an example; None without any.
         event_at: the offset of a malformed event that has a value; None without any.
+        time_at: the offset of an event of early 1970; None without any.
     """
 
     total: int = 0
     by_reason: tuple[tuple[str, int], ...] = ()
     value_at: int | None = None
     event_at: int | None = None
+    time_at: int | None = None
 
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
@@ -68,6 +70,7 @@ class MalformedValues:
             _sort(value.get("unfit_by", {})),
             value.get("unfit_at"),
             value.get("unfit_event_at"),
+            value.get("unfit_time_at"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class MalformedValues:
         found["unfit_at"] = self.value_at
         found["unfit_by"] = dict(self.by_reason) or None
         found["unfit_event_at"] = self.event_at
+        found["unfit_time_at"] = self.time_at
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -89,12 +93,11 @@ class MalformedValues:
             self._combine(other, 1),
             self.value_at if other.value_at is None else other.value_at,
             self.event_at if other.event_at is None else other.event_at,
+            self.time_at if other.time_at is None else other.time_at,
         )
 
     def __sub__(self, other: "MalformedValues") -> "MalformedValues":
-        return MalformedValues(
-            self.total - other.total, self._combine(other, -1), self.value_at, self.event_at
-        )
+        return replace(self, total=self.total - other.total, by_reason=self._combine(other, -1))
 
     def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
         counts = dict(self.by_reason)

@@ -12,7 +12,9 @@ neither be lost nor lag behind.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
+from pyspark_timestream.connector.instants import format_instant, parse_instant
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.cti.state import PartitionState
 from pyspark_timestream.cti.stream_cti import compute_stream_cti
@@ -30,10 +32,13 @@ __all__ = [
     "has_reached",
     "has_stream_ended",
     "limit_ends",
+    "name_other_unit",
     "resolve_ends",
     "resolve_starts",
     "starting_timestamps",
 ]
+
+_OUR_DAYS_US: Final = parse_instant("1990-01-01T00:00:00Z"), parse_instant("2100-01-01T00:00:00Z")
 
 
 def starting_timestamps(
@@ -344,10 +349,34 @@ def _resolve_timestamp(
     raise OptionError(
         both[0] if options.starting_timestamp_ms is not None else both[1],
         f"{part} has no record at or after timestamp {instant_ms}",
-        "a timestamp that each partition has a record at or after",
-        "choose an earlier one, or set option 'startingOffsetsByTimestampStrategy' to 'latest' to "
-        "start such partitions at their end",
+        "a timestamp that each partition has a record at or after, in milliseconds",
+        f"{_correct_unit(instant_ms)}choose an earlier one, or set option "
+        "'startingOffsetsByTimestampStrategy' to 'latest' to start such partitions at their end",
     )
+
+
+def name_other_unit(ms: int) -> str:
+    """Name the unit in which a number is a time of our days; empty if that is milliseconds.
+
+    >>> name_other_unit(1_700_000_000), name_other_unit(1_700_000_000_000), name_other_unit(0)
+    ('seconds, of 2023-11-14', '', '')
+    """
+    first_us, end_us = _OUR_DAYS_US
+    if first_us <= ms * 1_000 < end_us:
+        return ""
+    for unit, us in (
+        ("seconds", ms * 1_000_000),
+        ("microseconds", ms),
+        ("nanoseconds", ms // 1_000),
+    ):
+        if first_us <= us < end_us:
+            return f"{unit}, of {format_instant(us)[:10]}"
+    return ""
+
+
+def _correct_unit(ms: int) -> str:
+    found = name_other_unit(ms)
+    return f"write milliseconds, if that is in {found}; or " if found else ""
 
 
 def _check_exist(options: KafkaOptions, partitions: Collection[Partition]) -> None:

@@ -4,10 +4,13 @@ import json
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 from timestream.builders import at, block, options, projection
 
+from pyspark_timestream.cti.clues import Clues
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import BrokerUnreachable
+from pyspark_timestream.explain.mistakes import report_improbable_bounds
 from pyspark_timestream.kafka.driver.warner import Warner, warn_about_read
 from pyspark_timestream.kafka.plan.findings import Kind
 from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
@@ -149,3 +152,74 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     assert event.detail.endswith(": a time with a zone's name in brackets")
     assert "field 'price' is double" in value.detail
     assert records.asked == [(0, 51), (0, 51)]
+
+
+def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
+    right, wrong = {"at": 1_704_110_400_000, "price": 1.5}, {"at": 1_704_110_400, "price": 1.5}
+    records = Records(*[right] * 30, wrong, *[right] * 300)
+    clues = Clues(early=1, old=1)
+    noted = MalformedValues(time_at=30)
+    now = stands(331, state=PartitionState(events=331, clues=clues), malformed_values=noted)
+    (finding,) = active_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
+    assert finding.kind is Kind.IMPROBABLE_TIMES
+    assert finding.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"
+
+
+@pytest.mark.parametrize(
+    ("start_time", "value", "is_told"),
+    [
+        ("timestamp", {"timestamp": 5, "price": 1.5}, True),
+        ("Timestamp", {"Timestamp": 5}, True),
+        ("timestamp", {"at": 5}, False),
+        ("timestamp", {"inner": {"timestamp": 5}}, False),
+        ("record:timestamp", {"timestamp": 5}, False),
+        (None, {"timestamp": 5}, False),
+    ],
+)
+def test_which_of_two_timestamps_is_read_is_said_once_where_the_option_could_mean_both(
+    start_time, value, is_told, caplog
+):
+    records = Records(*[value] * 9)
+    given = options(**{**JSON, "startTime": start_time})
+    look = Warner(given, projection(given, *COLUMNS), records)
+    state = PartitionState(events=9)
+    share = PartitionOffset(9, 9, state)
+    now = StreamOffset("me", given.settings(), 1, {at(0): share})
+    told = look.update(offset(9), now, {at(0): 9}, 0)
+    assert (Kind.TWO_TIMESTAMPS in told) == is_told
+    asked = len(records.asked)
+    again = look.update(replace(offset(9, 1), warnings=told), now, {at(0): 9}, 10**7)
+    assert len(records.asked) == asked
+    assert find_new_warnings(told, again) == []
+    if is_told:
+        assert "the record's timestamp is read" in told[Kind.TWO_TIMESTAMPS].finding.text
+
+
+@pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1704110400", "seconds, of 2024-01-01"),
+        ("1704110400000000", "microseconds, of 2024-01-01"),
+        ("1704110400000000000", "nanoseconds, of 2024-01-01"),
+        ("1704110400000", None),
+        ("0", None),
+        ("1000", None),
+    ],
+)
+def test_a_bound_in_another_unit_than_milliseconds_is_named_with_its_day(name, text, says):
+    given = options(**JSON, **{name: text})
+    found = report_improbable_bounds(given)
+    assert [each.kind for each in found] == ([Kind.IMPROBABLE_BOUND] if says else [])
+    if says:
+        assert says in found[0].text
+        assert found[0].culprit == f"option '{name}'"
+    look = Warner(given, projection(given, *COLUMNS), Records())
+    warned = look.update(offset(0), stands(0), {at(0): 0}, 0)
+    assert (Kind.IMPROBABLE_BOUND in warned) == bool(says)
+
+
+def test_a_bound_of_one_partition_in_another_unit_is_named_too():
+    given = options(**JSON, startingOffsetsByTimestamp='{"topic": {"0": 1704110400}}')
+    (finding,) = report_improbable_bounds(given)
+    assert "seconds, of 2024-01-01" in finding.text

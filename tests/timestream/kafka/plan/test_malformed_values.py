@@ -113,7 +113,7 @@ def test_counts_of_a_stream_are_those_of_its_records_in_any_split_and_replay(rea
             share, state=ended.states[at(0)], malformed_values=ended.malformed_values[at(0)]
         )
     expected = Counter(reason for reason in reasons if reason)
-    found = replace(share.malformed_values, value_at=None, event_at=None)
+    found = replace(share.malformed_values, value_at=None, event_at=None, time_at=None)
     assert found == MalformedValues.from_reasons(expected)
     # The example is the last such record.
     wrong = [place for place, reason in enumerate(reasons) if reason]

@@ -101,6 +101,13 @@ def test_a_timestamp_after_the_last_record_fails_unless_the_strategy_is_latest(n
     assert starts_at(answers, **more)[1] == {at(0): 9, at(1): 2}
 
 
+def test_a_timestamp_in_microseconds_is_after_all_records_and_the_error_says_so():
+    with pytest.raises(
+        OptionError, match="write milliseconds, if that is in microseconds, of 2024"
+    ):
+        starts_at({at(0): None, at(1): 2}, startingTimestamp="1704110400000000")
+
+
 @pytest.mark.parametrize("text", ['{"topic": {"0": 1}}', '{"other": {"0": 1, "1": 1}}'])
 def test_timestamps_must_be_of_just_the_partitions_that_there_are(text):
     with pytest.raises(OptionError, match="the partitions are topic-0, topic-1") as refused:
