@@ -11,6 +11,8 @@ import os
 import sys
 from collections.abc import Callable
 
+from pyspark_timestream.connector.command import end_with_its_reader
+from pyspark_tseries import __version__
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import (
     LOCK_VARIABLE,
@@ -33,9 +35,11 @@ from pyspark_tseries.store.store import Store, now_us
 __all__ = ["main"]
 
 
+@end_with_its_reader
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code, 1 if the store is unusable or damaged."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_tseries")
+    parser.add_argument("--version", action="version", version=f"pyspark-timestream {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (does, _) in COMMANDS.items():
         command = commands.add_parser(name, help=does)

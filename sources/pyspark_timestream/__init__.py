@@ -126,6 +126,10 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def _check_interpreter(name: str) -> None:
     """Warn once, in a driver whose Spark will not find these formats.
 

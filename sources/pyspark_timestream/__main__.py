@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
+from pyspark_timestream import __version__
+from pyspark_timestream.connector.command import end_with_its_reader
 from pyspark_timestream.demo import command as demo
 from pyspark_timestream.errors import TimestreamError
 from pyspark_timestream.explain.checkpoint import explain_checkpoint
@@ -21,9 +23,11 @@ _INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code of a command that was ended by Ctrl-C, as shells have it."""
 
 
+@end_with_its_reader
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return the exit code: 1 if it failed, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m pyspark_timestream")
+    parser.add_argument("--version", action="version", version=f"pyspark-timestream {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="a Kafka topic to try this package on")
     demo.add_arguments(shown)

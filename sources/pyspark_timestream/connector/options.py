@@ -7,7 +7,7 @@ Every error names the option, the value, what is accepted, and the next step.
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
@@ -218,6 +218,7 @@ def read_options(
     injected: frozenset[str] = SPARK_INJECTED,
     foreign: Mapping[str, str] | None = None,
     prefixes: Iterable[str] = (),
+    settings: Sequence[str] = (),
 ) -> T:
     """Read `raw` into an options dataclass.
 
@@ -227,6 +228,8 @@ def read_options(
         injected: lower-cased names to ignore.
         foreign: names that belong elsewhere -> where they belong, for the error.
         prefixes: lower-cased prefixes of names that are read elsewhere.
+        settings: likely settings of clients, which `raw` lacks, with their prefixes: a name that
+            lacks its prefix is then told it, the first one's if the name is none of them.
 
     Raises:
         OptionError: an unknown, unreadable, missing, conflicting or unaccompanied option.
@@ -234,7 +237,8 @@ def read_options(
     given = {key.lower(): value for key, value in raw.items()}
     declared = option_specs(options_class)
     by_key = {spec.name.lower(): field for field, spec in declared.items()}
-    _refuse_unknown(given, declared.values(), injected, foreign or {}, tuple(prefixes))
+    own = {key: value for key, value in given.items() if not key.startswith(tuple(prefixes))}
+    _refuse_unknown(own, declared.values(), injected, foreign or {}, settings)
     values = {
         by_key[key]: _parse(declared[by_key[key]], value)
         for key, value in given.items()
@@ -250,12 +254,12 @@ def _refuse_unknown(
     declared: Iterable[OptionSpec],
     injected: frozenset[str],
     foreign: Mapping[str, str],
-    prefixes: tuple[str, ...],
+    settings: Sequence[str],
 ) -> None:
     names = {spec.name.lower(): spec.name for spec in declared}
     elsewhere = {name.lower(): (name, place) for name, place in foreign.items()}
     for key, value in given.items():
-        if key in names or key in injected or (prefixes and key.startswith(prefixes)):
+        if key in names or key in injected:
             continue
         if key in elsewhere:
             name, place = elsewhere[key]
@@ -265,18 +269,25 @@ def _refuse_unknown(
                 "nothing here",
                 "leave it out",
             )
-        raise _unknown_option(key, value, names)
+        raise _unknown_option(key, value, names, settings)
 
 
-def _unknown_option(key: str, value: str, names: Mapping[str, str]) -> OptionError:
+def _unknown_option(
+    key: str, value: str, names: Mapping[str, str], settings: Sequence[str]
+) -> OptionError:
     """The error of an option that is not declared.
 
     The value is shown only if the name is close to a known one: otherwise it may be a secret under
     a misspelled name.
     """
-    near = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
     alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
-    meant = f": did you mean '{names[near[0]]}'?" if near else ""
+    name = _find_setting(key, settings)
+    if name is None and settings and "." in key and not alike:
+        name = f"{settings[0].partition('.')[0]}.{key}"
+    elif name is None and near:
+        name = names[near[0]]
+    meant = f": did you mean '{name}'?" if name is not None else ""
     given = quote_value(key, value) if alike else "[hidden]"
     return OptionError(
         key,
@@ -285,6 +296,19 @@ def _unknown_option(key: str, value: str, names: Mapping[str, str]) -> OptionErr
         "correct the name, or leave it out",
         list_last=True,
     )
+
+
+def _find_setting(key: str, settings: Sequence[str]) -> str | None:
+    """The setting of a client that `key` names without its prefix, or spells in another way."""
+    for setting in settings:
+        prefix, _, bare = setting.partition(".")
+        if _flatten(key) in (_flatten(bare), _flatten(prefix + bare)):
+            return setting
+    return None
+
+
+def _flatten(name: str) -> str:
+    return name.lower().translate(str.maketrans("", "", "._-"))
 
 
 def _parse(spec: OptionSpec, value: str) -> Any:

@@ -24,6 +24,7 @@ from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.batch_read import ReadSlice, plan_slice, select_partitions, slice_read
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
+from pyspark_timestream.kafka.client.native.library import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import Projection, default_schema, project
@@ -182,6 +183,7 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Made late: the copy of this reader that is shipped to tasks never connects.
         if self._driver is None:
             log_like_spark("pyspark_timestream")
+            warn_of_slow_reading()
             self._driver = StreamDriver(self._options, projection=self._projection)
         return self._driver
 

@@ -31,6 +31,8 @@ _FOREIGN: Final = {
 _PREFIXES: Final = ("kafka.", PREFIX.lower(), FOREIGN_PREFIX)
 """The prefixes of options that are passed on to clients."""
 
+_SETTINGS: Final = ("kafka.bootstrap.servers", f"{PREFIX}url", f"{PREFIX}basic.auth.user.info")
+
 
 def read_kafka_options(
     raw: Mapping[str, str], described: Mapping[str, str] | None = None
@@ -59,7 +61,7 @@ def _read_options(raw: Mapping[str, str]) -> KafkaOptions:
     plain = {key: value for key, value in given.items() if not key.startswith(_PREFIXES)}
     plain.pop("transport", None)
     # First, since a misspelt option is often why another one is missing.
-    options = read_options(KafkaOptions, plain, foreign=_FOREIGN)
+    options = read_options(KafkaOptions, plain, foreign=_FOREIGN, settings=_SETTINGS)
     client = read_client_settings(given)
     starts = {"startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
     ends = {"endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"}

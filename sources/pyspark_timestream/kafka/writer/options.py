@@ -162,7 +162,9 @@ def read_write_options(raw: Mapping[str, Any]) -> KafkaWriteOptions:
     plain.pop("transport", None)
     own = {spec.name for spec in option_specs(KafkaWriteOptions).values()}
     foreign = {name: place for name, place in _OF_READS.items() if name not in own}
-    options = read_options(KafkaWriteOptions, plain, foreign=foreign)
+    options = read_options(
+        KafkaWriteOptions, plain, foreign=foreign, settings=("kafka.bootstrap.servers",)
+    )
     client = read_client_settings(given)
     _check_client(client)
     return replace(options, client=client)

@@ -101,6 +101,26 @@ def test_a_misspelt_option_is_named_first_and_the_list_of_names_last():
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("bootstrap.servers", "kafka.bootstrap.servers"),
+        ("bootstrapServers", "kafka.bootstrap.servers"),
+        ("kafkaBootstrapServers", "kafka.bootstrap.servers"),
+        ("security.protocol", "kafka.security.protocol"),
+        ("schemaRegistryUrl", "schemaRegistry.url"),
+    ],
+)
+def test_setting_of_a_client_without_its_prefix_is_told_the_prefix(name, meant):
+    assert f"did you mean '{meant}'?" in refusal(**{**GIVEN, name: "s3cret"})
+    assert "s3cret" not in refusal(**{**GIVEN, name: "s3cret"})
+
+
+def test_option_like_none_is_not_told_another():
+    message = refusal(**{**GIVEN, "zzzzzz": "1"})
+    assert "there is no such option (its value" in message
+
+
 @pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)
 def test_declared_conflicts_name_both_options(spec):
     for other in spec.excludes:

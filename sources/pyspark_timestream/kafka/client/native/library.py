@@ -26,11 +26,15 @@ __all__ = [
     "adopt_block",
     "encode_columns",
     "load_gather",
+    "warn_of_slow_reading",
 ]
 
 _LOG: Final = logging.getLogger(__name__)
 
 LIBRARY_PATH: Final = Path(__file__).parent / "gather.so"
+_CHOICE: Final = "TIMESTREAM_NATIVE"
+"""The environment variable by which a user chooses; see `load_gather`."""
+
 _SOURCE: Final = LIBRARY_PATH.with_suffix(".c")
 
 LIBRDKAFKA_FUNCTIONS: Final = (
@@ -100,6 +104,18 @@ class Gather(NamedTuple):
 
 
 @functools.cache
+def warn_of_slow_reading() -> None:
+    """Say once in a driver that its installation has no native reader, unless that was chosen."""
+    if load_gather() is None and not LIBRARY_PATH.exists() and not os.environ.get(_CHOICE):
+        _LOG.warning(
+            "this installation has no native reader, so records take more of "
+            "the processor to read; next step: install pyspark-timestream from a wheel for this "
+            "platform, or from source where a C compiler is (cc), on the driver and the "
+            "executors; TIMESTREAM_NATIVE=0 accepts it and ends this warning"
+        )
+
+
+@functools.cache
 def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
     """Load the library; None if it was not built, comes from another source, or is disabled.
 
@@ -109,7 +125,7 @@ def load_gather(library: Path = LIBRARY_PATH) -> Gather | None:
     Raises:
         RuntimeError: `TIMESTREAM_NATIVE` is `1` and the library is not usable, or is another value.
     """
-    wish = os.environ.get("TIMESTREAM_NATIVE") or ""
+    wish = os.environ.get(_CHOICE) or ""
     if wish not in ("", "0", "1"):
         raise RuntimeError(
             compose_message(

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyspark_timestream
+from pyspark_timestream.kafka.client.native import library as library_module
 from pyspark_timestream.kafka.client.native.library import (
     Block,
     Gather,
@@ -383,3 +384,22 @@ def test_failed_compiler_gives_a_reason_and_removes_the_library(
     # An install goes on without it where there is a reason, and packs the library where none is.
     assert build_script().build_library(older)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_installation_without_the_library_is_said_to_be_slower_once(
+    monkeypatch, caplog, tmp_path
+):
+    monkeypatch.delenv("TIMESTREAM_NATIVE", raising=False)
+    monkeypatch.setattr(library_module, "LIBRARY_PATH", tmp_path / "gather.so")
+    monkeypatch.setattr(library_module, "load_gather", lambda: None)
+    library_module.warn_of_slow_reading.cache_clear()
+    for _ in range(2):
+        library_module.warn_of_slow_reading()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "install pyspark-timestream from a wheel" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("TIMESTREAM_NATIVE", "0")
+    library_module.warn_of_slow_reading.cache_clear()
+    library_module.warn_of_slow_reading()
+    library_module.warn_of_slow_reading.cache_clear()
+    assert not caplog.records
