@@ -33,7 +33,14 @@ def test_the_public_names_of_timestream() -> None:
 def test_the_public_names_of_tseries() -> None:
     errors = {"IncompatibleValue", "InvalidQuery", "NoSuchEvent", "NoSuchStore", "UpdateFailed"}
     errors |= {"PermissionDenied", "StoreBusy", "StoreMismatch", "TseriesError", "UnusableStore"}
-    errors |= {"HistoryChanged", "OutOfOrder", "ReplayDiffers", "StorageFailed", "WrongClock"}
+    errors |= {
+        "FutureEvent",
+        "HistoryChanged",
+        "OutOfOrder",
+        "ReplayDiffers",
+        "StorageFailed",
+        "WrongClock",
+    }
     results = {"Erasure", "Event", "EventMetadata", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
     names |= {"describe", *errors, *results}

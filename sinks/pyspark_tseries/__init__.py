@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark_tseries.client.results import Event, EventMetadata, QueryResult
     from pyspark_tseries.client.time_series import TimeSeries
     from pyspark_tseries.errors import (
+        FutureEvent,
         HistoryChanged,
         IncompatibleValue,
         InvalidQuery,
@@ -41,6 +42,7 @@ __all__ = [
     "Erasure",
     "Event",
     "EventMetadata",
+    "FutureEvent",
     "HistoryChanged",
     "IncompatibleValue",
     "InvalidQuery",
@@ -71,7 +73,7 @@ _MODULES = {
     **dict.fromkeys(["IncompatibleValue", "InvalidQuery", "NoSuchEvent"], "errors"),
     **dict.fromkeys(["NoSuchStore", "OutOfOrder", "PermissionDenied", "StoreBusy"], "errors"),
     **dict.fromkeys(["StorageFailed", "StoreMismatch", "TseriesError", "UnusableStore"], "errors"),
-    **dict.fromkeys(["HistoryChanged", "ReplayDiffers", "UpdateFailed"], "errors"),
+    **dict.fromkeys(["FutureEvent", "HistoryChanged", "ReplayDiffers", "UpdateFailed"], "errors"),
     "WrongClock": "errors",
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "DefaultSource": "spark.source",

@@ -9,6 +9,7 @@ from typing import Self
 from pyspark_timestream.errors import compose_message
 
 __all__ = [
+    "FutureEvent",
     "HistoryChanged",
     "IncompatibleValue",
     "InvalidQuery",
@@ -57,6 +58,10 @@ class OutOfOrder(UpdateFailed):
 
 class ReplayDiffers(UpdateFailed):
     """A batch lies before the last one of its query, or is that one with other rows."""
+
+
+class FutureEvent(UpdateFailed):
+    """A timestamp is further after the time of its commit than option `maxFuture` allows."""
 
 
 class NoSuchEvent(TseriesError):

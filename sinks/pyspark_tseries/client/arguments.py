@@ -1,7 +1,7 @@
 """Checks of the arguments of the Python client; each error names what is accepted."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from numbers import Integral
 from typing import Any, TypeGuard
 
@@ -11,9 +11,10 @@ from pyspark_timestream.errors import compose_message
 from pyspark_tseries.client.convert import show_value
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.columns import RESERVED_NAMES, new_value_field
-from pyspark_tseries.model.query import datetime_to_us
+from pyspark_tseries.model.query import datetime_to_us, timedelta_to_us
 from pyspark_tseries.model.valid_text import is_valid_text
 from pyspark_tseries.options import DURABILITIES, os_user
+from pyspark_tseries.options.values import NO_MAX_US
 
 __all__ = [
     "is_integer",
@@ -102,6 +103,21 @@ def parse_choice(name: str, given: Any, choices: Sequence[str]) -> str:
             )
         )
     return str(given)
+
+
+def parse_max_future(given: timedelta | None) -> int | None:
+    """Microseconds of `max_future`; None: the default. Raises ValueError if it is none."""
+    if given is None:
+        return None
+    if not isinstance(given, timedelta) or given < timedelta(0):
+        raise ValueError(
+            compose_message(
+                f"max_future {given!r} is unknown",
+                "a timedelta that is not negative, timedelta.max for no limit, or None",
+                "leave it out for the default",
+            )
+        )
+    return NO_MAX_US if given == timedelta.max else timedelta_to_us(given)
 
 
 def parse_series(given: Any) -> str:

@@ -19,6 +19,7 @@ from pyspark_tseries.client.arguments import (
     parse_author,
     parse_choice,
     parse_durability,
+    parse_max_future,
     parse_schema,
     parse_sequence,
     parse_series,
@@ -36,7 +37,13 @@ from pyspark_tseries.client.results import (
     format_span,
 )
 from pyspark_tseries.client.rows import stage_given_rows
-from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, OutOfOrder, UnusableStore
+from pyspark_tseries.errors import (
+    FutureEvent,
+    IncompatibleValue,
+    NoSuchEvent,
+    OutOfOrder,
+    UnusableStore,
+)
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.describe import describe
@@ -55,6 +62,7 @@ from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer, set_policy, set_retained_range
 from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, PreparedCommit
+from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
 
 __all__ = ["TimeSeries"]
@@ -66,6 +74,14 @@ _NEXT_STEPS: Final = {
     ),
     (OutOfOrder, "append_many"): (
         "leave such rows out, or set out_of_order to 'drop' or 'adjust'. Nothing is stored"
+    ),
+    (FutureEvent, "append"): (
+        "correct the clock that the timestamp is of; if it is right, give max_future a longer "
+        "time, or timedelta.max for none. Nothing is stored"
+    ),
+    (FutureEvent, "append_many"): (
+        "correct the clock that the timestamp is of; if it is right, give max_future a longer "
+        "time, or timedelta.max for none; or set future_policy to 'drop'. Nothing is stored"
     ),
     (NoSuchEvent, "append"): (
         "name the original_sequence of an event in the result of a query; in place of an erased "
@@ -196,21 +212,33 @@ class TimeSeries:
             store = Store.open(location)
         return TimeSeries(store, who, auto_compact, synced=synced)
 
-    def append(self, series: str, value: Any, timestamp: datetime | None = None) -> EventMetadata:
+    def append(
+        self,
+        series: str,
+        value: Any,
+        timestamp: datetime | None = None,
+        *,
+        max_future: timedelta | None = None,
+    ) -> EventMetadata:
         """Add an event to the end of a series.
 
         Args:
             series: its name; a new one begins with this event.
             value: see the class.
             timestamp: aware; None: now, or the series' newest timestamp if that is later.
+            max_future: how far `timestamp` may be after now; None: in a store whose retained range
+                has `last`, that duration, at least a day; timedelta.max: any time.
 
         Raises:
-            UpdateFailed: `timestamp` is before the series' newest original.
+            OutOfOrder: `timestamp` is before the series' newest original.
+            FutureEvent: `timestamp` is further after now than `max_future`.
+            ValueError: a negative `max_future`.
             IncompatibleValue: `value` does not fit the store's columns.
             PermissionDenied: the author may not append.
             StoreBusy: other writers won every attempt.
         """
-        return self._append_one(series, value, parse_timestamp(timestamp), None)
+        future = FutureLimit(parse_max_future(max_future))
+        return self._append_one(series, value, parse_timestamp(timestamp), None, future)
 
     def edit(self, series: str, original_sequence: int, value: Any) -> EventMetadata:
         """Add an event that overrides the value of an original, which remains in the store.
@@ -229,6 +257,8 @@ class TimeSeries:
         out_of_order: str = "fail",
         missing_original: str = "fail",
         clock: str = "wall",
+        max_future: timedelta | None = None,
+        future_policy: str = "fail",
     ) -> pa.Table:
         """Add rows as one commit, as the sink does.
 
@@ -241,6 +271,8 @@ class TimeSeries:
             out_of_order: for late rows: `fail`, `drop` or `adjust`.
             missing_original: for edits without an original: `fail` or `drop`.
             clock: for assigned timestamps: `wall` or `event`.
+            max_future: as for `append`.
+            future_policy: for rows that are further ahead: `fail` or `drop`.
 
         Returns:
             A row for each of `rows`: series, sequence, timestamp, author; nulls for dropped ones.
@@ -254,6 +286,8 @@ class TimeSeries:
         parse_choice("out_of_order", out_of_order, ("fail", "drop", "adjust"))
         parse_choice("missing_original", missing_original, ("fail", "drop"))
         parse_choice("clock", clock, ("wall", "event"))
+        parse_choice("future_policy", future_policy, ("fail", "drop"))
+        future = FutureLimit(parse_max_future(max_future), future_policy)
         self._store.refresh()
         staged = stage_given_rows(rows, self._store.values)
         if not staged.num_rows:
@@ -264,10 +298,11 @@ class TimeSeries:
             self._author,
             missing_original=missing_original,
             clock=clock,
+            future=future,
         )
         try:
             attempt = self._commit(batch)
-        except (OutOfOrder, NoSuchEvent) as error:
+        except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append_many"]) from None
         return build_receipt(batch.rows, attempt.numbered, self._author)
 
@@ -386,7 +421,12 @@ class TimeSeries:
         return f"{brief}, {events}, retained range: {retained})"
 
     def _append_one(
-        self, series: str, value: Any, stamp: int | None, original: int | None
+        self,
+        series: str,
+        value: Any,
+        stamp: int | None,
+        original: int | None,
+        future: FutureLimit = DEFAULT_LIMIT,
     ) -> EventMetadata:
         if not is_valid_text(series):
             raise IncompatibleValue(
@@ -401,7 +441,8 @@ class TimeSeries:
             pa.array([original], pa.int64()),
             *(convert_value(cell, field) for cell, field in zip(cells, fields, strict=True)),
         ]
-        batch = Batch(pa.Table.from_arrays(columns, schema=self._staged), "fail", self._author)
+        rows = pa.Table.from_arrays(columns, schema=self._staged)
+        batch = Batch(rows, "fail", self._author, future=future)
         try:
             if original is None:
                 event, maintains = self._store.append_event(batch, synced=self._synced)
@@ -409,7 +450,7 @@ class TimeSeries:
                     maintain_after_commit(self._store, event.commit)
                 return EventMetadata(event.sequence, to_datetime(event.timestamp_us), self._author)
             _, edits = self._commit(batch).numbered
-        except (OutOfOrder, NoSuchEvent) as error:
+        except (OutOfOrder, FutureEvent, NoSuchEvent) as error:
             raise error.with_next_step(_NEXT_STEPS[type(error), "append"]) from None
         moment = to_datetime(int(edits.timestamp_us[0]))
         return EventMetadata(int(edits.sequence[0]), moment, self._author)

@@ -51,6 +51,8 @@ def describe(
         "last_dropped": metadata.last_dropped,
         "adjusted": metadata.adjusted,
         "last_adjusted": metadata.last_adjusted,
+        "future": metadata.future,
+        "last_future": metadata.last_future,
         "cti": _format(metadata.ctis.promised_us),
         "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
         "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),

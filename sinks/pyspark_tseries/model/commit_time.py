@@ -25,9 +25,17 @@ _MIN_CREDIBLE_US: Final = 1_767_225_600_000_000
 """2026-01-01: an earlier commit was made with an unset clock and proves nothing."""
 
 
-def is_clock_suspicious(last_us: int, now_us: int) -> bool:
-    """True if a writer's clock is far enough from the last commit to ask the storage's clock."""
-    return abs(now_us - last_us) > MAX_CLOCK_SKEW_US
+def is_clock_suspicious(last_us: int, now_us: int, written_us: int | None = None) -> bool:
+    """True if a writer's clock is far enough from the last commit to ask the storage's clock.
+
+    Args:
+        last_us: the time of the last commit, by its writer's clock.
+        now_us: the writer's clock.
+        written_us: when the storage got the last entry of the log, by its own clock; None if
+            unknown. Commits that are each a little ahead of the last are seen by that.
+    """
+    ahead = written_us is not None and now_us - written_us > MAX_CLOCK_SKEW_US
+    return ahead or abs(now_us - last_us) > MAX_CLOCK_SKEW_US
 
 
 def check_commit_time(

@@ -136,6 +136,8 @@ class CommitMetadata:
         retained: the retained range, if it was changed after the creation.
         retained_since: the commit that changed it.
         policy: the policy as JSON, if it was set after the creation.
+        future: rows too far in the future that were left out, since the store's creation.
+        last_future: the latest example of these.
         erasure: the id of the last act that erased events; None if there was none.
         ctis: what the writers have promised.
     """
@@ -152,6 +154,8 @@ class CommitMetadata:
     retained: str | None = None
     retained_since: int | None = None
     policy: str | None = None
+    future: int = 0
+    last_future: dict[str, Any] | None = None
     erasure: str | None = None
     ctis: CtiRecord = field(default_factory=CtiRecord)
 

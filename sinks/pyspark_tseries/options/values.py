@@ -22,6 +22,7 @@ __all__ = [
     "CTI",
     "DELAY",
     "DURABILITIES",
+    "FUTURE",
     "INITIAL",
     "INSTANT",
     "NAME",
@@ -126,6 +127,9 @@ def _parse_cti(value: str) -> str:
     return value
 
 
+NO_MAX_US: Final = 2**62
+"""`maxFuture` = `none`."""
+
 _MAX_DELAY_US: Final = parse_duration("500000 weeks")
 DELAY: Final = Parser(
     _parse_delay,
@@ -133,6 +137,13 @@ DELAY: Final = Parser(
     wrong_type="some",
     out_of_range="-1 second",
     format=format_duration,
+)
+FUTURE: Final = Parser(
+    lambda value: NO_MAX_US if value.strip().lower() == "none" else _parse_delay(value),
+    "a duration such as '1 day', at least '0 seconds', or 'none'",
+    wrong_type="some",
+    out_of_range="-1 second",
+    format=lambda us: "none" if us == NO_MAX_US else format_duration(us),
 )
 CTI: Final = Parser(
     _parse_cti,

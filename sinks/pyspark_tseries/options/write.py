@@ -7,6 +7,7 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.options.values import (
     DELAY,
     DURABILITIES,
+    FUTURE,
     INITIAL,
     NAME,
     PATH,
@@ -120,6 +121,23 @@ class WriteOptions:
         description=(
             "a timestamp before the series' newest of earlier commits: `fail`, `drop`, `adjust` "
             "(raised to the newest)"
+        ),
+    )
+    max_future_us: int | None = option(
+        "maxFuture",
+        FUTURE,
+        None,
+        description=(
+            "how far a timestamp may lie after the time of its commit, or `none`; none: in a store "
+            "whose retained range has `last`, that duration, at least `1 day`"
+        ),
+    )
+    future_policy: str = option(
+        "futurePolicy",
+        choice("fail", "drop"),
+        "fail",
+        description=(
+            "rows that are further ahead: `fail`, or `drop`, which leaves them out and counts them"
         ),
     )
     missing_original: str = option(

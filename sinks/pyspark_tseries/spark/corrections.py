@@ -18,10 +18,12 @@ from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.options.values import NO_MAX_US
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.spark.late_windows import ROWS, Merge, merge_windows
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
 __all__ = ["REASON", "Corrections", "refuse_limit"]
@@ -84,7 +86,9 @@ class Corrections:
         assert context.edits is not None
         refuse_limit(context.edits.retained, context.location.root)
         rows = self._merge(self._read_in_force(context), context.index)
-        batch = Batch(rows, "adjust", self.author, self.token, is_correction=True)
+        # The windows are in the store, or would be, so nothing is judged here.
+        future = FutureLimit(NO_MAX_US)
+        batch = Batch(rows, "adjust", self.author, self.token, is_correction=True, future=future)
         if not batch.has_edits:
             context = dataclasses.replace(context, edits=None)
         return batch.prepare(context)

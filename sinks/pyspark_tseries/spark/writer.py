@@ -28,6 +28,7 @@ from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
 from pyspark_tseries.model.commit_mark import CommitMark
 from pyspark_tseries.model.row_digest import add_digests, digest_rows
+from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.promise.record import name_writer
 from pyspark_tseries.storage import staging
@@ -35,7 +36,7 @@ from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.batch import Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.write.numbering import REORDER_ADVICE
+from pyspark_tseries.write.numbering import REORDER_ADVICE, FutureLimit
 from pyspark_tseries.write.replay import APPLICATION_PREFIX, QUERY_PREFIX
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
@@ -171,6 +172,8 @@ def _commit(
             if _has_written(store, token):
                 raise
             raise OutOfOrder(str(error).replace(REORDER_ADVICE, _NEW_QUERY_ADVICE)) from None
+        if made is not None:
+            _tell_of_future_rows(token, made.index.metadata)
         if target.options.auto_compact:
             maintain_after_commit(store)
     _remove_staged(target, tasks)
@@ -181,6 +184,18 @@ def _commit(
 def _sum_digests(tasks: Iterable[StagedTask]) -> int | None:
     digests = [task.digest for task in tasks if task.digest is not None]
     return add_digests(*digests) if digests else None
+
+
+def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata) -> None:
+    """Warn of a query, once, if its batch has left out rows that were too far ahead."""
+    example = metadata.last_future
+    if example is not None and example["commit"] == metadata.commit:
+        text = (
+            "%s: rows were left out because their timestamps are further after the commit than "
+            "maxFuture allows (futurePolicy is 'drop'), for example series '%s' at %s; describe "
+            "counts them as 'future'; next step: correct the clock that the timestamps are of"
+        )
+        _tell_once(name_writer(token), "future", text, example["series"], example["timestamp"])
 
 
 def _refresh_in_background(store: "Store") -> None:
@@ -227,6 +242,7 @@ def _build_batch(
 ) -> Appendable:
     """The staged rows, of `schema` and in the order of the input, as one batch."""
     options = target.options
+    future = FutureLimit(options.max_future_us, options.future_policy)
     few = [output.inline for output in outputs if output.inline is not None]
     if len(few) == len(outputs) and sum(output.size for output in outputs) <= DEFAULT_LIMITS.memory:
         return Batch(
@@ -240,6 +256,7 @@ def _build_batch(
             cti_us=cti_us,
             joins=joins,
             digest=digest,
+            future=future,
         )
     return LargeBatch(
         tuple(outputs),
@@ -255,6 +272,7 @@ def _build_batch(
         cti_us=cti_us,
         joins=joins,
         digest=digest,
+        future=future,
     )
 
 

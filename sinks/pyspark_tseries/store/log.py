@@ -90,6 +90,11 @@ class Log:
             self.check()
 
     @property
+    def written_us(self) -> int | None:
+        """When the storage got the newest known entry, by its own clock; None if unknown."""
+        return None if self._identity is None else self._identity[1] // 1000
+
+    @property
     def table(self) -> DeltaTable:
         """The table, at the newest version that is known."""
         if self._table.version() != self._version and not self._refresh_table():

@@ -175,7 +175,7 @@ class Store(StoreState):
             WrongClock: one of them is; see `check_commit_time`.
         """
         last_us = self.metadata().commit_us
-        if is_clock_suspicious(last_us, us):
+        if is_clock_suspicious(last_us, us, self.log.written_us):
             storage_us = self.location.clock_us()
             check_commit_time(
                 self.root, last_us, us, storage_us, same_machine=self.location.is_local
@@ -299,7 +299,9 @@ class Store(StoreState):
         working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
             us, new_id = self.read_clock(clock), secrets.randbits(62)
-            context = CommitContext(self.location, head_id, index, us, new_id, edits, policy)
+            context = CommitContext(
+                self.location, head_id, index, us, new_id, edits, policy, self.retained
+            )
             attempt = batch.prepare(context)
             tried.append(attempt)
             if self.head_id() != head_id:

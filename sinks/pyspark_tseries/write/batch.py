@@ -13,13 +13,19 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy
-from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write.edits import make_targets, number_edits
-from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows, record_cti
+from pyspark_tseries.write.numbering import (
+    FutureLimit,
+    NumberedRows,
+    add_counts,
+    number_rows,
+    record_cti,
+)
 from pyspark_tseries.write.originals import find_originals
 from pyspark_tseries.write.rows import EDIT_OF, author_column, build_events
 
@@ -68,6 +74,7 @@ class Batch:
         is_correction: its originals may lie before the store's CTI, and make nobody a writer.
         digest: of its rows, as `digest_rows` makes it; None: they are not compared with those that
             the store has of the same token.
+        future: how far ahead of the commit a timestamp may be.
     """
 
     rows: pa.Table
@@ -81,6 +88,7 @@ class Batch:
     joins: bool = False
     is_correction: bool = False
     digest: int | None = None
+    future: FutureLimit = FutureLimit()
 
     @property
     def has_edits(self) -> bool:
@@ -147,7 +155,10 @@ class Batch:
     def _number(self, rows: pa.Table, context: "CommitContext") -> NumberedRows:
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         lookup = _WithoutPromise(context.index) if self.is_correction else context.index
-        return number_rows(series, given, lookup, self.out_of_order, self._assigned_us(context))
+        latest_us = max(context.now_us, context.index.metadata.commit_us)
+        future = self.future.rule(context.retained, latest_us)
+        assigned_us = self._assigned_us(context)
+        return number_rows(series, given, lookup, self.out_of_order, assigned_us, future)
 
     def _assigned_us(self, context: "CommitContext") -> int:
         """The time that a row without a timestamp gets at least, for `number_rows`."""
@@ -184,6 +195,7 @@ class CommitContext:
         new_id: a unique id for the new head file.
         edits: as of `index`; needed where the batch has edits.
         policy: the store's; None allows everything.
+        retained: the store's retained range.
     """
 
     location: Location
@@ -193,6 +205,7 @@ class CommitContext:
     new_id: int
     edits: EditContext | None = None
     policy: Policy | None = None
+    retained: RetainedRange = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)

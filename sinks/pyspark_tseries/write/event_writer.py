@@ -26,7 +26,12 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.parquet_checksums import checksum_placeholder
 from pyspark_tseries.storage.parquet_layout import ROWS_PER_GROUP, rows_for_bytes, writer_options
 from pyspark_tseries.write.edits import lookup_after
-from pyspark_tseries.write.numbering import NumberedRows, number_rows
+from pyspark_tseries.write.numbering import (
+    FutureRule,
+    NumberedRows,
+    SeriesLookup,
+    number_rows,
+)
 from pyspark_tseries.write.rows import build_events
 
 __all__ = ["WriteResult", "WriteRules", "sum_results", "write_numbered", "write_sorted"]
@@ -37,12 +42,18 @@ MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class WriteRules:
-    """The commit and a batch's options, see `Batch`; `assigned_us` is `now_us` of `number_rows`."""
+    """The commit and a batch's options, see `Batch`; the last two are for `number_rows`."""
 
     metadata: CommitMetadata
     author: str
     out_of_order: str
     assigned_us: int
+    future: FutureRule | None = None
+
+    def number(self, series: pa.Array, given: pa.Array, index: SeriesLookup) -> NumberedRows:
+        """As `number_rows`."""
+        rules = self.out_of_order, self.assigned_us, self.future
+        return number_rows(series, given, index, *rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,8 @@ class WriteResult:
     dropped: int = 0
     adjusted: int = 0
     example: dict[str, Any] | None = None
+    future: int = 0
+    future_example: dict[str, Any] | None = None
 
 
 def _group_rows(rows: pa.Table) -> int:
@@ -78,20 +91,25 @@ def write_sorted(
     """
     file = _EventFile(location, path)
     stood = _MovingIndex(index)
-    dropped = adjusted = 0
-    example = None
+    dropped = adjusted = future = 0
+    example = future_example = None
     try:
         for rows in tables:
             series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-            events = number_rows(series, given, stood, rules.out_of_order, rules.assigned_us)
+            events = rules.number(series, given, stood)
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
             stood.advance(events.delta)
             dropped, adjusted = dropped + events.dropped, adjusted + events.adjusted
             example = example or events.example
+            future, future_example = (
+                future + events.future,
+                future_example or events.future_example,
+            )
     finally:
         written = file.close()
-    return WriteResult(written, stood.delta(), dropped, adjusted, example)
+    counts = dropped, adjusted, example, future, future_example
+    return WriteResult(written, stood.delta(), *counts)
 
 
 def write_numbered(
@@ -102,7 +120,8 @@ def write_numbered(
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
         file = write_events(location, path, table, _group_rows(rows))
-    return WriteResult(file, events.delta, events.dropped, events.adjusted, events.example)
+    counts = events.dropped, events.adjusted, events.example, events.future, events.future_example
+    return WriteResult(file, events.delta, *counts)
 
 
 def sum_results(parts: Sequence[WriteResult]) -> NumberedRows:
@@ -120,6 +139,8 @@ def sum_results(parts: Sequence[WriteResult]) -> NumberedRows:
         dropped=sum(part.dropped for part in parts),
         adjusted=sum(part.adjusted for part in parts),
         example=min(examples, key=lambda example: str(example["series"]), default=None),
+        future=sum(part.future for part in parts),
+        future_example=next((part.future_example for part in parts if part.future), None),
     )
 
 

@@ -33,7 +33,7 @@ from pyspark_tseries.write.event_writer import (
     write_numbered,
     write_sorted,
 )
-from pyspark_tseries.write.numbering import NumberedRows, add_counts, number_rows, record_cti
+from pyspark_tseries.write.numbering import FutureLimit, NumberedRows, add_counts, record_cti
 from pyspark_tseries.write.originals import find_originals
 from pyspark_tseries.write.rows import EDIT_OF, build_events
 from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
@@ -76,6 +76,7 @@ class LargeBatch:
     cti_us: int | None = None
     joins: bool = False
     digest: int | None = None
+    future: FutureLimit = FutureLimit()
 
     @property
     def has_edits(self) -> bool:
@@ -117,13 +118,16 @@ class LargeCommit:
         self._groups = _group_by_series(
             batch.outputs, [self._series(output) for output in batch.outputs]
         )
+        latest_us = max(context.now_us, self._index.metadata.commit_us)
+        self._future = batch.future.rule(context.retained, latest_us)
         self._expected = self._confirm_expected()
         now_us = context.now_us
         if self._expected is not None and any(map(self._is_published, self._groups)):
             now_us = self._expected.commit_us
         self._metadata = next_metadata(self._index, context.head_id, now_us=now_us, rows=0)
         assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
-        self._rules = WriteRules(self._metadata, batch.author, batch.out_of_order, assigned_us)
+        choices = batch.out_of_order, assigned_us, self._future
+        self._rules = WriteRules(self._metadata, batch.author, *choices)
 
     def check_access(self) -> None:
         """Raise PermissionDenied where the policy does not allow the batch."""
@@ -191,8 +195,16 @@ class LargeCommit:
 
     def _is_published(self, group: Sequence[TaskOutput]) -> bool:
         output = group[0]
-        true = self._expected is not None and output.expected == self._expected
-        return len(group) == 1 and output.file is not None and true
+        if len(group) > 1 or output.file is None or self._is_ahead(output.file):
+            return False
+        return self._expected is not None and output.expected == self._expected
+
+    def _is_ahead(self, file: WrittenFile) -> bool:
+        """True if some event of a task's file is too far ahead, and so none is published as is."""
+        future = self._future
+        if future is None:
+            return False
+        return to_data_file(file, 0).max_us > future.commit_us + future.allowed_us
 
     def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
         path = self._path("event", number)
@@ -218,9 +230,8 @@ class LargeCommit:
         parts = [part for output in group for part in self._appends(output)]
         rows = pa.Table.from_batches(parts, self._batch.schema).combine_chunks()
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        rules = self._rules
-        events = number_rows(series, given, self._index, rules.out_of_order, rules.assigned_us)
-        return write_numbered(self._location, path, rows, events, rules)
+        events = self._rules.number(series, given, self._index)
+        return write_numbered(self._location, path, rows, events, self._rules)
 
     def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
         yield from (split_edits(part)[0] for part in self._inline_batches(output))

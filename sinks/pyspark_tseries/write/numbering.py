@@ -16,8 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_instant
-from pyspark_tseries.errors import OutOfOrder, UpdateFailed
+from pyspark_timestream.connector.instants import (
+    FINAL_US,
+    MIN_US,
+    format_duration,
+    format_instant,
+)
+from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
     UNTIMED,
@@ -26,10 +31,14 @@ from pyspark_tseries.model.arrays import (
     encode_names,
     sort_by_code,
 )
+from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata, make_delta
 from pyspark_tseries.promise.record import name_writer
 
 __all__ = [
+    "DEFAULT_LIMIT",
+    "FutureLimit",
+    "FutureRule",
     "NumberedRows",
     "SeriesLookup",
     "add_counts",
@@ -38,6 +47,10 @@ __all__ = [
     "series_column",
     "sort_rows",
 ]
+
+
+MIN_DEFAULT_FUTURE_US: Final = 86_400_000_000
+"""In a `last` range shorter than a day a timestamp may still lie a day ahead by default."""
 
 
 class SeriesLookup(Protocol):
@@ -65,6 +78,8 @@ class NumberedRows:
         dropped: late rows that were left out.
         adjusted: events whose timestamp was raised.
         example: one of the rows counted, or None.
+        future: rows too far ahead that were left out.
+        future_example: one of these, or None.
     """
 
     order: Int64Array
@@ -76,10 +91,52 @@ class NumberedRows:
     dropped: int
     adjusted: int
     example: dict[str, Any] | None
+    future: int = 0
+    future_example: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FutureLimit:
+    """How far a given timestamp may lie after the time of its commit (semantics 17.6).
+
+    Attributes:
+        max_us: so many microseconds; None: the default of the store's retained range.
+        policy: for rows further ahead: `fail` or `drop`.
+    """
+
+    max_us: int | None = None
+    policy: str = "fail"
+
+    def rule(self, retained: RetainedRange, commit_us: int) -> "FutureRule | None":
+        """The rule for a commit at `commit_us`; None allows every timestamp."""
+        allowed_us = self.max_us
+        if allowed_us is None and retained.last_us is not None:
+            allowed_us = max(retained.last_us, MIN_DEFAULT_FUTURE_US)
+        if allowed_us is None or allowed_us > FINAL_US - commit_us:
+            return None
+        return FutureRule(commit_us, allowed_us, self.policy, self.max_us is None)
+
+
+DEFAULT_LIMIT: Final = FutureLimit()
+
+
+@dataclass(frozen=True, slots=True)
+class FutureRule:
+    """The rule for one commit: no given timestamp is more than `allowed_us` after `commit_us`."""
+
+    commit_us: int
+    allowed_us: int
+    policy: str
+    is_default: bool
 
 
 def number_rows(
-    series: pa.Array, given: pa.Array, index: SeriesLookup, out_of_order: str, now_us: int
+    series: pa.Array,
+    given: pa.Array,
+    index: SeriesLookup,
+    out_of_order: str,
+    now_us: int,
+    future: FutureRule | None = None,
 ) -> NumberedRows:
     """Number a batch.
 
@@ -87,7 +144,7 @@ def number_rows(
     the order of rows, at `now_us` or their series' newest timestamp where that is later. A row is
     late where its timestamp is before that of its series' newest original in `index`, or before the
     store's CTI; then `out_of_order` applies. Late rows keep their order among themselves when they
-    are adjusted.
+    are adjusted. To rows that are too far ahead, and not late, `future` applies.
 
     Args:
         series: string, without nulls.
@@ -96,22 +153,68 @@ def number_rows(
         out_of_order: `fail`, `drop` or `adjust`.
         now_us: the time of the commit, not before that of the last one; NEVER_US assigns the
             series' newest timestamp.
+        future: how far ahead a given timestamp may be; None allows every one.
 
     Raises:
-        UpdateFailed: a row is late under `fail`, its timestamp is out of range, or there is
-            nothing to assign one from.
+        UpdateFailed: a row is late under `fail`, too far ahead under `fail`, its timestamp is out
+            of range, or there is nothing to assign one from.
     """
     order, names, codes, us = sort_rows(series, given)
     _check_legal(names, codes, us)
     before = index.lookup(names.to_pylist())
     least_us = np.maximum(before["original_us"], index.cti_us)
-    late = _apply_late_policy(us < least_us[codes], names, codes, us, before, out_of_order, index)
-    if late.dropped:
-        order, codes, us = order[late.on_time], codes[late.on_time], us[late.on_time]
+    is_late = us < least_us[codes]
+    ahead = _find_ahead(us, is_late, future)
+    late = _apply_late_policy(is_late, names, codes, us, before, out_of_order, index)
+    example = _apply_future_policy(ahead, names, codes, us, future)
+    kept = late.on_time & ~ahead if late.dropped else ~ahead
+    if not kept.all():
+        order, codes, us = order[kept], codes[kept], us[kept]
     if late.adjusted:
         us = np.maximum(us, least_us[codes])
     timed = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
-    return _assign_sequences(names, codes, order, timed, before, now_us, late, index.cti_us)
+    found = _assign_sequences(names, codes, order, timed, before, now_us, late, index.cti_us)
+    if example is None:
+        return found
+    return dataclasses.replace(found, future=int(ahead.sum()), future_example=example)
+
+
+def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
+    """Flags of the rows that are too far ahead."""
+    if future is None:
+        return np.zeros(len(us), bool)
+    ahead: BoolArray = (us > future.commit_us + future.allowed_us) & (us != UNTIMED) & ~is_late
+    return ahead
+
+
+def _apply_future_policy(
+    ahead: BoolArray, names: pa.Array, codes: Int64Array, us: Int64Array, future: FutureRule | None
+) -> dict[str, Any] | None:
+    """An example of the rows that are left out; None if there are none.
+
+    Raises:
+        FutureEvent: there are, under `fail`.
+    """
+    rows = np.flatnonzero(ahead)
+    if future is None or not len(rows):
+        return None
+    row = int(rows[0])
+    example = {
+        "series": names[int(codes[row])].as_py(),
+        "timestamp": format_instant(int(us[row])),
+        "commit_time": format_instant(future.commit_us),
+    }
+    if future.policy == "drop":
+        return example
+    why = ", the default of a retained range with 'last'" if future.is_default else ""
+    raise FutureEvent(
+        f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
+        f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
+        f"series ({len(rows)} such rows in the batch)",
+        f"at most {format_duration(future.allowed_us)} after it (maxFuture{why})",
+        "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
+        "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
+    )
 
 
 def sort_rows(
@@ -293,10 +396,13 @@ def record_cti(
 
 
 def add_counts(metadata: CommitMetadata, events: NumberedRows) -> CommitMetadata:
-    """`metadata` with the batch's dropped and adjusted rows added to its counts."""
+    """`metadata` with the batch's dropped, adjusted and future rows added to its counts."""
     example = events.example and {**events.example, "commit": metadata.commit}
+    future = events.future_example and {**events.future_example, "commit": metadata.commit}
     return dataclasses.replace(
         metadata,
+        future=metadata.future + events.future,
+        last_future=future or metadata.last_future,
         dropped=metadata.dropped + events.dropped,
         adjusted=metadata.adjusted + events.adjusted,
         last_dropped=example if events.dropped else metadata.last_dropped,

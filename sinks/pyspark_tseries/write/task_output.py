@@ -24,7 +24,6 @@ from pyspark_tseries.storage.head_files import last_index
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.staging import StagedRows, stage
 from pyspark_tseries.write.event_writer import WriteResult, WriteRules, write_numbered, write_sorted
-from pyspark_tseries.write.numbering import number_rows
 from pyspark_tseries.write.rows import EDIT_OF
 from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
 
@@ -210,7 +209,7 @@ class _LargeTask:
         series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
         if given.null_count or not rows.num_rows:
             return None
-        events = number_rows(series, given, index, rules.out_of_order, rules.assigned_us)
+        events = rules.number(series, given, index)
         if events.dropped:
             return None
         return write_numbered(self.location, self.names.new_path("parquet"), rows, events, rules)

@@ -742,7 +742,7 @@ def test_wrong_arguments_are_refused_by_name(series, path, name, sequences, reas
 
 
 def test_a_value_column_may_not_have_the_name_of_the_acts_column(tmp_path):
-    with pytest.raises(IncompatibleValue, match="erasure"):
+    with pytest.raises(IncompatibleValue, match="Erasure"):
         TimeSeries.create(tmp_path / "s", {"Erasure": pa.string()})
 
 

@@ -84,6 +84,8 @@ def test_the_storage_is_asked_only_where_something_is_odd():
     assert not is_clock_suspicious(NOW + HOUR, NOW)
     assert is_clock_suspicious(NOW, NOW + HOUR + 1)
     assert is_clock_suspicious(NOW + HOUR + 1, NOW)
+    assert not is_clock_suspicious(NOW, NOW, NOW - HOUR)
+    assert is_clock_suspicious(NOW, NOW, NOW - HOUR - 1)
 
 
 @given(
@@ -117,6 +119,22 @@ def series(tmp_path):
         min_retention_age=timedelta(0),
         auto_compact=False,
     )
+
+
+@pytest.mark.parametrize("step", [50 * 60_000_000, 60_000_000, HOUR])
+def test_commits_each_a_little_ahead_of_the_last_do_not_drift_beyond_an_hour(tmp_path, step):
+    store, begun = new_store(tmp_path / "s"), now_us()
+    ahead = 0
+    while ahead + step <= HOUR - 30_000_000:  # The storage's clock goes on meanwhile.
+        ahead += step
+        store.append(batch(("a", None)), lambda: begun + ahead)  # noqa: B023 called at once
+    for more in (HOUR, 2 * HOUR, 199 * HOUR):
+        with pytest.raises(WrongClock, match="set this machine's clock"):
+            store.append(batch(("a", None)), lambda: begun + more + 60_000_000)  # noqa: B023
+    assert store.metadata().commit_us <= now_us() + HOUR
+    store.append(batch(("a", None)))
+    storage._open_stores.clear()
+    TimeSeries.open(tmp_path / "s", auto_compact=False).append("a", 1.0)
 
 
 def set_clock(monkeypatch, ahead_us, *, kernel=False):
