@@ -206,12 +206,12 @@ def _apply_future_policy(
     }
     if future.policy == "drop":
         return example
-    why = ", the default of a retained range with 'last'" if future.is_default else ""
+    why = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
         f"of the commit, {example['commit_time']}: it would hide and hold up what follows in its "
         f"series ({len(rows)} such rows in the batch)",
-        f"at most {format_duration(future.allowed_us)} after it (maxFuture{why})",
+        f"at most {format_duration(future.allowed_us)} after it{why}",
         "correct the clock that the timestamp is of; if it is right, set maxFuture to a longer "
         "duration or to 'none', or futurePolicy to 'drop'. Nothing of the batch is stored",
     )
