@@ -240,6 +240,19 @@ def test_state_without_advance_time_is_the_headline_and_right_with_it(stream) ->
     assert finding(right).kind is Kind.CAUGHT_UP
 
 
+def test_a_run_of_one_batch_is_told_that_it_has_no_end(stream) -> None:
+    made = stream([event(1), event(2)], ctiFrequency=1, finalCti="true")
+    writer = made.load().writeStream.format("noop")
+    writer = writer.option("checkpointLocation", str(made.place / "checkpoint"))
+    made.query = writer.trigger(once=True).start()
+    made.query.awaitTermination()
+    found = finding(made)
+    assert (found.kind, found.culprit) == (Kind.ONE_BATCH, ".trigger(once=True)")
+    # The advice, taken.
+    run(made)
+    assert finding(made).kind is Kind.ENDED
+
+
 def test_only_the_stream_that_the_mistake_is_made_with_is_told_of_it(stream) -> None:
     one, other = stream([event(1)], ctiFrequency=1), stream([event(1)], ctiFrequency=1)
     left = advance_time(one.load(), releases="rows").select("value")

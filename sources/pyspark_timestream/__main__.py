@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="also count the rows of Spark's state and the CTIs that they wait for; starts a local "
         "Spark",
     )
+    why.add_argument("--details", action="store_true", help="all findings in full")
     looked = commands.add_parser("peek", help="a topic's records, and the options to read them")
     peek.add_arguments(looked)
     measured = commands.add_parser("lateness", help="how many rows each delay would make late")
@@ -51,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
             return peek.main(given) if given.command == "peek" else lateness.main(given)
     try:
         spark = _start_spark() if given.state else None
-        print(explain_checkpoint(given.checkpoint, spark))
+        print(explain_checkpoint(given.checkpoint, spark, given.details))
     except (TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

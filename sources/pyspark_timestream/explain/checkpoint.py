@@ -25,12 +25,13 @@ __all__ = ["explain_checkpoint", "read_offset_log", "resolve_directory"]
 _NEXT_STEP = "pass the directory that the query had as option 'checkpointLocation'"
 
 
-def explain_checkpoint(location: str, spark: Any = None) -> Explanation:
+def explain_checkpoint(location: str, spark: Any = None, details: bool = False) -> Explanation:
     """The explanation of the query that left the checkpoint at `location`.
 
     Args:
         location: a local path or `file:` URI.
         spark: the session that reads the state that waits for later CTIs; None: it is not read.
+        details: show all findings in full; else the first one, and a line of four others.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
@@ -41,13 +42,20 @@ def explain_checkpoint(location: str, spark: Any = None) -> Explanation:
     newest = max(batches)
     if not (root / "commits" / str(newest)).is_file():
         notes.append(f"batch {newest} was planned and not finished: the query failed or was killed")
-    streams = tuple(map(explain_stream, build_histories(batches.values()).values()))
+    histories = build_histories(batches.values())
+    streams = tuple(map(explain_stream, histories.values()))
+    notes += [
+        "a checkpoint does not know what has come since: `kafka-consumer-groups.sh --describe "
+        f"--group {group}` shows the lag"
+        for history in histories.values()
+        if (group := history[-1].offset.unpinned.get("group"))
+    ]
     if not streams:
         notes.append("none of its sources is a Kafka stream of format 'timestream'")
     state = (
         read_state_store(spark, str(root.absolute())) if spark and (root / "state").is_dir() else ()
     )
-    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state)
+    return Explanation(f"Checkpoint {root}", streams, tuple(notes), state, details)
 
 
 def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:

@@ -34,9 +34,11 @@ from pyspark_timestream.explain.row_losses import (
     find_lossy_partitions,
     is_far,
     report_far_future,
+    round_duration,
 )
 from pyspark_timestream.kafka.plan.findings import (
     BOUNDED_RUN_ADVICE,
+    REPEATED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
     Finding,
     Kind,
@@ -52,8 +54,8 @@ __all__ = ["MAX_QUIET_US", "diagnose", "find_warnings"]
 MAX_QUIET_US: Final = 30_000_000
 """The longest time that a partition at rest may hold the CTI back without a warning."""
 
-_MAX_WRITERS: Final = 10
-"""The silent writers that get a finding each; their number is in every text."""
+_MAX_WRITERS: Final = 3
+"""The silent writers that a finding names; it counts the others."""
 
 _KIND_ORDER: Final = tuple(Kind)
 """Kinds are declared in the order in which they are reported."""
@@ -190,8 +192,10 @@ def _report_caught_up(last: BatchRecord) -> Finding:
         text = "all partitions are idle and everything is read" + describe_advance(offset)
     elif offset.closing:
         text = describe_end(offset)
-    else:
+    elif last.log_ends:
         text = "everything is read, and no partition is behind another"
+    else:
+        text = "what was there then is read, and no partition is behind another"
     return Finding(Kind.CAUGHT_UP, "nobody", text)
 
 
@@ -240,13 +244,27 @@ def _find_reason(
     if left.get(part, size):
         return Kind.BACKLOG
     generated = "ctiFrequency" in offset.settings and "writerFrom" not in offset.settings
-    if not generated and _stands_still(history, part) and find_silent_writers(state):
+    waits = not generated and _stands_still(history, part) and find_silent_writers(state)
+    if waits and not _lags_as_a_whole(state, whole):
         return Kind.SILENT_WRITER
     if state.cti_us is None:
         others_have_events = whole.events > state.events and makes_ctis(history[-1])
         return _explain_missing_cti(state, size, others_have_events)
     is_behind = whole.cti_us is not None and whole.cti_us > state.cti_us
     return Kind.IDLE_PARTITION if is_behind and not size else None
+
+
+def _lags_as_a_whole(state: PartitionState, whole: _Totals) -> bool:
+    """True if the writers of a partition are closer to each other than to other partitions."""
+    marks_us = [writer.mark_us for _, writer in state.writers]
+    known_us = [mark_us for mark_us in marks_us if mark_us is not None]
+    own_us = state.cti_us
+    if whole.cti_us is None or own_us is None or whole.cti_us <= own_us:
+        return False
+    if len(known_us) < len(marks_us):
+        return False
+    newest_us = max(*known_us, own_us if state.last_us is None else state.last_us)
+    return whole.cti_us - newest_us > newest_us - min(known_us)
 
 
 def _explain_missing_cti(state: PartitionState, size: int, others_have_events: bool) -> Kind | None:
@@ -302,6 +320,9 @@ def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Fi
         text,
         find_unchanged_since(history, reading),
         frozenset(parts),
+        advice=""
+        if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
+        else "wait, or give it more partitions and cores, which read faster",
     )
 
 
@@ -313,42 +334,70 @@ def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iter
     stand = "its clock" if len(parts) == 1 else "each one's clock"
     stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
+    if own_us is not None and ahead_us is not None:
+        others += f", {round_duration(ahead_us - own_us)} ahead"
     yield Finding(
         Kind.IDLE_PARTITION,
         name_partitions(parts),
         f"no records are left to read there, and {stand}, while {others}",
         _find_blocked_since(history, parts),
         frozenset(parts),
-        advice=BOUNDED_RUN_ADVICE if last.offset.bounded else "",
+        advice=_advise_idle(last.offset),
+    )
+
+
+def _advise_idle(offset: StreamOffset) -> str:
+    """The way on, without an option that is set so already."""
+    timeout = offset.unpinned.get("idleTimeout")
+    if offset.bounded:
+        return BOUNDED_RUN_ADVICE if timeout is None else REPEATED_RUN_ADVICE
+    if timeout is None:
+        return ""
+    return (
+        f"wait: by option 'idleTimeout' the stream goes on without it once it has been at rest for "
+        f"{timeout}"
     )
 
 
 def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
-    """One finding per writer: the same writer is often silent in every partition."""
+    """One finding for all of them: the same writer is often silent in every partition."""
     states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
-    names = sorted({name for state in states.values() for name in find_silent_writers(state)})
-    others = ""
-    if len(names) > _MAX_WRITERS:
-        others = f"; {len(names) - 1} more writers hold back as well"
+    pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
+    marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
+    # Those without any first, then those furthest behind.
+    names = sorted(
+        marks_us, key=lambda name: (marks_us[name] is not None, marks_us[name] or 0, name)
+    )
+    where = sorted({part for part, _ in pairs})
     kind, rows, advice = "mark", "marks", ""
     if "writerFrom" in history[-1].offset.settings:
         kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
-    for name in names[:_MAX_WRITERS]:
-        where = [part for part, state in states.items() if name in find_silent_writers(state)]
-        mark_us = dict(states[where[0]].writers)[name].mark_us
-        mark = f"no {kind} yet"
-        if mark_us is not None:
-            mark = f"{format_instant(mark_us)} as its last {kind}"
-        who = f"writer '{name}'" if name else f"the {rows} without a writer"
-        yield Finding(
-            Kind.SILENT_WRITER,
-            f"{who} of {name_partitions(where)}",
-            f"{who} has {mark}, while other marks or events have gone on{others}",
-            _find_blocked_since(history, where),
-            frozenset(where),
-            frozenset((part, name) for part in where),
-            advice=advice,
-        )
+    first, who = names[0], [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names]
+    mark_us = marks_us[first]
+    mark = f"no {kind} yet" if mark_us is None else f"{format_instant(mark_us)} as its last {kind}"
+    text = f"{who[0]} has {mark}, while other marks or events have gone on"
+    if mark_us is not None:
+        newest_us = max(_find_newest(states[part]) for part in where)
+        text += f" by {round_duration(newest_us - mark_us)}"
+    shown = ", ".join(who[:_MAX_WRITERS])
+    if len(who) > _MAX_WRITERS:
+        shown += f" and {len(who) - _MAX_WRITERS} more"
+        text += f"; {len(who) - 1} more writers hold back as well"
+    yield Finding(
+        Kind.SILENT_WRITER,
+        f"{shown} of {name_partitions(where)}",
+        text,
+        _find_blocked_since(history, where),
+        frozenset(where),
+        frozenset(pairs),
+        advice=advice,
+    )
+
+
+def _find_newest(state: PartitionState) -> int:
+    """The greatest time of a partition that is known."""
+    marks_us = [writer.mark_us for _, writer in state.writers]
+    return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
 
 
 def _report_no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:

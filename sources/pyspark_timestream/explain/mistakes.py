@@ -23,6 +23,7 @@ from pyspark_timestream.kafka.plan.findings import (
     FIXES,
     Finding,
     Kind,
+    find_well,
     list_counts,
     name_partitions,
 )
@@ -88,6 +89,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Find
         level=malformed.bit_length(),
         advice="" if 2 * malformed >= events else _advise_malformed(settings),
         share=malformed / events,
+        well=_find_well({part: states[part].malformed for part in parts}, states),
     )
 
 
@@ -128,6 +130,7 @@ def find_tombstones(history: History) -> Iterator[Finding]:
         level=total.bit_length(),
         advice=_KEPT_TOMBSTONES if is_kept else "",
         share=_find_share(counts, states),
+        well=_find_well(counts, states),
     )
 
 
@@ -170,6 +173,7 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
             level=total.bit_length(),
             advice="correct the producers of such events: a query reads all of them in one unit",
             share=total / events,
+            well=_find_well(early, states),
         )
     elif parts:
         last_us = states[parts[0]].last_us or 0
@@ -215,7 +219,14 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Find
         level=found.total.bit_length(),
         advice=NEXT_STEPS.get(most[0], ""),
         share=min(found.total / events, 1.0) if events else 1.0,
+        well=_find_well(counts, _list_states(history[-1])),
     )
+
+
+def _find_well(
+    counts: Mapping[Partition, int], states: Mapping[Partition, PartitionState]
+) -> frozenset[Partition]:
+    return frozenset(find_well(counts, {part: states[part].events for part in counts}))
 
 
 def _find_share(
@@ -249,6 +260,7 @@ def find_future_events(history: History) -> Iterator[Finding]:
         level=total.bit_length(),
         advice=_advise_future(settings, bool(mute) or 2 * total >= events),
         share=1.0 if mute else _find_share(future, states),
+        well=_find_well(future, states),
     )
 
 

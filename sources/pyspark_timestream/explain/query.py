@@ -28,7 +28,7 @@ from pyspark_timestream.kafka.plan.findings import Finding, Kind
 __all__ = ["explain_time"]
 
 
-def explain_time(query: StreamingQuery) -> Explanation:
+def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
     """Explain what holds the CTIs of `query` back, why rows are lost, and the fix.
 
     Prints as text; a notebook shows a picture. Works on a running query, a stopped and a failed
@@ -36,6 +36,10 @@ def explain_time(query: StreamingQuery) -> Explanation:
     recent progress and, where the checkpoint is a local directory, from its offset log, which a
     client of Spark Connect does not reach. The rows of state that wait for later CTIs are counted
     by operator.
+
+    Args:
+        query: the query.
+        details: show all findings in full; else the first one, and a line of four others.
 
     Raises:
         TypeError: `query` is something else, such as a DataFrame.
@@ -68,6 +72,7 @@ def explain_time(query: StreamingQuery) -> Explanation:
         ),
         tuple(_list_notes(query, bool(streams))),
         read_operators(reports[-1]) if reports else (),
+        details,
     )
 
 

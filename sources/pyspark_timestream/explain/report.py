@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.cti.stream_cti import max_known
 from pyspark_timestream.explain.diagnosis import diagnose
 from pyspark_timestream.explain.history import History, count_remaining, find_unchanged_since
 from pyspark_timestream.explain.row_losses import MalformedReason, count_malformed_reasons
@@ -37,6 +38,7 @@ class PartitionFacts:
         offset: the next record to read.
         lag: the number of offsets from there to the end of the log; None: unknown.
         cti_us: its CTI; None before the first.
+        behind_us: how far it is behind the partition with the greatest CTI; None without a CTI.
         last_us: the time of the last well-formed event; None before the first.
         idle: it no longer counts, by `idleTimeout`.
         counters: its counters by their public names.
@@ -53,6 +55,7 @@ class PartitionFacts:
     counters: Mapping[str, int]
     writers: tuple[WriterFacts, ...]
     culprit: bool
+    behind_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,12 @@ def explain_stream(
     offset = last.offset
     findings = diagnose(history, failed, known)
     left = count_remaining(history)
+    ahead_us = max_known(*(share.state.cti_us for share in offset.partitions.values()))
     facts = []
     for part, share in sorted(offset.partitions.items()):
         size = share.end_exclusive - share.start_inclusive
-        # A batch without records had nothing to read, even if no progress reported that.
-        lag = size + left[part] if part in left else (None if size else 0)
+        lag = size + left[part] if part in left else None
+        cti_us = share.state.cti_us
         facts.append(
             PartitionFacts(
                 part,
@@ -106,7 +110,8 @@ def explain_stream(
                 share.idle,
                 share.state.counters(),
                 _list_writers(part, share.state, findings),
-                any(part in each.partitions and not each.is_minor for each in findings),
+                any(part in each.partitions - each.well for each in findings),
+                None if ahead_us is None or cti_us is None else ahead_us - cti_us,
             )
         )
     return StreamExplanation(
@@ -124,11 +129,7 @@ def explain_stream(
 
 def _find_rank(part: Partition, findings: tuple[Finding, ...]) -> int:
     """The index of the first finding that names `part`, for sorting."""
-    named = (
-        place
-        for place, each in enumerate(findings)
-        if part in each.partitions and not each.is_minor
-    )
+    named = (place for place, each in enumerate(findings) if part in each.partitions - each.well)
     return next(named, len(findings))
 
 

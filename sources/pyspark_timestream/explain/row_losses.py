@@ -19,6 +19,7 @@ from pyspark_timestream.kafka.plan.findings import (
     FIXES,
     Finding,
     Kind,
+    find_well,
     list_counts,
     name_partitions,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "find_lossy_partitions",
     "is_far",
     "report_far_future",
+    "round_duration",
 ]
 
 _MAX_AHEAD_US: Final = 86_400_000_000
@@ -157,15 +159,13 @@ def _describe_lead(moment: BatchRecord, state: PartitionState) -> str:
     assert state.cti_us is not None
     cti, lead_us = format_instant(state.cti_us), state.clues.lead_us
     if lead_us is not None:
-        return (
-            f"an event {_round_duration(lead_us)} after its record's timestamp made the CTI {cti}"
-        )
+        return f"an event {round_duration(lead_us)} after its record's timestamp made the CTI {cti}"
     if _measure_lead(moment, state):
         # No duration: an offset with a text that changes by itself would make a batch of its own.
         return f"its CTI is {cti}, ahead of the wall clock"
     gap_us = max(_measure_gap(state), state.clues.most_late_us)
     if gap_us > 0:
-        return f"its CTI is {cti}, {_round_duration(gap_us)} ahead of the events that follow"
+        return f"its CTI is {cti}, {round_duration(gap_us)} ahead of the events that follow"
     return f"events far after their records' timestamps made the CTI, which is {cti} by now"
 
 
@@ -235,6 +235,7 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
             history[-1].offset.settings, [shares[part].state for part in parts], "if too many are"
         ),
         share=total / max(sum(shares[part].state.events for part in parts), 1),
+        well=frozenset(find_well(dropped, {part: shares[part].state.events for part in parts})),
     )
 
 
@@ -332,10 +333,10 @@ def _has_clock(part: Partition, cti_us: int | None) -> Callable[[BatchRecord], b
 def _describe_delay(state: PartitionState) -> str:
     if state.cti_us is None or state.last_us is None or state.last_us >= state.cti_us:
         return ""
-    return f"; the last event is {_round_duration(state.cti_us - state.last_us)} before the CTI"
+    return f"; the last event is {round_duration(state.cti_us - state.last_us)} before the CTI"
 
 
-def _round_duration(us: int) -> str:
+def round_duration(us: int) -> str:
     """A duration, rounded down to a unit that is easy to read."""
     unit_us = next((unit for unit in _UNITS_US if us >= unit), 1)
     return format_duration(us // unit_us * unit_us)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from pyspark_timestream.connector.instants import FINAL_US, format_instant
+from pyspark_timestream.connector.instants import FINAL_US, format_duration, format_instant
 from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation, WriterFacts
 from pyspark_timestream.explain.row_losses import MalformedReason
 from pyspark_timestream.kafka.plan.findings import Finding, list_counts
@@ -34,14 +34,35 @@ COUNTER_COLUMNS: Final = (
     "tombstones",
     "future",
 )
-COLUMNS: Final = ("", "partition", "offset", "lag", "CTI", "last event", "idle", *COUNTER_COLUMNS)
+COLUMNS: Final = (
+    "",
+    "partition",
+    "offset",
+    "lag",
+    "CTI",
+    "behind",
+    "last event",
+    "idle",
+    *COUNTER_COLUMNS,
+)
+_MAX_FINDINGS: Final = 5
+"""Findings that a text shows unless all details are wanted: the first in full, a line of others."""
 
 
-def format_stream(stream: StreamExplanation) -> str:
-    """One stream's explanation, lines of a terminal; topic and writer names are made printable."""
+def format_stream(stream: StreamExplanation, details: bool = True) -> str:
+    """One stream's explanation, lines of a terminal; topic and writer names are made printable.
+
+    Without `details` the findings after the first have a line each, and only five are shown.
+    """
     lines = [*describe_stream(stream), ""]
-    for finding in stream.findings:
-        lines += _format_finding(finding)
+    for place, finding in enumerate(
+        stream.findings if details else stream.findings[:_MAX_FINDINGS]
+    ):
+        lines += _format_finding(finding) if details or not place else [_format_head(finding)]
+    if not details and len(stream.findings) > 1:
+        more = len(stream.findings) - _MAX_FINDINGS
+        lines += [f"... and {more} more"] if more > 0 else []
+        lines += ["(texts and fixes of all: details=True, or --details)", ""]
     rows = [row for fact in stream.partitions[:MAX_ROWS] for row in make_rows(fact)]
     lines += _format_table([COLUMNS, *rows])
     if len(stream.partitions) > MAX_ROWS:
@@ -74,6 +95,7 @@ def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
         str(fact.offset),
         "?" if fact.lag is None else str(fact.lag),
         format_time(fact.cti_us),
+        _format_distance(fact.behind_us),
         format_time(fact.last_us),
         "yes" if fact.idle else "no",
         *(str(fact.counters[name]) for name in COUNTER_COLUMNS),
@@ -99,6 +121,12 @@ def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     )
 
 
+def _format_distance(us: int | None) -> str:
+    if us is None:
+        return ""
+    return format_duration(us) if us else "0"
+
+
 def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
     return not writer.culprit, writer.mark_us is not None, writer.mark_us or 0
 
@@ -120,13 +148,17 @@ def format_time(us: int | None) -> str:
 
 
 def _format_finding(finding: Finding) -> list[str]:
-    since = f" (since {format_time(finding.since_us)})" if finding.since_us is not None else ""
     return [
-        f"=> {finding.kind}: {finding.culprit}{since}",
+        _format_head(finding),
         f"   {finding.full_text}.",
         f"   Fix: {finding.fix}.",
         "",
     ]
+
+
+def _format_head(finding: Finding) -> str:
+    since = f" (since {format_time(finding.since_us)})" if finding.since_us is not None else ""
+    return f"=> {finding.kind}: {finding.culprit}{since}"
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -20,17 +20,20 @@ class Explanation:
         streams: one explanation per Kafka stream of this package, in the order of the sources.
         notes: further remarks, one sentence each.
         state: the state that waits for later CTIs, by operator.
+        details: the text has all findings in full; else the first one, and a line of four others.
     """
 
     subject: str
     streams: tuple[StreamExplanation, ...]
     notes: tuple[str, ...] = ()
     state: tuple[OperatorState, ...] = ()
+    details: bool = False
 
     def __str__(self) -> str:
         head = "\n".join((self.subject, *(f"Note: {note}." for note in self.notes)))
         state = "\n".join(map(escape_controls, describe_state(self.state)))
-        parts = (head, *map(format_stream, self.streams), *([state] if state else []))
+        streams = (format_stream(stream, self.details) for stream in self.streams)
+        parts = (head, *streams, *([state] if state else []))
         return "\n\n".join(parts)
 
     __repr__ = __str__

@@ -49,6 +49,19 @@ def test_a_checkpoint_is_explained_by_path_or_uri(held, form):
     assert f"Checkpoint {held}" in str(explanation)
 
 
+def test_a_checkpoint_says_that_it_does_not_know_the_lag_and_how_to_ask_for_it(tmp_path):
+    """However many records wait by now: nobody has asked a broker."""
+    root = checkpoint(tmp_path / "c", [share(state(5))])
+    entry = root / "offsets" / "0"
+    version, note, offset = entry.read_text().splitlines()
+    known = {**json.loads(offset), "unpinned": {"group": "timestream-f00d"}}
+    entry.write_text("\n".join([version, note, json.dumps(known)]))
+    explanation = explain_checkpoint(str(root))
+    assert explanation.streams[0].partitions[0].lag is None
+    assert "everything is read" not in str(explanation)
+    assert "kafka-consumer-groups.sh --describe --group timestream-f00d" in explanation.notes[0]
+
+
 def test_batches_are_in_the_order_of_numbers_and_not_of_names(tmp_path):
     root = checkpoint(tmp_path / "c", *[[share(state(n))] for n in range(12)])
     (stream,) = explain_checkpoint(str(root)).streams

@@ -194,17 +194,45 @@ def test_a_writer_whose_own_clock_is_behind_is_named_with_its_cti_and_the_fix():
     assert "correct its clock" in finding.fix
 
 
-def test_of_a_thousand_writers_without_a_cti_ten_are_named_and_the_others_counted():
+def test_of_a_thousand_writers_without_a_cti_three_are_named_and_the_others_counted():
     waiting = tuple((f"device-{n:04d}", WriterState()) for n in range(1000))
     shares = [share(state(None, writers=waiting))]
     moments = history(shares, settings={"ctiFrequency": "9", "writerFrom": "device"})
     findings = diagnose(moments)
-    assert [each.kind for each in findings] == [Kind.SILENT_WRITER] * 10
-    assert all("999 more writers hold back as well" in each.text for each in findings)
+    assert [each.kind for each in findings] == [Kind.SILENT_WRITER]
+    assert "999 more writers hold back as well" in findings[0].text
+    assert "writer 'device-0002' and 997 more of topic" in findings[0].culprit
+    assert len(findings[0].writers) == 1000
     assert "no CTI yet" in findings[0].text
     table = format_stream(explain_stream(moments))
     assert "... and 990 more writers" in table
     assert table.count("writer 'device-") < 50
+
+
+def test_a_partition_whose_writers_all_lag_is_behind_and_none_of_them_is_silent():
+    """Ten devices a second apart, and another partition an hour ahead."""
+    devices = {f"d{n}": n for n in range(10)}
+    ahead = share(with_writers(3600, last=3610, **{name: 3600 + n for name, n in devices.items()}))
+    slow = share(with_writers(0, last=9, **devices))
+    settings = {"ctiFrequency": "1", "writerFrom": "device"}
+    finding = only([ahead, slow], settings=settings)
+    assert (finding.kind, finding.partitions) == (Kind.IDLE_PARTITION, {at(1)})
+    assert "1 hour ahead" in finding.text
+    # One device that is far behind in its partition is silent, whatever another partition does.
+    lone = share(with_writers(-7200, last=9, **{**devices, "d0": -7200}))
+    finding = only([ahead, lone], settings=settings)
+    assert (finding.kind, finding.writers) == (Kind.SILENT_WRITER, {(at(1), "d0")})
+    assert "have gone on by 2 hours" in finding.text
+
+
+def test_an_option_that_is_set_is_not_proposed():
+    held = [share(state(5)), share(state(3))]
+    assert "set option 'idleTimeout'" in only(held).fix
+    given_ = {"idleTimeout": "10 minutes"}
+    assert only(held, unpinned=given_).fix.startswith("wait: by option 'idleTimeout'")
+    assert "10 minutes" in only(held, unpinned=given_).fix
+    bounded = only(held, unpinned=given_, bounded=True).fix
+    assert bounded.startswith("run again: a run that finds it at rest")
 
 
 # -- an event far in the future -------------------------------------------------------------------
@@ -250,7 +278,10 @@ def test_records_left_after_the_last_batch_are_a_backlog_since_batches_read_reco
     assert (finding.kind, finding.culprit) == (Kind.BACKLOG, "topic 'topic' partition 0")
     assert finding.since_us == NOON + SECOND
     assert "30 records" in finding.text
-    assert "maxOffsetsPerTrigger" in finding.fix
+    # It is not set, so it cannot be raised.
+    assert "maxOffsetsPerTrigger" not in finding.fix
+    limited = history([share(state(2), 5)], left=30, unpinned={"maxOffsetsPerTrigger": "5"})
+    assert "raise 'maxOffsetsPerTrigger'" in diagnose(limited)[0].fix
 
 
 def test_a_checkpoint_alone_shows_a_backlog_by_a_last_batch_with_records():

@@ -65,10 +65,12 @@ def test_the_table_has_culprits_first_and_every_fact():
     held = explained([share(state(5, dropped=3, adjusted=1, flagged=2, malformed=4)),
                       share(state(1), first=7)], left=0)  # fmt: skip
     assert cells_of(held) == [
-        ["*", "topic 1", "7", "0", "2024-01-01T12:00:01Z", "2024-01-01T12:00:01Z", "no",
+        ["*", "topic 1", "7", "0", "2024-01-01T12:00:01Z", "4 seconds",
+         "2024-01-01T12:00:01Z", "no",
          "20", "0", "0", "0", "0", "0", "0"],
         # It has late rows, which are told after what holds the CTI back.
-        ["*", "topic 0", "100", "0", "2024-01-01T12:00:05Z", "2024-01-01T12:00:05Z", "no",
+        ["*", "topic 0", "100", "0", "2024-01-01T12:00:05Z", "0",
+         "2024-01-01T12:00:05Z", "no",
          "20", "3", "1", "2", "4", "0", "0"],
     ]  # fmt: skip
 
@@ -77,12 +79,39 @@ def test_a_lag_is_counted_from_the_offset_and_unknown_without_a_log_end():
     (known,) = cells_of(explained([share(state(5), 4)], left=3))
     (unknown,) = cells_of(explained([share(state(5), 4)], left=None))
     (none,) = cells_of(explained([share(state(5))], left=None))
-    assert (known[3], unknown[3], none[3]) == ("7", "?", "0")
+    assert (known[3], unknown[3], none[3]) == ("7", "?", "?")
 
 
 def test_a_partition_without_times_says_none_and_one_that_is_idle_says_so():
     row, _ = cells_of(explained([share(state(None, events=0), idle=True), share(state(5))]))
-    assert row[4:7] == ["none", "none", "yes"]
+    assert row[4:8] == ["none", "", "none", "yes"]
+
+
+def test_a_partition_with_few_late_rows_is_no_culprit():
+    shares = [share(state(5, events=1000, dropped=count)) for count in (9, 0, 11)]
+    rows = cells_of(explained(shares))
+    assert [row[:2] for row in rows] == [["*", "topic 2"], ["", "topic 0"], ["", "topic 1"]]
+    rows = cells_of(explained(shares[:2]))
+    assert [row[:2] for row in rows] == [["", "topic 0"], ["", "topic 1"]]
+    assert "#d33" not in explained(shares[:2])._repr_html_()
+
+
+def test_after_the_first_finding_the_others_have_a_line_each_and_five_are_shown():
+    settings = {"ctiFrequency": "1", "maxFuture": "1 s", "startTime": "at"}
+    few = {"dropped": 1, "malformed": 1, "tombstones": 1, "future": 1}
+    wrong = MalformedValues.from_reasons({"type": 1})
+    shares = [share(state(5, **few), malformed_values=wrong), share(state(1))]
+    shown = explained(shares, settings=settings)
+    lines = str(shown).splitlines()
+    heads = [line for line in lines if line.startswith("=>")]
+    assert len(heads) == 5
+    assert heads[0].startswith("=> an idle partition")
+    assert str(shown).count("Fix: ") == 1
+    assert "... and 1 more" in lines
+    full = str(dataclasses.replace(shown, details=True))
+    assert (full.count("=> "), full.count("Fix: ")) == (6, 6)
+    # A notebook has room.
+    assert shown._repr_html_().count("Fix: ") == 6
 
 
 def test_writers_follow_their_partition_and_the_silent_one_is_marked():

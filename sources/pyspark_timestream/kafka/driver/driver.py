@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from pyspark_timestream.connector.instants import format_duration
 from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
@@ -171,7 +172,11 @@ class StreamDriver:
                 return dict(start)
             # A checkpoint older than a setting keeps that setting from here on.
             planned = replace(planned, settings=self._options.settings())
-        planned = replace(planned, schemas=self._options.readers)
+        planned = replace(
+            planned,
+            schemas=self._options.readers,
+            unpinned=_list_unpinned(self._options, planned.stream),
+        )
         if run.new_start or any(span.size for span in planned.ranges()):
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
@@ -357,6 +362,16 @@ class StreamDriver:
 
     def _read_again(self, offset: StreamOffset, span: Range) -> PartitionState:
         return read_again(self._options, offset, span, self._reader)
+
+
+def _list_unpinned(options: KafkaOptions, stream: str) -> dict[str, str]:
+    """The options that explanations need to know, and that may change on a checkpoint."""
+    found = {"group": options.client.get("group.id") or group_name(options.group_prefix, stream)}
+    if options.idle_timeout_us is not None:
+        found["idleTimeout"] = format_duration(options.idle_timeout_us)
+    if options.max_offsets is not None:
+        found["maxOffsetsPerTrigger"] = str(options.max_offsets)
+    return found
 
 
 def _find_open(previous: StreamOffset, ended: Mapping[Partition, int]) -> dict[Partition, int]:

@@ -15,6 +15,7 @@ __all__ = [
     "WRITER_CLOCK_ADVICE",
     "Finding",
     "Kind",
+    "find_well",
     "list_counts",
     "name_partitions",
 ]
@@ -211,6 +212,7 @@ class Finding:
         level: the severity; a warning is repeated when it rises.
         advice: the fix, where it is not that of the kind.
         share: the share of the events of its partitions that it is about.
+        well: those of its partitions in which it is about so few events that they are well.
     """
 
     kind: Kind
@@ -223,16 +225,12 @@ class Finding:
     level: int = 0
     advice: str = ""
     share: float = 1.0
+    well: frozenset[Partition] = frozenset()
 
     @property
     def is_partial(self) -> bool:
         """True if it is about less than half of the events, so that it holds nothing back."""
         return self.share < _MOST
-
-    @property
-    def is_minor(self) -> bool:
-        """True if it is about so few events that its partitions are well."""
-        return self.share < _FEW
 
     @property
     def fix(self) -> str:
@@ -248,6 +246,11 @@ class Finding:
     def line(self) -> str:
         """The finding in one line, as a log and a query's progress show it."""
         return compose_message(f"{self.kind}: {self.culprit}: {self.full_text}", next_step=self.fix)
+
+
+def find_well(counts: Mapping[Partition, int], events: Mapping[Partition, int]) -> set[Partition]:
+    """Find the partitions that have few counted events among theirs."""
+    return {part for part, count in counts.items() if count < _FEW * events[part]}
 
 
 def name_partitions(parts: Sequence[Partition]) -> str:

@@ -132,6 +132,8 @@ class StreamOffset:
         warnings: the warnings given up to this batch.
         schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
         fixed_ends: the offsets at which the partitions end by the ending options; None without one.
+        unpinned: what explanations need to know of other options: `idleTimeout`,
+            `maxOffsetsPerTrigger` where they are set, and the consumer `group`.
     """
 
     stream: str
@@ -152,6 +154,7 @@ class StreamOffset:
     warnings: Warnings = field(default_factory=dict)
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     fixed_ends: Mapping[Partition, int] | None = None
+    unpinned: Mapping[str, str] = field(default_factory=dict)
     version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
@@ -190,6 +193,7 @@ class StreamOffset:
             "stream": self.stream,
             "tasks": self.tasks,
             "topics": dict(sorted(self.topic_ids.items())),
+            **({"unpinned": dict(sorted(self.unpinned.items()))} if self.unpinned else {}),
             "version": self.version,
             **({"warnings": warnings_to_json(self.warnings)} if self.warnings else {}),
         }
@@ -221,6 +225,7 @@ class StreamOffset:
                 for part, each in value.get("schemas", {}).items()
             },
             fixed_ends=_list_partitions(value["ends"]) if "ends" in value else None,
+            unpinned=value.get("unpinned", {}),
         )
 
 
