@@ -36,10 +36,15 @@ JOURNEY_2 = {**JOURNEY, "fields": [*JOURNEY["fields"], ELECTRIC]}
 DELIVERY = record("Delivery", parcel="string", grams="long", shipped=MILLIS)
 METER = record("Meter", room="string", celsius="double", at=MILLIS)
 
+PLACED = record("OrderPlaced", id="long", amount="double") | {"namespace": "shop"}
+CANCELLED = record("OrderCancelled", id="long") | {"namespace": "shop"}
+
 SUBJECTS = (
     ("journeys-value", JOURNEY),
     ("journeys-value", JOURNEY_2),
     ("deliveries-value", DELIVERY),
+    ("order-events-shop.OrderPlaced", PLACED),
+    ("order-events-shop.OrderCancelled", CANCELLED),
 )
 """In the order of their ids, from 1; the schema of `stops` is the next one."""
 
@@ -126,6 +131,11 @@ PAYLOAD_TOPICS = {
         Record(delivery(3, "A4", 5_000_000_000)),
     ],
     "deliveries-dead": [],
+    "order-events": [
+        Record(encode(PLACED, {"id": 1, "amount": 19.5}, 4)),
+        Record(encode(CANCELLED, {"id": 1}, 5)),
+        Record(encode(PLACED, {"id": 2, "amount": 7.0}, 4)),
+    ],
 }
 
 

@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 __all__ = [
     "LOSS_ADVICE",
@@ -135,7 +135,13 @@ class TimestreamError(Exception):
         if type(self) is TimestreamError:
             raise TypeError("raise a subclass of TimestreamError")
         super().__init__(compose_message(problem, accepts, next_step))
-        self.problem = problem
+        self.problem, self.accepts, self.next_step = problem, accepts, next_step
+
+    def locate(self, place: str) -> Self:
+        """Return this error with the place of its record in front."""
+        located = type(self)(f"{place}: {self.problem}", self.accepts, self.next_step)
+        located.__dict__.update({**self.__dict__, "problem": located.problem})
+        return located
 
 
 class CheckpointMismatch(TimestreamError):
@@ -156,7 +162,12 @@ class SchemaRefused(TimestreamError):
     """The schema or DataFrame lacks a column, or has one that the options cannot fill.
 
     Change the schema, or set the option that the message names.
+
+    Attributes:
+        row: the first record of a block whose own schema is refused; None if it is another's.
     """
+
+    row: int | None = None
 
 
 class SettingRefused(TimestreamError):
@@ -198,9 +209,11 @@ class SchemaRegistryError(TimestreamError):
 
     Attributes:
         is_missing: the registry answered that it lacks the schema, the subject or the version.
+        row: the first record of a block that names the schema; None if a query asked for it.
     """
 
     is_missing = False
+    row: int | None = None
 
 
 class DeliveryFailed(TimestreamError):

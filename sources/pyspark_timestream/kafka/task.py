@@ -7,6 +7,7 @@ partitions prove together (semantics 2 and 7). Only the reader, an argument, doe
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -19,7 +20,7 @@ from pyspark_timestream.cti.clues import find_early
 from pyspark_timestream.cti.step import PartitionState, raise_cti, step
 from pyspark_timestream.cti.stream_cti import TaskFrontier, max_known
 from pyspark_timestream.cti.violations import check_times
-from pyspark_timestream.errors import ViolationFound
+from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.fields import FINE, REASONS, RECORD_REASONS
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
@@ -141,6 +142,29 @@ def _judge(
     block: RecordBlock,
 ) -> tuple[PartitionState, JudgedBlock]:
     """Judge a block; one before the span of a replay is decoded for the clock alone."""
+    with _locate_refusals(partition, block):
+        return _judge_located(options, projection, state, partition, block)
+
+
+@contextmanager
+def _locate_refusals(partition: Partition, block: RecordBlock) -> Iterator[None]:
+    """Name the record whose schema is refused, or is unknown."""
+    try:
+        yield
+    except (SchemaRefused, SchemaRegistryError) as error:
+        if error.row is None:
+            raise
+        offset = block.offsets[error.row].as_py()
+        raise error.locate(f"{partition} offset {offset}") from None
+
+
+def _judge_located(
+    options: KafkaOptions,
+    projection: Projection,
+    state: PartitionState,
+    partition: Partition,
+    block: RecordBlock,
+) -> tuple[PartitionState, JudgedBlock]:
     from_us = options.rules.from_us
     if from_us is not None and (state.cti_us is None or state.cti_us < from_us):
         payload = read_payload(options, None, block)
@@ -181,7 +205,8 @@ def follow_clock(
     """Return the partition's clock after each block of the range, and the block's CTIs."""
     state, needs = task_range.state, required_columns(options, None)
     for block in _read_to_end(options, state, task_range.span, needs, read):
-        payload = read_payload(options, None, block)
+        with _locate_refusals(task_range.span.partition, block):
+            payload = read_payload(options, None, block)
         state, verdicts = step(options.rules, state, payload.events, payload.marks)
         yield state, verdicts.cti_us
         if options.rules.is_at_end(state.cti_us):

@@ -21,13 +21,12 @@ from pyspark_timestream.errors import (
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.registry.readers import check_recorded, fix_readers, read_registered
 from pyspark_timestream.kafka.registry.schema_files import load_schemas
 from pyspark_timestream.kafka.schemas import RegisteredSchema
-from pyspark_timestream.kafka.task import run_task
+from pyspark_timestream.kafka.task import follow_clock, run_task
 
 COLUMNS = [("origin", pa.string()), ("delay", pa.float64()), ("start_time", INSTANT)]
 CTI = ("cti", INSTANT)
@@ -164,7 +163,7 @@ def test_malformed_values_are_dead_letters_with_their_bytes_reason_and_schema_id
     columns = [("origin", pa.string()), *LETTERS]
     counted = {}
     rows = delivered(registered("avro"), columns, good, cut, b"\x07", None, counted=counted)
-    assert counted == {at(0): MalformedValues.from_reasons({"framing": 1, "syntax": 1})}
+    assert dict(counted[at(0)].by_reason) == {"framing": 1, "syntax": 1}
     assert [tuple(row.values()) for row in rows] == [
         ("JFK", None, None, None),
         (None, cut, "syntax", 7),
@@ -225,7 +224,7 @@ def test_keys_have_fields_under_their_prefix_in_a_format_of_their_own():
         (None, None, "syntax"),
     ]
     # A record counts once, for the reason that its column shows.
-    assert counted == {at(0): MalformedValues.from_reasons({"key syntax": 1, "syntax": 1})}
+    assert dict(counted[at(0)].by_reason) == {"key syntax": 1, "syntax": 1}
     strict = replace(given, parse_mode="FAILFAST")
     with pytest.raises(ViolationFound, match=r"1: the key is not Avro .* \(reason: key syntax\)"):
         delivered(strict, columns, *values, keys=keys)
@@ -275,3 +274,216 @@ def test_a_registry_with_another_schema_under_the_recorded_id_is_refused():
     other = replace(recorded, fingerprint="sha256:0")
     with pytest.raises(CheckpointMismatch, match=r"schema 7 \(version 3 of 'topic-value'\)"):
         check_recorded(given.value_rules, given.readers["value"], other)
+
+
+# -- schemas that differ, and several record types in one topic ------------------------------------
+
+
+def avro_record(name, *fields, **more):
+    found = [dict(zip(("name", "type"), field, strict=True)) for field in fields]
+    return {"type": "record", "name": name, "fields": found, **more}
+
+
+def written_as(schema, value):
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def known(**schemas):
+    """A source that has these schemas, `s7` under the id 7."""
+    found = {int(name[1:]): schema for name, schema in schemas.items()}
+
+    class Known:
+        def fetch_schema(self, key, format, subject=None):
+            if key not in found:
+                raise SchemaRegistryError(f"there is no schema {key}")
+            return RegisteredSchema(key, "AVRO", json.dumps(found[key]))
+
+    return Known()
+
+
+def read_by(schema, source, *, newer=None, **more):
+    """Options that read by schema 7 of a registry, and by schema 8 what it cannot read."""
+    given = options(valueFormat="avro", **{"schemaRegistry.url": "http://none:1"}, **more)
+
+    def place(number, text, version):
+        found = read_registered(
+            given.value_rules, RegisteredSchema(number, "AVRO", json.dumps(text))
+        )
+        return replace(found, schema_id=number, subject="t-value", version=version)
+
+    reader = place(7, schema, 1)
+    if newer is not None:
+        reader = replace(reader, newer=place(8, newer, 2))
+    return replace(given, readers={"value": reader}, source=source)
+
+
+TEXT = avro_record("A", ("x", "string"))
+NUMBER = avro_record("A", ("x", "long"))
+
+
+def test_a_refused_schema_names_topic_partition_offset_both_ids_and_the_way_on():
+    given = read_by(NUMBER, known(s7=NUMBER, s9=TEXT))
+    values = [framed(7, written_as(NUMBER, {"x": 1})), framed(9, written_as(TEXT, {"x": "a"}))]
+    with pytest.raises(SchemaRefused) as raised:
+        delivered(given, [("x", pa.int64())], *values)
+    text = str(raised.value)
+    assert text.startswith(f"{at(0)} offset 1: the value was written with schema 9 and is read by ")
+    assert "schema 7 (version 1 of 't-value'): field 'x' was written as Avro type string" in text
+    assert "next step: start the query again: it then reads such values by the latest " in text
+    # For the clock alone, too.
+    timed = read_by(NUMBER, known(s7=NUMBER, s9=TEXT), startTime="x")
+    whole = TaskRange(Range(at(0), 0, 2), PartitionState())
+    with pytest.raises(SchemaRefused, match=r"offset 1: .*schema 9"):
+        list(follow_clock(timed, whole, lambda *_: [block(*values)]))
+
+
+def test_a_refused_schema_of_an_option_names_the_option():
+    given = read_by(NUMBER, known(s9=TEXT))
+    reader = replace(given.readers["value"], schema_id=None, subject=None, version=None)
+    given = replace(given, readers={"value": reader})
+    with pytest.raises(SchemaRefused, match=r"read by option 'readerSchema': .*correct 'readerSch"):
+        delivered(given, [("x", pa.int64())], framed(9, written_as(TEXT, {"x": "a"})))
+
+
+def test_an_unknown_id_and_a_text_that_is_no_schema_name_the_record():
+    given = read_by(NUMBER, known(s7=NUMBER, s9={"type": "nothing"}))
+    good = framed(7, written_as(NUMBER, {"x": 1}))
+    with pytest.raises(SchemaRegistryError, match=rf"^{at(0)} offset 1: there is no schema 8"):
+        delivered(given, [("x", pa.int64())], good, framed(8, b""))
+    with pytest.raises(SchemaRefused, match=r"offset 2: .*schema 9 .*not an Avro schema"):
+        delivered(given, [("x", pa.int64())], good, good, framed(9, b""))
+
+
+def test_records_that_the_first_schema_cannot_read_are_read_by_the_newer_and_others_are_not():
+    old = avro_record("A", ("x", "string"), ("n", "int"))
+    symbols = {"type": "enum", "name": "E", "symbols": ["a", "b"]}
+    new = avro_record("A", ("x", symbols))
+    new["fields"].append({"name": "n", "type": "int", "default": 5})
+    source = known(s7=old, s8=new)
+    values = [framed(7, written_as(old, {"x": "q", "n": 1})), framed(8, b"\2\6")]
+    columns = [("x", pa.string()), ("n", pa.int64())]
+    with pytest.raises(SchemaRefused):
+        delivered(read_by(old, source), columns, *values)
+    rows = delivered(read_by(old, source, newer=new), columns, *values)
+    assert rows == [{"x": "q", "n": 1}, {"x": "b", "n": 3}]
+
+
+PLACED = avro_record("Placed", ("id", "long"), ("sum", "double"), namespace="shop")
+CANCELLED = avro_record("Cancelled", ("id", "long"), namespace="shop")
+NAMES = [("value_schema_name", pa.string()), ("value_schema_id", pa.int32())]
+
+
+def orders():
+    return [
+        framed(7, written_as(PLACED, {"id": 1, "sum": 2.5})),
+        framed(8, written_as(CANCELLED, {"id": 1})),
+        None,
+        b"{}",
+    ]
+
+
+def test_columns_have_the_full_name_and_id_of_each_records_schema():
+    given = read_by(PLACED, known(s7=PLACED, s8=CANCELLED))
+    rows = delivered(given, [("id", pa.int64()), *NAMES], *orders())
+    assert [tuple(row.values()) for row in rows] == [
+        (1, "shop.Placed", 7),
+        (1, "shop.Cancelled", 8),
+        (None, None, None),
+        (None, None, None),
+    ]
+    # Without any field of the value, and under another prefix.
+    given = read_by(PLACED, known(s7=PLACED, s8=CANCELLED), metadataPrefix="m_")
+    rows = delivered(given, [(f"m_{name}", kind) for name, kind in NAMES], *orders())
+    assert [tuple(row.values()) for row in rows][:2] == [
+        ("shop.Placed", 7),
+        ("shop.Cancelled", 8),
+    ]
+
+
+def test_a_record_of_another_name_is_malformed_by_its_name_where_one_is_asked_for():
+    given = read_by(PLACED, known(s7=PLACED, s8=CANCELLED), valueMessage="shop.Placed")
+    counted = {}
+    rows = delivered(given, [("id", pa.int64()), *NAMES, LETTERS[1]], *orders(), counted=counted)
+    assert [tuple(row.values()) for row in rows] == [
+        (1, "shop.Placed", 7, None),
+        (None, "shop.Cancelled", 8, "name"),
+        (None, None, None, None),
+        (None, None, None, "framing"),
+    ]
+    assert dict(counted[at(0)].by_reason) == {"name": 1, "framing": 1}
+    only = replace(given, parse_mode="DROPMALFORMED")
+    assert [row["id"] for row in delivered(only, [("id", pa.int64())], *orders())] == [1, None]
+    many = orders()[:2] * 60
+    rows = delivered(given, [("id", pa.int64()), *NAMES[:1]], *many)
+    assert [row["id"] for row in rows] == [1, None] * 60
+
+
+def test_an_alias_of_the_reader_is_the_record_of_that_name():
+    reader = {**PLACED, "name": "Bought", "aliases": ["Placed"]}
+    given = read_by(reader, known(s7=PLACED, s8=CANCELLED), valueMessage="shop.Bought")
+    rows = delivered(given, [("id", pa.int64()), LETTERS[1]], *orders()[:2])
+    assert [tuple(row.values()) for row in rows] == [(1, None), (None, "name")]
+
+
+@pytest.mark.parametrize("copies", [1, 60])
+def test_one_record_is_read_out_of_a_union_of_several(copies):
+    union = [PLACED, CANCELLED, "null"]
+    given = read_by(union, known(s7=union), valueMessage="shop.Cancelled")
+    check_schemas(given, projection(given, ("id", pa.int64())))
+    placed, cancelled = written_as(PLACED, {"id": 1, "sum": 2.5}), written_as(CANCELLED, {"id": 2})
+    values = [
+        *(framed(7, body) for body in (b"\0" + placed, b"\2" + cancelled, b"\4")),
+        *(framed(7, body) for body in (b"\6", b"", b"\2" + cancelled[:-1])),
+    ]
+    columns = [("id", pa.int64()), NAMES[0], LETTERS[1]]
+    rows = delivered(given, columns, *values * copies)
+    assert [tuple(row.values()) for row in rows] == [
+        (None, "shop.Placed", "name"),
+        (2, "shop.Cancelled", None),
+        (None, None, "name"),
+        (None, None, "syntax"),
+        (None, None, "syntax"),
+        (None, "shop.Cancelled", "syntax"),
+    ] * copies
+
+
+def test_a_name_that_the_readers_schema_lacks_is_refused_with_the_names_that_it_has():
+    given = read_by([PLACED, CANCELLED], known(), valueMessage="shop.Lost")
+    with pytest.raises(SchemaRefused, match=r"'shop.Lost'.*accepted: shop.Placed, shop.Cancelled"):
+        check_schemas(given, projection(given, ("id", pa.int64())))
+    given = read_by([PLACED, CANCELLED], known())
+    with pytest.raises(SchemaRefused, match=r"'valueMessage' or 'keyMessage' names the one"):
+        check_schemas(given, projection(given, ("id", pa.int64())))
+
+
+def test_a_message_of_another_name_is_malformed_by_its_name_in_protobuf_too():
+    given = registered("protobuf")
+    given = replace(given, readers={"value": replace(given.readers["value"], message="shop.Trip")})
+    other = trip_file()
+    other.message_type.add(name="Stop")
+    SCHEMAS[18] = RegisteredSchema(
+        18, "PROTOBUF", base64.b64encode(other.SerializeToString()).decode()
+    )
+    values = [framed(18, b"", b"\0"), framed(18, b"", b"\2\2"), framed(18, b"", b"\2\4")]
+    rows = delivered(given, [*NAMES, LETTERS[1]], *values)
+    assert [tuple(row.values()) for row in rows] == [
+        ("shop.Trip", 18, None),
+        ("shop.Stop", 18, "name"),
+        (None, 18, "framing"),
+    ]
+
+
+def test_a_json_schema_s_title_is_its_name():
+    SCHEMAS[19] = RegisteredSchema(19, "JSON", '{"title": "Trip"}')
+    rows = delivered(registered("json"), NAMES, framed(19, b"{}"), framed(9, b"{}"))
+    assert [tuple(row.values()) for row in rows] == [("Trip", 19), (None, 9)]
+
+
+@pytest.mark.parametrize("name", ["value_schema_id", "value_schema_name"])
+def test_a_column_about_schemas_that_nothing_fills_is_refused(name):
+    given = fixed({"valueFormat": "json"})
+    kind = dict(NAMES)[name]
+    with pytest.raises(SchemaRefused, match=f"'{name}' would be empty"):
+        projection(given, (name, kind))

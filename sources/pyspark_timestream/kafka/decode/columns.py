@@ -13,6 +13,7 @@ from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.field_names import check_field_names, check_paths
 from pyspark_timestream.kafka.decode.json.types import find_unsupported_type
 from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.payloads import SCHEMA_FORMATS
 
 __all__ = ["DEAD_LETTER", "Projection", "default_schema", "project", "strip_key_prefix"]
 
@@ -36,6 +37,8 @@ METADATA: Final[dict[str, pa.DataType]] = {
     "original_end_time": _INSTANT,
     "time_lower": _INSTANT,
     "time_upper": _INSTANT,
+    "value_schema_id": pa.int32(),
+    "value_schema_name": pa.string(),
     "cti": _INSTANT,
 }
 """Every metadata column with its type, in the order of the default schema."""
@@ -172,6 +175,8 @@ def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
 
 def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
     """List the metadata that these options leave empty, each with the option that fills it."""
+    rules = options.value_rules
+    is_named = rules.format in SCHEMA_FORMATS or (rules.format == "json" and rules.has_registry)
     filled = {
         "end_time": options.shape != "point" or "option 'eventShape' = 'interval' or 'edge'",
         "edge": options.shape == "edge" or "option 'eventShape' = 'edge'",
@@ -182,6 +187,9 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
         or "options 'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
         "time_lower": options.time_window or "option 'timeWindow' = 'true'",
         "time_upper": options.time_window or "option 'timeWindow' = 'true'",
+        "value_schema_id": (rules.format != "binary" and rules.framing != "none")
+        or "option 'valueFraming' = 'confluent' or 'header'",
+        "value_schema_name": is_named or "option 'valueFormat' = 'avro' or 'protobuf'",
         "cti": options.has_ctis
         or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
     }

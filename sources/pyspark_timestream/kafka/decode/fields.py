@@ -13,6 +13,7 @@ from pyspark_timestream.kafka.options.paths import Path, parse_path
 __all__ = [
     "FINE",
     "FRAMING",
+    "NAME",
     "REASONS",
     "RECORD_REASONS",
     "SYNTAX",
@@ -26,11 +27,12 @@ __all__ = [
 
 Reasons = npt.NDArray[np.uint8]
 
-REASONS: Final = ("", "framing", "syntax", "type")
+REASONS: Final = ("", "framing", "syntax", "type", "name")
 """Why a payload is malformed, by number (semantics 13.6): it lacks the wire format's header, or its
-bytes are not a payload of its schema, or a field is not of the column's type."""
+bytes are not a payload of its schema, or a field is not of the column's type, or it is a record of
+another name than the wanted one."""
 
-FINE, FRAMING, SYNTAX, TYPE = range(len(REASONS))
+FINE, FRAMING, SYNTAX, TYPE, NAME = range(len(REASONS))
 
 RECORD_REASONS: Final = (*REASONS, *(f"key {reason}" for reason in REASONS[1:]))
 """Why a record is malformed, by number: the reason of its value, or else that of its key."""
@@ -44,10 +46,12 @@ class WantedFields:
         columns: the fields wanted as columns: the text of each one's path, with its Arrow type.
         raw: the paths, as text, of fields wanted unconverted, for event times and edges: strings,
             numbers or timestamps.
+        names: the names of the records or messages are wanted as well.
     """
 
     columns: pa.Schema
     raw: tuple[str, ...] = ()
+    names: bool = False
 
     def column_paths(self) -> list[Path]:
         """Return the path of each column."""
@@ -68,12 +72,15 @@ class DecodedBlock(NamedTuple):
         reasons: n numbers: why the payload is malformed, as an index into `REASONS`.
         schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
             None if payloads carry no ids.
+        names: n strings: the full name of the record or message that the payload was written as;
+            None unless wanted, or if nothing says so.
     """
 
     columns: list[pa.Array]
     raw: dict[str, list[pa.Array]]
     reasons: Reasons
     schema_ids: pa.Array | None = None
+    names: pa.Array | None = None
 
     @property
     def malformed(self) -> Mask:
@@ -89,7 +96,7 @@ def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) 
     """
     if keys is None:
         return None if values is None else values.reasons
-    of_keys = keys.reasons + np.where(keys.malformed, np.uint8(TYPE), np.uint8(FINE))
+    of_keys = keys.reasons + np.where(keys.malformed, np.uint8(len(REASONS) - 1), np.uint8(FINE))
     return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
 
 

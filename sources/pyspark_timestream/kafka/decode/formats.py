@@ -7,13 +7,15 @@ contradict a schema make a payload malformed.
 """
 
 import base64
+import contextlib
 import functools
+import json
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.fields import FRAMING, DecodedBlock, WantedFields
 from pyspark_timestream.kafka.decode.framing import (
     HEADERS,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
     from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
 
-__all__ = ["check_fields", "decode_part", "have_own_unit"]
+__all__ = ["can_read", "check_fields", "decode_part", "have_own_unit"]
 
 _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 
@@ -72,13 +74,25 @@ def decode_part(
         case "protobuf":
             block = _read_protobuf(options, rules, wanted, framed)
         case _:
-            for writer in framed.writers if rules.has_registry else ():
-                _fetch(options, rules, writer)
+            found = (
+                [_fetch(options, rules, framed, writer) for writer in framed.writers]
+                if rules.has_registry
+                else []
+            )
             block = parse_json(wanted, framed.bodies)
+            if wanted.names and found:
+                block = block._replace(names=framed.name([_find_title(each) for each in found]))
     if not framed.bad.any():
         return block._replace(schema_ids=framed.schema_ids)
     reasons = np.where(framed.bad, np.uint8(FRAMING), block.reasons)
     return block._replace(reasons=reasons, schema_ids=framed.schema_ids)
+
+
+def can_read(options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, writer: str) -> bool:
+    """Check that payloads of a writer's Avro schema can be read by the reader's."""
+    from pyspark_timestream.kafka.decode.avro.read import can_read_avro
+
+    return can_read_avro(_create_avro_readers(options.readers[rules.part]), wanted, writer)
 
 
 def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: WantedFields) -> None:
@@ -119,7 +133,18 @@ def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | N
     return split_unframed(payloads)
 
 
-def _fetch(options: KafkaOptions, rules: PayloadRules, writer: Writer) -> RegisteredSchema:
+def _fetch(
+    options: KafkaOptions, rules: PayloadRules, framed: FramedBlock, writer: Writer
+) -> RegisteredSchema:
+    """Fetch a writer's schema; an error knows the first payload of that writer."""
+    try:
+        return _fetch_checked(options, rules, writer)
+    except (SchemaRefused, SchemaRegistryError) as error:
+        error.row = int(np.argmax(framed.codes == framed.writers.index(writer)))
+        raise
+
+
+def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -> RegisteredSchema:
     """Fetch a writer's schema; it is of the type that the format reads."""
     assert options.source is not None, "frames are looked up in a registry"
     key = writer.guid if writer.schema_id is None else writer.schema_id
@@ -142,18 +167,62 @@ def _read_avro(
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.avro.read import read_avro
 
-    reader = _create_avro_reader(options.readers[rules.part])
+    reader, *newer = _create_avro_readers(options.readers[rules.part])
     if not rules.has_registry:
         # Nothing but the options says who wrote them.
         writers = {0: rules.schema or reader.text}
         codes = pa.array(np.zeros(len(framed.bodies), dtype=np.int32))
     else:
         writers = {
-            code: _inline(_fetch(options, rules, writer))
+            code: _inline(_fetch(options, rules, framed, writer))
             for code, writer in enumerate(framed.writers)
         }
         codes = pa.array(framed.codes, mask=framed.codes < 0)
-    return read_avro(reader, wanted, framed.bodies, writers, codes)
+    try:
+        return read_avro(reader, wanted, framed.bodies, writers, codes, tuple(newer))
+    except SchemaRefused as error:
+        if error.row is None or not rules.has_registry:
+            raise
+        writer = framed.writers[framed.codes[error.row]]
+        raise _refuse_writer(options.readers[rules.part], rules, writer, error) from None
+
+
+def _refuse_writer(
+    reader: ReaderSchema, rules: PayloadRules, writer: Writer, error: SchemaRefused
+) -> SchemaRefused:
+    """Name both schemas in a refusal, and the way on."""
+    *_, last = reader.versions()
+    option = rules.option_name("reader_schema")
+    if last.schema_id is None:
+        read_by = f"by option '{option}'"
+        way = f"leave that column out, or correct '{option}' and start with a new checkpoint"
+    else:
+        read_by = f"by schema {last.schema_id} (version {last.version} of '{last.subject}')"
+        way = (
+            f"start the query again: it then reads such {rules.part}s by the latest version of "
+            f"'{last.subject}', if that has every wanted column with a type that fits; otherwise "
+            "change the column in .schema(...) to what that version has, or leave it out"
+        )
+    refused = SchemaRefused(
+        f"the {rules.part} was written with schema {_show_key(writer)} and is read {read_by}: "
+        f"{error.problem}",
+        error.accepts,
+        way,
+    )
+    refused.row = error.row
+    return refused
+
+
+def _show_key(writer: Writer) -> str:
+    return str(writer.schema_id) if writer.guid is None else writer.guid.hex()
+
+
+def _find_title(schema: RegisteredSchema) -> str | None:
+    """Return the title of a JSON Schema, which is what its records are called."""
+    with contextlib.suppress(ValueError):
+        title = json.loads(schema.text).get("title")
+        return title if isinstance(title, str) else None
+    return None
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -171,7 +240,8 @@ def _read_protobuf(
     def find_message(writer: Writer) -> str | None:
         if not rules.has_registry:
             return given.message
-        return _name_message(_fetch(options, rules, writer), writer.message or ())
+        found = _fetch(options, rules, framed, writer)
+        return _name_message(found, writer.message or ())
 
     return read_framed_protobuf(_create_protobuf_reader(given), wanted, framed, find_message)
 
@@ -194,4 +264,9 @@ def _create_protobuf_reader(given: ReaderSchema) -> "ProtobufReader":
 def _create_avro_reader(given: ReaderSchema) -> "AvroReader":
     from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
 
-    return parse_avro_reader(given.text)
+    return parse_avro_reader(given.text, given.message)
+
+
+def _create_avro_readers(given: ReaderSchema) -> "tuple[AvroReader, ...]":
+    """Create the readers of a schema and of its newer versions."""
+    return tuple(map(_create_avro_reader, given.versions()))

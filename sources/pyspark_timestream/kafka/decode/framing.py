@@ -11,6 +11,7 @@ Whether a frame is well formed is a matter of its own bytes: whether its id is k
 registry's affair, and not knowing it makes no record malformed.
 """
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -84,6 +85,13 @@ class FramedBlock(NamedTuple):
     def reasons(self) -> Reasons:
         """N numbers: why the payload is malformed as far as its frame shows."""
         return np.where(self.bad, FRAMING, FINE).astype(np.uint8)
+
+    def name(self, names: Sequence[str | None]) -> pa.Array:
+        """Return n strings: the name of the payload's writer, of those of `writers`."""
+        # The last place stands for no writer.
+        return pa.array([*names, None], pa.string()).take(
+            pa.array(np.where(self.codes < 0, len(names), self.codes))
+        )
 
 
 def split_unframed(payloads: pa.Array) -> FramedBlock:

@@ -26,7 +26,12 @@ from pyspark_timestream.kafka.decode.fields import (
     WantedFields,
     find_record_reasons,
 )
-from pyspark_timestream.kafka.decode.formats import check_fields, decode_part, have_own_unit
+from pyspark_timestream.kafka.decode.formats import (
+    can_read,
+    check_fields,
+    decode_part,
+    have_own_unit,
+)
 from pyspark_timestream.kafka.decode.records import (
     ColumnSet,
     RecordBlock,
@@ -37,9 +42,16 @@ from pyspark_timestream.kafka.decode.records import (
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
-from pyspark_timestream.kafka.options.payloads import PayloadRules
+from pyspark_timestream.kafka.options.payloads import Part, PayloadRules
 
-__all__ = ["Payload", "check_schemas", "find_unused_unit", "read_payload", "required_columns"]
+__all__ = [
+    "Payload",
+    "can_read_writer",
+    "check_schemas",
+    "find_unused_unit",
+    "read_payload",
+    "required_columns",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +132,19 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
             raise SchemaRefused(
                 f"of the key, whose columns have the prefix '{options.key_prefix}': {error}"
             ) from error
+
+
+def can_read_writer(
+    options: KafkaOptions, projection: Projection | None, part: Part, text: str
+) -> bool:
+    """Check that the wanted fields can be read of payloads that are written with a schema."""
+    choose, rules = (
+        (_choose_fields, options.value_rules)
+        if part == "value"
+        else (_choose_key_fields, options.key_rules)
+    )
+    fields = choose(options, projection)
+    return fields is None or can_read(options, rules, fields, text)
 
 
 def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
@@ -259,8 +284,11 @@ def _choose_fields(options: KafkaOptions, projection: Projection | None) -> Want
     """Choose the fields to parse of the values; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
     columns = projection.fields if projection else pa.schema([])
-    corrupt = projection is not None and options.value_format != "binary" and projection.dead_letter
-    return WantedFields(columns, raw) if raw or len(columns) or corrupt else None
+    if projection is None or options.value_format == "binary":
+        return WantedFields(columns, raw) if raw or len(columns) else None
+    names = projection.wants("value_schema_name")
+    about = projection.dead_letter or names or projection.wants("value_schema_id")
+    return WantedFields(columns, raw, names) if raw or len(columns) or about else None
 
 
 def _choose_key_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:

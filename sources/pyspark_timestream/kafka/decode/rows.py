@@ -202,6 +202,12 @@ def _build_metadata(name: str, judged: JudgedBlock) -> pa.Array:
             return _build_instants(
                 _require(payload.events.end_us), adjusted & _require(payload.end_known)
             )
+        case "value_schema_id":
+            ids = payload.values.schema_ids if payload.values else None
+            return pa.nulls(rows, METADATA[name]) if ids is None else ids
+        case "value_schema_name":
+            names = payload.values.names if payload.values else None
+            return pa.nulls(rows, METADATA[name]) if names is None else names
         case "time_lower":
             return _build_bounds(_require(verdicts.window).lower_us)
         case "time_upper":

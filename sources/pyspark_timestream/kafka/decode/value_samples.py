@@ -19,8 +19,9 @@ from pyspark_timestream.cti.violations import check_times
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.fields import (
     FRAMING,
+    NAME,
+    REASONS,
     SYNTAX,
-    TYPE,
     DecodedBlock,
     WantedFields,
 )
@@ -367,7 +368,7 @@ def describe_payloads(
 
 
 def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBlock) -> str:
-    counts = np.bincount(decoded.reasons, minlength=TYPE + 1)
+    counts = np.bincount(decoded.reasons, minlength=len(REASONS))
     reason = int(np.argmax(counts[1:])) + 1
     part, found = rules.part, f"{counts[reason]} of {len(payloads)} {rules.part}s"
     if reason == FRAMING:
@@ -375,6 +376,11 @@ def _describe_reason(rules: PayloadRules, payloads: pa.Array, decoded: DecodedBl
         first = payloads[int(np.argmax(decoded.reasons == FRAMING))].as_py()
         where = "one has no such header" if rules.framing == "header" else _show_bytes(first)
         return f"{found} lack the schema id of '{framing}' = '{rules.framing}' ({where})"
+    if reason == NAME:
+        return (
+            f"{found} are of other records or messages than '{rules.option_name('message')}' says, "
+            "or than is read"
+        )
     if reason == SYNTAX:
         return f"{found} are not {rules.format} of the schema that wrote them"
     return (

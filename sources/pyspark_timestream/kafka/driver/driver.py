@@ -15,11 +15,12 @@ from typing import Any, Final
 from pyspark_timestream.connector.instants import format_duration
 from pyspark_timestream.connector.offsets import is_initial_offset
 from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import check_schemas
+from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
 from pyspark_timestream.kafka.driver.bounds import RunEnds
 from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
 from pyspark_timestream.kafka.driver.end_states import EndStates
@@ -58,7 +59,7 @@ from pyspark_timestream.kafka.plan.positions import (
 from pyspark_timestream.kafka.plan.progress import build_progress
 from pyspark_timestream.kafka.plan.tasks import TaskPlan, join_batches
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.registry.readers import fix_readers
+from pyspark_timestream.kafka.registry.readers import add_newer_readers, fix_readers
 
 __all__ = ["StreamDriver"]
 
@@ -131,9 +132,25 @@ class StreamDriver:
         if not self._has_readers and self._options.has_schemas:
             self._options = fix_readers(self._options, recorded)
             check_schemas(self._options, self._projection)
+            if recorded:
+                self._options = add_newer_readers(
+                    self._options,
+                    lambda options, part, text: can_read_writer(
+                        options, self._projection, part, text
+                    ),
+                    self._fits,
+                )
             self._warner = Warner(self._options, self._projection, self._reader)
             self._has_readers = True
         return self._options.readers
+
+    def _fits(self, options: KafkaOptions) -> bool:
+        """Check that the schemas of `options` have all wanted fields."""
+        try:
+            check_schemas(options, self._projection)
+        except SchemaRefused:
+            return False
+        return True
 
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""

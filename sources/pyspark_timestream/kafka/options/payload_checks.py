@@ -51,7 +51,7 @@ def _check_effect(rules: PayloadRules, given: Mapping[str, str]) -> None:
         "framing": ("json", "avro", "protobuf"),
         "schema": SCHEMA_FORMATS,
         "reader_schema": ("avro",),
-        "message": ("protobuf",),
+        "message": SCHEMA_FORMATS,
         "subject": SCHEMA_FORMATS,
     }
     format_name = rules.option_name("format")

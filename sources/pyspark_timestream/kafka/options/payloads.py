@@ -72,7 +72,7 @@ class PayloadRules(NamedTuple):
         schema: the writer's schema, where no registry has it: for Avro JSON, for Protobuf a
             descriptor set in base64 (before `load_schemas`: what the option says).
         reader_schema: Avro's reader's schema as JSON; None: `schema`, or the subject's latest.
-        message: the full name of Protobuf's message.
+        message: the full name of Protobuf's message, or of the one Avro record that is wanted.
         subject: the registry's subject with the reader's schema.
     """
 
@@ -153,8 +153,9 @@ class PayloadOptions(ReadingOptions):
         NAME,
         None,
         description=(
-            "the full name of the values' Protobuf message, such as `shop.Order`; required with "
-            "`valueSchema`"
+            "the full name of the values' Protobuf message, such as `shop.Order`, required there "
+            "with `valueSchema`; or of the one Avro record to read, also out of a union. A value "
+            "of another name is malformed, with the reason `name`"
         ),
         may_change=False,
     )

@@ -1,6 +1,6 @@
 """Schemas that a query reads values and keys by, fixed when it first starts (semantics 13.7)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,11 +26,13 @@ class ReaderSchema:
     Attributes:
         text: Avro's JSON, or Protobuf's descriptor set in base64.
         fingerprint: equal for equal schemas.
-        message: the full name of Protobuf's message; empty for Avro.
+        message: the full name of Protobuf's message, or of the one Avro record that is wanted;
+            empty for any.
         schema_id: its id in the registry; None if an option gave it.
         subject: the registry's subject that it was the latest of; None if an option gave it.
         version: its version in that subject.
         registered: the schema as the registry has it, so that tasks need not fetch it again.
+        newer: a later version, which reads the records that this one cannot; None without.
     """
 
     text: str
@@ -40,6 +42,7 @@ class ReaderSchema:
     subject: str | None = None
     version: int | None = None
     registered: RegisteredSchema | None = None
+    newer: "ReaderSchema | None" = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what an offset keeps: where the text is, and how to know it again."""
@@ -47,6 +50,7 @@ class ReaderSchema:
             "fingerprint": self.fingerprint,
             "id": self.schema_id,
             "message": self.message or None,
+            "newer": None if self.newer is None else self.newer.to_json(),
             "subject": self.subject,
             "version": self.version,
         }
@@ -62,4 +66,12 @@ class ReaderSchema:
             value.get("id"),
             value.get("subject"),
             value.get("version"),
+            newer=cls.from_json(value["newer"]) if "newer" in value else None,
         )
+
+    def versions(self) -> "Iterator[ReaderSchema]":
+        """Return this schema and the newer ones, in order."""
+        found: ReaderSchema | None = self
+        while found is not None:
+            yield found
+            found = found.newer

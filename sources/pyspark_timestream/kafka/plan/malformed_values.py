@@ -22,6 +22,10 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "type": (
         "correct the column's type in .schema(...), or declare it a string if the format allows"
     ),
+    "name": (
+        "nothing, if the topic has several record types: option 'valueMessage' names the one that "
+        "is read, and a query of its own reads another"
+    ),
     "key framing": (
         "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
         "schema id, 'none' expects the payload alone"
@@ -33,6 +37,10 @@ NEXT_STEPS: Final[Mapping[str, str]] = {
     "key type": (
         "correct the type of the key's column in .schema(...), or declare it a string if the "
         "format allows"
+    ),
+    "key name": (
+        "nothing, if the topic has keys of several types: option 'keyMessage' names the one that "
+        "is read"
     ),
 }
 """Reason -> the next step of a user."""

@@ -1,17 +1,23 @@
 """Fixes the schemas that a query reads by, at its first start (semantics 13.7)."""
 
 import base64
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused
+from pyspark_timestream.errors import CheckpointMismatch, SchemaRefused, SchemaRegistryError
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
     find_message_name,
     normalize,
 )
-from pyspark_timestream.kafka.options.payloads import SCHEMA_FORMATS, PayloadOptions, PayloadRules
+from pyspark_timestream.kafka.options.payloads import (
+    SCHEMA_FORMATS,
+    Part,
+    PayloadOptions,
+    PayloadRules,
+)
 from pyspark_timestream.kafka.options.readers import ReaderSchema, SchemaSource
 from pyspark_timestream.kafka.registry.registry import SchemaRegistry, find_context
 from pyspark_timestream.kafka.schemas import (
@@ -20,10 +26,11 @@ from pyspark_timestream.kafka.schemas import (
     inline_references,
 )
 
-__all__ = ["check_recorded", "fix_readers", "read_registered", "with_readers"]
+__all__ = ["add_newer_readers", "check_recorded", "fix_readers", "read_registered", "with_readers"]
 
 T = TypeVar("T", bound=PayloadOptions)
 
+_LOG: Final = logging.getLogger(__name__)
 _FIRST_MESSAGE: Final = (0,)
 
 
@@ -55,9 +62,10 @@ def with_readers(options: T, readers: Mapping[str, ReaderSchema]) -> T:
     known = {}
     for rules in (options.value_rules, options.key_rules):
         reader = readers.get(rules.part)
-        if reader is not None and reader.registered is not None:
-            place = rules.format, find_context(reader.subject), reader.registered.key
-            known[place] = reader.registered
+        for each in () if reader is None else reader.versions():
+            if each.registered is not None:
+                place = rules.format, find_context(each.subject), each.registered.key
+                known[place] = each.registered
     source = SchemaRegistry(options.registry, known) if options.registry else None
     return replace(options, readers=readers, source=source)
 
@@ -76,10 +84,68 @@ def _find_reader(
     else:
         found = source.fetch_schema(recorded.schema_id, rules.format, recorded.subject)
         place = recorded.subject, recorded.version
+    reader = _place_reader(rules, found, *place)
+    if recorded is None or recorded.newer is None:
+        return reader
+    newer = _find_reader(rules, source, recorded.newer)
+    check_recorded(rules, newer, recorded.newer)
+    return replace(reader, newer=newer)
+
+
+def _place_reader(
+    rules: PayloadRules, found: RegisteredSchema, subject: str | None, version: int | None
+) -> ReaderSchema:
     reader = read_registered(rules, found)
     assert isinstance(found.key, int), "a subject's schema has an id"
-    subject, version = place
     return replace(reader, schema_id=found.key, subject=subject, version=version, registered=found)
+
+
+def add_newer_readers(
+    options: T, can_read: Callable[[T, Part, str], bool], fits: Callable[[T], bool]
+) -> T:
+    """Return `options` of a restart with the latest schemas beside the recorded ones.
+
+    A subject's latest schema is added only where records that are written with it could not be read
+    otherwise, and where it fits: nothing that was read before is read in another way.
+
+    Args:
+        options: the options with the recorded schemas.
+        can_read: tells whether options can read what is written with a schema.
+        fits: tells whether options' schemas have all wanted fields.
+    """
+    source = SchemaRegistry(options.registry) if options.registry else None
+    for rules in (options.value_rules, options.key_rules):
+        reader = options.readers.get(rules.part)
+        if source is None or reader is None or rules.format != "avro":
+            continue
+        *_, last = reader.versions()
+        if last.schema_id is None or last.subject is None:
+            continue
+        try:
+            found = source.fetch_latest(last.subject, rules.format)
+        except SchemaRegistryError as error:
+            if not error.is_missing:
+                raise
+            continue
+        if found.key == last.schema_id or found.type.lower() != rules.format:
+            continue
+        if can_read(options, rules.part, inline_references(found)):
+            continue
+        newer = _place_reader(rules, found, found.subject, found.version)
+        alone = with_readers(options, {**options.readers, rules.part: newer})
+        if not fits(alone):
+            continue
+        _LOG.warning(
+            "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
+            rules.part, last.schema_id, newer.schema_id, newer.version, newer.subject,
+        )  # fmt: skip
+        options = with_readers(options, {**options.readers, rules.part: _append(reader, newer)})
+    return options
+
+
+def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:
+    newer = newest if reader.newer is None else _append(reader.newer, newest)
+    return replace(reader, newer=newer)
 
 
 def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchema:
@@ -97,7 +163,7 @@ def read_registered(rules: PayloadRules, found: RegisteredSchema) -> ReaderSchem
             f"set '{name}' or '{rules.option_name('subject')}'",
         )
     if rules.format == "avro":
-        return _create_reader(inline_references(found), "")
+        return _create_reader(inline_references(found), rules.message or "")
     main = found.text.encode()
     references = {each.name: each.text.encode() for each in found.references}
     message = rules.message or find_message_name(main, _FIRST_MESSAGE) or ""

@@ -15,15 +15,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.by_block import can_read_block, read_block
 from pyspark_timestream.kafka.decode.avro.by_row import RowReader
 from pyspark_timestream.kafka.decode.avro.places import Places
 from pyspark_timestream.kafka.decode.avro.resolution import Plan, resolve
-from pyspark_timestream.kafka.decode.avro.schemas import AvroReader, parse_schema
+from pyspark_timestream.kafka.decode.avro.schemas import (
+    AvroReader,
+    ParsedSchema,
+    find_name,
+    parse_schema,
+)
 from pyspark_timestream.kafka.decode.avro.wanted import build_wanted
 from pyspark_timestream.kafka.decode.cast import cast_column
 from pyspark_timestream.kafka.decode.fields import (
     FINE,
+    NAME,
     SYNTAX,
     TYPE,
     DecodedBlock,
@@ -32,7 +39,7 @@ from pyspark_timestream.kafka.decode.fields import (
 )
 from pyspark_timestream.kafka.options.paths import parse_path
 
-__all__ = ["read_avro"]
+__all__ = ["can_read_avro", "read_avro"]
 
 Longs = npt.NDArray[np.int64]
 
@@ -69,6 +76,7 @@ def read_avro(
     bodies: pa.Array,
     writers: Mapping[int, str],
     schema_ids: pa.Array | None = None,
+    newer: tuple[AvroReader, ...] = (),
 ) -> DecodedBlock:
     """Read n Avro payloads.
 
@@ -79,10 +87,11 @@ def read_avro(
         writers: the writers' schemas as JSON, by id: at least those of `schema_ids`.
         schema_ids: n int32: the id of the schema that wrote the payload; null where the body is
             null or its framing is bad, which makes a row of nulls. None: `reader` wrote them all.
+        newer: later schemas of the reader, for writers' schemas that the earlier ones cannot read.
 
     Raises:
-        SchemaRefused: a writer's schema cannot be read with the reader's.
-        ValueError: a writer's schema is not an Avro schema.
+        SchemaRefused: a writer's schema cannot be read with the reader's, or is no Avro schema;
+            `row` is the first payload that it wrote.
     """
     if not pa.types.is_binary(bodies.type):
         bodies = bodies.cast(pa.binary())
@@ -90,9 +99,24 @@ def read_avro(
     order = np.full(len(bodies), -1, np.int64)
     pieces: list[_Fields] = []
     total = 0
+    codes = np.full(len(bodies), -1, np.int64)
+    names: list[str | None] = []
     for text, rows in _group(reader, bodies, writers, schema_ids):
-        codec = _build_codec(reader, wanted, text)
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
+        try:
+            found, of_rows = _find_names(reader, wanted, text, group)
+            codes[rows] = of_rows + len(names)
+            names += found
+            wanted_ones = np.array([*map(reader.accepts, found), True])[of_rows]
+            if not wanted_ones.all():
+                reasons[rows[~wanted_ones]] = NAME
+                rows, group = rows[wanted_ones], group.filter(pa.array(wanted_ones))
+            codec = _build_codec((reader, *newer), wanted, text) if len(rows) else None
+        except SchemaRefused as error:
+            error.row = int(rows[0])
+            raise
+        if codec is None:
+            continue
         for start, stop in _split(group):
             values, why = _read_piece(codec, group[start:stop])
             fields = _take_fields(wanted, values)
@@ -108,7 +132,48 @@ def read_avro(
         for at, field in enumerate(wanted.columns)
     ]
     raw = {name: _join_raw([piece.raw[name] for piece in pieces], order) for name in wanted.raw}
-    return DecodedBlock(columns, raw, reasons, schema_ids)
+    named = None
+    if wanted.names:
+        named = pa.array([*names, None], pa.string()).take(pa.array(codes % (len(names) + 1)))
+    return DecodedBlock(columns, raw, reasons, schema_ids, named)
+
+
+def can_read_avro(readers: tuple[AvroReader, ...], wanted: WantedFields, writer: str) -> bool:
+    """Check that payloads of a writer's schema can be read."""
+    try:
+        _build_codec(readers, wanted, writer)
+    except SchemaRefused:
+        return False
+    return True
+
+
+def _find_names(
+    reader: AvroReader, wanted: WantedFields, text: str, bodies: pa.Array
+) -> tuple[list[str | None], Longs]:
+    """Return the names of the records that a schema writes, and for n payloads which it is.
+
+    -1 where a union has no such branch, which makes the payload malformed anyway.
+    """
+    if not (wanted.names or reader.record):
+        return [None], np.zeros(len(bodies), np.int64)
+    parsed = _parse_writer(text)
+    root = parsed.look_up(parsed.schema)
+    if not isinstance(root, list):
+        return [find_name(root)], np.zeros(len(bodies), np.int64)
+    places = Places.of(bodies)
+    chosen = places.read_index(len(root))
+    return [find_name(parsed.look_up(each)) for each in root], np.where(places.broken, -1, chosen)
+
+
+def _parse_writer(text: str) -> ParsedSchema:
+    try:
+        return parse_schema(text)
+    except ValueError as error:
+        raise SchemaRefused(
+            str(error),
+            "an Avro schema",
+            "correct it, or register the topic's schemas again",
+        ) from error
 
 
 def _split(bodies: pa.Array) -> Iterator[tuple[int, int]]:
@@ -171,8 +236,15 @@ def _group(
 
 
 @functools.lru_cache(maxsize=100)
-def _build_codec(reader: AvroReader, wanted: WantedFields, writer: str) -> _Codec:
-    plan = resolve(parse_schema(writer), build_wanted(reader, wanted))
+def _build_codec(readers: tuple[AvroReader, ...], wanted: WantedFields, writer: str) -> _Codec:
+    """Plan the reading of a writer's schema by the first of `readers` that can."""
+    first, *newer = readers
+    try:
+        plan = resolve(_parse_writer(writer), build_wanted(first, wanted))
+    except SchemaRefused:
+        if not newer:
+            raise
+        return _build_codec(tuple(newer), wanted, writer)
     return _Codec(plan, RowReader(plan))
 
 

@@ -256,7 +256,8 @@ class _Resolver:
                     raise _unresolved(what, branch, wanted)
                 if at not in nulls:
                     step = self._read_one(what, self._writer.look_up(branch), wanted)
-                    if not isinstance(step, Misfit):
+                    first = next(iter(steps.values()), step)
+                    if not isinstance(step, Misfit) and step.type == first.type:
                         steps[at] = step
             except _Unresolved:
                 continue

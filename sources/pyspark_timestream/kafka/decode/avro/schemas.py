@@ -16,13 +16,14 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.errors import MissingExtra
+from pyspark_timestream.errors import MissingExtra, SchemaRefused
 
 __all__ = [
     "AvroReader",
     "ParsedSchema",
     "Schema",
     "describe",
+    "find_name",
     "kind_of",
     "parse_avro_reader",
     "parse_schema",
@@ -71,10 +72,38 @@ class AvroReader:
     Attributes:
         text: the schema as JSON.
         fingerprint: SHA-256 of the parsing canonical form, in hexadecimal digits.
+        record: the full name of the one record that is read; empty: whatever records there are.
     """
 
     text: str
     fingerprint: str
+    record: str = ""
+
+    def parse(self) -> "ParsedSchema":
+        """Parse the schema; of a union of records, keep the one that is read.
+
+        Raises:
+            SchemaRefused: the record is not in it.
+        """
+        parsed = parse_schema(self.text)
+        if not self.record:
+            return parsed
+        roots = parsed.schema if isinstance(parsed.schema, list) else [parsed.schema]
+        names = [find_name(parsed.look_up(each)) for each in roots]
+        if self.record not in names:
+            raise SchemaRefused(
+                f"the reader's schema is not of the record '{self.record}'",
+                ", ".join(name for name in names if name) or "a schema of records",
+                "give the full name of one of these as 'valueMessage' or 'keyMessage', or leave it "
+                "out",
+            )
+        return parsed._replace(schema=roots[names.index(self.record)])
+
+    def accepts(self, name: str | None) -> bool:
+        """Check that records of this name are wanted: it is the reader's, or an alias of it."""
+        if not self.record:
+            return True
+        return name in _list_record_names(self)
 
 
 class ParsedSchema(NamedTuple):
@@ -88,8 +117,23 @@ class ParsedSchema(NamedTuple):
         return self.names.get(schema, schema) if isinstance(schema, str) else schema
 
 
-def parse_avro_reader(text: str) -> AvroReader:
-    """Parse the reader's schema.
+def find_name(schema: Schema) -> str | None:
+    """Return the full name of a record, enum or fixed type; None of another type."""
+    return schema.get("name") if isinstance(schema, dict) else None
+
+
+@functools.lru_cache(maxsize=100)
+def _list_record_names(reader: AvroReader) -> frozenset[str]:
+    parsed = reader.parse()
+    record = parsed.look_up(parsed.schema)
+    space = record["name"].rpartition(".")[0]
+    aliases = record.get("aliases", ())
+    full = (a if "." in a or not space else f"{space}.{a}" for a in aliases)
+    return frozenset((record["name"], *full))
+
+
+def parse_avro_reader(text: str, record: str = "") -> AvroReader:
+    """Parse the reader's schema; `record` is the full name of the one record that is read.
 
     Raises:
         ValueError: `text` is not an Avro schema.
@@ -99,7 +143,7 @@ def parse_avro_reader(text: str) -> AvroReader:
     from fastavro.schema import fingerprint, to_parsing_canonical_form
 
     canonical = to_parsing_canonical_form(parsed.schema)
-    return AvroReader(text, fingerprint(canonical, "SHA-256"))
+    return AvroReader(text, fingerprint(canonical, "SHA-256"), record)
 
 
 @functools.lru_cache(maxsize=1_000)

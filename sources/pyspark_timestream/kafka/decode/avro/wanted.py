@@ -15,7 +15,6 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     Schema,
     describe,
     kind_of,
-    parse_schema,
     read_as,
 )
 from pyspark_timestream.kafka.decode.cast import can_cast
@@ -70,7 +69,7 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
     Raises:
         SchemaRefused: a path is not in the schema, or its type cannot be read as the column's.
     """
-    parsed = parse_schema(reader.text)
+    parsed = reader.parse()
     for column in columns:
         found = _find(parsed, f"column '{column.name}'", column.name)
         _check_type(parsed, f"column '{column.name}'", found, column.type)
@@ -88,7 +87,7 @@ def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, .
 
 def have_own_unit(reader: AvroReader, raw: tuple[str, ...]) -> bool:
     """True if all fields `raw` are dates or timestamps, whose unit is in the schema."""
-    parsed = parse_schema(reader.text)
+    parsed = reader.parse()
     schemas = (_strip_null(parsed, name, _find(parsed, name, name))[0] for name in raw)
     return all(pa.types.is_temporal(read_as(schema)) for schema in schemas)
 
@@ -138,8 +137,9 @@ def _strip_null(parsed: ParsedSchema, what: str, schema: Schema) -> tuple[Schema
         raise SchemaRefused(
             f"{what} is of Avro type {describe(found)}: of which type a value is, is not known "
             "before it is read",
-            "a type, or a union of a type and null",
-            "leave the column out",
+            "a type, or a union of a type and null; a union of records where 'valueMessage' or "
+            "'keyMessage' names the one to read",
+            "leave the column out, or name the record",
         )
     return (types[0] if types else "null"), len(types) < len(found)
 
@@ -182,7 +182,7 @@ def build_wanted(reader: AvroReader, fields: WantedFields) -> Wanted:
         _add(shape, parse_path(column.name), _shape_of(column.type))
     for name in fields.raw:
         _add(shape, parse_path(name), {})
-    parsed = parse_schema(reader.text)
+    parsed = reader.parse()
     return _build(parsed, parsed.schema, shape)
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyspark_timestream.kafka.decode.fields import (
     FINE,
     FRAMING,
+    NAME,
     SYNTAX,
     TYPE,
     DecodedBlock,
@@ -62,15 +63,18 @@ def read_framed_protobuf(
 ) -> DecodedBlock:
     """Decode the bodies of `framed`; `find_message` names the message that a writer wrote.
 
-    A payload with another message than the reader's, or with a place where its schema has none, is
-    malformed by its frame. What `find_message` raises is passed on.
+    A payload with another message than the reader's is malformed by its name, and one with a place
+    where its schema has none by its frame. What `find_message` raises is passed on.
     """
     reasons = framed.reasons
-    foreign = [find_message(writer) != reader.message for writer in framed.writers]
+    names = [find_message(writer) for writer in framed.writers]
+    wrong = [FINE if n == reader.message else FRAMING if n is None else NAME for n in names]
     # The last place stands for no writer.
-    reasons[np.array([*foreign, False])[framed.codes]] = FRAMING
+    found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
+    reasons = np.where(found == FINE, reasons, found)
     block = read_protobuf(reader, wanted, framed.bodies, reasons)
-    return block._replace(schema_ids=framed.schema_ids)
+    named = framed.name(names) if wanted.names else None
+    return block._replace(schema_ids=framed.schema_ids, names=named)
 
 
 def read_protobuf(
