@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from tseries import foreign
 from tseries.builders import VALUE, sight_as_of, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
@@ -793,3 +794,21 @@ def test_attempts_end_and_say_that_nothing_was_erased(series, path, monkeypatch)
     with pytest.raises(Exception, match="nothing was erased"):
         series.erase("a", 1, "asked for")
     assert sorted(path.glob("kind=*/*")) == before
+
+
+def test_the_sql_of_other_engines_shows_what_this_package_shows_after_an_act(tmp_path):
+    import duckdb
+
+    series = new(tmp_path / "s", "last 30D")
+    for number in range(5):
+        series.append("a", f"real {number}", at(number))
+    series.edit("a", 2, "edited")
+    series.erase("a", [0, *_append_future(series, "a")], "a clock of 2099")
+    said = "CASE WHEN original_sequence IS NULL AND erasure IS NULL"
+    assert said in foreign.PAGE
+    sql = foreign.current_values("last 30D").replace("CASE WHEN original_sequence IS NULL", said)
+    events_table = DeltaTable(tmp_path / "s").to_pyarrow_table()
+    found = duckdb.sql(sql.replace("FROM events", "FROM events_table")).to_arrow_table()
+    assert events_table.num_rows == 7
+    values = [(row["sequence"], row["text"]) for row in found.to_pylist()]
+    assert values == events(series, kind="values")
