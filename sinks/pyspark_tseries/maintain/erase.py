@@ -91,14 +91,12 @@ def erase(
 
 def list_erasures(store: Store) -> list[Erasure]:
     """The acts that erased values of `store`, oldest first, with the files that have some still."""
-    undone = {record.act.id: record for record in open_acts(store)}
+    left = {}
+    if find_files_with_values(store, open_acts(store)):
+        for record in open_acts(store):
+            left[record.act.id] = tuple(find_files_with_values(store, [record]))
     acts = [record.act for record in read_records(store.location, store.metadata().erasure)]
-    return [
-        dataclasses.replace(act, files=tuple(find_files_with_values(store, [undone[act.id]])))
-        if act.id in undone
-        else act
-        for act in reversed(acts)
-    ]
+    return [dataclasses.replace(act, files=left.get(act.id, ())) for act in reversed(acts)]
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:

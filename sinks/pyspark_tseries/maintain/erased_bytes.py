@@ -16,8 +16,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
-from pyspark_tseries.storage.erasure_files import done_acts, mark_done, read_records
+from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, ErasureRecord
+from pyspark_tseries.storage.erasure_files import mark_act, marked_acts, read_records
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_writer import write_checkpoint
@@ -38,7 +38,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
     last = store.metadata().erasure
     if last is None:
         return []
-    done, found = done_acts(store.location), []
+    done, found = marked_acts(store.location, "done"), []
     for record in read_records(store.location, last):
         if record.act.id in done:
             break
@@ -55,10 +55,9 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
     """
     if not records:
         return []
-    keys = _keys_of(record.act for record in records)
+    keys = _keys_of(records)
     data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
-    log = _find_log_files(store.location, keys, max(record.log_version for record in records))
-    return [*data, *(f"_delta_log/{name}" for _, name in log)]
+    return [*data, *(f"_delta_log/{name}" for _, name in _find_log_files(store.location, records))]
 
 
 def remove_erased_bytes(store: Store, now_us: int) -> None:
@@ -76,24 +75,23 @@ def remove_erased_bytes(store: Store, now_us: int) -> None:
     if not due:
         return
     location = store.location
-    keys = _keys_of(record.act for record in due)
-    dead = _find_dead_files(store, keys)
+    dead = _find_dead_files(store, _keys_of(due))
     if dead:
         table = load_table(location)
         named = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
         live = {file.path for file in store.snapshot().files}
         location.remove(location.file(path) for path in dead if path in named - live)
-    _remove_log_files(store, keys, max(record.log_version for record in due))
+    _remove_log_files(store, due)
     for record in due:
         if record.act.time_us + _UNDECIDED_US > now_us or find_files_with_values(store, [record]):
             break
-        mark_done(location, record.act.id)
+        mark_act(location, record.act.id, "done")
 
 
-def _keys_of(acts: Iterator[Erasure]) -> ErasedKeys:
+def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:
     keys = ErasedKeys()
-    for act in acts:
-        keys.add(act)
+    for record in records:
+        keys.add(record.act)
     return keys
 
 
@@ -142,8 +140,13 @@ def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:
     return False
 
 
-def _find_log_files(location: Location, keys: ErasedKeys, upto: int) -> list[tuple[int, str]]:
-    """Entries and checkpoints up to the version `upto` whose statistics may have a value."""
+def _find_log_files(location: Location, records: Sequence[ErasureRecord]) -> list[tuple[int, str]]:
+    """Entries and checkpoints from before the acts whose statistics may have a value."""
+    clean = marked_acts(location, "log")
+    records = [record for record in records if record.act.id not in clean]
+    if not records:
+        return []
+    keys, upto = _keys_of(records), max(record.log_version for record in records)
     found = []
     for path, _ in location.list_files(location.file("_delta_log")):
         name = os.path.basename(path)
@@ -180,11 +183,14 @@ def _read_statistics(location: Location, path: str) -> Iterator[str | None]:
                 yield added.get("stats")
 
 
-def _remove_log_files(store: Store, keys: ErasedKeys, upto: int) -> None:
+def _remove_log_files(store: Store, records: Sequence[ErasureRecord]) -> None:
     """Remove the log up to the last entry or checkpoint that may have a value, oldest first."""
-    location = store.location
-    held = _find_log_files(location, keys, upto)
+    location, upto = store.location, max(record.log_version for record in records)
+    held = _find_log_files(location, records)
     if not held:
+        # Nothing from before an act is added to the log later, so it is read once only.
+        for act in {record.act.id for record in records} - marked_acts(location, "log"):
+            mark_act(location, act, "log")
         return
     if read_mark(location).version <= upto:
         if location.is_local:

@@ -1,8 +1,8 @@
 """Records of erasures in the directory of a store: one file an act, each names the one before.
 
 The head names the last act, so a record is in force if the chain from there reaches it. What a
-crash leaves is not in the chain. Maintenance marks an act as `done` once no file of the store has
-its values any more.
+crash leaves is not in the chain. Maintenance marks an act with `log` once no entry of the log has
+its values any more, and with `done` once nothing has.
 """
 
 import os
@@ -64,13 +64,13 @@ def list_records(location: Location) -> list[ErasureRecord]:
     return found
 
 
-def mark_done(location: Location, act: str) -> None:
-    """Note that no file has a value of `act` any more."""
-    with location.write(location.file(*ERASURES, f"{act}.done")) as file:
+def mark_act(location: Location, act: str, mark: str) -> None:
+    """Note of `act` that no entry of the `log`, or nothing (`done`), has a value of it any more."""
+    with location.write(location.file(*ERASURES, f"{act}.{mark}")) as file:
         file.write(b"")
 
 
-def done_acts(location: Location) -> set[str]:
-    """The ids of the acts that are done."""
+def marked_acts(location: Location, mark: str) -> set[str]:
+    """The ids of the acts with the mark `log` or `done`."""
     names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
-    return {name.removesuffix(".done") for name in names if name.endswith(".done")}
+    return {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}
