@@ -1,7 +1,7 @@
 """The command line: `python -m pyspark_tseries COMMAND PATH`.
 
 The commands are `describe`, `verify`, `repair`, `rebuild`, `compact`, `maintain`, `erase`,
-`erasures` and `forget-writer`.
+`erasures`, `forget-writer` and `backup`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from pyspark_tseries.maintain.background import (
     maintain,
     maintain_while_busy,
 )
+from pyspark_tseries.maintain.backup import backup, parse_end
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.erase import erase, list_erasures
@@ -50,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
             action="append",
             help=f"how to reach an object store: {', '.join(STORAGE_OPTIONS)}",
         )
+        if name == "backup":
+            command.add_argument("target", help="where to: a directory or prefix that is empty")
         if name in OWNER_COMMANDS:
             command.add_argument(
                 "--principal", help="who asks, if the store has a policy; default: the OS user"
@@ -81,7 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
             )
     given = parser.parse_args(arguments)
     try:
-        location = parse_location(given.path, _parse_storage_options(given.storage_option))
+        options = _parse_storage_options(given.storage_option)
+        parse = parse_end if given.command == "backup" else parse_location
+        location = parse(given.path, options)
         with named_failures(location):
             return COMMANDS[given.command][1](location, given)
     except (TseriesError, ValueError, OSError) as error:
@@ -169,6 +174,13 @@ def _print_act(act: Erasure) -> None:
     print(json.dumps(dataclasses.asdict(act), ensure_ascii=False))
 
 
+def _backup(path: Location, given: argparse.Namespace) -> int:
+    done = backup(path, given.target, _parse_storage_options(given.storage_option))
+    what = "no commit" if done.commit is None else str(done.commit)
+    print(f"{what} of '{path.root}': {done.files} files, {done.size} bytes")
+    return 0
+
+
 def _forget_writer(path: Location, given: argparse.Namespace) -> int:
     principal = os_user() if given.principal is None else given.principal
     forget_writer(Store.open(path), given.writer, now_us(), principal)
@@ -189,6 +201,7 @@ COMMANDS: dict[str, tuple[str, Callable[[Location, argparse.Namespace], int]]] =
     "compact": ("rewrites files clustered by series, removes events out of range", _compact),
     "erase": ("makes the values of events null, and those of their edits", _erase),
     "erasures": ("prints who erased which events, when and why, a line an act", _erasures),
+    "backup": ("copies the last commit, a whole store, while writers go on", _backup),
     "forget-writer": ("lets a writer hold back the store's CTI no more", _forget_writer),
     "maintain": ("one round of the maintenance that writers with autoCompact start", _maintain),
 }

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from pyspark_tseries.model.commit_mark import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
-from pyspark_tseries.storage.durability import make_directories, sync
+from pyspark_tseries.storage.durability import sync
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
@@ -193,7 +193,7 @@ def _write_kept(location: Location, first: int, ids: dict[int, int]) -> None:
         with location.write(path) as file:
             file.write(content)
         return
-    make_directories(os.path.dirname(path))
+    location.make_directories(os.path.dirname(path))
     draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.history")
     with location.write(draft) as file:
         file.write(content)

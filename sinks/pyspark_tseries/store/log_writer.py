@@ -31,6 +31,7 @@ from pyspark_tseries.store.log_entries import entry_path
 __all__ = [
     "capture_entry",
     "copy_log",
+    "log_tail",
     "publish",
     "remove_shadows",
     "shadow_log",
@@ -186,13 +187,13 @@ def copy_log(location: Location, version: int, to: str, without: Collection[str]
     log = os.path.join(to, _LOG_DIRECTORY)
     os.makedirs(log)
     names = set(os.listdir(location.file(_LOG_DIRECTORY))).difference(without)
-    for name in _log_tail(names, version):
+    for name in log_tail(names, version):
         # A link would change the entry's time, from which its visibility is dated.
         take = shutil.copyfile if name.endswith(".json") else location.copy
         take(location.file(_LOG_DIRECTORY, name), os.path.join(log, name))
 
 
-def _log_tail(names: Iterable[str], version: int) -> list[str]:
+def log_tail(names: Iterable[str], version: int) -> list[str]:
     """The last checkpoint that is not after `version`, and the entries from it up to `version`."""
     numbered = [
         (int(found[1]), found[2], found[0])

@@ -114,7 +114,10 @@ def repair(
     check_commit_time(location.root, NEVER_US, now_us(), location.clock_us(), same_machine=False)
     done = RepairResult()
     for step in REPAIR_STEPS:
-        done += step(location, request)
+        found = step(location, request)
+        done += found
+        if step is _repair_head and found.left:
+            return done  # The later steps, and `verify`, need a head.
         if dry_run and done.mended:
             return done
     return done + _find_remaining(location, done)
@@ -234,9 +237,21 @@ def _repair_head(location: Location, request: RepairRequest) -> RepairResult:
     except UnusableStore as error:
         lost = tuple(_describe_lost_head(recover_head(store)))
         if not request.dry_run:
-            rebuild(location, principal=request.principal)
+            try:
+                rebuild(location, principal=request.principal)
+            except UnusableStore as missing:
+                return RepairResult(left=(_describe_left_head(location, error, missing),))
         return RepairResult(mended=(f"{error}. It is rebuilt from the events",), lost=lost)
     return RepairResult()
+
+
+def _describe_left_head(location: Location, head: UnusableStore, file: UnusableStore) -> str:
+    return compose_message(
+        f"{_strip_advice(str(head))}, and it cannot be rebuilt: {_strip_advice(str(file))}",
+        "the files as they were written",
+        "copy the store again or put the files back; or give up the first commit without its files "
+        f"and all that followed with: python -m pyspark_tseries repair --give-up {location.root}",
+    )
 
 
 def _describe_lost_head(recovered: RecoveredHead) -> Iterator[str]:

@@ -1,0 +1,243 @@
+"""A copy of one commit of a store, made while writers go on (semantics 24.5).
+
+The log is copied as it was at one moment, into memory; then the files that it names, which never
+change; and the log is written last, so that an interrupted backup is no store. If maintenance
+removes a file before it is copied, the copy is brought up to a newer commit.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.model.commit_mark import CommitMark
+from pyspark_tseries.storage.durability import list_directories, make_directories, sync
+from pyspark_tseries.storage.head_files import head_chain
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.store.history import LOST_FILE, last_mark
+from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, read_mark
+from pyspark_tseries.store.log_check import read_entry
+from pyspark_tseries.store.log_writer import log_tail
+from pyspark_tseries.store.store import Store
+
+MAX_ATTEMPTS: Final = 20
+_LOG: Final = "_delta_log"
+_COPY_BYTES: Final = 16 * 1024 * 1024
+
+_BESIDE: Final = ("erasures", "history", "late", "lost")
+"""The folders of `_tseries` that a copy has as they are: they are small, and newer files in them do
+no harm. Of lost commits only the lists are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupResult:
+    """What a backup holds.
+
+    Attributes:
+        commit: the last commit; None if the store has none.
+        files: the number of files.
+        size: their bytes.
+    """
+
+    commit: CommitMark | None
+    files: int
+    size: int
+
+
+def backup(
+    path: str | Location,
+    target: str | Location,
+    storage_options: Mapping[str, str] | None = None,
+) -> BackupResult:
+    """Copy the last commit of the store at `path`, and all before, to `target`.
+
+    The copy is a store. Writers, readers and maintenance go on meanwhile.
+
+    Args:
+        path: a local path, a `file:` URI or an `s3:` URI.
+        target: the same; a directory that is empty, or is made.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+
+    Raises:
+        NoSuchStore: there is no store.
+        UnusableStore: it is damaged, or `target` is not empty or lies in the store.
+        StoreBusy: files were removed before they were copied, again and again.
+        OSError: a file cannot be read or written.
+    """
+    source, to = parse_end(path, storage_options), parse_end(target, storage_options)
+    Store.open(source)  # With all checks, as below it is opened without.
+    _refuse_target(source, to)
+    if to.is_local:
+        os.makedirs(to.root, exist_ok=True)
+    copied: dict[str, int] = {}
+    for _ in range(MAX_ATTEMPTS):
+        # Before the log: a batch of `correct_late` needs the file of the one before it.
+        _copy_files(source, to, _list_beside(source), copied, again=True)
+        # An object of its own: others of this process may be refreshed by its writers meanwhile.
+        moment = _read_moment(Store.open_damaged(source))
+        if moment is None or not _copy_files(source, to, moment.files, copied):
+            continue
+        beside = set(_list_beside(source))
+        _copy_files(source, to, beside, copied, again=True)
+        extra = copied.keys() - {*moment.files, *beside}
+        to.remove(map(to.file, extra))
+        _write_log(to, moment.log, [to.file(name) for name in copied.keys() - extra])
+        Store.open(to).index()  # Raises where the copy is no whole store.
+        size = sum(copied[name] for name in copied.keys() - extra)
+        size += sum(map(len, moment.log.values()))
+        return BackupResult(moment.commit, len(copied) - len(extra) + len(moment.log), size)
+    raise StoreBusy(
+        f"files of the store '{source.root}' were removed before they could be copied, in all of "
+        f"{MAX_ATTEMPTS} attempts; what was copied to '{to.root}' is not a store",
+        next_step="remove that directory, and copy to a faster one",
+    )
+
+
+def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Location:
+    """As `parse_location`; options are for whichever end of a backup is an object store."""
+    is_remote = isinstance(path, str) and path.lower().startswith(("s3:", "s3a:"))
+    return parse_location(path, options if is_remote else None)
+
+
+def _refuse_target(source: Location, to: Location) -> None:
+    """Refuse a target that has something in it, or that lies in the store.
+
+    Raises:
+        UnusableStore: it does.
+    """
+    if to.is_local and source.is_local:
+        within = os.path.realpath(to.root) + os.sep
+        if within.startswith(os.path.realpath(source.root) + os.sep):
+            raise UnusableStore(
+                f"'{to.root}' lies in the store '{source.root}' itself",
+                "a directory outside of the store",
+                "name another one",
+            )
+    there = _list_names(to, to.file())
+    if there:
+        raise UnusableStore(
+            f"'{to.root}' is not empty: it has '{there[0]}'; nothing was copied",
+            "a directory that is empty, or is not there yet",
+            "name another one, or remove what is in it",
+        )
+
+
+def _list_names(location: Location, directory: str) -> list[str]:
+    if location.is_local and os.path.lexists(directory) and not os.path.isdir(directory):
+        return [os.path.basename(directory)]
+    files = [os.path.basename(path) for path, _ in location.list_files(directory)]
+    return [*location.list_folders(directory), *files]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A store at one version of its log.
+
+    Attributes:
+        commit: the last one.
+        log: the contents of the log's files, by name; the newest entry last.
+        files: the other files, relative to the store.
+    """
+
+    commit: CommitMark | None
+    log: dict[str, bytes]
+    files: list[str]
+
+
+def _read_moment(store: Store) -> _Moment | None:
+    """The store as it was opened; None if a file of the log or a head is gone by now."""
+    location, version = store.location, store.version()
+    names = [os.path.basename(path) for path, _ in location.list_files(location.file(_LOG))]
+    tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
+    first = int(tail[0][:20]) if tail else version
+    with contextlib.suppress(FileNotFoundError):
+        # Entries of other tools are checked from the last one of ours on (semantics 27.2).
+        at = version
+        while at >= 0 and (entry := read_entry(location, at)) is not None and entry.own is None:
+            at -= 1
+        earlier = [f"{number:020d}.json" for number in range(max(at, 0), first)]
+        kept = [*(name for name in earlier if name in names), *tail]
+        log = {name: _read(location, location.file(_LOG, name)) for name in kept}
+        if read_mark(location).version == first:
+            mark = _read(location, location.file(_LOG, LAST_CHECKPOINT))
+            log = {LAST_CHECKPOINT: mark, **log} if read_mark(location).version == first else log
+        heads = list(head_chain(location, store.head_id(), 2**62))
+        events = [file.path for file in store.data_files()]
+        chain = [os.path.relpath(path, location.file()) for path in heads]
+        return _Moment(last_mark(store), log, [*events, *chain])
+    return None
+
+
+def _list_beside(location: Location) -> list[str]:
+    found: list[str] = []
+    folders = [location.file("_tseries", name) for name in _BESIDE]
+    while folders:
+        folder = folders.pop()
+        paths = [path for path, _ in location.list_files(folder)]
+        if os.path.relpath(folder, location.file("_tseries")).split(os.sep)[0] == "lost":
+            paths = [path for path in paths if os.path.basename(path) == LOST_FILE]
+        found += [os.path.relpath(path, location.file()) for path in paths]
+        folders += [os.path.join(folder, name) for name in location.list_folders(folder)]
+    return found
+
+
+def _copy_files(
+    source: Location,
+    to: Location,
+    names: list[str] | set[str],
+    copied: dict[str, int],
+    *,
+    again: bool = False,
+) -> bool:
+    """Copy files that are not in `copied` yet, or `again`; False if one of them is gone."""
+    whole = True
+    for name in names:
+        if again or name not in copied:
+            try:
+                copied[name] = _copy(source, to, name)
+            except FileNotFoundError:
+                to.remove([to.file(name)])
+                whole = False
+                if not again:
+                    return False
+    return whole
+
+
+def _copy(source: Location, to: Location, name: str) -> int:
+    """Copy a file; return its bytes."""
+    path, target = source.file(name), to.file(name)
+    if source.is_local and to.is_local:
+        to.make_directories(os.path.dirname(target))
+        shutil.copyfile(path, target)
+    else:
+        with source.read(path) as reader, to.write(target) as writer:
+            shutil.copyfileobj(reader, writer, _COPY_BYTES)
+    return to.size(target)
+
+
+def _read(location: Location, path: str) -> bytes:
+    with location.read(path) as file:
+        return bytes(file.read())
+
+
+def _write_log(to: Location, log: Mapping[str, bytes], files: list[str]) -> None:
+    """Write the log, by which the copy becomes a store, after all else survives a power loss."""
+    if not to.is_local:
+        # A log without its beginning is not one.
+        first = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
+        for name in [*(name for name in log if name != first), first]:
+            with to.write(to.file(_LOG, name)) as file:
+                file.write(log[name])
+        return
+    draft = to.file("_tseries", "staging", "log")
+    for name, content in log.items():
+        with to.write(os.path.join(draft, name)) as file:
+            file.write(content)
+    written = [os.path.join(draft, name) for name in log]
+    sync([*files, *written, *list_directories(to.root, [*files, *written])])
+    os.rename(draft, to.file(_LOG))
+    sync([to.root])
+    make_directories(to.root)

@@ -1,0 +1,236 @@
+"""A backup is one whole commit, made while writers go on, and goes on like the store itself."""
+
+import os
+import shutil
+import threading
+
+import pytest
+from tseries.builders import VALUE, batch, stored
+from tseries.object_store import bucket  # noqa: F401 a fixture
+from tseries.spark.test_writer_cti import Query
+from tseries.subscribe.subscriber import Client, make
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.__main__ import main
+from pyspark_tseries.errors import HistoryChanged, StoreBusy, UnusableStore
+from pyspark_tseries.maintain import backup as backups
+from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.backup import backup
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.history import describe_change, find_mark, last_mark
+from pyspark_tseries.store.store import Store
+
+EVENT = ("series", "sequence", "timestamp", "commit")
+
+
+def fill(store, *numbers, series="a"):
+    for number in numbers:
+        store.append(batch((series, number)))
+    store.refresh()
+    return store
+
+
+def files_under(root):
+    return sorted(str(file.relative_to(root)) for file in root.rglob("*") if file.is_file())
+
+
+@pytest.fixture
+def store(tmp_path):
+    return fill(make(tmp_path / "s"), *range(25))
+
+
+def test_backup_is_the_store_with_its_history_and_nothing_else(tmp_path, store):
+    store.append(batch(("b", 1), edits=[("a", 3, 9.5)]))
+    compact(store.root)
+    remove_obsolete_files(store, 2**60)
+    fill(store, 30)
+    done = backup(store.root, str(tmp_path / "t/backup"))
+    assert done.commit == last_mark(store)
+    assert stored(tmp_path / "t/backup", *EVENT) == stored(tmp_path / "s", *EVENT)
+    assert verify(str(tmp_path / "t/backup")) == []
+    copy = Store.open(str(tmp_path / "t/backup"))
+    assert copy.id == store.id
+    for number in range(27):
+        assert find_mark(copy, number) == find_mark(store, number)
+    names = files_under(tmp_path / "t/backup")
+    assert [name for name in names if "lock" in name or "staging" in name] == []
+    events = {file.path for file in store.data_files()}
+    assert {name for name in names if name.startswith("kind=")} == events
+    fill(copy, 50)
+    assert verify(copy.root) == []
+
+
+def test_backup_of_a_store_without_commits_is_one(tmp_path):
+    make(tmp_path / "s")
+    assert backup(str(tmp_path / "s"), str(tmp_path / "b")).commit is None
+    assert stored(tmp_path / "b") == []
+    fill(Store.open(str(tmp_path / "b")), 1)
+
+
+def test_backup_while_writers_go_on_is_a_whole_commit(tmp_path, store):
+    stop = threading.Event()
+
+    def write():
+        number = 100
+        while not stop.is_set():
+            store.append(batch(("a", number), ("b", number)))
+            number += 1
+            if number % 7 == 0:
+                compact(store.root)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        done = [backup(store.root, str(tmp_path / f"b{n}")) for n in range(4)]
+    finally:
+        stop.set()
+        writer.join()
+    events = stored(tmp_path / "s", *EVENT)
+    for n, each in enumerate(done):
+        assert verify(str(tmp_path / f"b{n}")) == []
+        found = stored(tmp_path / f"b{n}", *EVENT)
+        assert found == [event for event in events if event[3] <= each.commit.number]
+        assert len(found) >= 25
+
+
+def test_backup_takes_a_newer_commit_where_maintenance_removes_a_file_meanwhile(
+    tmp_path, store, monkeypatch
+):
+    real, copied = backups._copy, []
+
+    def copy(source, to, name):
+        if len(copied) == 3:
+            compact(store.root)
+            fill(store, 60)
+            for file in (tmp_path / "s").glob("kind=*/*"):
+                if str(file.relative_to(tmp_path / "s")) not in {
+                    f.path for f in store.data_files()
+                }:
+                    file.unlink()
+        copied.append(name)
+        return real(source, to, name)
+
+    monkeypatch.setattr(backups, "_copy", copy)
+    done = backup(store.root, str(tmp_path / "b"))
+    assert done.commit.number == 25
+    assert stored(tmp_path / "b", *EVENT) == stored(tmp_path / "s", *EVENT)
+    assert len(list((tmp_path / "b").glob("kind=*/*"))) == len(store.data_files())
+
+    def never(source, to, name):
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(backups, "_copy", never)
+    with pytest.raises(StoreBusy, match=r"what was copied to '.*' is not a store"):
+        backup(store.root, str(tmp_path / "c"))
+
+
+def test_interrupted_backup_is_no_store_and_its_folder_is_refused(tmp_path, store, monkeypatch):
+    real = backups._write_log
+
+    def interrupt(to, log, files):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backups, "_write_log", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        backup(store.root, str(tmp_path / "b"))
+    assert Store.find(str(tmp_path / "b")) is None
+    monkeypatch.setattr(backups, "_write_log", real)
+    with pytest.raises(UnusableStore, match=r"is not empty: it has '.*'; nothing was copied"):
+        backup(store.root, str(tmp_path / "b"))
+    shutil.rmtree(tmp_path / "b")  # The next step.
+    backup(store.root, str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize("what", ["a file in it", "a folder in it", "a file", "a store", "within"])
+def test_target_that_is_not_empty_or_lies_in_the_store_is_refused(tmp_path, store, what, capsys):
+    target = tmp_path / "s/backup" if what == "within" else tmp_path / "b"
+    if what == "a file":
+        target.write_text("")
+    elif what == "a file in it":
+        target.mkdir()
+        (target / "x").write_text("")
+    elif what == "a folder in it":
+        (target / "x").mkdir(parents=True)
+    elif what == "a store":
+        make(target)
+    before = files_under(tmp_path)
+    assert main(["backup", store.root, str(target)]) == 1
+    said = capsys.readouterr().err
+    assert ("lies in the store" if what == "within" else "is not empty: it has '") in said
+    assert "next step: name another one" in said
+    assert files_under(tmp_path) == before
+
+
+def test_command_copies_into_an_empty_folder_and_says_what_it_did(tmp_path, store, capsys):
+    (tmp_path / "b").mkdir()
+    assert main(["backup", store.root, str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{last_mark(store)} of '{store.root}': ")
+    sizes = [file.stat().st_size for file in (tmp_path / "b").rglob("*") if file.is_file()]
+    copied = [name for name in files_under(tmp_path / "b") if not name.endswith((".lock", "clock"))]
+    assert f"{len(copied)} files, " in said
+    assert sum(sizes) >= int(said.rpartition(", ")[2].split()[0]) > 0
+    assert main(["backup", str(tmp_path / "none"), str(tmp_path / "c")]) == 1
+    assert "there is no store at" in capsys.readouterr().err
+    assert not os.path.exists(tmp_path / "c")
+
+
+def test_query_and_subscriber_go_on_with_the_backup_of_store_and_checkpoint(tmp_path):
+    query = Query(tmp_path)
+    for number in range(3):
+        query.commit(number, ("a", number, number))
+    client = Client(tmp_path / "s")
+    client.drain()
+    at, got = client.position, list(client.got)
+    shutil.copytree(tmp_path / "c-q", tmp_path / "checkpoint")
+    backup(query.store, str(tmp_path / "b"))
+    for number in range(3, 6):
+        query.commit(number, ("a", number, number))
+    client.drain()
+    # Everything is lost; store and checkpoints come from the backup.
+    for lost, kept in (("s", "b"), ("c-q", "checkpoint")):
+        shutil.rmtree(tmp_path / lost)
+        shutil.move(tmp_path / kept, tmp_path / lost)
+    storage._open_stores.clear()
+    with pytest.raises(HistoryChanged):
+        client.poll()
+    client.position, client.got = at, list(got)
+    for number in range(3, 6):
+        query.commit(number, ("a", 100 + number, number))
+    assert client.drain()[len(got) :] == [("a", 3), ("a", 4), ("a", 5)]
+    assert TimeSeries.open(query.store).describe()["events"] == 6
+
+
+def test_backup_between_a_disk_and_an_object_store_keeps_all(tmp_path, store, bucket):  # noqa: F811
+    there = bucket.uri("backups/one")
+    done = backup(store.root, there, bucket.options)
+    remote = Store.open(parse_location(there, bucket.options))
+    assert (last_mark(remote), remote.id) == (done.commit, store.id)
+    with pytest.raises(UnusableStore, match="is not empty"):
+        backup(store.root, there, bucket.options)
+    back = backup(parse_location(there, bucket.options), str(tmp_path / "b"), bucket.options)
+    assert back.commit == done.commit
+    assert stored(tmp_path / "b", *EVENT) == stored(tmp_path / "s", *EVENT)
+    assert verify(str(tmp_path / "b")) == []
+    assert describe_change(remote, done.commit) is None
+
+
+def test_backup_of_a_store_that_another_tool_has_optimized_opens(tmp_path, store):
+    from deltalake import DeltaTable
+
+    DeltaTable(store.root).optimize.compact()
+    backup(store.root, str(tmp_path / "b"))
+    assert stored(tmp_path / "b", *EVENT) == stored(tmp_path / "s", *EVENT)
+    fill(Store.open(str(tmp_path / "b")), 99)
+
+
+def test_backup_of_a_store_with_changed_settings_keeps_them(tmp_path):
+    store = Store.create(str(tmp_path / "s"), [VALUE], RetainedRange(limit=5))
+    fill(store, *range(9))
+    TimeSeries.open(store.root).set_retained_range("limit 3")
+    backup(store.root, str(tmp_path / "b"))
+    assert TimeSeries.open(str(tmp_path / "b")).describe()["retained_range"] == "limit 3"
