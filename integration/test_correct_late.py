@@ -15,6 +15,7 @@ from flights import produce_flights
 from flights_data import flights, judge_flights
 from harness import DeltaLog, InBatch, Job, run_killed
 from lengths import choices, repetitions
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from pyspark_tseries import TimeSeries
@@ -50,6 +51,24 @@ def test_corrected_hours_of_flights_equal_those_of_a_large_delay_under_kills(
     authors = set(zip(edits["author"].to_pylist(), edits["reason"].to_pylist(), strict=True))
     assert ("correct_late", "late rows") in authors
     assert len(authors) == 2
+
+
+@pytest.mark.timeout(300)
+def test_corrections_by_another_delay_are_refused_before_anything_is_written(
+    spark: SparkSession, broker: Broker, tmp_path: Path
+) -> None:
+    topic = produce_flights(broker, count=300)
+    store, checkpoint = tmp_path / "s", tmp_path / "c"
+    rows = job.read_flights(spark, broker.bootstrap, topic, job.SMALL_DELAY)
+    job.write_hours(rows, store).awaitTermination()
+    before = in_force(store)
+    other = job.read_flights(spark, broker.bootstrap, topic, "1 hour")
+    said = "option 'ctiDelay' is '1 hour' here, and '2 hours'"
+    with pytest.raises(StreamingQueryException, match=said):
+        job.correct(other, store, checkpoint).awaitTermination()
+    assert in_force(store) == before
+    job.correct(rows, store, tmp_path / "right").awaitTermination()
+    assert in_force(store) == expected_hours(300)
 
 
 def in_force(store: Path) -> list[Any]:

@@ -43,7 +43,7 @@ def test_the_public_names_of_tseries() -> None:
     }
     results = {"Erasure", "Event", "EventMetadata", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
-    names |= {"describe", *errors, *results}
+    names |= {"describe", "withdraw_corrections", *errors, *results}
     assert set(pyspark_tseries.__all__) == names
     assert all(getattr(pyspark_tseries, name) for name in names)
 

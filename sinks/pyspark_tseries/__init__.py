@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         WrongClock,
     )
     from pyspark_tseries.maintain.describe import describe
+    from pyspark_tseries.maintain.withdrawal import withdraw_corrections
     from pyspark_tseries.model.erasures import Erasure
     from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "correct_late",
     "describe",
+    "withdraw_corrections",
 ]
 
 __version__ = "0.2.0"
@@ -82,6 +84,7 @@ _MODULES = {
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
     "describe": "maintain.describe",
+    "withdraw_corrections": "maintain.withdrawal",
 }
 
 

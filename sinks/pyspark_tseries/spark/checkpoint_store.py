@@ -25,6 +25,7 @@ __all__ = [
     "check_before_batch",
     "check_in_commit",
     "checkpoint_directory",
+    "checkpoint_path",
     "remember_commit",
 ]
 
@@ -62,9 +63,14 @@ def checkpoint_directory(options: Mapping[str, str]) -> str | None:
     location = next((options[name] for name in options if name.lower() == _CHECKPOINT_OPTION), None)
     if location is None:
         return None
-    parts = urlsplit(location)
-    path = unquote(parts.path) if parts.scheme == "file" else location
+    path = checkpoint_path(location)
     return path if os.path.isdir(os.path.join(path, "offsets")) else None
+
+
+def checkpoint_path(location: str) -> str:
+    """The directory of a checkpoint that Spark names by a URL or a path."""
+    parts = urlsplit(location)
+    return unquote(parts.path) if parts.scheme == "file" else location
 
 
 def check_before_batch(checkpoint: str | None, location: Location) -> None:

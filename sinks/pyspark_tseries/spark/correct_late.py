@@ -12,8 +12,9 @@ The rules are semantics 30.6.
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -24,10 +25,23 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark_timestream.connector.instants import format_instant, parse_duration
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
+from pyspark_tseries.maintain.withdrawal import (
+    BOUNDS_KEY,
+    LATE_TOKEN,
+    REASON,
+    late_path,
+    list_correctors,
+    read_withdrawn,
+)
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.policy import AccessCheck
-from pyspark_tseries.spark.corrections import REASON, Corrections, refuse_limit
+from pyspark_tseries.spark.corrections import Corrections, refuse_limit
+from pyspark_tseries.spark.late_checks import (
+    JudgedStream,
+    refuse_other_streams,
+    refuse_without_ctis,
+)
 from pyspark_tseries.spark.late_windows import MERGES, ROWS, Merge, WindowStep, advance_windows
 from pyspark_tseries.spark.query_identity import QueryIdentity
 from pyspark_tseries.storage.durability import list_directories, sync
@@ -38,8 +52,6 @@ from pyspark_tseries.store.store import Store
 __all__ = ["correct_late"]
 
 _LOG: Final = logging.getLogger(__name__)
-_TOKEN_PREFIX: Final = "tseries:late:"
-_BOUNDS_KEY: Final = b"bounds"
 
 
 def correct_late(
@@ -67,7 +79,7 @@ def correct_late(
     an edit leaves the store's other value columns as they are.
 
     Args:
-        late: a stream of flagged rows; of a column `violation` only `late` is taken.
+        late: a stream with a column `violation`; its rows that are `late` are taken.
         store: its path.
         aggregates: by value column, the aggregate and how two results of it become one: `sum`
             (counts too), `min`, `max`, or a function of both. An average is a sum and a count.
@@ -90,8 +102,9 @@ def correct_late(
 
     Raises:
         NoSuchStore: there is no store.
-        IncompatibleValue: it has no such value columns, or a `reason` that is not a text.
-        UpdateFailed: its retained range has a `limit`.
+        IncompatibleValue: it has no such value columns, or a `reason` that is not a text; or
+            `late` has no column `violation`.
+        UpdateFailed: its retained range has a `limit`, or a writer gives the store no CTI.
         PermissionDenied: the author may not add events.
         ValueError: `aggregates` is empty, a merge is unknown, or a duration is none.
     """
@@ -106,7 +119,9 @@ def correct_late(
     found = Store.open(location)
     _check_columns(found, start, list(aggregates))
     refuse_limit(found.retained, found.root)
+    refuse_without_ctis(found)
     AccessCheck(found.policy, author).require("update", "correct windows")
+    _check_violation(late)
     if REASON not in [each.name for each in found.values]:
         add_columns(found, [pa.field(REASON, pa.string())])
     length_us = parse_duration(window)
@@ -119,8 +134,9 @@ def correct_late(
         author,
         reason,
         beside_others,
+        length_us,
     )
-    rows = late.where("violation = 'late'") if "violation" in late.columns else late
+    rows = late.where("violation = 'late'")
     windows = F.window(event_time, f"{length_us} microseconds").alias("_window")
     results = [column.alias(name) for name, (column, _) in aggregates.items()]
 
@@ -129,9 +145,23 @@ def correct_late(
     def correct(batch: DataFrame, number: int) -> None:
         found = batch.groupBy(F.col(series), windows).agg(*results, F.count("*").alias(ROWS))
         taken = found.select(series, F.col("_window.start").alias(start), *aggregates, ROWS)
-        plan.correct(taken.toArrow(), identity.find_id(batch), number)
+        query = identity.find_id(batch)
+        streams = partial(identity.find_streams, query, number)
+        plan.correct(taken.toArrow(), query, number, streams)
 
     return identity.mark(rows.writeStream.foreachBatch(correct))
+
+
+def _check_violation(late: DataFrame) -> None:
+    """Refuse a stream that does not say which rows are late: all would count a second time."""
+    if "violation" in late.columns:
+        return
+    raise IncompatibleValue(
+        "the stream of late rows has no column 'violation', so rows in time would count again",
+        "a stream in which 'violation' is 'late' in the rows to correct with",
+        "set 'violationPolicy' to 'flag' and add 'violation string' to .schema(...); if all rows "
+        "are late, say so: late.withColumn('violation', F.lit('late'))",
+    )
 
 
 def _check_columns(store: Store, start: str, results: list[str]) -> None:
@@ -156,10 +186,16 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """By what a batch decides: the store's CTI, and the oldest window to correct."""
+    """By what a batch decides: the store's CTI, and the oldest window to correct.
+
+    `compared` is true once the query's streams were compared with those of the windows. A batch
+    that cannot compare them yet lets all windows wait. The author is that of the corrections.
+    """
 
     cti_us: int | None
     oldest_us: int | None
+    author: str
+    compared: bool = True
 
 
 @dataclass(slots=True)
@@ -174,11 +210,27 @@ class _Plan:
     author: str
     reason: str
     beside_others: bool = False
+    window_us: int | None = None
     told: set[str] = field(default_factory=set)
 
-    def correct(self, new: pa.Table, query: str, number: int) -> None:
-        """Correct the store by the late windows of one batch, once."""
+    def correct(
+        self,
+        new: pa.Table,
+        query: str,
+        number: int,
+        find_streams: Callable[[], Sequence[JudgedStream] | None] = tuple,
+    ) -> None:
+        """Correct the store by the late windows of one batch, once.
+
+        Args:
+            new: the late windows.
+            query: the id of the correcting query.
+            number: of the batch.
+            find_streams: returns how the query's streams are judged; None: not known yet.
+        """
         store = Store.open(self.location)
+        self._refuse_withdrawn(query)
+        refuse_without_ctis(store)
         new = new.cast(self._schema(new.schema))
         if new[self.keys[0]].null_count:
             raise UpdateFailed(
@@ -197,7 +249,16 @@ class _Plan:
             )
         waiting = new.slice(0, 0) if before is None else before[0].cast(new.schema)
         decided = self._read(query, number)
-        bounds = self._find_bounds(store) if decided is None else decided[1]
+        if decided is not None:
+            bounds = decided[1]
+        else:
+            bounds = self._find_bounds(store)
+            if before is None or not before[1].compared:
+                streams = find_streams()
+                if streams is None:
+                    bounds = _Bounds(None, None, self.author, compared=False)
+                else:
+                    refuse_other_streams(store, streams)
         step = advance_windows(
             waiting,
             new,
@@ -224,19 +285,20 @@ class _Plan:
         newest_us = int(index.columns["original_us"].max(initial=NEVER_US))
         known = self.max_age_us is not None and newest_us != NEVER_US
         oldest_us = newest_us - (self.max_age_us or 0) if known else None
-        return _Bounds(index.metadata.ctis.promised_us, oldest_us)
+        return _Bounds(index.metadata.ctis.promised_us, oldest_us, self.author)
 
     def _commit(self, store: Store, step: WindowStep, query: str, number: int) -> None:
         others = self._find_others(store, query)
-        token = f"{_TOKEN_PREFIX}{query}", number
+        token = f"{LATE_TOKEN}{query}", number
         is_new = store.log.transaction(token[0]) is None
         if is_new and others and not self.beside_others:
             raise UpdateFailed(
                 f"query {others[0]} has already corrected the store '{self.location.root}', and "
                 "this one has not: with a new or deleted checkpoint it counts late rows again",
                 "the checkpoint of the query that has corrected the store",
-                "bring that checkpoint back, or write the windows to a new store; if both take "
-                "different late rows, set beside_others=True. Nothing of the batch is stored",
+                "bring that checkpoint back; if its corrections were wrong, stop it and call "
+                "withdraw_corrections(store); if both take different late rows, set "
+                "beside_others=True. Nothing of the batch is stored",
             )
         corrections = Corrections(
             step.ready,
@@ -247,7 +309,8 @@ class _Plan:
             self.author,
             self.reason,
             token,
-            is_first=is_new and not others,
+            is_first=is_new and not list_correctors(store),
+            window_us=self.window_us,
         )
         store.append(corrections)
         if corrections.hidden is not None:
@@ -255,17 +318,29 @@ class _Plan:
         maintain_after_commit(store)
 
     def _find_others(self, store: Store, query: str) -> list[str]:
-        """The other queries that have corrected the store."""
-        names = self.location.list_folders(self.location.file("_tseries", "late"))
-        marks = {name: store.log.transaction(f"{_TOKEN_PREFIX}{name}") for name in names}
-        return sorted(name for name, mark in marks.items() if mark is not None and name != query)
+        """The other queries whose corrections are in the store."""
+        return [
+            name
+            for name, batch in list_correctors(store).items()
+            if name != query and batch > read_withdrawn(self.location, name)
+        ]
+
+    def _refuse_withdrawn(self, query: str) -> None:
+        if read_withdrawn(self.location, query) >= 0:
+            raise UpdateFailed(
+                f"the corrections of query {query} in the store '{self.location.root}' have been "
+                "withdrawn, and its checkpoint says that they are there",
+                "a query with a new checkpoint",
+                "start correct_late with a new checkpoint, and the options of the query that "
+                "writes the windows. Nothing of the batch is stored",
+            )
 
     def _schema(self, given: pa.Schema) -> pa.Schema:
         times = pa.field(self.keys[1], INSTANT)
         return pa.schema([times if each.name == times.name else each for each in given])
 
     def _path(self, query: str, number: int) -> str:
-        return self.location.file("_tseries", "late", query, f"{number}.arrow")
+        return late_path(self.location, query, f"{number}.arrow")
 
     def _read(self, query: str, number: int) -> "tuple[pa.Table, _Bounds] | None":
         """The waiting windows and the bounds of a batch; None if it has not decided."""
@@ -274,12 +349,12 @@ class _Plan:
                 table = pa.ipc.open_file(file).read_all()
         except (FileNotFoundError, pa.ArrowInvalid):
             return None  # A kill may have torn it: then nothing was committed by it.
-        bounds = json.loads((table.schema.metadata or {})[_BOUNDS_KEY])
+        bounds = json.loads((table.schema.metadata or {})[BOUNDS_KEY])
         return table.replace_schema_metadata(None), _Bounds(**bounds)
 
     def _write(self, query: str, number: int, waiting: pa.Table, bounds: "_Bounds") -> None:
         path = self._path(query, number)
-        note = {_BOUNDS_KEY: json.dumps(dataclasses.asdict(bounds)).encode()}
+        note = {BOUNDS_KEY: json.dumps(dataclasses.asdict(bounds)).encode()}
         with self.location.write(path) as file:
             noted = waiting.replace_schema_metadata(note)
             with pa.ipc.new_file(file, noted.schema) as writer:

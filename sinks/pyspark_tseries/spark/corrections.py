@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
+from pyspark_tseries.maintain.withdrawal import REASON
 from pyspark_tseries.model.arrays import NO_SEQUENCE
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.query import Query
@@ -20,16 +21,14 @@ from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options.values import NO_MAX_US
 from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.spark.late_checks import refuse_other_windows
 from pyspark_tseries.spark.late_windows import ROWS, Merge, merge_windows
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.numbering import FutureLimit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema
 
-__all__ = ["REASON", "Corrections", "refuse_limit"]
-
-REASON = "reason"
-"""The value column that says why an event was written; null in those of other writers."""
+__all__ = ["Corrections", "refuse_limit"]
 
 
 @dataclass(slots=True)
@@ -46,6 +45,7 @@ class Corrections:
         reason: of the events.
         token: identifies the batch.
         is_first: nobody has corrected the store yet.
+        window_us: the length of a window; None: it is not compared with the store's.
         hidden: after `prepare`, the windows that the store's retained range hides, left out.
     """
 
@@ -58,6 +58,7 @@ class Corrections:
     reason: str
     token: tuple[str, int] | None
     is_first: bool = False
+    window_us: int | None = None
     hidden: pa.Table | None = field(default=None)
 
     @property
@@ -121,6 +122,7 @@ class Corrections:
                 "let the series' name have all that the writing query groups by. Nothing of the "
                 "batch is stored",
             )
+        self._compare_windows(in_force)
         if self.is_first:
             _refuse_other_reasons(in_force.take(there["place"].drop_null()))
         is_hidden = self._find_hidden(there, in_force, index)
@@ -143,6 +145,22 @@ class Corrections:
         rows = rows.sort_by([(key, "ascending") for key in keys])
         # In an original that late rows alone make, the other columns are null.
         return self._stage(rows, in_force.take(rows["place"]))
+
+    def _compare_windows(self, in_force: pa.Table) -> None:
+        """Refuse windows of another length than those that others wrote."""
+        if self.window_us is None:
+            return
+        window = in_force[self.keys[1]]
+        is_theirs = pc.and_(pc.is_null(in_force[REASON]), window.is_valid())
+        times = pc.coalesce(in_force["original_timestamp"], in_force["timestamp"])
+        refuse_other_windows(
+            pa.table(
+                {"series": in_force["series"], "timestamp": times, self.keys[1]: window}
+            ).filter(is_theirs),
+            self.keys[1],
+            window_us=self.window_us,
+            offset_us=self.length_us,
+        )
 
     def _find_hidden(
         self, there: pa.Table, in_force: pa.Table, index: SeriesIndex

@@ -370,11 +370,21 @@ class StreamWriter(DataSourceStreamArrowWriter):
             return _remove_staged(self._target, tasks)
         synced = target.options.synced
         check_in_commit(target.checkpoint, store, token, is_empty=is_empty, synced=synced)
+        self._note(_query_id(tasks), batchId)
         commit = _commit(target, tasks, token, cti_us)
         if commit is not None or store.log.has_token(token):
             # Only now: after a failed first batch the query may be given another store.
             remember_commit(target.checkpoint, store, batchId, commit)
         _refresh_in_background(store)
+
+    def _note(self, query_id: str, batch: int) -> None:
+        """Leave in the store what `correct_late` has to know of the query."""
+        from pyspark_tseries.spark.late_checks import note_writer
+
+        target = self._target
+        watermark = target.options.cti_delay_us is not None and target.checkpoint is not None
+        gives_ctis = target.plan.cti is not None or watermark
+        note_writer(target.location, query_id, batch, target.checkpoint, gives_ctis=gives_ctis)
 
     def _find_cti(self, tasks: list[StagedTask], batch: int) -> int | None:
         """The CTI that the query commits with a batch; None if it gives none."""

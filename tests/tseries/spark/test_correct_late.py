@@ -1,6 +1,8 @@
 """Late rows correct windows in a store: like one computation of all rows, in any split, once."""
 
+import json
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -13,11 +15,19 @@ from pyspark_tseries import (
     TimeSeries,
     UpdateFailed,
     correct_late,
+    withdraw_corrections,
 )
+from pyspark_tseries.maintain import withdrawal
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.promise.record import name_writer
 from pyspark_tseries.spark.correct_late import _Plan
+from pyspark_tseries.spark.late_checks import (
+    note_writer,
+    read_streams,
+    refuse_other_streams,
+    refuse_without_ctis,
+)
 from pyspark_tseries.spark.late_windows import ROWS, advance_windows
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
@@ -380,6 +390,237 @@ def test_unknown_merge_and_missing_columns_are_refused_before_the_query(tmp_path
         correct_late(None, str(tmp_path / "s"), {"walks": (None, "sum")}, start="hour", **some)
     with pytest.raises(IncompatibleValue, match="no value column 'rides' of timestamps"):
         correct_late(None, str(tmp_path / "s"), {"rides": (None, "sum")}, start="rides", **some)
+
+
+# -- what cannot be right is refused before anything is written --------------------------------
+
+
+def test_stream_without_a_column_of_violations_is_refused_since_rows_in_time_would_count(tmp_path):
+    Main(tmp_path / "s")
+    rows = SimpleNamespace(columns=["station", "start_time", "cti"])
+    some = {"series": "station", "window": "1 hour", "start": "hour"}
+    with pytest.raises(IncompatibleValue, match=r"no column 'violation'.*'flag'"):
+        correct_late(rows, str(tmp_path / "s"), {"rides": (None, "sum")}, **some)
+
+
+def test_store_that_gets_no_cti_is_refused_with_its_writer_and_not_one_that_will_get_one(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    some = {"series": "station", "window": "1 hour", "start": "hour"}
+    values = {"hour": datetime(1970, 1, 1, 1, tzinfo=UTC), "rides": 1}
+    TimeSeries.open(path).append("a", values, datetime(1970, 1, 1, 1, tzinfo=UTC))
+    said = r"writer 'batch' gives none.*forget_writer\('batch'\)"
+    for correct in (
+        lambda: correct_late(None, str(path), {"rides": (None, "sum")}, **some),
+        lambda: plan(path).correct(windows([("a", 0, 2)]), "q", 0),
+    ):
+        with pytest.raises(UpdateFailed, match=said):
+            correct()
+    assert not (path / "_tseries" / "late").exists()
+    TimeSeries.open(path).forget_writer("batch")
+    main.write([("a", 2, 5)], 2)
+    plan(path).correct(windows([("a", 2, 2)]), "q", 0)
+    assert in_force(path)["a", 2][0] == 2
+
+
+def test_query_without_cti_is_refused_by_its_own_note(tmp_path):
+    TimeSeries.create(tmp_path / "s", {"hour": INSTANT, **VALUES}, "unlimited")
+    store = Store.open(str(tmp_path / "s"))
+    schema = staged_schema(store.values)
+    none = schema.empty_table().combine_chunks()
+    store.append(Batch(none, "fail", "m", ("tseries:q:m", 0), joins=True))
+    store = Store.open(str(tmp_path / "s"))
+    refuse_without_ctis(store)  # Its first CTI may yet come.
+    note_writer(store.location, "m", 0, None, gives_ctis=False)
+    with pytest.raises(UpdateFailed, match=r"writer 'query m' gives none.*option 'ctiDelay'"):
+        refuse_without_ctis(store)
+
+
+def offset(start=0, topic="rides", **settings):
+    """The offset of a stream's first batch, as far as it says how rows are judged."""
+    given = {"ctiFrequency": "1", "ctiDelay": "5 minutes", "violationPolicy": "flag", **settings}
+    kept = {name: text for name, text in given.items() if text is not None}
+    return {"settings": kept, "partitions": {topic: {"0": {"from": start, "to": 9}}}}
+
+
+def judged(**differences):
+    return read_streams([offset(**differences)], 0)
+
+
+def noted(tmp_path, **differences):
+    """A store that a query has written whose checkpoint has such an offset."""
+    Main(tmp_path / "s")
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    lines = ["v1", '{"batchTimestampMs":1}', json.dumps(offset(**differences))]
+    (tmp_path / "c" / "offsets" / "0").write_text("\n".join(lines))
+    store = Store.open(str(tmp_path / "s"))
+    note_writer(store.location, "main", 0, str(tmp_path / "c"), gives_ctis=True)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({}, {"ctiDelay": "10 minutes"}, "'ctiDelay' is '10 minutes' here, and '5 minutes' in"),
+        ({}, {"ctiFrequency": "20"}, "option 'ctiFrequency' is '20' here"),
+        ({"startTime": "a"}, {}, "option 'startTime' is not set here, and 'a' in the query"),
+        ({"maxFuture": "1 hour"}, {}, "option 'maxFuture'"),
+        ({}, {"topic": "walks"}, "of topic 'walks', and the windows of topic 'rides'"),
+        ({"start": 500}, {"start": 3}, r"'rides-0' from offset 3, and .* from 500 \('startingOff"),
+        ({}, {"violationPolicy": "drop"}, "'violationPolicy' = 'drop', which keeps no late rows"),
+        ({"violationPolicy": "adjust"}, {}, "'adjust', which moves late rows into later windows"),
+        ({"ctiImport": "x"}, {"ctiImport": "x"}, "option 'ctiImport'"),
+    ],
+)
+def test_late_rows_that_were_judged_otherwise_are_refused_by_the_option(
+    tmp_path, first, second, said
+):
+    noted(tmp_path, **first)
+    path = tmp_path / "s"
+    with pytest.raises(UpdateFailed, match=said):
+        plan(path).correct(windows([("a", 0, 2)]), "q", 0, lambda: judged(**second))
+    assert not (path / "_tseries" / "late").exists()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {}),
+        ({"violationPolicy": "drop"}, {}),
+        ({}, {"endingOffsets": "latest", "valueSchema": "{}"}),
+        ({"subscribe": "rides"}, {"subscribePattern": "r.*"}),
+        # Another query has judged them.
+        ({}, {"topic": "late", "ctiFrequency": None, "ctiDelay": None, "violationPolicy": None}),
+        ({"start": 3}, {"start": 500}),
+    ],
+)
+def test_late_rows_that_were_judged_alike_are_taken(tmp_path, caplog, first, second):
+    refuse_other_streams(noted(tmp_path, **first), judged(**second))
+    assert ("at offset 3 of 'rides-0'" in caplog.text) is ("start" in second)
+
+
+def test_a_batch_that_cannot_compare_yet_lets_its_windows_wait(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 0, 2)]), "q", 0, lambda: None)
+    assert in_force(path)["a", 0][0] == 1
+    plan(path).correct(windows([]), "q", 1, judged)
+    assert in_force(path)["a", 0][0] == 2
+    plan(path).correct(windows([("a", 0, 3)]), "q", 2, lambda: pytest.fail("compared again"))
+    assert in_force(path)["a", 0][0] == 3
+
+
+@pytest.mark.parametrize(
+    ("window_us", "length_us", "said"),
+    [
+        (HOUR_US, HOUR_US, "timestamp 0 ticks after its start.* it would be 1 hour"),
+        (2 * HOUR_US, 0, "at 1970-01-01T01:00:00Z is not where a window of 2 hours begins"),
+    ],
+)
+def test_windows_of_another_length_or_timestamp_are_refused(tmp_path, window_us, length_us, said):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    for hour in range(3):
+        main.write([("a", hour, 5)], hour)
+    wrong = plan(path)
+    wrong.window_us, wrong.length_us = window_us, length_us
+    with pytest.raises(UpdateFailed, match=said):
+        wrong.correct(windows([("a", 0, 2)]), "q", 0)
+    assert TimeSeries.open(path).describe()["events"] == 3
+    right = plan(path)
+    right.window_us = HOUR_US
+    right.correct(windows([("a", 0, 2)]), "q2", 0)
+    assert in_force(path)["a", 0][0] == 2
+
+
+# -- wrong corrections are withdrawn -----------------------------------------------------------
+
+
+def withdraw(path, **more):
+    return withdraw_corrections(str(path), start="hour", **more)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(ROW, max_size=20), st.lists(ROW, max_size=8), st.booleans())
+def test_after_a_withdrawal_the_right_query_gives_what_it_would_have_given(
+    tmp_path_factory, rows, wrong, killed
+):
+    path = tmp_path_factory.mktemp("s") / "s"
+    main, late = Main(path), [row[:3] for row in rows if row[3]]
+    in_time = [row[:3] for row in rows if not row[3]]
+    for hour in range(8):
+        main.write(in_time, hour)
+    before = in_force(path)
+    plan(path).correct(windows([row[:3] for row in wrong]), "wrong", 0)
+    if wrong:
+        if killed:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(withdrawal, "_note", _kill)
+                with pytest.raises(KeyboardInterrupt):
+                    withdraw(path)
+        withdraw(path)
+        assert withdraw(path) == 0
+        with pytest.raises(UpdateFailed, match=r"query wrong .* have been withdrawn"):
+            plan(path).correct(windows([]), "wrong", 1)
+    found = {key: values for key, values in in_force(path).items() if values != (None,) * 4}
+    assert found == before
+    plan(path).correct(windows(late), "right", 0)
+    found = {key: values for key, values in in_force(path).items() if values != (None,) * 4}
+    assert found == aggregate([*in_time, *late])
+    assert verify(str(path)) == []
+
+
+def _kill(*_):
+    raise KeyboardInterrupt
+
+
+def test_a_withdrawal_stays_in_the_history_with_author_and_reason(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5), ("a", 0, 6)], 0)
+    plan(path).correct(windows([("a", 0, 2), ("b", 0, 2)]), "q", 0)
+    assert withdraw(path, author="admin", reason="flag was missing") == 2
+    series = TimeSeries.open(path).range_query().for_edits()
+    events = series.select_from("a").to_arrow().to_pylist()
+    assert [(e["rides"], e["author"], e["reason"]) for e in events] == [
+        (2, "main", None), (3, "late", "came late"), (2, "admin", "flag was missing"),
+    ]  # fmt: skip
+    assert in_force(path)["b", 0] == (None,) * 4
+    plan(path).correct(windows([("b", 0, 4)]), "right", 0)
+    assert in_force(path)["b", 0] == (1, 4, 4, 4)
+
+
+def test_a_withdrawal_leaves_what_a_user_has_set_since(tmp_path):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+    start = datetime(1970, 1, 1, tzinfo=UTC)
+    TimeSeries.open(path).edit("a", 0, {"rides": 40, "hour": start})
+    assert withdraw(path) == 0
+    assert in_force(path)["a", 0][0] == 40
+
+
+def test_a_query_that_went_on_during_the_withdrawal_is_named(tmp_path, monkeypatch):
+    main, path = Main(tmp_path / "s"), tmp_path / "s"
+    main.write([("a", 0, 5)], 0)
+    plan(path).correct(windows([("a", 0, 2)]), "q", 0)
+    note = withdrawal._note
+
+    def late_note(location, query, batch):
+        plan(path).correct(windows([("a", 0, 3)]), "q", 1)
+        note(location, query, batch)
+
+    monkeypatch.setattr(withdrawal, "_note", late_note)
+    withdraw(path)
+    monkeypatch.undo()
+    with pytest.raises(UpdateFailed, match="query q has already corrected"):
+        plan(path).correct(windows([("a", 0, 2)]), "right", 0)
+    assert withdraw(path) == 1
+    plan(path).correct(windows([("a", 0, 2)]), "right", 0)
+    assert in_force(path)["a", 0] == (2, 2, 5, 10)
+
+
+def test_a_store_without_corrections_has_nothing_to_withdraw(tmp_path):
+    Main(tmp_path / "s")
+    with pytest.raises(UpdateFailed, match="has no corrections of correct_late"):
+        withdraw(tmp_path / "s")
 
 
 def test_old_window_waits_until_it_is_ready_and_is_then_left_out_once():

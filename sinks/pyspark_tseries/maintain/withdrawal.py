@@ -1,0 +1,202 @@
+"""`withdraw_corrections`: windows that `correct_late` corrected wrongly get back what they were.
+
+A store's files of late rows are in `_tseries/late/QUERY`. A correction that is withdrawn stays in
+the store, as every event does, and an edit brings back what others had written. A note in the
+folder then says up to which batch the query's corrections are withdrawn. It is written after the
+commit: a kill in between leaves values that are withdrawn already, and a second call writes the
+notes alone. The rules are semantics 30.7.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.storage.durability import list_directories, sync
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
+from pyspark_tseries.write.rows import EDIT_OF, staged_schema
+
+REASON: Final = "reason"
+"""The value column that says why an event was written; null in those of other writers."""
+
+LATE_TOKEN: Final = "tseries:late:"
+BOUNDS_KEY: Final = b"bounds"
+"""The key in the metadata of a file of waiting windows: by what its batch decided, as JSON."""
+
+_NOTE: Final = "withdrawn.json"
+
+
+def late_path(location: Location, query: str, name: str) -> str:
+    """The path of a file of a correcting query."""
+    return location.file("_tseries", "late", query, name)
+
+
+def list_correctors(store: Store) -> dict[str, int]:
+    """The queries that have corrected the store, with the last batch that each committed."""
+    names = store.location.list_folders(store.location.file("_tseries", "late"))
+    marks = {name: store.log.transaction(f"{LATE_TOKEN}{name}") for name in names}
+    return {name: mark for name, mark in sorted(marks.items()) if mark is not None}
+
+
+def read_withdrawn(location: Location, query: str) -> int:
+    """The last batch of a query whose corrections are withdrawn; -1: none are."""
+    try:
+        with location.read(late_path(location, query, _NOTE)) as file:
+            return int(json.loads(file.readall())["batch"])
+    except FileNotFoundError:
+        return -1
+
+
+def _find_authors(location: Location, queries: Iterable[str]) -> set[str]:
+    """The authors of the queries' corrections."""
+    found = set()
+    for query in queries:
+        for path, _ in location.list_files(late_path(location, query, "")):
+            if path.endswith(".arrow"):
+                with contextlib.suppress(pa.ArrowInvalid), location.read(path) as file:
+                    metadata = pa.ipc.open_file(file).schema.metadata or {}
+                    found.add(str(json.loads(metadata[BOUNDS_KEY])["author"]))
+    return found
+
+
+def withdraw_corrections(
+    store: str,
+    *,
+    start: str = "window_start",
+    author: str = "correct_late",
+    reason: str = "corrections withdrawn",
+    storage_options: Mapping[str, str] | None = None,
+) -> int:
+    """Withdraw what `correct_late` wrote to a store, so that the right query may correct it.
+
+    Stop the correcting queries first; started again they are refused. Each corrected window gets an
+    edit with the values that others wrote last. A window that late rows alone had made keeps
+    its start, and its other values become null. All events stay, for `allEdits` to show. Start the
+    right query then, with a new checkpoint.
+
+    Args:
+        store: its path.
+        start: as in `correct_late`, the value column with the start of the window.
+        author: of the edits that withdraw the corrections.
+        reason: in the column `reason` of these edits.
+        storage_options: how to reach an object store.
+
+    Returns:
+        The number of windows that were withdrawn; 0 if this was done before.
+
+    Raises:
+        NoSuchStore: there is no store.
+        UpdateFailed: nobody has corrected it.
+        PermissionDenied: the author may not edit.
+    """
+    found = Store.open(parse_location(store, storage_options))
+    correctors = list_correctors(found)
+    if not correctors:
+        raise UpdateFailed(
+            f"the store '{found.root}' has no corrections of correct_late",
+            "a store that such a query has corrected",
+            "name the store that correct_late was given",
+        )
+    AccessCheck(found.policy, author).require("update", "withdraw corrections")
+    authors = frozenset(_find_authors(found.location, correctors))
+    withdrawal = _Withdrawal(found.values, start, authors, author, reason)
+    rows = withdrawal.find_rows(*found.snapshot_with_index())
+    if rows.num_rows:
+        found.append(withdrawal)
+    for query, batch in correctors.items():
+        _note(found.location, query, batch)
+    return int(rows.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Withdrawal:
+    """Edits that bring back what was there without corrections, atomically; an `Appendable`.
+
+    Values are read on top of the commit before, so an edit that was made meanwhile is not lost.
+    """
+
+    values: list[pa.Field]
+    start: str
+    correctors: frozenset[str]
+    author: str
+    reason: str
+
+    token = None
+    digest = None
+    has_edits = True
+    is_slow = True
+
+    def prepare(self, context: CommitContext) -> PreparedCommit:
+        """As `Batch.prepare`, with its errors."""
+        assert context.edits is not None
+        snapshot = Snapshot(
+            context.location,
+            context.edits.files,
+            context.head_id,
+            context.index.metadata,
+            context.edits.retained,
+            self.values,
+        )
+        rows = self.find_rows(snapshot, context.index)
+        return Batch(rows, "adjust", self.author, is_correction=True).prepare(context)
+
+    def find_rows(self, snapshot: Snapshot, index: SeriesIndex) -> pa.Table:
+        """An edit for each visible window in which a correction is in force."""
+        schema = staged_schema(self.values)
+        if REASON not in schema.names or snapshot.head_id is None:
+            return schema.empty_table()
+        events = run_query(snapshot, index, Query("allEdits")).table
+        original = pc.coalesce(events["original_sequence"], events["sequence"])
+        is_own = pc.and_(
+            pc.is_in(events["author"], pa.array(sorted(self.correctors), pa.string())),
+            events[REASON].is_valid(),
+        )
+        corrected = pa.table({"series": events["series"], "original": original}).filter(is_own)
+        events = events.append_column("original", original).append_column("is_own", is_own)
+        events = events.join(
+            corrected.group_by(["series", "original"]).aggregate([]),
+            ["series", "original"],
+            join_type="left semi",
+        ).sort_by([(name, "ascending") for name in ("series", "original", "sequence")])
+        windows = dict[tuple[str, int], list[dict[str, Any]]]()
+        for event in events.to_pylist():
+            windows.setdefault((event["series"], event["original"]), []).append(event)
+        edits = [each for window in windows.values() for each in self._bring_back(window)]
+        return pa.Table.from_pylist(edits, schema).combine_chunks()
+
+    def _bring_back(self, window: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The edit of a window, unless it has what others wrote last."""
+        theirs = [event for event in window if not event["is_own"]]
+        names = [field.name for field in self.values if field.name != REASON]
+        before = {
+            name: theirs[-1][name] if theirs else window[0][name] if name == self.start else None
+            for name in names
+        }
+        if {name: window[-1][name] for name in names} == before:
+            return
+        yield {
+            "series": window[0]["series"],
+            EDIT_OF.name: window[0]["original"],
+            **before,
+            REASON: self.reason,
+        }
+
+
+def _note(location: Location, query: str, batch: int) -> None:
+    path = late_path(location, query, _NOTE)
+    with location.write(path) as file:
+        file.write(json.dumps({"batch": batch}).encode())
+    if location.is_local:
+        sync([path, *list_directories(location.root, [path])])

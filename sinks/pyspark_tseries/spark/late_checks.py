@@ -1,0 +1,326 @@
+"""What shows that corrections by late rows would be wrong, before any is written.
+
+The query that writes windows leaves a note in the store, `_tseries/streams/QUERY.json`: how its
+streams of records are judged, as the offset of the query's first batch says, and whether it gives
+CTIs. `correct_late` compares its own streams with that, and its windows with those in the store.
+Where nothing is known of a query, because its checkpoint is not a directory of the driver's machine
+or because it reads other sources, nothing is compared. The rules are semantics 30.6.
+"""
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.connector.instants import format_duration, format_instant
+from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.promise.record import BATCH_WRITES, EARLIER_VERSIONS, name_writer
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.store import Store
+
+_LOG: Final = logging.getLogger(__name__)
+
+_UNRELATED: Final = frozenset(
+    {
+        "endingCti",
+        "endingOffsets",
+        "endingOffsetsByTimestamp",
+        "endingTimestamp",
+        "keyFormat",
+        "keyFraming",
+        "keyMessage",
+        "keyReaderSchema",
+        "keySchema",
+        "readerSchema",
+        "subscribe",
+        "subscribePattern",
+        "valueSchema",
+        "violationPolicy",
+    }
+)
+"""Settings that an offset keeps, and by which no row becomes late; topics are compared anyway."""
+
+_SOURCES_OF_CTIS: Final = ("ctiFrequency", "ctiHeader", "ctiImport")
+_noted: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedStream:
+    """How a stream of records is judged.
+
+    Attributes:
+        settings: the options that its offset keeps, as text.
+        starts: by topic and partition, the first offset that the query read; None: not known.
+    """
+
+    settings: Mapping[str, str]
+    starts: Mapping[str, int | None]
+
+    @property
+    def topics(self) -> set[str]:
+        """The topics that it reads."""
+        return {name.rpartition("-")[0] for name in self.starts}
+
+    @property
+    def makes_ctis(self) -> bool:
+        """True if it judges rows itself."""
+        return any(name in self.settings for name in _SOURCES_OF_CTIS)
+
+
+@dataclass(frozen=True, slots=True)
+class WriterNote:
+    """What a store knows of a query that writes it.
+
+    Attributes:
+        gives_ctis: it commits CTIs.
+        streams: those it reads; none: not known.
+    """
+
+    gives_ctis: bool
+    streams: tuple[JudgedStream, ...] = ()
+
+
+def read_streams(offsets: Iterable[Any], batch: int) -> tuple[JudgedStream, ...]:
+    """The streams of records among the offsets of `batch`, which are parsed JSON."""
+    found = []
+    for offset in offsets:
+        if not isinstance(offset, dict) or not {"settings", "partitions"} <= offset.keys():
+            continue
+        starts = {
+            f"{topic}-{number}": int(part["from"]) if batch == 0 else None
+            for topic, parts in offset["partitions"].items()
+            for number, part in parts.items()
+        }
+        found.append(JudgedStream(dict(offset["settings"]), starts))
+    return tuple(found)
+
+
+def read_checkpoint(checkpoint: str | Path, batch: int) -> tuple[JudgedStream, ...]:
+    """The streams of a query as the entry of a batch in its checkpoint has them; none: unknown."""
+    try:
+        lines = (Path(checkpoint) / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+        # A source with a name has it before its offset.
+        found = [json.loads(line[line.index("{") :]) for line in lines[2:] if "{" in line]
+        return read_streams(found, batch)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return ()
+
+
+def note_writer(
+    location: Location, query: str, batch: int, checkpoint: str | None, *, gives_ctis: bool
+) -> None:
+    """Note how a query judges its rows, once; a note that cannot be written compares nothing."""
+    key = location.root, query
+    if key in _noted:
+        return
+    _noted.add(key)
+    path = _note_path(location, query)
+    with contextlib.suppress(OSError):
+        known = _read_note(location, query)
+        streams = () if checkpoint is None else read_checkpoint(checkpoint, batch)
+        if known is not None:
+            # Starts are those of the first run.
+            streams = known.streams or streams
+            if known == WriterNote(gives_ctis, streams):
+                return
+        note = WriterNote(gives_ctis, streams)
+        with location.write(path) as file:
+            file.write(json.dumps(asdict(note)).encode())
+
+
+def _note_path(location: Location, query: str) -> str:
+    return location.file("_tseries", "streams", f"{query}.json")
+
+
+def _read_note(location: Location, query: str) -> WriterNote | None:
+    try:
+        with location.read(_note_path(location, query)) as file:
+            found = json.loads(file.readall())
+        streams = tuple(JudgedStream(**each) for each in found["streams"])
+        return WriterNote(bool(found["gives_ctis"]), streams)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_notes(store: Store) -> dict[str, WriterNote]:
+    """By its name as a writer, what is known of each query that writes the store."""
+    found = {}
+    for path, _ in store.location.list_files(store.location.file("_tseries", "streams")):
+        query = Path(path).stem
+        note = _read_note(store.location, query)
+        if note is not None:
+            found[name_writer((f"tseries:q:{query}", 0))] = note
+    return found
+
+
+def refuse_without_ctis(store: Store) -> None:
+    """Refuse a store that gets no CTI from those who write it.
+
+    Raises:
+        UpdateFailed: no window would ever be corrected.
+    """
+    ctis = store.metadata().ctis
+    if ctis.promised_us is not None:
+        return
+    notes = _read_notes(store)
+    for name in ctis.without_cti():
+        if name in (BATCH_WRITES, EARLIER_VERSIONS) or (
+            name in notes and not notes[name].gives_ctis
+        ):
+            raise UpdateFailed(
+                f"the store '{store.root}' has no CTI, since writer '{name}' gives none: no window "
+                "is known to be complete, and none would ever be corrected",
+                "a store whose writers give CTIs",
+                "start the query that writes the windows with option 'ctiDelay' (or 'ctiColumn'); "
+                f"if that writer has ended, TimeSeries.forget_writer('{name}')",
+            )
+
+
+def refuse_other_streams(store: Store, mine: Sequence[JudgedStream]) -> None:
+    """Refuse late rows that were judged otherwise than those of the windows.
+
+    Raises:
+        UpdateFailed: rows would count twice, or not at all.
+    """
+    theirs = [stream for note in _read_notes(store).values() for stream in note.streams]
+    for stream in mine:
+        if not stream.makes_ctis:
+            continue
+        _refuse_policy(store, stream)
+        if not theirs:
+            continue
+        # The most similar one is meant.
+        alike = min(theirs, key=lambda each: len(_list_differences(stream, each)))
+        differences = _list_differences(stream, alike)
+        if differences:
+            raise UpdateFailed(
+                f"{differences[0]}, so a row may be late in one of the two and in time in the "
+                "other, and count twice or not at all",
+                "a stream with the options of the query that wrote the windows",
+                "read the same topics with the same options, or write the windows to a new store; "
+                "if one query judges for both, let it write its late rows to a topic, and read "
+                "that without options of CTIs. Nothing is stored",
+            )
+        if alike.settings.get("violationPolicy") == "adjust":
+            raise UpdateFailed(
+                f"the query that wrote the windows of '{store.root}' has 'violationPolicy' = "
+                "'adjust', which moves late rows into later windows, where they are counted",
+                "windows of a query with 'violationPolicy' = 'flag'",
+                "write the windows to a new store with that policy. Nothing is stored",
+            )
+        for name, own, first in _list_starts(stream, alike):
+            if own > first:
+                _LOG.warning(
+                    "the query that wrote the windows of '%s' began at offset %d of '%s', and this "
+                    "one at %d: late rows between are not corrected, and some after that may be "
+                    "taken for rows in time",
+                    store.root, first, name, own,
+                )  # fmt: skip
+
+
+def _refuse_policy(store: Store, stream: JudgedStream) -> None:
+    policy = stream.settings.get("violationPolicy", "drop")
+    if policy != "flag":
+        raise UpdateFailed(
+            f"the stream of late rows has 'violationPolicy' = '{policy}', which keeps no late rows "
+            f"to correct '{store.root}' with",
+            "'flag'",
+            "set 'violationPolicy' to 'flag' on the stream, with a new checkpoint. Nothing is "
+            "stored",
+        )
+    if "ctiImport" in stream.settings:
+        raise UpdateFailed(
+            "the stream of late rows has option 'ctiImport', whose CTIs depend on when a query "
+            "runs, so that a row may be late in one query and in time in the other",
+            "CTIs that come from the records alone",
+            "let one query judge for both and write rows and CTIs to a second topic. Nothing is "
+            "stored",
+        )
+
+
+def _list_differences(mine: JudgedStream, theirs: JudgedStream) -> list[str]:
+    found = []
+    if mine.topics != theirs.topics:
+        found.append(
+            f"the late rows are of {_name(mine.topics)}, and the windows of {_name(theirs.topics)}"
+        )
+    for name in sorted((mine.settings.keys() | theirs.settings.keys()) - _UNRELATED):
+        own, other = mine.settings.get(name), theirs.settings.get(name)
+        if own != other:
+            found.append(
+                f"option '{name}' is {_quote(own)} here, and {_quote(other)} in the query that "
+                "wrote the windows"
+            )
+    found.extend(
+        f"this query reads '{name}' from offset {own}, and the query that wrote the windows from "
+        f"{first} ('startingOffsets')"
+        for name, own, first in _list_starts(mine, theirs)
+        if own < first
+    )
+    return found
+
+
+def _list_starts(mine: JudgedStream, theirs: JudgedStream) -> list[tuple[str, int, int]]:
+    """The partitions of which both starts are known, with both."""
+    pairs = [(name, mine.starts.get(name), first) for name, first in sorted(theirs.starts.items())]
+    return [
+        (name, own, first) for name, own, first in pairs if own is not None and first is not None
+    ]
+
+
+def _name(topics: Iterable[str]) -> str:
+    return ", ".join(f"topic '{topic}'" for topic in sorted(topics)) or "no topic"
+
+
+def _quote(text: str | None) -> str:
+    return "not set" if text is None else f"'{text}'"
+
+
+def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset_us: int) -> None:
+    """Refuse windows that cannot be those of the store.
+
+    Args:
+        stored: originals that others wrote: `series`, `timestamp` and `start`.
+        start: the column with the start of a window.
+        window_us: the length of a window.
+        offset_us: from a window's start to its `timestamp`.
+
+    Raises:
+        UpdateFailed: the store has windows of another length or slide, or with another timestamp.
+    """
+    if not stored.num_rows:
+        return
+    starts = stored[start].cast(pa.int64()).to_numpy()
+    distances = np.unique(stored["timestamp"].cast(pa.int64()).to_numpy() - starts)
+    if len(distances) == 1 and distances[0] != offset_us:
+        raise _refuse(
+            stored, start, 0,
+            f"has its timestamp {format_duration(int(distances[0]))} after its start, and with "
+            f"window and timestamp as given it would be {format_duration(offset_us)}",
+            "timestamp='start' or 'end' and the window's length as the query that wrote them has",
+        )  # fmt: skip
+    off = np.flatnonzero(starts % window_us)
+    if len(off):
+        raise _refuse(
+            stored, start, int(off[0]),
+            f"is not where a window of {format_duration(window_us)} begins",
+            "the length of the windows in the store",
+        )  # fmt: skip
+
+
+def _refuse(stored: pa.Table, start: str, row: int, problem: str, accepts: str) -> UpdateFailed:
+    first = format_instant(int(pc.cast(stored[start][row], pa.int64()).as_py()))
+    return UpdateFailed(
+        f"the window of series '{stored['series'][row]}' at {first} {problem}",
+        accepts,
+        "give correct_late the 'window', 'timestamp' and 'start' of the query that writes the "
+        "windows; sliding windows, and those with a start of their own, are not corrected. Nothing "
+        "of the batch is stored",
+    )
