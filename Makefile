@@ -108,8 +108,10 @@ soak: java $(READY) ## all tests at full length: every example, kill and commit;
 
 soak-store: export STORE_KILLS := 50
 soak-store: export MODEL_SECONDS := 600
-soak-store: java $(READY) ## a store against its model for ten minutes, four writers for ten more, then 50 kills; not part of CI
+soak-store: export DAMAGES := 3000
+soak-store: java $(READY) ## a store against its model for ten minutes, 6,000 damaged files, four writers for ten minutes, 50 kills; not part of CI
 	$(BIN)/python -m pytest tests/tseries/test_store_model.py -s
+	$(BIN)/python -m pytest tests/tseries/maintain/repair/test_damage.py -k no_damage -s
 	$(BIN)/python -m pytest integration/test_store_soak.py integration/test_store_kills.py \
 	  -k "ten_minutes or any_kill" $(RERUNS)
 

@@ -175,7 +175,7 @@ class TimeSeries:
             None if min_retention_age is None else timedelta_to_us(min_retention_age),
             None if subscription_range is None else parse_initial(subscription_range),
         )
-        with named_failures(location):
+        with named_failures(location, is_new=True):
             if Store.find(location) is not None:
                 raise _exists_error(path)
             store = Store.create(location, values, *asked, policy=allowed)

@@ -27,8 +27,14 @@ from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.maintain.erased_bytes import remove_erased_bytes
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
-from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
+from pyspark_tseries.storage.location import (
+    Location,
+    bears_mark,
+    is_inside_store,
+    parse_location,
+)
 from pyspark_tseries.storage.locks import exclusive
+from pyspark_tseries.store.admin_commits import set_readers_properties
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_check import read_plain_entry
@@ -59,7 +65,8 @@ SMALL_FILE_RETENTION_US: Final = 600_000_000
 """But all are kept this long, for the tasks that are reading them; entries of the log as well."""
 
 ORPHAN_RETENTION_HOURS: Final = 24
-"""Files that no commit names are kept this long: their writers may be about to commit them."""
+"""Files that no commit names, but that bear the mark of the store in their names, are kept this
+long: their writers may be about to commit them. Others that no commit names are not ours."""
 
 MIN_LOG_VERSIONS_KEPT: Final = 1000
 """The newest log entries that are kept; every commit lists the log, so a long one is slow."""
@@ -193,6 +200,7 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
 def _run_round(store: Store) -> None:
     metadata = store.location.file("_tseries", "upkeep.error")
     try:
+        set_readers_properties(store)
         merge_runs(store, store.read_clock(), everything=False)
         remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
@@ -221,9 +229,10 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     gone = table.vacuum(
         REMOVED_FILE_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False
     )
-    gone += table.vacuum(
+    unnamed = table.vacuum(
         ORPHAN_RETENTION_HOURS, dry_run=True, enforce_retention_duration=False, full=True
     )
+    gone += (path for path in unnamed if bears_mark(path, store.id))
     live = {file.path for file in store.snapshot().files}
     events = (path for path in gone if _is_event_file(path) and path not in live)
     location.remove(location.file(path) for path in events)

@@ -3,7 +3,6 @@
 Appends continue meanwhile: the commit does not change the head, so neither can starve the other.
 """
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -148,6 +147,7 @@ class Merge:
     ) -> None:
         self._store, self._change = store, change
         self._location, self._chosen, self._snapshot = store.location, chosen, snapshot
+        self._run = store.new_id()
         self._schema = file_schema(snapshot.values)
         self._head = store.index()[1]
         self._whole = len(chosen) == len(snapshot.files)
@@ -214,7 +214,6 @@ class Merge:
 
     def _write_files(self) -> Iterator[WrittenFile]:
         """Write the new files, with one slice in memory at a time."""
-        run = secrets.randbits(62)
         commits = (
             min(file.first_commit for file in self._chosen),
             max(file.last_commit for file in self._chosen),
@@ -227,7 +226,7 @@ class Merge:
                 table = self._merge_slice(data, part)
                 self._kept_rows += table.num_rows
                 if table.num_rows:
-                    path = files.compacted_path(kind, commits, run, number)
+                    path = files.compacted_path(kind, commits, self._run, number)
                     yield files.write_events(self._location, path, table, MAX_ROWS_PER_ROW_GROUP)
 
     def _merge_slice(self, data: Sequence[DataFile], part: Slice) -> pa.Table:

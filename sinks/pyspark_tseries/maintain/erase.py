@@ -222,7 +222,7 @@ class _Act:
         )
         metadata = dataclasses.replace(metadata, erasure=self._id)
         after, table = advance_index(index, delta, metadata)
-        new_id = secrets.randbits(62)
+        new_id = store.new_id()
         write_head(location, new_id, table)
         self._first = metadata.commit if self._first is None else self._first
         beside = [write_record(location, record)]

@@ -6,7 +6,6 @@ package allows for such wrong bounds; deltalake and tools that build on it lose 
 """
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -98,7 +97,7 @@ def correct_statistics(store: Store, wrong: Mapping[DataFile, FileStats], now_us
     ids: dict[str, str] = {}
     written = []
     for file, rows in wrong.items():
-        path = _new_path(file, ids.setdefault(file.run, f"{secrets.randbits(62):016x}"))
+        path = _new_path(file, ids.setdefault(file.run, f"{store.new_id():016x}"))
         location.copy(location.file(file.path), location.file(path))
         written.append(WrittenFile(path, file.size, rows.to_json()))
     for attempt in range(MAX_ATTEMPTS):

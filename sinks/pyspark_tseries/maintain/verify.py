@@ -35,7 +35,7 @@ from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
 from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store, now_us
 
-__all__ = ["rebuild", "verify"]
+__all__ = ["check_rows", "rebuild", "verify"]
 
 MAX_SLICE_BYTES = 64 * 1024 * 1024
 """Uncompressed size of the columns that are checked."""
@@ -102,17 +102,29 @@ def _find_violations(store: Store) -> Iterator[str]:
                     wrong, next_step=f"python -m pyspark_tseries repair {store.root}"
                 )
     if head is not None:
-        yield from _check_rows(store, head, readable, samples)
+        compacted = CompactionHorizon(store.horizon(), store.retained)
+        yield from check_rows(store.location, compacted, head, readable, samples)
 
 
-def _check_rows(
-    store: Store, head: SeriesIndex, data: list[DataFile], samples: list[Sample]
+def check_rows(
+    location: Location,
+    compacted: CompactionHorizon,
+    head: SeriesIndex,
+    data: list[DataFile],
+    samples: list[Sample],
 ) -> Iterator[str]:
-    retained = store.retained
-    compacted = CompactionHorizon(store.horizon(), retained)
+    """Describe what is wrong with the events in the readable files `data`, beside the head.
+
+    Args:
+        location: of the store.
+        compacted: the events that compaction may have removed.
+        head: the current one.
+        data: the files.
+        samples: of their keys.
+    """
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
     for part in split_slices(samples, MAX_SLICE_BYTES, whole_series=True):
-        events = _read_slice(store.location, data, part, CHECKED_COLUMNS)
+        events = _read_slice(location, data, part, CHECKED_COLUMNS)
         ids = head.ids.find(events["series"].unique().to_pylist())
         seen[ids[(ids >= 0) & (ids < len(seen))]] = True
         yield from find_violations(events, head, compacted)
@@ -184,6 +196,7 @@ def rebuild(
             commit_us=commit_us,
             depth=0,
             rows=0,
+            marks=None,
             ctis=ctis,
             erasure=erasure,
         )

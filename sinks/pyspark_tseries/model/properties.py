@@ -20,6 +20,7 @@ from pyspark_tseries.model.retention import (
 from pyspark_tseries.model.series_index import CommitMetadata
 
 __all__ = [
+    "READERS_PROPERTIES",
     "check_unchanged",
     "check_version",
     "current_policy",
@@ -45,6 +46,10 @@ process that opens the store reads the entries after the last one, in a tenth of
 REMOTE_CHECKPOINT_INTERVAL: Final = 10
 """In an object store each of these entries is a request."""
 
+READERS_PROPERTIES: Final = {"delta.dataSkippingStatsColumns": "series,sequence,timestamp"}
+"""For other readers of the table: the columns of which the log has bounds. Without this, some take
+the bounds of others, which are missing, for those of columns that hold nothing but nulls."""
+
 _DEFAULT_MIN_RETENTION_US: Final = 600_000_000
 
 
@@ -62,6 +67,7 @@ def new_properties(
         "delta.checkpointInterval": str(interval),
         "delta.logRetentionDuration": "interval 1 hours",
         "delta.deletedFileRetentionDuration": "interval 1 days",
+        **READERS_PROPERTIES,
         _VERSION: str(FORMAT_VERSION),
         _RANGE: format_range(retained or DEFAULT_RANGE),
     }

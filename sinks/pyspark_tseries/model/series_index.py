@@ -139,6 +139,8 @@ class CommitMetadata:
         future: rows too far in the future that were left out, since the store's creation.
         last_future: the latest example of these.
         erasure: the id of the last act that erased events; None if there was none.
+        marks: the transactions of the batch that the commit stored (`write/replay.py`); None if it
+            has none. They are also in the log entry, which `repair` may have to make again.
         ctis: what the writers have promised.
     """
 
@@ -157,6 +159,7 @@ class CommitMetadata:
     future: int = 0
     last_future: dict[str, Any] | None = None
     erasure: str | None = None
+    marks: dict[str, int] | None = None
     ctis: CtiRecord = field(default_factory=CtiRecord)
 
 
@@ -283,7 +286,12 @@ def needs_full_table(metadata: CommitMetadata, series: int) -> bool:
 
 
 def next_metadata(
-    index: SeriesIndex, head_id: int | None, *, now_us: int, rows: int
+    index: SeriesIndex,
+    head_id: int | None,
+    *,
+    now_us: int,
+    rows: int,
+    marks: dict[str, int] | None = None,
 ) -> CommitMetadata:
     """The metadata of the commit after that of `index`, whose head is `head_id`."""
     metadata = index.metadata
@@ -294,6 +302,7 @@ def next_metadata(
         commit_us=max(metadata.commit_us, now_us),
         depth=metadata.depth + 1,
         rows=metadata.rows + rows,
+        marks=marks or None,
     )
 
 

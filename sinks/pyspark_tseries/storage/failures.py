@@ -52,8 +52,12 @@ _NEXT_STEPS: Final = {
 
 
 @contextlib.contextmanager
-def named_failures(location: Location | None) -> Iterator[None]:
+def named_failures(location: Location | None, *, is_new: bool = False) -> Iterator[None]:
     """Name a failure of the storage under the store at `location`, if it is known.
+
+    Args:
+        location: of the store.
+        is_new: the store is being created, and so cannot be away.
 
     Raises:
         NoSuchStore: the store's directory was there, and is away.
@@ -66,19 +70,22 @@ def named_failures(location: Location | None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, TseriesError) and not isinstance(error, UnusableStore):
             raise
-        named = name_failure(location, error)
+        named = name_failure(location, error, is_new=is_new)
         if named is None:
             raise
         raise named from error
 
 
-def name_failure(location: Location | None, error: Exception) -> TseriesError | None:
+def name_failure(
+    location: Location | None, error: Exception, *, is_new: bool = False
+) -> TseriesError | None:
     """The failure of the storage that `error` tells of; None if it tells of none."""
     # An object store answers in words of its own, and Delta and Arrow repeat requests.
     if location is not None and not location.is_local:
         return None
     code = find_code(error)
-    if location is not None and code in (None, errno.ENOENT, *_AWAY) and location.is_away():
+    may_be_away = location is not None and not is_new and code in (None, errno.ENOENT, *_AWAY)
+    if location is not None and may_be_away and location.is_away():
         return away_error(location)
     if code not in _NEXT_STEPS:
         return None

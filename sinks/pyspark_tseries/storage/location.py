@@ -14,6 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,10 +28,13 @@ from pyspark_tseries.storage.durability import copy_or_link
 
 __all__ = [
     "EVENT_FILE_PATH",
+    "RANDOM_BITS",
     "STORAGE_OPTIONS",
     "Location",
+    "bears_mark",
     "is_inside_store",
     "local_path",
+    "marked_id",
     "normalize_location",
     "parse_location",
 ]
@@ -39,6 +43,32 @@ EVENT_FILE_PATH: Final = re.compile(
     r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?[0-9a-f]{16,}([._]\d{4,})?[.]parquet"
 )
 """The paths of event files that this package writes: their commits, and a number."""
+
+_MARKED_PATH: Final = re.compile(
+    r"kind=\w+/(?:\d{10,}-){1,2}(?P<id>[0-9a-f]{16})([._]\d{4,})?[.]parquet"
+)
+RANDOM_BITS: Final = 42
+"""The random bits of an id in the name of a file; those above are the mark of its store."""
+
+
+def marked_id(table_id: str, random_bits: int) -> int:
+    """An id for the names of new files, which says to which store they belong.
+
+    Args:
+        table_id: of the store's table.
+        random_bits: a random number of RANDOM_BITS bits.
+    """
+    return _store_mark(table_id) << RANDOM_BITS | random_bits
+
+
+def _store_mark(table_id: str) -> int:
+    return zlib.crc32(table_id.encode()) >> 12
+
+
+def bears_mark(path: str, table_id: str) -> bool:
+    """True if `path`, relative to the store, is that of an event file of this very store."""
+    found = _MARKED_PATH.fullmatch(path)
+    return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_mark(table_id)
 
 
 OptionPairs = tuple[tuple[str, str], ...]

@@ -4,7 +4,6 @@ A new head competes with appends for the head of the store, so it is atomic like
 """
 
 import dataclasses
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ from pyspark_tseries.model.arrays import Int64Array
 from pyspark_tseries.model.block_columns import BlockColumns
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
+from pyspark_tseries.model.properties import READERS_PROPERTIES
 from pyspark_tseries.model.retention import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
@@ -24,7 +24,7 @@ from pyspark_tseries.model.series_index import (
 )
 from pyspark_tseries.storage.data_files import DataFile, WrittenFile
 from pyspark_tseries.storage.head_files import write_head
-from pyspark_tseries.store.log import add_actions
+from pyspark_tseries.store.log import Log, add_actions
 from pyspark_tseries.store.log_entries import RemovedFile
 from pyspark_tseries.store.retry import backoff, contention_error
 from pyspark_tseries.store.state import HORIZON_TRANSACTION
@@ -37,6 +37,7 @@ __all__ = [
     "replace_files",
     "replace_index",
     "set_policy",
+    "set_readers_properties",
     "set_retained_range",
 ]
 
@@ -70,7 +71,7 @@ def replace_index(
             index = make(store.head_id(), store.version())
             if timed:
                 store.check_time(index.metadata.commit_us)
-            new_id = secrets.randbits(62)
+            new_id = store.new_id()
             written = make_full_table(index)
             index = dataclasses.replace(index, metadata=read_metadata(written.schema))
             write_head(store.location, new_id, written)
@@ -129,19 +130,49 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
     Raises:
         StoreBusy: other writers won all attempts.
     """
+
+    def add(log: Log) -> bool:
+        known = {field.name.lower() for field in store.values}
+        new = [field for field in wanted if field.name.lower() not in known]
+        if new:
+            log.add_columns(pa.schema(new))
+        return bool(new)
+
+    _change_table(store, add)
+
+
+def set_readers_properties(store: Store) -> None:
+    """Set the properties that other readers of the table need, which earlier versions did not.
+
+    Raises:
+        StoreBusy: other writers won all attempts.
+    """
+
+    def set_missing(log: Log) -> bool:
+        missing = {
+            name: value
+            for name, value in READERS_PROPERTIES.items()
+            if name not in log.properties()
+        }
+        if missing:
+            log.set_properties(missing)
+        return bool(missing)
+
+    if not store.log.properties().keys() >= READERS_PROPERTIES.keys():
+        _change_table(store, set_missing)
+
+
+def _change_table(store: Store, change: Callable[[Log], bool]) -> None:
+    """Let `change`, which returns True if it has committed, change the table."""
     lost: DeltaError | None = None
     for attempt in range(MAX_ATTEMPTS):
         with store.commit_lock() as log:
-            known = {field.name.lower() for field in store.values}
-            new = [field for field in wanted if field.name.lower() not in known]
-            if not new:
-                return
             try:
-                log.add_columns(pa.schema(new))
+                if change(log):
+                    store.refresh()
             except DeltaError as error:
                 lost = error
             else:
-                store.refresh()
                 return
         backoff(attempt)
     raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
@@ -153,17 +184,14 @@ def add_erasure_column(store: Store) -> None:
     Raises:
         StoreBusy: other writers won all attempts.
     """
-    lost: DeltaError | None = None
-    for attempt in range(MAX_ATTEMPTS):
-        with store.commit_lock() as log:
-            if ERASURE_FIELD.name in pa.schema(log.table.schema()).names:
-                return
-            try:
-                log.add_columns(pa.schema([ERASURE_FIELD]))
-            except DeltaError as error:
-                lost = error
-        backoff(attempt)
-    raise contention_error(store.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
+
+    def add(log: Log) -> bool:
+        missing = ERASURE_FIELD.name not in pa.schema(log.table.schema()).names
+        if missing:
+            log.add_columns(pa.schema([ERASURE_FIELD]))
+        return missing
+
+    _change_table(store, add)
 
 
 def set_retained_range(

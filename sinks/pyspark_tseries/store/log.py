@@ -1,7 +1,7 @@
 """The log of a store: its Delta table kept up to date, and the one way to add an entry to it."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -73,6 +73,8 @@ class Log:
     def __init__(self, location: Location, table: DeltaTable, *, skip_checks: bool = False) -> None:
         self.location = location
         self._table = table
+        self.table_id = str(table.metadata().id)
+        """No other store has it."""
         self._version = int(table.version())
         self._trusting = skip_checks
         self._checked = self._synced = self._verified = -1
@@ -144,7 +146,7 @@ class Log:
         if not self._update_table():
             # The last known entry was cleaned up, or the directory was replaced.
             table = open_table(self.location)
-            if table is None or table.metadata().id != self._table.metadata().id:
+            if table is None or table.metadata().id != self.table_id:
                 return False
             self._table = table
             self._checked = self._synced = self._verified = self._transactions_version = -1
@@ -353,10 +355,13 @@ class Log:
 
     def add_columns(self, fields: pa.Schema) -> None:
         """Add value columns; raise DeltaError if a competing commit was first."""
+        self._change_table(lambda table: table.alter.add_columns(Schema.from_arrow(fields).fields))
 
-        def change(table: DeltaTable) -> None:
-            table.alter.add_columns(Schema.from_arrow(fields).fields)
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        """Set properties of the table; raise DeltaError if a competing commit was first."""
+        self._change_table(lambda table: table.alter.set_table_properties(dict(properties)))
 
+    def _change_table(self, change: Callable[[DeltaTable], object]) -> None:
         if not self.location.is_local:
             change(self.table)
             return

@@ -39,6 +39,7 @@ __all__ = [
     "check_log_at",
     "check_undamaged",
     "damaged_log_error",
+    "entry_damage",
     "find_log_damage",
     "find_readable_log",
     "newest_version",
@@ -265,11 +266,13 @@ class ReadableLog:
         last: the last version whose state is known; -1 for none.
         reason: the damage of the next entry.
         torn: names of files in the log's directory that are torn checkpoints, or name one.
+        base: the version of the last whole checkpoint; -1 for none.
     """
 
     last: int
     reason: str
     torn: tuple[str, ...]
+    base: int
 
 
 def newest_version(location: Location) -> int:
@@ -295,13 +298,18 @@ def find_readable_log(location: Location, upto: int) -> ReadableLog:
     if mark.damaged or not there.issuperset({mark.version} - {-1}):
         torn.append(LAST_CHECKPOINT)
     for version in range(base + 1, upto + 1):
-        try:
-            reason = "it is missing" if read_entry(location, version) is None else None
-        except TornEntry as error:
-            reason = str(error)
+        reason = entry_damage(location, version)
         if reason is not None:
-            return ReadableLog(version - 1, reason, tuple(torn))
-    return ReadableLog(upto, "", tuple(torn))
+            return ReadableLog(version - 1, reason, tuple(torn), base)
+    return ReadableLog(upto, "", tuple(torn), base)
+
+
+def entry_damage(location: Location, version: int) -> str | None:
+    """The damage of the log's entry `version`; None if it is whole."""
+    try:
+        return "it is missing" if read_entry(location, version) is None else None
+    except TornEntry as error:
+        return str(error)
 
 
 def _log_names(location: Location) -> list[str]:

@@ -24,6 +24,7 @@ __all__ = [
     "TornEntry",
     "adopt_entry",
     "commit_info",
+    "correct_bit",
     "entry_path",
     "format_entry",
     "has_wrong_checksum",
@@ -199,6 +200,63 @@ def _checksum_around(content: bytes, start: int, end: int) -> int:
     """The checksum of `content` with zeros from `start` to `end`."""
     before = zlib.crc32(content[:start])
     return zlib.crc32(content[end:], zlib.crc32(NO_CHECKSUM.encode(), before))
+
+
+def correct_bit(content: bytes) -> bytes | None:
+    """`content` as `seal` returned it, if one bit, or one byte of its checksum's key, changed.
+
+    The checksum tells which bit: those of two single bits differ.
+    """
+    candidates = [content]
+    for at in range(len(_CHECKSUM_KEY)):
+        broken = re.escape(_CHECKSUM_KEY[:at]) + b"." + re.escape(_CHECKSUM_KEY[at + 1 :])
+        candidates += (
+            content[: key.start()] + _CHECKSUM_KEY + content[key.end() :]
+            for key in re.finditer(broken, content, re.DOTALL)
+        )
+    for candidate in candidates:
+        place = _CHECKSUM_PLACE.search(candidate)
+        if place is not None:
+            corrected = _correct_around(candidate, *place.span(1))
+            if corrected is not None and has_wrong_checksum(corrected) is False:
+                return corrected
+    return None
+
+
+_CHECKSUM_KEY: Final = b',"crc32":"'
+_CHECKSUM_PLACE: Final = re.compile(rb',"crc32":"(.{8})', re.DOTALL)
+_CRC_POLYNOMIAL: Final = 0xEDB88320
+
+
+def _correct_around(content: bytes, start: int, end: int) -> bytes | None:
+    """`content`, whose checksum is from `start` to `end`, with that bit flipped that is wrong."""
+    right = b"%08x" % _checksum_around(content, start, end)
+    wrong = [at for at in range(start, end) if content[at] != right[at - start]]
+    if not wrong:
+        return content
+    if len(wrong) == 1 and (content[wrong[0]] ^ right[wrong[0] - start]).bit_count() == 1:
+        return content[:start] + right + content[end:]
+    try:
+        difference = int(content[start:end], 16) ^ int(right, 16)
+    except ValueError:
+        return None
+    # What each bit of a byte changes in the checksum, the last byte first.
+    table = [_shift(byte) for byte in range(256)]
+    changes = [table[1 << bit] for bit in range(8)]
+    for at in range(len(content) - 1, -1, -1):
+        if difference in changes and not start <= at < end:
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << changes.index(difference)
+            return bytes(flipped)
+        changes = [change >> 8 ^ table[change & 0xFF] for change in changes]
+    return None
+
+
+def _shift(change: int) -> int:
+    """What `change` in a byte changes in the checksum of a text that ends with that byte."""
+    for _ in range(8):
+        change = change >> 1 ^ (_CRC_POLYNOMIAL if change & 1 else 0)
+    return change
 
 
 def seal_info(

@@ -4,6 +4,7 @@ Three things are kept between calls and brought up to date before use: the log, 
 loaded last, and the snapshot of the last version.
 """
 
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -19,7 +20,12 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, data_files
 from pyspark_tseries.storage.head_files import LastIndex, read_head_metadata
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import (
+    RANDOM_BITS,
+    Location,
+    marked_id,
+    parse_location,
+)
 from pyspark_tseries.store.log import Log
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION
 from pyspark_tseries.store.table import load_table_at
@@ -62,7 +68,11 @@ class StoreState:
     @property
     def id(self) -> str:
         """The table's id, which no other store has."""
-        return str(self.log.table.metadata().id)
+        return self.log.table_id
+
+    def new_id(self) -> int:
+        """A random id for the names of new files, which bears the mark of this store."""
+        return marked_id(self.id, secrets.randbits(RANDOM_BITS))
 
     def version(self) -> int:
         """The version of the log as it was last refreshed."""

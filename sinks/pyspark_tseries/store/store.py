@@ -11,7 +11,6 @@ makes the batch idempotent beyond that, across processes.
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -298,7 +297,7 @@ class Store(StoreState):
         policy = properties.current_policy(self.log.properties(), index.metadata)
         working = host_locks.heartbeat(self.location) if batch.is_slow else contextlib.nullcontext()
         with working:
-            us, new_id = self.read_clock(clock), secrets.randbits(62)
+            us, new_id = self.read_clock(clock), self.new_id()
             context = CommitContext(
                 self.location, head_id, index, us, new_id, edits, policy, self.retained
             )

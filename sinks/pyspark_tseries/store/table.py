@@ -19,7 +19,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.storage.durability import make_directories
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location
 from pyspark_tseries.store.last_checkpoint import read_mark
 from pyspark_tseries.store.log_check import check_log_at, damaged_log_error, find_log_damage
 from pyspark_tseries.store.log_entries import adopt_entry, commit_info
@@ -126,9 +126,13 @@ def create_table(location: Location, schema: pa.Schema, properties: dict[str, st
     """Create the table at `location`, unless another writer has just done it.
 
     Raises:
-        UnusableStore: the directory cannot be written, or the object store not be reached.
+        UnusableStore: there are files of another table, or of a store without its log; or the
+            directory cannot be written, or the object store not be reached.
     """
     try:
+        stray = _find_data_file(location)
+        if stray is not None and open_table(location) is None:
+            raise _occupied_error(location, stray)
         if location.is_local:
             _create_local(location, schema, properties)
         else:
@@ -178,6 +182,45 @@ def _require_exclusive_writes(location: Location) -> None:
             "an object store with conditional writes, such as Amazon's",
             "upgrade the service, or put the store on a local disk",
         )
+
+
+_DATA_FILE: Final = re.compile(r"[^_.].*[.](?:parquet|orc|avro)", re.IGNORECASE)
+_EVENT_DIRECTORIES: Final = ("kind=event", "kind=edit")
+MAX_FOLDERS_SEARCHED: Final = 1000
+"""Somebody may create a store in a directory of anything."""
+
+
+def _find_data_file(location: Location) -> str | None:
+    """The path of a file of data below `location`, relative to it; None if there is none.
+
+    Names that begin with `_` or `.` are not looked at: such are Delta's log and our own directory.
+    """
+    folders = [*_EVENT_DIRECTORIES, ""]
+    for folder in folders:  # It grows meanwhile.
+        full = location.file(folder) if folder else location.file()
+        for path, _ in list(location.list_files(full)):
+            name = os.path.basename(path)
+            if _DATA_FILE.fullmatch(name):
+                return os.path.join(folder, name)
+        inner = [os.path.join(folder, name) for name in location.list_folders(full)]
+        folders += (path for path in inner if not os.path.basename(path).startswith(("_", ".")))
+        del folders[MAX_FOLDERS_SEARCHED:]
+    return None
+
+
+def _occupied_error(location: Location, stray: str) -> UnusableStore:
+    if EVENT_FILE_PATH.fullmatch(stray):
+        return UnusableStore(
+            f"'{location.root}' has events of a store, such as '{stray}', but no log that names "
+            "them: a new store there would not have them",
+            "a directory without files of data, or a store with its '_delta_log'",
+            "put '_delta_log' back from a copy of that store, or choose another path",
+        )
+    return UnusableStore(
+        f"'{location.root}' has files of data that are not of a store, such as '{stray}'",
+        "a directory without files of data",
+        "create the store at another path, or move those files away",
+    )
 
 
 def _create(

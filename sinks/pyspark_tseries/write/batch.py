@@ -27,6 +27,7 @@ from pyspark_tseries.write.numbering import (
     record_cti,
 )
 from pyspark_tseries.write.originals import find_originals
+from pyspark_tseries.write.replay import make_marks
 from pyspark_tseries.write.rows import EDIT_OF, author_column, build_events
 
 __all__ = ["Appendable", "Batch", "CommitContext", "EditContext", "PreparedCommit"]
@@ -122,7 +123,10 @@ class Batch:
                 _prepare_edits(edits, parts[0], self, context, self._assigned_us(context), access)
             )
         delta = parts[-1].events.delta
-        metadata = next_metadata(index, context.head_id, now_us=now_us, rows=delta.num_rows)
+        marks = make_marks(self.token, self.digest)
+        metadata = next_metadata(
+            index, context.head_id, now_us=now_us, rows=delta.num_rows, marks=marks
+        )
         for part in parts:
             metadata = add_counts(metadata, part.events)
         if not self.is_correction:

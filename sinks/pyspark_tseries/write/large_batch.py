@@ -35,6 +35,7 @@ from pyspark_tseries.write.event_writer import (
 )
 from pyspark_tseries.write.numbering import FutureLimit, NumberedRows, add_counts, record_cti
 from pyspark_tseries.write.originals import find_originals
+from pyspark_tseries.write.replay import make_marks
 from pyspark_tseries.write.rows import EDIT_OF, build_events
 from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
 from pyspark_tseries.write.task_output import (
@@ -124,7 +125,13 @@ class LargeCommit:
         now_us = context.now_us
         if self._expected is not None and any(map(self._is_published, self._groups)):
             now_us = self._expected.commit_us
-        self._metadata = next_metadata(self._index, context.head_id, now_us=now_us, rows=0)
+        self._metadata = next_metadata(
+            self._index,
+            context.head_id,
+            now_us=now_us,
+            rows=0,
+            marks=make_marks(batch.token, batch.digest),
+        )
         assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
         choices = batch.out_of_order, assigned_us, self._future
         self._rules = WriteRules(self._metadata, batch.author, *choices)

@@ -219,7 +219,7 @@ def test_removed_files_are_kept_an_hour_and_orphans_a_day(store):
     fill(store, 3)
     old = [file.path for file in store.snapshot().files]
     compact(store.root)
-    orphan = os.path.join(store.root, "kind=event", "0000000009-00000000000000ff.parquet")
+    orphan = os.path.join(store.root, "kind=event", f"0000000009-{store.new_id():016x}.parquet")
     with open(orphan, "w") as file:
         file.write("of a writer that was killed")
     staged = os.path.join(store.root, "_tseries", "staging", "x.arrow")

@@ -23,6 +23,7 @@ from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns, set_policy
 from pyspark_tseries.store.history import describe_change, find_mark, keep_history, last_mark
 from pyspark_tseries.store.log_check import read_entry
+from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
 
 
@@ -308,11 +309,18 @@ def test_store_created_again_under_a_subscriber_is_another_one(tmp_path):
         client.poll()
 
 
+def tear_commit(path, version):
+    """Tear a log entry and the files of its commit, of which it could be made again."""
+    entry = path / "_delta_log" / f"{version:020d}.json"
+    for added in parse_entry(version, entry.read_bytes()).added:
+        (path / added).write_bytes(b"")
+    entry.write_bytes(b"")
+
+
 def test_subscriber_goes_on_after_a_repair_that_gave_commits_up(tmp_path):
     """What is lost is reported by the repair, and its numbers are not used again (26.2)."""
     client = fork(tmp_path)
-    last = tmp_path / "s/_delta_log" / f"{7:020d}.json"
-    last.write_bytes(b"")
+    tear_commit(tmp_path / "s", 7)
     storage._open_stores.clear()
     repair(str(tmp_path / "s"))
     append(tmp_path / "s", 60, 61)
@@ -467,7 +475,7 @@ def test_empty_batch_in_place_of_one_with_rows_is_refused(tmp_path, query):
 
 def test_batch_that_a_repair_gave_up_is_not_skipped_by_its_query(tmp_path, query):
     write(query, 2)
-    (tmp_path / "s/_delta_log" / f"{3:020d}.json").write_bytes(b"")
+    tear_commit(tmp_path / "s", 3)
     storage._open_stores.clear()
     repair(query.store)
     with pytest.raises(HistoryChanged, match="remove all files from number 2 on in 'commits'"):
@@ -480,7 +488,7 @@ def test_query_goes_on_after_a_repair_that_gave_up_commits_of_others(tmp_path, q
     append(tmp_path / "s", 1, series="b")
     shutil.rmtree(query.checkpoint / "sinks")
     write(query, 1)  # Comes again, and so remembers the last commit of all.
-    (tmp_path / "s/_delta_log" / f"{3:020d}.json").write_bytes(b"")
+    tear_commit(tmp_path / "s", 3)
     storage._open_stores.clear()
     repair(query.store)
     write(query, 2)

@@ -5,7 +5,6 @@ are in `time_correction`.
 """
 
 import dataclasses
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,7 +111,7 @@ def correct_future_commits(store: Store, found: FutureCommits) -> None:
         DeltaError: a commit was made meanwhile.
         OSError: the storage failed; nothing was changed.
     """
-    location, new_id = store.location, secrets.randbits(62)
+    location, new_id = store.location, store.new_id()
     written = [
         _rewrite_file(store, file, found.change, new_id, number)
         for number, file in enumerate(found.files)
@@ -178,5 +177,11 @@ def _rebuild_head(store: Store, files: Sequence[DataFile], now_us: int) -> Serie
 
 def _next_metadata(metadata: CommitMetadata, now_us: int) -> CommitMetadata:
     return dataclasses.replace(
-        metadata, parent=None, commit=metadata.commit + 1, commit_us=now_us, depth=0, rows=0
+        metadata,
+        parent=None,
+        commit=metadata.commit + 1,
+        commit_us=now_us,
+        depth=0,
+        rows=0,
+        marks=None,
     )

@@ -24,6 +24,7 @@ from pyspark_tseries.maintain.repair.future_commits import (
     find_future_commits,
 )
 from pyspark_tseries.maintain.repair.lost_commits import describe_lost_commit, find_lost_commits
+from pyspark_tseries.maintain.repair.rebuild_entries import put_rebuilt, rebuild_entries
 from pyspark_tseries.maintain.repair.revert import Revert, plan_revert, revert_changes
 from pyspark_tseries.maintain.repair.rewind import (
     Rewind,
@@ -39,7 +40,8 @@ from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
 from pyspark_tseries.store.admin_commits import replace_index
-from pyspark_tseries.store.log_check import unknown_changes_error
+from pyspark_tseries.store.log_check import find_log_damage, unknown_changes_error
+from pyspark_tseries.store.log_entries import entry_path
 from pyspark_tseries.store.ownership import require_owner_of_damaged
 from pyspark_tseries.store.store import Store, now_us
 
@@ -118,9 +120,13 @@ def repair(
         done += found
         if step is _repair_head and found.left:
             return done  # The later steps, and `verify`, need a head.
-        if dry_run and done.mended:
-            return done
+        if (dry_run and done.mended) or (done.left and _is_log_damaged(location)):
+            return done  # The later steps depend on the outcome of this one.
     return done + _find_remaining(location, done)
+
+
+def _is_log_damaged(location: Location) -> bool:
+    return location.is_local and find_log_damage(location) is not None
 
 
 def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
@@ -139,12 +145,31 @@ def _quoted_paths(line: str) -> list[str]:
     return [word for word in line.split("'") if word.startswith("kind=")]
 
 
+def _repair_log_entries(location: Location, request: RepairRequest) -> RepairResult:
+    """Make damaged log entries again that commits behind them depend on."""
+    made = rebuild_entries(location) if location.is_local else []
+    if not made:
+        return RepairResult()
+    where = location.file("_tseries", "lost")
+    if not request.dry_run:
+        with host_locks.commit_lock(location):
+            where = put_rebuilt(location, made)
+    said = (
+        f"log entry '{entry_path(location, entry.version)}': {entry.damage}; {entry.how}. What "
+        f"there was of it is kept in '{where}'"
+        for entry in made
+    )
+    return RepairResult(mended=tuple(said))
+
+
 def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairResult:
     """Rewind a store with torn files to its last whole commit."""
     rewind = plan_rewind(location, give_up=request.give_up) if location.is_local else None
     if rewind is None:
         return RepairResult()
     left = tuple(_describe_left_file(location, rewind, path) for path in rewind.left)
+    if rewind.refused is not None:
+        return RepairResult(left=(*left, _describe_refusal(location, rewind.refused)))
     if not rewind.reasons:
         return RepairResult(left=left)
     _, head_id = read_state_at(location, rewind.last, rewind.checkpoints)
@@ -159,6 +184,15 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
     what = f"{'; '.join(rewind.reasons)}. {then}; what there is of it was moved to '{where}'"
     gone = tuple(sentence for commit in lost for sentence in describe_lost_commit(commit))
     return RepairResult(mended=(what,), lost=gone, left=left)
+
+
+def _describe_refusal(location: Location, why: str) -> str:
+    return compose_message(
+        f"{why}, and commits after it are whole and were synced",
+        "the entry as it was written",
+        "put it back from a copy of the store, or give up its commit and all that followed with: "
+        f"python -m pyspark_tseries repair --give-up {location.root}",
+    )
 
 
 def _describe_left_file(location: Location, rewind: Rewind, path: str) -> str:
@@ -334,6 +368,7 @@ def _repair_statistics(location: Location, request: RepairRequest) -> RepairResu
 
 
 REPAIR_STEPS: Final[tuple[RepairStep, ...]] = (
+    _repair_log_entries,
     _repair_torn_commits,
     _repair_foreign_changes,
     _repair_statistics,

@@ -53,6 +53,7 @@ class Rewind:
         checkpoints: names of files in the log's directory that are torn, or of lost versions.
         left: the problems of torn files that the rewind does not repair, by path: their commits
             are no longer in the log, or rewinding past them would give up whole commits.
+        refused: the damage of a log entry if rewinding would give up whole commits after it.
     """
 
     last: int
@@ -60,6 +61,7 @@ class Rewind:
     reasons: tuple[str, ...]
     checkpoints: tuple[str, ...]
     left: dict[str, str]
+    refused: str | None = None
 
 
 def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
@@ -67,7 +69,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
 
     Args:
         location: of the store.
-        give_up: rewind past a torn file even if whole commits came after it.
+        give_up: rewind past a torn file or log entry even if whole commits came after it.
 
     Raises:
         UnusableStore: the log has no whole commit.
@@ -77,7 +79,10 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
     last, torn = reach.last, list(reach.torn)
     reasons = [f"'{name}' cannot be read" for name in torn]
     if last < newest:
-        reasons.append(f"log entry '{entry_path(location, last + 1)}': {reach.reason}")
+        reason = f"log entry '{entry_path(location, last + 1)}': {reach.reason}"
+        if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
+            return Rewind(last, newest, (), (), {}, reason)
+        reasons.append(reason)
     left: dict[str, str] = {}
     while True:
         files = read_state_at(location, last, torn)[0].items()

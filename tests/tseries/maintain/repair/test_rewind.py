@@ -48,10 +48,32 @@ def events(path):
     return [row[:2] for row in stored(path)]
 
 
+def tear_commit(path):
+    """Tear the newest log entry and its file, so that only the head says what they held."""
+    files = [newest(path, kind) for kind in ("data", "entry")]
+    for file in files:
+        tear(file, "half")
+
+
+@pytest.mark.parametrize("how", ["empty", "half", "zeros"])
+def test_a_torn_newest_entry_whose_files_are_whole_loses_nothing(path, how):
+    before = events(path)
+    tear(newest(path, "entry"), how)
+    with pytest.raises(UnusableStore):
+        opened(path)
+    done = repair(str(path))
+    assert (len(done.mended), done.lost, done.left) == (1, (), ())
+    assert verify(str(path)) == []
+    assert events(path) == before
+    assert opened(path).append("a", 1).sequence == 7
+
+
 @pytest.mark.parametrize("how", ["empty", "half", "zeros"])
 @pytest.mark.parametrize("kind", ["entry", "data"])
 def test_rewind_of_a_torn_newest_commit_reports_it_and_keeps_the_rest(path, kind, how):
     before, file = events(path), newest(path, kind)
+    if kind == "entry":
+        tear(newest(path, "data"), "half")
     tear(file, how)
     planned = repair(str(path), dry_run=True)
     with pytest.raises(UnusableStore):
@@ -93,6 +115,8 @@ def test_a_torn_newest_head_loses_no_event(path, how):
 def test_rewind_to_a_torn_log_entry_reports_each_lost_commit(path, harm):
     entry = path / "_delta_log" / f"{11:020d}.json"
     tear(entry, "empty") if harm == "empty" else entry.unlink()
+    (file,) = path.glob("kind=event/0000000010-*")
+    tear(file, "half")
     done = repair(str(path))
     assert [line.split(" of ")[0] for line in done.lost] == ["commit 10", "commit 11", "commit 12"]
     assert [line.split("sequences of ")[1] for line in done.lost] == ["'a' 5", "'b' 5", "'a' 6"]
@@ -151,6 +175,8 @@ def test_a_subscriber_that_has_seen_lost_commits_misses_none_of_the_new_ones(pat
     subscriber.drain()
     assert len(subscriber.got) == 13
     tear(path / "_delta_log" / f"{12:020d}.json", "half")
+    (file,) = path.glob("kind=event/0000000011-*")
+    tear(file, "half")
     repair(str(path))
     series = opened(path)
     for number in range(3):
@@ -166,7 +192,7 @@ def test_an_interrupted_repair_is_ended_by_the_next(path, monkeypatch):
 
     subscriber = Client(path, parse_range("unlimited"))
     subscriber.drain()
-    tear(newest(path, "entry"), "empty")
+    tear_commit(path)
 
     def killed(*given, **named):
         raise KeyboardInterrupt
@@ -215,7 +241,7 @@ def test_repair_command_reports_losses_and_exits_with_1_if_some_are_left(path):
         done = subprocess.run(line, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout
 
-    tear(newest(path, "entry"), "empty")
+    tear_commit(path)
     code, said = run("--dry-run")
     assert code == 1
     assert "lost: commit 12 of " in said

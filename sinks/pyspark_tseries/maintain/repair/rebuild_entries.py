@@ -1,0 +1,396 @@
+"""Damaged log entries made again, where commits that are whole depend on them.
+
+What is known of such an entry: its checksum, which tells where one bit changed; the files of its
+commit, whose names have its number and the id of its head, and whose contents have checksums; its
+head, which names the one before and the batch of a query that it stored; and the entries around it.
+An entry between two commits whose numbers follow each other had no commit of its own. It added
+columns, which the files after it have; or it replaced files, as a compaction does, and can be left
+empty if the files before it are still there; or it is unknown what it did.
+
+Nothing is made again unless all events fit then: each sequence is there once, as the head says.
+
+The rules are semantics 26.8.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+
+from pyspark_tseries.errors import TseriesError
+from pyspark_tseries.maintain.file_check import check_file
+from pyspark_tseries.maintain.invariants import CompactionHorizon
+from pyspark_tseries.maintain.verify import check_rows
+from pyspark_tseries.model.columns import value_fields
+from pyspark_tseries.model.properties import retained_range
+from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
+from pyspark_tseries.storage.data_files import DataFile, compute_stats, data_files
+from pyspark_tseries.storage.durability import make_directories, sync
+from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT
+from pyspark_tseries.store.log_check import (
+    HEAD_TRANSACTION,
+    entry_damage,
+    find_readable_log,
+    newest_version,
+    read_entry,
+)
+from pyspark_tseries.store.log_entries import (
+    AddedFile,
+    Entry,
+    TornEntry,
+    adopt_entry,
+    commit_info,
+    correct_bit,
+    entry_path,
+    format_entry,
+    parse_entry,
+)
+from pyspark_tseries.store.log_writer import shadow_log
+from pyspark_tseries.store.state import HORIZON_TRANSACTION
+
+__all__ = ["RebuiltEntry", "put_rebuilt", "rebuild_entries"]
+
+MAX_DAMAGED: Final = 200
+"""So many damaged entries are looked at: more are a log that is gone."""
+
+_OWN_FILE: Final = re.compile(
+    r"kind=(?P<kind>event|edit)/(?P<commit>\d{10,})-(?P<head>[0-9a-f]{16})(?:[.]\d{4,})?[.]parquet"
+)
+"""A file of a single commit."""
+
+_UNREADABLE: Final = (TseriesError, OSError, ValueError, KeyError, TypeError, pa.ArrowException)
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltEntry:
+    """A log entry that was made again.
+
+    Attributes:
+        version: its number.
+        damage: what was wrong with it.
+        content: its lines.
+        how: it was made, as a sentence.
+    """
+
+    version: int
+    damage: str
+    content: bytes
+    how: str
+
+
+@dataclass
+class _Log:
+    """What is known of a log: its whole entries, and those made again so far."""
+
+    location: Location
+    base: int
+    newest: int
+    torn: tuple[str, ...]
+    entries: dict[int, Entry] = field(default_factory=dict)
+    damage: dict[int, str] = field(default_factory=dict)
+    rebuilt: dict[int, RebuiltEntry] = field(default_factory=dict)
+
+    def take(self, entry: RebuiltEntry) -> None:
+        self.rebuilt[entry.version] = entry
+        self.entries[entry.version] = parse_entry(entry.version, entry.content)
+
+    def missing(self) -> list[int]:
+        return [version for version in self.damage if version not in self.rebuilt]
+
+
+def rebuild_entries(location: Location) -> list[RebuiltEntry]:
+    """Make the damaged entries of a local log again, up to the first that cannot be.
+
+    Nothing is written.
+
+    Raises:
+        OSError: the log cannot be read.
+    """
+    log = _read_log(location)
+    if not log.damage or len(log.damage) > MAX_DAMAGED:
+        return []
+    for version in log.damage:
+        with contextlib.suppress(OSError, TornEntry):
+            with open(entry_path(location, version), "rb") as file:
+                content = correct_bit(file.read())
+            if content is not None:
+                what = "one wrong bit of it was corrected by its checksum"
+                log.take(RebuiltEntry(version, log.damage[version], content, what))
+    corrected = list(log.rebuilt.values())
+    if log.missing():
+        with contextlib.suppress(*_UNREADABLE):
+            _rebuild_from_files(log)
+    for made in (list(log.rebuilt.values()), corrected):
+        upto = min((v for v in log.damage if v not in {e.version for e in made}), default=None)
+        last = log.newest if upto is None else upto - 1
+        usable = [entry for entry in made if entry.version <= last]
+        if usable and _fits(log, usable, last):
+            return usable
+    return []
+
+
+def _read_log(location: Location) -> _Log:
+    newest = newest_version(location)
+    reach = find_readable_log(location, newest)
+    log = _Log(location, reach.base, newest, reach.torn)
+    for version in range(reach.base + 1, newest + 1):
+        why = entry_damage(location, version)
+        if why is not None:
+            log.damage[version] = why
+            if len(log.damage) > MAX_DAMAGED:
+                break
+        else:
+            entry = read_entry(location, version)
+            if entry is not None:
+                log.entries[version] = entry
+    return log
+
+
+def _rebuild_from_files(log: _Log) -> None:
+    """Make what is missing again from the files of its commits, in order, while they say how."""
+    heads = readable_metadata(log.location)
+    while log.missing():
+        version = log.missing()[0]
+        before = _commit_before(log, version, heads)
+        after = min(
+            (v for v in log.entries if v > version and _number(log.entries[v]) is not None),
+            default=None,
+        )
+        gap = [v for v in log.missing() if after is None or v < after]
+        lost = 1 if after is None else (_number(log.entries[after]) or 0) - before - 1
+        if lost > len(gap) or version == 0:
+            return
+        if lost:
+            content = _rebuild_commit(log, version, before + 1, after, heads)
+            how = f"it was made again from the files of commit {before + 1}"
+        else:
+            content, how = _rebuild_change(log, version)
+        if content is None:
+            return
+        log.take(RebuiltEntry(version, log.damage[version], content, how))
+
+
+def _rebuild_change(log: _Log, version: int) -> tuple[bytes | None, str]:
+    """The entry `version`, which held no commit, and how it was made; None if nobody knows."""
+    info = commit_info(None, version - 1, synced=True)
+    with _shadow(log, list(log.rebuilt.values()), version - 1) as copy:
+        table = DeltaTable(pathlib.Path(copy).as_uri())
+        columns = _find_unknown_columns(log, pa.schema(table.schema()))
+        if columns:
+            table.alter.add_columns(Schema.from_arrow(pa.schema(columns)).fields)
+            path = os.path.join(copy, "_delta_log", os.path.basename(_entry_path(log, version)))
+            with open(path, "rb") as file:
+                content = adopt_entry(file.read(), info, log.location.uri)
+            names = ", ".join(f"'{column.name}'" for column in columns)
+            return content, f"it was made again from files that have the columns {names}"
+    if not _has_replaced_files(log):
+        return None, ""  # It may have set a property.
+    return format_entry([], {}, info, 0), "it replaced files that are still there, and is empty now"
+
+
+def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
+    """The columns of event files that `known` lacks."""
+    found: dict[str, pa.Field] = {}
+    for path in sorted({path for entry in log.entries.values() for path in entry.added}):
+        with contextlib.suppress(FileNotFoundError):
+            schema = pq.read_schema(log.location.file(path)).remove_metadata()
+            found |= {field.name: field for field in schema if field.name not in known.names}
+    return [field.remove_metadata().with_nullable(True) for field in found.values()]
+
+
+def _has_replaced_files(log: _Log) -> bool:
+    """True if there are files that a compaction has written, and that no whole entry adds."""
+    named = {path for entry in log.entries.values() for path in entry.added}
+    for kind in ("event", "edit"):
+        for full, _ in list(log.location.list_files(log.location.file(f"kind={kind}"))):
+            path = f"kind={kind}/{os.path.basename(full)}"
+            if path not in named and _OWN_FILE.fullmatch(path) is None:
+                return True
+    return False
+
+
+def _number(entry: Entry) -> int | None:
+    """The number of the commit of an entry; None if it has none."""
+    if entry.own is None or HEAD_TRANSACTION not in entry.transactions:
+        return None
+    number = entry.own.get("commit")
+    return number if isinstance(number, int) else None
+
+
+def _commit_before(log: _Log, version: int, heads: Mapping[int, CommitMetadata]) -> int:
+    """The number of the last commit before the entry `version`; -1 if there is none."""
+    head_id = _head_before(log, version)
+    if head_id is not None and head_id in heads:
+        return heads[head_id].commit
+    for earlier in range(version - 1, log.base, -1):
+        if earlier in log.entries and (number := _number(log.entries[earlier])) is not None:
+            return number
+    if head_id is None:
+        return NO_COMMIT.commit
+    return read_head_metadata(log.location, head_id).commit
+
+
+def _head_before(log: _Log, version: int) -> int | None:
+    for earlier in range(version - 1, log.base, -1):
+        if earlier in log.entries and HEAD_TRANSACTION in log.entries[earlier].transactions:
+            return int(log.entries[earlier].transactions[HEAD_TRANSACTION])
+    if log.base < 0:
+        return None
+    with shadow_log(log.location, log.base, [*log.torn, LAST_CHECKPOINT]) as copy:
+        found = DeltaTable(pathlib.Path(copy).as_uri()).transaction_version(HEAD_TRANSACTION)
+    return None if found is None else int(found)
+
+
+def _rebuild_commit(
+    log: _Log,
+    version: int,
+    number: int,
+    after: int | None,
+    heads: Mapping[int, CommitMetadata],
+) -> bytes | None:
+    """The entry of the commit `number`; None if its files do not say what it was."""
+    parent = _head_before(log, version)
+    follow = {
+        own
+        for own, metadata in heads.items()
+        if metadata.commit == number and metadata.parent == parent
+    }
+    if after is not None:
+        follow &= _chain(log.entries[after].transactions[HEAD_TRANSACTION], heads)
+    files = _find_files(log, version, number)
+    ids = {own for own, _ in files}
+    known = follow if len(follow) == 1 else follow & ids or ids
+    if len(known) != 1:
+        return None
+    (own_id,) = known
+    added = [made for own, made in files if own == own_id]
+    metadata = heads.get(own_id)
+    if metadata is None and not added:
+        return None
+    transactions = {HEAD_TRANSACTION: own_id}
+    if metadata is not None:
+        transactions |= metadata.marks or {}
+        before = None if parent is None else read_head_metadata(log.location, parent).erasure
+        if metadata.erasure != before:
+            return None  # It erased values, and would not do so again.
+    written_ms = max((file.modified_ms for file in added), default=0)
+    now_ms = written_ms if metadata is None else metadata.commit_us // 1000
+    return format_entry(added, transactions, commit_info(number, version - 1, synced=True), now_ms)
+
+
+def _chain(head_id: int, heads: Mapping[int, CommitMetadata]) -> set[int]:
+    """The ids of the head `head_id` and of those before it."""
+    found: set[int] = set()
+    following: int | None = head_id
+    while following is not None and following not in found:
+        found.add(following)
+        following = heads[following].parent if following in heads else None
+    return found
+
+
+def _find_files(log: _Log, version: int, number: int) -> list[tuple[int, AddedFile]]:
+    """The files of the commit `number` that no whole entry adds, with the ids of their heads."""
+    named = {path for entry in log.entries.values() for path in entry.added}
+    found: dict[str, tuple[int, AddedFile]] = {}
+    for later in range(version + 1, log.newest + 1):
+        for path, gone in (log.entries[later].removed if later in log.entries else {}).items():
+            own = _OWN_FILE.fullmatch(path)
+            if own and int(own["commit"]) == number and path not in named:
+                size = int(gone.get("size") or 0)
+                found[path] = (
+                    int(own["head"], 16),
+                    AddedFile(path, size, own["kind"], 0, True, "{}"),
+                )
+    for kind in ("event", "edit"):
+        for full, ns in list(log.location.list_files(log.location.file(f"kind={kind}"))):
+            path = f"kind={kind}/{os.path.basename(full)}"
+            own = _OWN_FILE.fullmatch(path)
+            if own and int(own["commit"]) == number and path not in named:
+                columns = ["series", "sequence", "timestamp"]
+                rows = pq.read_table(full, columns=columns, partitioning=None)
+                stats = compute_stats(rows).to_json()
+                size = log.location.size(full)
+                made = AddedFile(path, size, kind, ns // 1_000_000, True, stats)
+                found[path] = int(own["head"], 16), made
+    return list(found.values())
+
+
+def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:
+    """True if the log up to the entry `last` holds every event once, with the entries `made`."""
+    try:
+        with _shadow(log, made, last) as copy:
+            return not _find_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
+    except (DeltaError, *_UNREADABLE):
+        return False
+
+
+@contextlib.contextmanager
+def _shadow(log: _Log, made: Sequence[RebuiltEntry], last: int) -> Iterator[str]:
+    """A directory with the log up to the entry `last`, with the entries `made`."""
+    broken = [os.path.basename(_entry_path(log, version)) for version in log.damage]
+    with shadow_log(log.location, last, [*broken, *log.torn, LAST_CHECKPOINT]) as copy:
+        for entry in made:
+            if entry.version <= last:
+                name = os.path.basename(_entry_path(log, entry.version))
+                with open(os.path.join(copy, "_delta_log", name), "wb") as file:
+                    file.write(entry.content)
+        yield copy
+
+
+def _entry_path(log: _Log, version: int) -> str:
+    return entry_path(log.location, version)
+
+
+def _find_faults(location: Location, table: DeltaTable) -> list[str]:
+    files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
+    head_id = table.transaction_version(HEAD_TRANSACTION)
+    head = load_index(location, head_id, None, SeriesIndex())
+    beyond = table.transaction_version(HORIZON_TRANSACTION)
+    retained = retained_range(table.metadata().configuration, head.metadata)
+    compacted = CompactionHorizon(-1 if beyond is None else beyond - 1, retained)
+    values = value_fields(pa.schema(table.schema()))
+    checks = [(file, check_file(location, file, values)) for file in files]
+    faults = [check.problem for _, check in checks if check.problem is not None]
+    known = set(pa.schema(table.schema()).names)
+    faults += [
+        f"file '{file.path}' has columns that the store lacks"
+        for file, check in checks
+        if check.problem is None
+        and not known.issuperset(pq.read_schema(location.file(file.path)).names)
+    ]
+    whole: list[DataFile] = [file for file, check in checks if check.problem is None]
+    samples = [sample for _, check in checks for sample in check.samples]
+    return [*faults, *check_rows(location, compacted, head, whole, samples)]
+
+
+def put_rebuilt(location: Location, made: Iterable[RebuiltEntry]) -> str:
+    """Put entries in the places of damaged ones, of which copies are kept; return where."""
+    entries = list(made)
+    log = location.file("_delta_log")
+    aside = location.file("_tseries", "lost", f"{entries[0].version:020d}-{secrets.token_hex(4)}")
+    make_directories(os.path.join(aside, "_delta_log"))
+    for entry in entries:
+        path = entry_path(location, entry.version)
+        draft = location.file("_tseries", "staging", f"{secrets.token_hex(8)}.json")
+        os.makedirs(os.path.dirname(draft), exist_ok=True)
+        with open(draft, "xb") as file:
+            file.write(entry.content)
+        if os.path.exists(path):
+            before = os.stat(path)
+            location.copy(path, os.path.join(aside, "_delta_log", os.path.basename(path)))
+            os.utime(draft, ns=(before.st_atime_ns, before.st_mtime_ns))
+        sync([draft, aside, os.path.join(aside, "_delta_log")])
+        os.replace(draft, path)  # At once, so that an interrupted repair can be repeated.
+    sync([log])
+    return aside

@@ -1,0 +1,178 @@
+"""Filters of other readers find what is there, on every column: the log has bounds of three."""
+
+import datetime
+import decimal
+import math
+
+import duckdb
+import polars
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from tseries.builders import VALUE, batch
+from tseries.object_store import bucket  # noqa: F401 a fixture
+
+from pyspark_tseries import TimeSeries
+from pyspark_tseries.maintain.background import maintain
+from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.model import properties
+from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.store import Store
+from pyspark_tseries.store.table import load_table
+
+UTC = datetime.UTC
+VALUES = {
+    "celsius": pa.float64(),
+    "count": pa.int64(),
+    "small": pa.float32(),
+    "text": pa.string(),
+    "flag": pa.bool_(),
+    "day": pa.date32(),
+    "at": pa.timestamp("us", "UTC"),
+    "amount": pa.decimal128(20, 3),
+    "raw": pa.binary(),
+    "nested": pa.struct([("inner", pa.int64())]),
+}
+COMPARED = [name for name in VALUES if name != "nested"] + [
+    *("series", "sequence", "timestamp", "author", "kind", "commit", "commit_time"),
+    *("original_sequence", "original_timestamp", "original_author"),
+]
+
+
+def row(number):
+    """Values of every type, now and then null; NaN, and texts beyond the length of bounds."""
+    if number % 4 == 3:
+        return dict.fromkeys(VALUES)
+    day = datetime.datetime(2026, 1, 1, tzinfo=UTC) + datetime.timedelta(days=number)
+    return {
+        "celsius": math.nan if number == 5 else 20.0 + number / 2,
+        "count": 2**53 + number,
+        "small": number / 2,
+        "text": f"{'ä' * 40}{number}\\U00020bb7",
+        "flag": bool(number % 2),
+        "day": day.date(),
+        "at": day + datetime.timedelta(microseconds=999_999 - number),
+        "amount": decimal.Decimal(number) / 8,
+        "raw": bytes([255, number]),
+        "nested": {"inner": number},
+    }
+
+
+def fill(path):
+    """A file a commit; edits; a time with microseconds; a column that most files lack."""
+    store = TimeSeries.create(path, VALUES, "unlimited", "me", auto_compact=False)
+    begin = datetime.datetime(2026, 2, 3, 4, 5, 6, 789_001, UTC)
+    for number in range(9):
+        store.append("ab"[number % 2], row(number), begin + datetime.timedelta(microseconds=number))
+    store.edit("a", 1, row(1))
+    store.edit("b", 0, dict.fromkeys(VALUES))
+    storage._open_stores.clear()
+    return path
+
+
+def everything(path):
+    """All rows, from the Parquet files themselves."""
+    return ds.dataset(DeltaTable(path).file_uris(), partitioning=None).to_table()
+
+
+def deltalakes(table, column, low):
+    yield table.to_pyarrow_table(filters=[(column, ">=", low)]).num_rows
+    yield len(table.to_pandas(filters=[(column, ">=", low)]))
+    yield table.to_pyarrow_dataset().to_table(filter=pc.field(column) >= low).num_rows
+
+
+def duckdbs(engine, condition, *given):
+    for events in ("events", "dataset"):
+        found = engine.execute(f"SELECT count(*) FROM {events} WHERE {condition}", list(given))
+        yield found.fetchall()[0][0]
+
+
+def polarss(path, condition):
+    for options in ({}, {"use_pyarrow": True}):
+        yield polars.scan_delta(str(path), **options).filter(condition).collect().height
+
+
+def check_filters(path, names=COMPARED):
+    table, rows = DeltaTable(path), everything(path)
+    rows = rows.append_column("kind", kinds(path)).select(names)
+    with duckdb.connect() as engine:
+        engine.register("dataset", table.to_pyarrow_dataset())
+        engine.register("events", table.to_pyarrow_table())
+        others = QueryBuilder().register("events", table)
+        for name in names:
+            nulls, there = rows[name].null_count, rows[name].drop_null().to_pylist()
+            where = f'"{name}" is null'
+            assert set(duckdbs(engine, where)) == {nulls}, name
+            assert set(polarss(path, polars.col(name).is_null())) == {nulls}, name
+            found = others.execute(f"SELECT count(*) AS n FROM events WHERE {where}").read_all()
+            assert found["n"][0].as_py() == nulls, name
+            dataset = table.to_pyarrow_dataset()
+            assert dataset.to_table(filter=pc.field(name).is_null()).num_rows == nulls, name
+            nan = sum(value != value for value in there)
+            known = sorted(value for value in there if value == value)
+            for low in {known[len(known) // 2], known[-1]}:
+                right = sum(value >= low for value in known)
+                assert set(deltalakes(table, name, low)) == {right}, (name, low)
+                either = {right, right + nan}  # DuckDB takes NaN for the greatest, Polars at times.
+                assert set(duckdbs(engine, f'"{name}" >= ?', low)) <= either, (name, low)
+                assert set(polarss(path, polars.col(name) >= low)) <= either, (name, low)
+
+
+def kinds(path):
+    log = pa.table(DeltaTable(path).get_add_actions(flatten=True))
+    pairs = zip(log["partition.kind"].to_pylist(), log["num_records"].to_pylist(), strict=True)
+    return pa.array([kind for kind, count in pairs for _ in range(count)])
+
+
+def test_filters_of_every_documented_reader_find_what_is_there_on_every_column(tmp_path):
+    path = fill(tmp_path / "s")
+    add_columns(Store.open(str(path)), [pa.field("more", pa.int64())])
+    DeltaTable(path).create_checkpoint()
+    check_filters(path)
+    compact(str(path))
+    check_filters(path)
+    TimeSeries.open(path, "me", auto_compact=False).append("a", row(1))
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).create_checkpoint()
+    check_filters(path)
+    assert verify(str(path)) == []
+
+
+def test_maintenance_lets_a_store_of_an_earlier_version_be_filtered_too(tmp_path, monkeypatch):
+    """Its table does not say of which columns the log has bounds."""
+    with monkeypatch.context() as patch:
+        patch.setattr(properties, "READERS_PROPERTIES", {})
+        fill(tmp_path / "s")
+    path, high = tmp_path / "s", [("celsius", ">", 21.0)]
+    assert "delta.dataSkippingStatsColumns" not in DeltaTable(path).metadata().configuration
+    right = duckdb_of_files(path)
+    maintain(str(path))
+    assert DeltaTable(path).to_pyarrow_table(filters=high).num_rows == right > 0
+    check_filters(path, ["celsius", "text", "original_sequence"])
+    version = DeltaTable(path).version()
+    maintain(str(path))
+    assert DeltaTable(path).version() == version, "once is enough"
+    storage._open_stores.clear()
+    TimeSeries.open(path, "me", auto_compact=False).append("a", row(1))
+    assert verify(str(path)) == []
+
+
+def duckdb_of_files(path):
+    rows = everything(path)["celsius"].to_pylist()
+    return sum(value is not None and value > 21.0 for value in rows)
+
+
+def test_maintenance_of_a_store_in_an_object_store_says_so_as_well(bucket):  # noqa: F811
+    location = parse_location(bucket.uri("some stores/filtered"), bucket.options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(properties, "READERS_PROPERTIES", {})
+        Store.create(location, [VALUE], RetainedRange()).append(batch(("a", 1)))
+    maintain(location)
+    said = load_table(location).metadata().configuration
+    assert said["delta.dataSkippingStatsColumns"] == "series,sequence,timestamp"
