@@ -81,7 +81,7 @@ WRITE_CASES = [
     WriteCase("R8", "last 10s", (every(9000, 2),), "0 1"),
     WriteCase("R11", "limit 3", ((0,), (Edit(0),), (0, 1), (Edit(0),)), "2 3", "discarded"),
     WriteCase("R12", "last 10s", (every(1000, 3), (Edit(0),)), "3>0 1 2"),
-    WriteCase("R13", "last 1H", (every(1000, 5), (FUTURE,)), "5"),
+    WriteCase("R13", "last 1H", (every(1000, 5), (7_200_000,)), "5"),
     WriteCase("R14", "limit 2", (every(1, 5), (9,)), "4 5"),
     WriteCase("R16", "last 5M", ((0, 300_000), (600_000,)), "1 2"),
     WriteCase("R18", "limit 5 limit 3", (every(1, 9),), "6 7 8"),
