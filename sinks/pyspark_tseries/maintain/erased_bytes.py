@@ -57,6 +57,7 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
         return []
     keys = _keys_of(records)
     data = [*_find_dead_files(store, keys), *_find_kept_aside(store.location, keys)]
+    data += _find_staged(store.location, max(record.act.time_us for record in records))
     return [*data, *(f"_delta_log/{name}" for _, name in _find_log_files(store.location, records))]
 
 
@@ -109,7 +110,7 @@ def _find_dead_files(store: Store, keys: ErasedKeys) -> list[str]:
 
 
 def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
-    """Files that a repair has put aside, and rows that wait for a commit, with one of `keys`."""
+    """Files that a repair has put aside with one of `keys`."""
     if not location.is_local:
         return []
     folders = os.walk(location.file("_tseries", "lost"))
@@ -118,6 +119,20 @@ def _find_kept_aside(location: Location, keys: ErasedKeys) -> list[str]:
     return [
         os.path.relpath(path, location.root) for path in data if _has_values(location, path, keys)
     ]
+
+
+def _find_staged(location: Location, before_us: int) -> list[str]:
+    """Rows that waited for a commit before an act, as a writer that was killed has left them.
+
+    They have no sequences yet, so any of them may be of an event that was erased.
+    """
+    staging = location.file("_tseries", "staging")
+    found = list(location.list_files(staging))
+    for folder in location.list_folders(staging):
+        found += location.list_files(location.file("_tseries", "staging", folder, "_delta_log"))
+    return sorted(
+        os.path.relpath(path, location.file()) for path, ns in found if ns < before_us * 1000
+    )
 
 
 def _has_values(location: Location, path: str, keys: ErasedKeys) -> bool:

@@ -30,6 +30,7 @@ from pyspark_tseries import (
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain import erase as erasing
 from pyspark_tseries.maintain.background import remove_obsolete_files
+from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
@@ -369,6 +370,30 @@ def test_what_a_repair_has_put_aside_is_named(series, path):
     series.erase("a", 1, "asked for")
     maintained(path)
     assert series.describe()["erasure_files"] == [f"_tseries/lost/some/{old.name}"]
+
+
+def test_rows_that_a_killed_writer_left_are_named_until_they_go_after_a_day(series, path):
+    staging = path / "_tseries" / "staging"
+    staging.mkdir(exist_ok=True)
+    (staging / "run.arrow").write_text(SECRET)
+    act = series.erase("a", 1, "asked for")
+    assert "_tseries/staging/run.arrow" in act.files
+    maintained(path)
+    assert series.describe()["erasure_files"] == ["_tseries/staging/run.arrow"]
+    maintained(path, DAY_US + TEN_MINUTES_US)
+    assert series.describe()["erasure_files"] == []
+    (staging / "later.arrow").write_text("of a batch that goes on")
+    assert series.describe()["erasure_files"] == []
+
+
+def test_a_backup_has_the_act_and_none_of_the_values(series, path, tmp_path):
+    act = series.erase("a", 1, "asked for")
+    backup(path, tmp_path / "copy")
+    copy = TimeSeries.open(tmp_path / "copy", "me", auto_compact=False)
+    assert [each.id for each in copy.erasures()] == [act.id]
+    assert events(copy) == events(series)
+    assert holding(tmp_path / "copy", SECRET) <= set(copy.describe()["erasure_files"])
+    assert copy.verify() == []
 
 
 def test_later_compactions_and_other_tools_keep_the_nulls(series, path):
