@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.decode.value_samples import suggests_secret
 from pyspark_timestream.kafka.options.paths import format_path
 from pyspark_timestream.kafka.options.readers import ReaderSchema
 
-__all__ = ["Columns", "format_columns", "infer_json", "list_columns", "read_schema"]
+__all__ = ["UINT64", "Columns", "format_columns", "infer_json", "list_columns", "read_schema"]
 
 _MAX_DEPTH: Final = 8
 _PLAIN_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
@@ -51,7 +51,8 @@ _PROTOBUF_TIMES: Final = {
     "google.type.Date": pa.date32(),
 }
 _PROTOBUF_WRAPPER: Final = re.compile(r"google\.protobuf\.[A-Za-z0-9]+Value")
-_UINT64: Final = pa.decimal128(20, 0)
+UINT64: Final = pa.decimal128(20, 0)
+"""The type of a column for unsigned numbers of 64 bits."""
 
 
 class Columns(NamedTuple):
@@ -272,8 +273,8 @@ def _read_one(field: Any, outer: tuple[str, ...]) -> pa.DataType | None:
         field.TYPE_STRING: pa.string(),
         field.TYPE_ENUM: pa.string(),
         field.TYPE_BYTES: pa.binary(),
-        field.TYPE_UINT64: _UINT64,
-        field.TYPE_FIXED64: _UINT64,
+        field.TYPE_UINT64: UINT64,
+        field.TYPE_FIXED64: UINT64,
         field.TYPE_INT32: pa.int32(),
         field.TYPE_SINT32: pa.int32(),
         field.TYPE_SFIXED32: pa.int32(),

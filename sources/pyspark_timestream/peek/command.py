@@ -1,6 +1,7 @@
 """The command `peek`: shows ten records of a topic, and prints the options to read it with."""
 
 import argparse
+import io
 import logging
 import shutil
 import sys
@@ -69,6 +70,9 @@ def main(given: argparse.Namespace) -> int:
     except (NoSample, OptionError, TimestreamError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without a letter gets its escape, which is Python's too.
+        sys.stdout.reconfigure(errors="backslashreplace")
     print(to_json(findings) if given.json else format_findings(findings, _find_width()))
     return 0
 

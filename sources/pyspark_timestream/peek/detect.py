@@ -6,6 +6,7 @@ like decides, and how many of them fit is counted.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from pyspark_timestream.kafka.decode.framing import (
     split_header_frames,
     split_value_frames,
 )
+from pyspark_timestream.kafka.decode.value_forms import name_value_form
 from pyspark_timestream.kafka.options.payloads import Part
 from pyspark_timestream.kafka.schemas import JSON, PROTOBUF, RegisteredSchema
 
 __all__ = [
+    "ASK_FOR_REGISTRY",
     "Answers",
     "Detection",
     "Key",
@@ -34,11 +37,18 @@ __all__ = [
     "parse_object",
 ]
 
+ASK_FOR_REGISTRY: Final = "name it with --schema-registry URL"
+
 Key = int | bytes
 """A schema's id, or the 16 bytes of its GUID."""
 
 Answers = Mapping[Key, RegisteredSchema]
 """The schemas that a registry has."""
+
+_KNOWN_FORM: Final = re.compile(
+    "byte order mark|JSON array|several JSON|JSON within|cut off|quotes|compressed|Avro file|XML"
+)
+"""Forms worth a note; anything else is just binary or text."""
 
 _MAX_PLAUSIBLE_ID: Final = 10_000_000
 _LONG_BYTES: Final = 8
@@ -110,6 +120,7 @@ def detect_part(payloads: Payloads, answers: Answers | None) -> Detection:
     notes = () if answers is None else _note_unknown(payloads, answers)
     if 2 * objects > present:
         return Detection(payloads.part, "none", "json", present, objects, notes=notes)
+    notes += _note_form(payloads)
     return Detection(payloads.part, "none", "binary", present, present, notes=notes)
 
 
@@ -168,7 +179,7 @@ def _detect_by_form(
         return Detection(part, kept, "json", present, objects, _keys(writers))
     note = (
         f"the {part}s carry ids of a schema registry, which knows whether they are Avro or "
-        "Protobuf: name it with --schema-registry URL"
+        f"Protobuf: {ASK_FOR_REGISTRY}"
     )
     return Detection(part, framing, "binary", present, plausible, _keys(writers), notes=(note,))
 
@@ -200,6 +211,19 @@ def _are_longs(contents: pa.Array) -> bool:
     """Check for numbers of 64 bits, which begin with a zero byte too."""
     lengths = {len(each) for each in contents.to_pylist() if each is not None}
     return lengths == {_LONG_BYTES}
+
+
+def _note_form(payloads: Payloads) -> tuple[str, ...]:
+    """Note what most payloads are that are nearly JSON objects, or hold them."""
+    contents = [each for each in payloads.contents.to_pylist() if each is not None]
+    forms = Counter(name_value_form(each) for each in contents if parse_object(each) is None)
+    form, count = next(iter(forms.most_common(1)), ("", 0))
+    if 2 * count <= len(contents) or not _KNOWN_FORM.search(form):
+        return ()
+    return (
+        f"{count} of {len(contents)} {payloads.part}s are not JSON objects, but {form}: the source "
+        "reads one object a record; change the producer, or take the column apart in Spark",
+    )
 
 
 def _note_unknown(payloads: Payloads, answers: Answers) -> tuple[str, ...]:

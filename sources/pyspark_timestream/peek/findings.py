@@ -19,8 +19,14 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.readers import ReaderSchema
 from pyspark_timestream.kafka.options.registry_keys import read_registry_settings
 from pyspark_timestream.kafka.registry.registry import SchemaRegistry
-from pyspark_timestream.peek.columns import format_columns
-from pyspark_timestream.peek.detect import Detection, Payloads, detect_part, list_keys
+from pyspark_timestream.peek.columns import UINT64, format_columns
+from pyspark_timestream.peek.detect import (
+    ASK_FOR_REGISTRY,
+    Detection,
+    Payloads,
+    detect_part,
+    list_keys,
+)
 from pyspark_timestream.peek.plan import PARTS, ReadingPlan, drop_registry, plan_reading
 from pyspark_timestream.peek.records import Sample
 from pyspark_timestream.peek.registry import ask_registry
@@ -73,14 +79,23 @@ def examine(sample: Sample, given: Mapping[str, str]) -> Findings:
         MissingExtra: a library for the format is not installed.
     """
     payloads = [Payloads(part, sample.payloads(part), sample.headers()) for part in PARTS]
-    keys = dict.fromkeys(key for each in payloads for key in list_keys(each))
     registry = _find_registry(given)
-    asked = ask_registry(registry, list(keys))
-    notes = [asked.problem] if asked.problem else []
-    if asked.problem:
+    asked = {
+        each.part: ask_registry(registry, list_keys(each), given.get(f"{each.part}Subject"))
+        for each in payloads
+    }
+    problems = dict.fromkeys(each.problem for each in asked.values() if each.problem)
+    notes = list(problems)
+    if problems:
         given, registry = drop_registry(given), None
-    detections = {each.part: detect_part(each, asked.answers) for each in payloads}
-    notes += [note for each in detections.values() for note in each.notes]
+    answers = {part: None if problems else each.answers for part, each in asked.items()}
+    detections = {each.part: detect_part(each, answers[each.part]) for each in payloads}
+    notes += [
+        note
+        for each in detections.values()
+        for note in each.notes
+        if not (problems and ASK_FOR_REGISTRY in note)
+    ]
     usable = _blank_unusable(sample, detections.values())
     plan = plan_reading(usable, given, detections, registry)
     notes += plan.notes
@@ -146,9 +161,15 @@ def _look(sample: Sample, plan: ReadingPlan) -> _Look:
 
 def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     columns = plan.columns["value"].fields
-    types = {field.name: field.type for field in columns if can_be_time(field.type)}
-    fields: Mapping[str, Sequence[pa.Array]] = {}
     rules = plan.options.value_rules
+    # Unsigned numbers of 64 bits are decimals as columns, and numbers as times.
+    unsigned = UINT64 if rules.format == "protobuf" else None
+    types = {
+        field.name: field.type
+        for field in columns
+        if can_be_time(field.type) or field.type == unsigned
+    }
+    fields: Mapping[str, Sequence[pa.Array]] = {}
     if types:
         wanted = WantedFields(pa.schema([]), tuple(types))
         values, headers = sample.payloads("value"), sample.headers()

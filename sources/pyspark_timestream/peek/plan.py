@@ -3,13 +3,13 @@
 What cannot be read by a schema stays binary, and a note says why.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
-from pyspark_timestream.kafka.decode.columns import METADATA
+from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, METADATA
 from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.formats import check_fields
 from pyspark_timestream.kafka.decode.framing import split_value_frames
@@ -31,6 +31,8 @@ PARTS: Final[tuple[Part, Part]] = ("value", "key")
 _REGISTRY: Final = "schemaRegistry."
 _MAX_COLUMNS: Final = 60
 _METADATA_PREFIX: Final = "kafka_"
+_CORRUPT_COLUMN: Final = "_malformed"
+_KEY_PREFIX: Final = "record_key."
 
 
 class ReadingPlan(NamedTuple):
@@ -62,8 +64,13 @@ class ReadingPlan(NamedTuple):
 
 
 def drop_registry(raw: Mapping[str, str]) -> dict[str, str]:
-    """Return options without those of the registry."""
-    return {name: text for name, text in raw.items() if not name.startswith(_REGISTRY)}
+    """Return options without those of the registry, and of what it has."""
+    subjects = [f"{part}Subject" for part in PARTS]
+    return {
+        name: text
+        for name, text in raw.items()
+        if not name.startswith(_REGISTRY) and name not in subjects
+    }
 
 
 def plan_reading(
@@ -129,12 +136,16 @@ def _choose_formats(
         if each.format in SCHEMA_FORMATS:
             assert registry is not None, "only a registry tells that payloads have schemas"
             try:
-                found = find_reader_options(registry, topic, each)
+                found = find_reader_options(registry, topic, each, given.get(f"{part}Subject"))
             except SchemaRegistryError as error:
                 found, problem = None, str(error)
             else:
+                subject = given.get(f"{part}Subject")
                 problem = (
-                    "no subject of the registry that is named by the topic or by the message has "
+                    f"the registry lacks subject '{subject}', or has no {each.format} there: "
+                    f"correct '{part}Subject'"
+                    if subject is not None
+                    else "no subject of the registry that is named by the topic or by the message has "
                     f"the schema of the {part}s: set '{part}Subject'"
                 )
             if found is None:
@@ -153,6 +164,10 @@ def _compose(
     """Put options together: those about framings where they are not the default."""
     raw = {name: text for each in chosen.values() for name, text in each.items()}
     raw = {**given, **raw, **given}
+    for part in PARTS:
+        if f"{part}Format" not in raw:
+            # It would have no effect, and the notes say why the part is not read by fields.
+            raw.pop(f"{part}Subject", None)
     framings = {
         part: detections[part].framing if part in detections else "none"
         for part in PARTS
@@ -205,7 +220,21 @@ def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) ->
 def _avoid_clashes(plan: ReadingPlan) -> ReadingPlan:
     """Prefix the metadata where fields of values have their names."""
     raw = dict(plan.raw)
-    names = {name.casefold() for name in plan.columns["value"].fields.names}
+    columns = plan.columns["value"].fields.names
+    names = {name.casefold() for name in columns}
     if names & {name.casefold() for name in METADATA}:
         raw.setdefault("metadataPrefix", _METADATA_PREFIX)
+    if names & {plan.options.corrupt_column.casefold() + each for each in DEAD_LETTER.values()}:
+        # Spark's own name for malformed values, which a sink of them may have written.
+        raw.setdefault("columnNameOfCorruptRecord", _find_free(_CORRUPT_COLUMN, names))
+    prefix = plan.options.key_prefix
+    if plan.columns["key"].fields.names and any(name.startswith(prefix) for name in columns):
+        raw.setdefault("keyPrefix", _find_free(_KEY_PREFIX, names))
     return plan if raw == plan.raw else plan.with_options(raw)
+
+
+def _find_free(name: str, names: Iterable[str]) -> str:
+    """Put underscores in front of a name until no other begins as it does."""
+    while any(each.startswith(name) for each in names):
+        name = f"_{name}"
+    return name

@@ -28,22 +28,27 @@ class Asked(NamedTuple):
     problem: str = ""
 
 
-def ask_registry(registry: SchemaRegistry | None, keys: Sequence[Key]) -> Asked:
-    """Ask for the schemas with these ids; after a failure it is not asked again."""
+def ask_registry(
+    registry: SchemaRegistry | None, keys: Sequence[Key], subject: str | None = None
+) -> Asked:
+    """Ask for the schemas with these ids; after a failure it is not asked again.
+
+    `subject` is the one that the user gave, which may be in a context with ids of its own.
+    """
     if registry is None:
         return Asked(None)
     found = {}
     try:
         for key in keys[:_MAX_KEYS]:
             try:
-                schema = registry.fetch_schema(key, "json")
+                schema = registry.fetch_schema(key, "json", subject)
             except SchemaRegistryError as error:
                 if not error.is_missing:
                     raise
                 continue
             if schema.type == PROTOBUF:
                 # The text that was asked for without knowing so is .proto, which is not read.
-                schema = registry.fetch_schema(key, "protobuf")
+                schema = registry.fetch_schema(key, "protobuf", subject)
             found[key] = schema
     except SchemaRegistryError as error:
         return Asked(None, str(error))
@@ -51,15 +56,15 @@ def ask_registry(registry: SchemaRegistry | None, keys: Sequence[Key]) -> Asked:
 
 
 def find_reader_options(
-    registry: SchemaRegistry, topic: str, detection: Detection
+    registry: SchemaRegistry, topic: str, detection: Detection, given: str | None = None
 ) -> dict[str, str] | None:
     """Find the options that name the reader's schema; None if the registry lacks a subject.
 
-    By default it is the latest of the topic's subject. Producers may name subjects by the record's
-    type instead, or by both.
+    By default it is the latest of the subject that the user gave, or of the topic's. Producers may
+    name subjects by the record's type instead, or by both.
     """
     part = detection.part
-    for subject in _list_subjects(topic, detection):
+    for subject in [given] if given is not None else _list_subjects(topic, detection):
         try:
             found = registry.fetch_latest(subject, detection.format)
         except SchemaRegistryError as error:
@@ -73,7 +78,7 @@ def find_reader_options(
             if message and message != find_message_name(found.text.encode(), _FIRST_MESSAGE):
                 options[f"{part}Message"] = message
             return options
-    if detection.format == "avro" and detection.writer is not None:
+    if given is None and detection.format == "avro" and detection.writer is not None:
         name = "readerSchema" if part == "value" else "keyReaderSchema"
         return {name: inline_references(detection.writer)}
     return None

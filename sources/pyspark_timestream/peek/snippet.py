@@ -42,5 +42,9 @@ def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Write a Python literal, which JSON's form of a text is as well."""
-    return json.dumps(text)
+    """Write a Python literal, which JSON's form of a text is as well.
+
+    Letters stay as they are: JSON writes others than those of 16 bits as two, which Python does not
+    read as one.
+    """
+    return json.dumps(text, ensure_ascii=False)

@@ -1,18 +1,22 @@
 """A look at a sample: what is detected and shown, and that the options read it so."""
 
+import ast
 import io
 import json
 import struct
 
 import fastavro
 import pytest
-from schema_registry import serve_schema_registry
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from schema_registry import Mode, serve_schema_registry
 from timestream.builders import at, block
 
 from pyspark_timestream.kafka.decode.columns import project
+from pyspark_timestream.kafka.decode.value_samples import suggests_secret
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.peek.findings import examine
 from pyspark_timestream.peek.records import Sample
+from pyspark_timestream.peek.snippet import format_snippet
 from pyspark_timestream.peek.text import format_findings, to_json
 
 GIVEN = {
@@ -188,12 +192,13 @@ def test_a_record_of_an_unknown_schema_is_noted_and_the_others_are_read(registry
 
 def test_a_latest_schema_that_does_not_fit_leaves_values_binary_with_a_note(registry):
     number = registry.register("topic-value", json.dumps(TRIP))
-    other = {**TRIP, "fields": [{"name": "other", "type": "string"}]}
+    kinds = {"type": "map", "values": "string"}
+    other = {**TRIP, "fields": [{**field, "type": kinds} for field in TRIP["fields"]]}
     registry.register("topic-value", json.dumps(other))
     found = look_with(registry, framed(number, as_avro(BEGAN_MS)))
     assert found.options.get("valueFormat") is None
     assert found.columns == ()
-    assert "other" in found.notes[0]
+    assert f"written with schema {number} and is read by schema" in found.notes[0]
 
 
 def test_a_registry_is_asked_once_for_each_id(registry):
@@ -213,3 +218,126 @@ def test_texts_that_may_hold_secrets_are_not_shown():
     printed = format_findings(look(b"user=ada;password=hunter2", b"plain"), 200)
     assert "hunter2" not in printed
     assert "plain" in printed
+
+
+@pytest.mark.parametrize("name", ["_corrupt_record", "_corrupt_record_reason"])
+def test_a_field_with_the_name_of_malformed_values_keeps_its_content(name):
+    found = look(as_json(**{name: "x", "_malformed": 1}), as_json(**{name: "y"}))
+    assert found.options["columnNameOfCorruptRecord"] == "__malformed"
+    assert found.rows.column(name).to_pylist() == ["x", "y"]
+    assert f"{name} string" in found.columns
+
+
+def test_fields_of_values_that_begin_as_fields_of_keys_keep_their_content():
+    found = look(as_json(key={"id": 5}), keys=[as_json(id=7)])
+    assert found.rows.column("key.id").to_pylist() == [5]
+    assert found.rows.column("record_key.id").to_pylist() == [7]
+
+
+def test_a_name_with_an_emoji_is_printed_as_python_reads_it():
+    name = "\N{GRINNING FACE} é"
+    found = look(as_json(**{name: 1, "ts": BEGAN_MS}))
+    printed = format_snippet(found.options, found.columns)
+    printed.encode()
+    begin, end = printed.index(".schema(") + 7, printed.rindex(")\n    .load")
+    schema = ast.literal_eval(printed[begin : end + 1])
+    assert f"`{name}` bigint" in schema
+    # A terminal that lacks the letter prints its escape, and Python reads the same.
+    escaped = printed.encode("ascii", "backslashreplace").decode()
+    begin, end = escaped.index(".schema(") + 7, escaped.rindex(")\n    .load")
+    assert ast.literal_eval(escaped[begin : end + 1]) == schema
+
+
+@pytest.mark.parametrize(
+    ("content", "form"),
+    [
+        (b"\xef\xbb\xbf" + as_json(a=1), "a byte order mark before the text"),
+        (b'[{"a": 1}, {"a": 2}]', "a JSON array of objects"),
+        (as_json(a=1) + b"\n" + as_json(a=2), "several JSON texts in one record"),
+        (json.dumps(json.dumps({"a": 1})).encode(), "JSON within a JSON text"),
+    ],
+)
+def test_what_is_nearly_json_is_named_and_what_to_do(content, form):
+    found = look(content, content, as_json(a=1))
+    assert found.detections[0].format == "binary"
+    (note,) = found.notes
+    assert note.startswith(f"2 of 3 values are not JSON objects, but {form}")
+    assert look(b"plain text", b"\1\2").notes == ()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["key", "author", "authority", "cardinality", "primary_key", "keyboard", "discard", "spinner",
+     "className", "partition_key"],
+)  # fmt: skip
+def test_an_innocent_name_is_no_secret(name):
+    assert not suggests_secret(name)
+    found = look(as_json(attributes=[{name: "shown", "value": 1}]))
+    assert found.secrets == 0
+    assert found.rows.column("attributes").to_pylist()[0][0][name] == "shown"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["password", "DB_PASSWD", "apiKey", "api_key", "APIKEY", "accessKeys", "authToken", "oauth",
+     "x-auth", "Authorization", "credit_card", "cardNumber", "cvv2", "pin", "userPin", "ssn",
+     "iban", "client_secret", "cookie", "privateKey", "ssh-key", "session_key"],
+)  # fmt: skip
+def test_a_secrets_name_stays_one(name):
+    assert suggests_secret(name)
+
+
+def test_an_unsigned_number_of_64_bits_may_be_the_time(registry):
+    """As `header.timestamp` of GTFS."""
+    file = descriptor_pb2.FileDescriptorProto(name="gtfs.proto", package="gtfs", syntax="proto3")
+    header = file.message_type.add(name="Feed").nested_type.add(name="Header")
+    header.field.add(name="timestamp", number=1, type=4, label=1)
+    file.message_type[0].field.add(
+        name="header", number=1, type=11, label=1, type_name=".gtfs.Feed.Header"
+    )
+    number = registry.register(
+        "topic-value", "message Feed {}", "PROTOBUF", (), file.SerializeToString()
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    feed = message_factory.GetMessageClass(pool.FindMessageTypeByName("gtfs.Feed"))
+    values = []
+    for second in range(3):
+        message = feed()
+        message.header.timestamp = BEGAN_MS // 1000 + second
+        values.append(framed(number, b"\0" + message.SerializeToString()))
+    found = look_with(registry, *values)
+    assert found.columns[0] == "`header.timestamp` decimal(20,0)"
+    assert found.options["startTime"] == "field:header.timestamp"
+    assert found.options["timeUnit"] == "s"
+    assert found.rows.column("start_time")[0].as_py().year == 2023
+
+
+def test_a_subject_in_a_context_is_asked_for_with_its_ids(registry):
+    registry.register("topic-value", '"string"')
+    number = registry.register(":.staging:topic-value", json.dumps(TRIP))
+    given = {"schemaRegistry.url": registry.url, "valueSubject": ":.staging:topic-value"}
+    found = look(framed(number, as_avro(BEGAN_MS)), given=given)
+    assert found.options["valueSubject"] == ":.staging:topic-value"
+    assert found.options["valueFormat"] == "avro"
+    assert found.readers["value"].subject == ":.staging:topic-value"
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize("subject", ["lost-value", ":.lost:topic-value"])
+def test_a_subject_that_cannot_be_had_is_a_note_and_no_error(subject, registry):
+    number = registry.register("topic-value", json.dumps(TRIP))
+    given = {"schemaRegistry.url": registry.url, "valueSubject": subject}
+    found = look(framed(number, as_avro(BEGAN_MS)), given=given)
+    assert found.options.get("valueFormat") is None
+    assert found.notes
+
+
+def test_after_a_failure_the_registry_that_was_given_is_not_asked_for(registry):
+    number = registry.register("topic-value", json.dumps(TRIP))
+    registry.mode = Mode.FORBIDDEN
+    given = {"schemaRegistry.url": registry.url, "valueSubject": "topic-value"}
+    found = look(framed(number, as_avro(BEGAN_MS)), given=given)
+    (note,) = found.notes
+    assert "it answered 403" in note
+    assert "--schema-registry" not in note

@@ -5,6 +5,7 @@ half of it and at most twelve characters, and nothing of a field whose name sugg
 have more readers than topics.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -59,9 +60,18 @@ _MAX_DEPTH: Final = 4
 
 _MAX_PATH_CHARS: Final = 80
 
-_SECRET_NAME: Final = re.compile(
-    "passw|pwd|secret|token|credential|auth|cookie|private|key$|card|iban|ssn|cvv|pin$", re.I
+_SECRET_PART: Final = re.compile("passw|pwd|secret|token|credential|cookie|private|cvv", re.I)
+_SECRET_WORD: Final = frozenset(
+    ("auth", "oauth", "authz", "authorization", "authentication", "iban", "ssn", "pin")
 )
+_SECRET_KEY: Final = frozenset(
+    ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
+     "ssh", "storage", "subscription", "webhook")
+)  # fmt: skip
+"""Words before "key" that make it a secret: a plain key, or a primary one, is none."""
+
+_CARDS: Final = frozenset(("card", "cards", "creditcard", "cardnumber", "cardno", "debitcard"))
+_NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PROBABLE_US: Final = (
     parse_instant("1990-01-01T00:00:00Z"),
     parse_instant("2100-01-01T00:00:00Z"),
@@ -80,8 +90,22 @@ _SPARK_NAMES: Final = {
 
 
 def suggests_secret(name: str) -> bool:
-    """Check whether the name of a field or header suggests that it holds a secret."""
-    return _SECRET_NAME.search(name) is not None
+    """Check whether the name of a field or header suggests that it holds a secret.
+
+    >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
+    [True, True, False, False]
+    """
+    if _SECRET_PART.search(name) is not None:
+        return True
+    words = [word.lower() for word in _NAME_WORD.findall(name)]
+    pairs = itertools.pairwise(words)
+    joined = [word.removesuffix("key") for word in words if word.endswith("key")]
+    return (
+        not _SECRET_WORD.isdisjoint(words)
+        or not _CARDS.isdisjoint(words)
+        or any(each in _SECRET_KEY for each in joined)
+        or any(last in ("key", "keys") and first in _SECRET_KEY for first, last in pairs)
+    )
 
 
 def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:

@@ -142,7 +142,6 @@ REFUSED = [
     ({"format": "json", "message": "a.B"}, "message", "'json'"),
     ({"format": "json", "reader_schema": "latest", "url": True}, "reader_schema", "'json'"),
     ({"format": "json", "subject": "s", "url": True}, "subject", "'json'"),
-    ({"format": "avro", "schema": LONG, "message": "a.B"}, "message", "'avro'"),
     (
         {"format": "protobuf", "schema": FILE, "message": "a.B", "reader_schema": LONG},
         "reader_schema",

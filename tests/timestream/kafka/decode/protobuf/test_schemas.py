@@ -16,7 +16,7 @@ from timestream.kafka.decode.protobuf.schemas import (
 from timestream.kafka.decode.protobuf.wire import delimited, tag
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, TYPE, WantedFields
+from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, NAME, TYPE, WantedFields
 from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
@@ -65,7 +65,7 @@ def test_a_group_is_refused_as_a_column():
         read_one(b"", "g", pa.struct([("x", pa.int32())]), OLD)
 
 
-def test_a_message_from_another_schema_or_place_is_malformed_by_its_framing():
+def test_a_message_of_another_name_or_without_a_place_is_malformed_by_its_name_or_framing():
     written = {(1, (0,)): "m.Place", (1, (1,)): "m.M", (2, (1,)): "m.M", (2, (7,)): None}
     frames = [b"\0\0\0\0\1\0", b"\0\0\0\0\1\2\2", b"\0\0\0\0\2\2\2", b"\0\0\0\0\2\2\x0e", b"{"]
     payloads = pa.array([frame + b"\x10\5" for frame in frames] + [None])
@@ -80,7 +80,7 @@ def test_a_message_from_another_schema_or_place_is_malformed_by_its_framing():
     block = read_framed_protobuf(SCHEMA.reader, wanted, framed, find_message)
     assert block.columns[0].to_pylist() == [None, 5, 5, None, None, None]
     assert block.raw["i"][0].to_pylist() == [None, 5, 5, None, None, None]
-    assert block.reasons.tolist() == [FRAMING, FINE, FINE, FRAMING, FRAMING, FINE]
+    assert block.reasons.tolist() == [NAME, FINE, FINE, FRAMING, FRAMING, FINE]
     assert block.schema_ids.to_pylist() == [1, 1, 2, 2, None, None]
     assert asked == [Writer(key[0], None, key[1]) for key in written]
 
