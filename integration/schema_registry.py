@@ -48,6 +48,8 @@ class Mode(Enum):
     GONE = "each connection is closed without an answer"
     BROKEN = "answers are not JSON"
     FOREIGN = "answers are JSON of another form"
+    BUSY = "the first request is refused with 429, which asks to wait `delay_s`"
+    MOVED = "each request is answered with 307 and another address"
     REFLECTING = "each request is refused with 401, and the answer quotes its login"
 
 
@@ -82,9 +84,10 @@ class Schema:
 class Refusal(Exception):
     """An HTTP status with the registry's error code."""
 
-    def __init__(self, status: int, code: int, message: str) -> None:
+    def __init__(self, status: int, code: int, message: str, **headers: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
 @dataclass
@@ -274,11 +277,13 @@ class Handler(BaseHTTPRequestHandler):
                 registry.ended.wait(registry.delay_s)
         try:
             self._check_login(registry)
+            extra: dict[str, str] = {}
             status, answer = 200, self._answer(registry, method, body)
         except Refusal as refusal:
             status = refusal.status
+            extra = refusal.headers
             answer = json.dumps({"error_code": refusal.code, "message": refusal.message}).encode()
-        self._send(status, answer)
+        self._send(status, answer, extra)
 
     def _answer(self, registry: SchemaRegistryStub, method: str, body: bytes) -> bytes:
         match registry.mode:
@@ -290,6 +295,10 @@ class Handler(BaseHTTPRequestHandler):
                 raise Refusal(404, 404, "HTTP 404 Not Found")
             case Mode.REFLECTING:
                 raise Refusal(401, 401, f"Refused: {self.headers.get('Authorization')}")
+            case Mode.BUSY if sum(registry.requests.values()) == 1:
+                raise Refusal(429, 429, "Too many", Retry_After=f"{registry.delay_s:.0f}")
+            case Mode.MOVED:
+                raise Refusal(307, 307, "Moved", Location="https://ada:pass-word@new.example:8081")
             case Mode.BROKEN:
                 return b'{"schema": "{\\"type'
             case Mode.FOREIGN:
@@ -307,11 +316,13 @@ class Handler(BaseHTTPRequestHandler):
         if given != wanted:
             raise Refusal(401, 401, "Unauthorized")
 
-    def _send(self, status: int, answer: bytes) -> None:
+    def _send(self, status: int, answer: bytes, extra: dict[str, str]) -> None:
         with suppress(OSError):
             self.send_response(status)
             self.send_header("Content-Type", CONTENT_TYPE)
             self.send_header("Content-Length", str(len(answer)))
+            for name, value in extra.items():
+                self.send_header(name, value)
             self.end_headers()
             if self.registry.mode is not Mode.DRIPPING:
                 self.wfile.write(answer)

@@ -145,7 +145,7 @@ def _choose_formats(
                     f"the registry lacks subject '{subject}', or has no {each.format} there: "
                     f"correct '{part}Subject'"
                     if subject is not None
-                    else "no subject of the registry that is named by the topic or by the message has "
+                    else "no subject of the registry that is named by the topic or the message has "
                     f"the schema of the {part}s: set '{part}Subject'"
                 )
             if found is None:

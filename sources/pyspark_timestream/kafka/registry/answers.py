@@ -5,15 +5,20 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from pyspark_timestream.connector.options import OptionError, hide_secrets
 from pyspark_timestream.errors import SchemaRegistryError, walk_causes
 
 __all__ = [
+    "Hint",
+    "check_files",
     "configuration_error",
     "late_error",
     "proto_text_error",
+    "read_retry_after",
     "refusal_error",
     "shape_error",
     "transport_error",
@@ -46,13 +51,68 @@ _SLOW: Final = (
 _TOKEN: Final = "check options 'schemaRegistry.bearer.auth.*'"
 
 
+_FILES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
+_MAX_WAIT_S: Final = 10**6
+
+
+class Hint(NamedTuple):
+    """What an answer's headers say: where it points to, and the seconds until another try."""
+
+    location: str | None = None
+    wait_s: float | None = None
+
+
+def check_files(settings: Mapping[str, str]) -> None:
+    """Check that the files of a configuration can be read; its client does not name them.
+
+    Raises:
+        OptionError: one cannot.
+    """
+    for key in _FILES:
+        path = settings.get(key)
+        if path is None or Path(path).is_dir():
+            continue
+        try:
+            with Path(path).open("rb"):
+                pass
+        except OSError as error:
+            raise OptionError(
+                f"schemaRegistry.{key}",
+                f"cannot read '{path}' ({error.strerror or error})",
+                "a PEM file at the same path on the driver and on every executor",
+                "correct it, or put the file there",
+            ) from None
+
+
+def read_retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a header `Retry-After`, also of one with a date; None without.
+
+    >>> read_retry_after({"retry-after": "3"})
+    3.0
+    """
+    given = headers.get("retry-after", "").strip()
+    if given.isdecimal():
+        return min(float(given), _MAX_WAIT_S)
+    try:
+        until, now = (parsedate_to_datetime(each) for each in (given, headers.get("date", "")))
+        seconds = (until - now).total_seconds()
+    except (TypeError, ValueError):
+        return None
+    return min(max(seconds, 0.0), _MAX_WAIT_S)
+
+
 class _Reason(NamedTuple):
     answer: str
     next_step: str
 
 
 def refusal_error(
-    settings: Mapping[str, str], wanted: str, status: int, code: int, answer: str
+    settings: Mapping[str, str],
+    wanted: str,
+    status: int,
+    code: int,
+    answer: str,
+    hint: Hint = Hint(),  # noqa: B008 a value
 ) -> SchemaRegistryError:
     """Build the error of an HTTP status other than 2xx.
 
@@ -62,10 +122,18 @@ def refusal_error(
         status: the HTTP status.
         code: the registry's error code; -1 if the answer had none.
         answer: the text that came with it.
+        hint: what its headers say.
     """
     answer = answer.removeprefix(_UNKNOWN).removesuffix(".")
     said = f"it answered {status}" + (f" ({answer})" if answer not in ("", "b''") else "")
-    error = _error(settings, wanted, _Reason(said, _choose_advice(status, code)))
+    advice = _choose_advice(status, code)
+    if hint.location is not None:
+        said += f", and points to {hint.location}"
+        advice = f"set option {_URL} to the registry's own address: redirects are not followed"
+    if hint.wait_s is not None:
+        said += f", and asks to wait {hint.wait_s:.0f} s"
+        advice = f"wait as long, and start the query again: {_RESUMES}"
+    error = _error(settings, wanted, _Reason(said, advice))
     error.is_missing = code in (_SUBJECT_NOT_FOUND, _VERSION_NOT_FOUND, _SCHEMA_NOT_FOUND)
     return error
 

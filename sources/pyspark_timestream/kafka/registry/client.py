@@ -6,14 +6,18 @@ whole.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from pyspark_timestream.errors import MissingExtra
 from pyspark_timestream.kafka.registry.answers import (
+    Hint,
+    check_files,
     configuration_error,
     late_error,
+    read_retry_after,
     refusal_error,
     shape_error,
     transport_error,
@@ -45,6 +49,7 @@ class RegistryClient:
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
+        check_files(settings)
         try:
             from confluent_kafka.schema_registry import SchemaRegistryClient
             from confluent_kafka.schema_registry.error import SchemaRegistryError
@@ -59,6 +64,8 @@ class RegistryClient:
             self._client = SchemaRegistryClient(_client_config(settings))
         except (ValueError, TypeError, OSError) as error:
             raise configuration_error(settings, error) from None
+        self._watcher = _Watcher(int({**_DEFAULTS, **settings}["max.retries"]), self._limit_s)
+        self._watcher.watch(self._client)
 
     def close(self) -> None:
         """Close the connections, that of a request without an answer as well."""
@@ -106,6 +113,7 @@ class RegistryClient:
         Raises:
             SchemaRegistryError: the registry refuses, is not reached or does not answer.
         """
+        self._watcher.begin()
         answers: list[T] = []
         errors: list[BaseException] = []
 
@@ -127,11 +135,49 @@ class RegistryClient:
         if isinstance(error, self._refusal):
             status, code = getattr(error, "http_status_code", 0), getattr(error, "error_code", -1)
             text = str(getattr(error, "error_message", "") or "")
-            raise refusal_error(self._settings, wanted, status, code or -1, text) from None
+            hint = self._watcher.hint
+            raise refusal_error(self._settings, wanted, status, code or -1, text, hint) from None
         if isinstance(error, (AttributeError, TypeError, KeyError)):
             problem = "its answer is JSON of another form"
             raise shape_error(self._settings, wanted, problem) from None
         raise transport_error(self._settings, wanted, error) from None
+
+
+class _Watcher:
+    """Watches the answers of one client: waits as they ask to, and knows where they point.
+
+    confluent-kafka's client does neither: its pauses are its own, and it follows no redirect.
+    """
+
+    def __init__(self, retries: int, limit_s: float) -> None:
+        self._retries, self._limit_s = retries, limit_s
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin to watch a request, with its tries."""
+        self._answers, self.hint = 0, Hint()
+        self._deadline_s = time.monotonic() + self._limit_s
+
+    def watch(self, client: Any) -> None:
+        """Watch the answers that `client` gets."""
+        session: Any = getattr(getattr(client, "_rest_client", None), "session", None)
+        hooks = getattr(session, "event_hooks", None)
+        if isinstance(hooks, dict):
+            # Assigned as a whole: the client's session copies what it is given.
+            session.event_hooks = {**hooks, "response": [*hooks["response"], self._note]}
+
+    def _note(self, response: Any) -> None:
+        self._answers += 1
+        is_last = self._answers % (self._retries + 1) == 0
+        moved = response.headers.get("location") if 300 <= response.status_code < 400 else None
+        wait_s = None
+        if response.status_code in (429, 503):
+            wait_s = read_retry_after(response.headers)
+        self.hint = Hint(moved, wait_s)
+        if wait_s is not None and not is_last:
+            left_s = self._deadline_s - time.monotonic() - _SPARE_S
+            if wait_s <= left_s:
+                threading.Event().wait(wait_s)
 
 
 @contextmanager

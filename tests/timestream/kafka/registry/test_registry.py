@@ -15,6 +15,7 @@ from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
 from pyspark_timestream.kafka.registry import registry as module
+from pyspark_timestream.kafka.registry.answers import read_retry_after
 from pyspark_timestream.kafka.registry.client import request_limit_s
 from pyspark_timestream.kafka.registry.readers import fix_readers
 from pyspark_timestream.kafka.registry.registry import SchemaRegistry
@@ -280,12 +281,16 @@ ANSWERS = {
         "its answer is JSON of another form",
         "Confluent's registry would not answer so",
     ),
+    Mode.MOVED: (
+        "it answered 307 (Moved), and points to https://[hidden]@new.example:8081",
+        "set option 'schemaRegistry.url' to the registry's own address",
+    ),
     Mode.REFLECTING: ("it answered 401", "'schemaRegistry.basic.auth.user.info'"),
 }
 
 
 def test_every_mode_of_the_stub_is_tried():
-    assert {*ANSWERS} == {*Mode} - {Mode.FINE, Mode.SLOW}
+    assert {*ANSWERS} == {*Mode} - {Mode.FINE, Mode.SLOW, Mode.BUSY}
 
 
 @pytest.mark.parametrize("mode", ANSWERS, ids=lambda mode: mode.name)
@@ -309,6 +314,55 @@ def test_failure_of_the_registry_names_address_question_answer_and_step_in_time(
         assert step in advice
         # The limit is 2 s for an answer that is late; more is what else this machine does.
         assert seconds < 10
+
+
+def test_registry_that_asks_to_wait_is_waited_for(stub):
+    number = stub.register("trips-value", LONG)
+    stub.mode, stub.delay_s = Mode.BUSY, 1.0
+    began = time.monotonic()
+    assert connect(stub.url).fetch_schema(number, "avro").text == LONG
+    assert 1.0 <= time.monotonic() - began < 4.0
+
+
+@pytest.mark.parametrize("retries", ["0", "1"])
+def test_registry_that_asks_to_wait_too_long_is_an_error_that_says_so(stub, retries):
+    stub.mode, stub.delay_s = Mode.BUSY, 3600
+    registry = connect(stub.url, **{"max.retries": retries, "timeout": "1"})
+    if retries == "1":
+        number = stub.register("trips-value", LONG)
+        assert registry.fetch_schema(number, "avro").text == LONG
+        return
+    message, seconds = refusal(lambda: registry.fetch_schema(1, "avro"))
+    assert "it answered 429 (Too many), and asks to wait 3600 s; next step: wait as long" in message
+    assert seconds < 3
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "-1"}, None),
+        ({"retry-after": "soon"}, None),
+        ({}, None),
+        (
+            {
+                "retry-after": "Wed, 21 Oct 2026 07:28:30 GMT",
+                "date": "Wed, 21 Oct 2026 07:28:00 GMT",
+            },
+            30.0,
+        ),
+        (
+            {
+                "retry-after": "Wed, 21 Oct 2026 07:27:00 GMT",
+                "date": "Wed, 21 Oct 2026 07:28:00 GMT",
+            },
+            0.0,
+        ),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:30 GMT"}, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(given, seconds):
+    assert read_retry_after(given) == seconds
 
 
 def test_slow_registry_is_waited_for(stub):
@@ -462,8 +516,25 @@ def test_no_secret_is_in_a_message_a_repr_or_the_log(stub, given, caplog):
 def test_wrong_file_is_named_when_the_settings_are_checked(stub):
     with pytest.raises(OptionError) as refused:
         connect(stub.url, **{"ssl.key.location": "/absent"}).check_settings()
-    assert str(refused.value).startswith("option 'schemaRegistry.*': its client says: ssl.certif")
+    assert str(refused.value).startswith(
+        "option 'schemaRegistry.ssl.key.location': cannot read '/absent' (No such file"
+    )
     assert not stub.requests
+
+
+@pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.certificate.location"])
+def test_missing_file_of_a_certificate_is_named_with_its_option(stub, key):
+    with pytest.raises(OptionError) as refused:
+        connect(stub.url, **{key: "/data/absent.pem"}).fetch_latest("t", "avro")
+    assert refused.value.name == f"schemaRegistry.{key}"
+    assert "'/data/absent.pem'" in str(refused.value)
+
+
+def test_file_that_is_no_certificate_is_said_by_the_client(stub, tmp_path):
+    path = tmp_path / "ca.pem"
+    path.write_text("no certificate")
+    with pytest.raises(OptionError, match="its client says"):
+        connect(stub.url, **{"ssl.ca.location": str(path)}).check_settings()
 
 
 @pytest.mark.parametrize("lost", ["httpx2", "authlib.integrations.httpx_client", "cachetools"])

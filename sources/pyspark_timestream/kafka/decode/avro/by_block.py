@@ -151,7 +151,8 @@ def _read_uuids(values: pa.Array) -> pa.Array:
 def _finish(step: Scalar, places: Places, values: npt.NDArray[np.generic]) -> pa.Array:
     if step.type is None:
         return pa.nulls(len(places))
-    return pa.array(values.astype(step.type.to_pandas_dtype(), copy=False), step.type)
+    with np.errstate(invalid="ignore"):  # Of a signalling NaN, which is a NaN as any other.
+        return pa.array(values.astype(step.type.to_pandas_dtype(), copy=False), step.type)
 
 
 def _read_whole(step: Scalar, places: Places, values: npt.NDArray[np.int64]) -> pa.Array:

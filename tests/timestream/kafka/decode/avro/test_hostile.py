@@ -1,5 +1,6 @@
 """Hostile Avro payloads: malformed in bounded time and memory, and no neighbour is harmed."""
 
+import json
 import random
 import struct
 import subprocess
@@ -294,3 +295,17 @@ def test_long_arrays_take_memory_by_piece_and_not_by_block():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
     assert int(run.stdout) < 150  # MB
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("copies", [1, COPIES])
+def test_a_signalling_nan_is_a_nan_without_a_warning(copies):
+    for kind, bits in (("float", b"\1\0\x80\x7f"), ("double", b"\1\0\0\0\0\0\xf0\x7f")):
+        for column in (pa.float32(), pa.float64())[kind == "double" :]:
+            block = read(record(kind), [pa.field("f0", column)], [bits] * copies, ("f0",))
+            assert set(map(str, block.columns[0].to_pylist())) == {"nan"}
+    writers = {1: json.dumps(record("float"))}
+    ids = pa.array([1] * copies, pa.int32())
+    wide = [pa.field("f0", pa.float64())]
+    block = read(record("double"), wide, [b"\1\0\x80\x7f"] * copies, (), writers, ids)
+    assert set(map(str, block.columns[0].to_pylist())) == {"nan"}
