@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from broker import Broker, unique_name
 from confluent_kafka.admin import ResourceType
@@ -11,7 +12,10 @@ from pyspark_timestream.connector.instants import parse_instant
 from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
 from pyspark_timestream.kafka.writer.ledger import Entry, Place
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.writer.rows import TaskRows
+from pyspark_timestream.kafka.writer.stream_writer import _write
 from pyspark_timestream.producer.batch_transaction import BatchTransaction
+from pyspark_timestream.producer.entries import read_entries
 
 
 @pytest.fixture
@@ -166,3 +170,34 @@ def test_a_task_that_has_no_rows_any_more_is_found_in_the_first_batch_of_a_run(o
     commits.check_tasks(options, run, 4, range(4))
     with pytest.raises(ReplayDiffers):
         commits.check_tasks(options, QueryRun("q", "next"), 4, range(4))
+
+
+def test_rows_that_name_their_topics_are_written_once_whatever_their_order_in_an_attempt(
+    broker: Broker, topic
+) -> None:
+    first, second = topic(1), topic(1)
+    options = KafkaWriteOptions(client={"bootstrap.servers": broker.bootstrap})
+    own = Place.of(options, unique_name("write"), 0)
+    values = [(first, "1"), (second, "2"), (first, "3"), (second, "4")]
+    for attempt in (values, values[::-1]):
+        topics, texts = zip(*attempt, strict=True)
+        block = pa.record_batch({"value": list(texts), "topic": list(topics)})
+        _write(options, own, 0, TaskRows(None, iter([block]), by_topic=True))
+    assert [each.value() for each in broker.read(first)] == [b"1", b"3"]
+    assert [each.value() for each in broker.read(second)] == [b"2", b"4"]
+    found = read_entries(options.client, None, {own.group: 5}.get)
+    assert {task: Entry.decode(*entry) for task, entry in found.items()} == {5: Entry(0, rows=4)}
+
+
+def test_a_row_for_a_topic_that_does_not_exist_leaves_none_of_its_task(
+    broker: Broker, topic
+) -> None:
+    there = topic(1)
+    options = KafkaWriteOptions(client={"bootstrap.servers": broker.bootstrap})
+    block = pa.record_batch({"value": ["1", "2"], "topic": [there, "nowhere"]})
+    rows = TaskRows(None, iter([block]), by_topic=True)
+    with pytest.raises(
+        DeliveryFailed, match=r"topic 'nowhere' does not exist.* the column 'topic'"
+    ):
+        _write(options, Place.of(options, unique_name("write"), 0), 0, rows)
+    assert broker.read(there) == []

@@ -340,15 +340,35 @@ def test_words_are_read_in_any_case(both: Both, filled: str) -> None:
     alike(both, lambda s: values(s.read(SUBSCRIBE=filled, **options)), list(range(21)))
 
 
+def write(source: Source, columns: str, **options: str) -> None:
+    rows = source.spark.sql(f"SELECT {columns}").write.format(source.name)
+    rows.options(**source.own).option("kafka.bootstrap.servers", source.broker.bootstrap).options(
+        **options
+    ).mode("append").save()
+
+
+def test_rows_are_written_to_the_option_topic_or_to_the_column_topic(
+    both: Both, topic: Topic
+) -> None:
+    column, option = topic(), topic()
+    text = f"'k' AS key, 'v' AS value, '{column}' AS topic"
+
+    def case(source: Source) -> tuple[int, int]:
+        before = source.read(subscribe=column).count(), source.read(subscribe=option).count()
+        write(source, text)
+        write(source, text, topic=option)
+        after = source.read(subscribe=column).count(), source.read(subscribe=option).count()
+        return after[0] - before[0], after[1] - before[1]
+
+    alike(both, case, (1, 1))
+
+
 @pytest.mark.difference("writing")
-def test_only_sparks_source_writes(both: Both, topic: Topic) -> None:
+def test_a_column_that_is_no_part_of_a_record_is_refused_by_ours(both: Both, topic: Topic) -> None:
     name = topic()
 
     def case(source: Source) -> int:
-        rows = source.spark.sql("SELECT 'a' AS value").write.format(source.name)
-        rows.options(**source.own, topic=name).option(
-            "kafka.bootstrap.servers", source.broker.bootstrap
-        ).mode("append").save()
+        write(source, "'a' AS value, 'b' AS kye", topic=name)
         return source.read(subscribe=name).count()
 
     differ(both, case, 1, REFUSED)

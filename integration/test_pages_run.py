@@ -1,8 +1,9 @@
 """Every code block of README.md and of docs/ runs, page by page, as a reader would paste it.
 
-The blocks of a page run in order, in one namespace that has `spark`. Files under `/data` go to a
-directory of the page's own, `localhost:9092` is the test broker, `localhost:8081` a schema registry
-of the tests, and the topics of `TOPICS` have records.
+The blocks of a page run in order, in one namespace that has `spark`. One command has made
+everything that they need, as for a reader: `python -m pyspark_timestream demo --topics`. Its
+addresses take the place of `localhost:9092` and `localhost:8081`, and one directory, the same for
+all pages, that of `/data`.
 `tests/documents.py` says which comments change what happens to a block.
 """
 
@@ -18,20 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from broker import Broker, Record
 from documents import PASTED, ROOT, Block, blocks, check_comments, pages, read
-from flights import flight_records
 from kafka_process import free_port
 from kafka_query import DAY_MS
 from lengths import outside_ci
-from payload_topics import PAYLOAD_TOPICS, serve_page_registry, write_descriptor_set
 from pyspark.sql import SparkSession
-from schema_registry import SchemaRegistryStub
+from test_demo import demo, printed_until
 from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
-
-from pyspark_timestream.demo.trips import trips
 
 LATE_ROWS = "docs/how-to/late-rows.md"
 S3 = "docs/how-to/s3.md"
@@ -50,46 +48,27 @@ def trip(minute: int) -> Record:
     return Record(json.dumps({"station": "Central", "minutes": 7.5, "departed": departed}))
 
 
-def change(minute: int, op: str, state: str | None) -> Record:
-    after = {"id": 1, "order.state": state} if state else None
-    captured = {"op": op, "before": None, "after": after, "ts_ms": DAY_MS + 60_000 * minute}
-    return Record(json.dumps({"payload": captured}))
+class Pages(NamedTuple):
+    """What the command has made."""
 
-
-TOPICS = {
-    "changes": [change(0, "c", "open"), change(1, "u", "paid"), change(2, "d", None)],
-    "trips": [Record(each.value, None, each.partition, each.reported_ms) for each in trips()],
-    "rides": [trip(minute) for minute in (10, 6, 70, 8, 130, 66)],
-    "orders": [],
-    "devices": [
-        Record(json.dumps({"device": f"till-{number}", "at": f"{at}Z"}))
-        for number, at in (
-            (1, "2026-01-01T10:00:00"),
-            (2, "2026-01-01T10:00:00"),
-            (3, "2031-01-01T10:01:00"),
-            (1, "2026-01-01T10:10:00"),
-            (2, "2026-01-01T10:05:00"),
-            (1, "2026-01-01T10:20:00"),
-        )
-    ],
-    "hourly": [],
-    **PAYLOAD_TOPICS,
-}
+    broker: Broker
+    registry: str
+    data: Path
 
 
 # With the broker, not the module: a worker may come back to this module after others.
 @pytest.fixture(scope="session")
-def topics(broker: Broker) -> Broker:
-    for name, records in {**TOPICS, "flights": list(flight_records(6_000))}.items():
-        broker.create_topic(name, 1 + max((each.partition or 0 for each in records), default=0))
-        broker.produce(name, records)
-    return broker
-
-
-@pytest.fixture(scope="session")
-def registry() -> Iterator[SchemaRegistryStub]:
-    with serve_page_registry() as registry:
-        yield registry
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    place = tmp_path_factory.mktemp("reader")
+    data = place / "data"
+    with demo(place, "--topics", "--port", str(free_port()), "--registry-port", str(free_port()),
+              "--data", str(data)) as process:  # fmt: skip
+        printed = printed_until(process, "All of it runs until Ctrl-C")
+        address = re.search(r"put (localhost:\d+)\.", printed)
+        registry = re.search(r"put (http://localhost:\d+)\.", printed)
+        assert address, printed
+        assert registry, printed
+        yield Pages(Broker(address[1], "demo"), registry[1], data)
 
 
 @dataclass
@@ -99,6 +78,7 @@ class Reader:
     spark: SparkSession
     broker: Broker
     place: Path
+    data: Path
     session: dict[str, object] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     """Of the page -> of this test, beside the broker's address and `/data/`."""
@@ -149,7 +129,7 @@ class Reader:
         return done.stdout
 
     def _here(self, text: str) -> str:
-        here = {"localhost:9092": self.broker.bootstrap, "/data/": f"{self.place}/", **self.names}
+        here = {"localhost:9092": self.broker.bootstrap, "/data/": f"{self.data}/", **self.names}
         for name, own in here.items():
             text = text.replace(name, own)
         return text
@@ -157,17 +137,12 @@ class Reader:
 
 @pytest.fixture
 def reader(
-    spark: SparkSession,
-    topics: Broker,
-    registry: SchemaRegistryStub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    spark: SparkSession, made: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Reader]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    write_descriptor_set(tmp_path / "stops.desc")
-    names = {"http://localhost:8081": registry.url, "9464": str(free_port())}
-    yield Reader(spark, topics, tmp_path, names=names)
+    names = {"http://localhost:8081": made.registry, "9464": str(free_port())}
+    yield Reader(spark, made.broker, tmp_path, made.data, names=names)
     for query in spark.streams.active:
         query.stop()
 
@@ -200,6 +175,16 @@ def test_late_rows_are_kept_beside_those_in_time_and_a_second_run_goes_on(reader
     assert stored_rides(reader) == (rides, [8, 66, 9], [6, 10, 70, 130])
 
 
+def test_no_two_pages_write_to_one_place() -> None:
+    """A reader who tries one page after the other keeps `/data`."""
+    places: dict[str, set[str]] = {}
+    for page in pages():
+        for block in filter(is_pasted, blocks(page)):
+            for place in re.findall(r"/data/([\w-]+)", block.text):
+                places.setdefault(place, set()).add(page)
+    assert {place: found for place, found in places.items() if len(found) > 1} == {}
+
+
 def test_the_page_on_s3_runs_against_a_server_of_this_machine(
     reader: Reader,
     bucket: Bucket,  # noqa: F811 the fixture
@@ -215,7 +200,7 @@ def stored_rides(reader: Reader) -> tuple[list, list, list]:
     """In minutes: (hour, rides) in time, departures too late, departures in order; by sequence."""
 
     def rows(name: str) -> list:
-        stored = reader.spark.read.format("tseries").load(f"{reader.place}/rides-{name}").collect()
+        stored = reader.spark.read.format("tseries").load(f"{reader.data}/rides-{name}").collect()
         return sorted(stored, key=lambda row: row.sequence)
 
     return (

@@ -171,6 +171,39 @@ def test_cti_rows_become_marks_behind_their_rows_in_every_partition(job) -> None
     assert [made.read(partition) for partition in range(3)] == before
 
 
+def test_rows_without_marks_are_in_their_topics_once_also_when_their_batch_comes_again(
+    job, topic
+) -> None:
+    """As Spark's own sink is called: no writer, and no CTIs."""
+    made, other = job(*[event(second, station="a") for second in range(9)]), topic(1)
+    names = F.when(F.second("start_time") % 2 == 0, made.target).otherwise(other)
+    text = F.second("start_time").cast("string")
+
+    def run(**options: str) -> None:
+        rows = made.load("station string, start_time timestamp", ctiFrequency="")
+        made.run(rows.select(text.alias("value"), names.alias("topic")), writer="", **options)
+
+    run(topic="")
+    for log, kept in (("offsets", 0), ("commits", -1)):
+        forget_batches(made.place / "checkpoint" / log, kept)
+    run(topic="")
+    found = {
+        name: sorted(int(each.value()) for each in made.broker.read(name))
+        for name in (made.target, other)
+    }
+    assert found == {made.target: [0, 2, 4, 6, 8], other: [1, 3, 5, 7]}
+    assert not any(each.headers() for each in made.broker.read(made.target))
+
+
+def test_a_batch_write_has_each_row_once_and_another_one_adds_to_it(job) -> None:
+    made = job()
+    rows = made.spark.range(50).selectExpr("string(id) AS value").repartition(3).write
+    options = {"transport": "kafka", "kafka.bootstrap.servers": made.broker.bootstrap}
+    for _ in range(2):
+        rows.format("timestream").options(**options, topic=made.target).mode("append").save()
+    assert Counter(made.values()) == Counter([*range(50)] * 2)
+
+
 def test_windows_in_many_batches_are_never_below_a_mark_and_the_next_job_has_all(job) -> None:
     records = trips(120)
     made = job(*records)

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, Protocol
 
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
@@ -127,18 +128,15 @@ class DefaultSource(DataSource):
             )
         return self._transport().reader(schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        """Refused: a batch write has no number by which a second attempt would be known."""
-        raise OptionError(
-            "format",
-            "'timestream' was given to df.write, which writes without CTIs and batches' numbers",
-            "writeStream.format('timestream') with transport 'kafka'",
-            "use writeStream with trigger(availableNow=True), or another format, such as 'kafka', "
-            "'tseries' or 'delta'",
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """The writer of a batch write, to topics (semantics 29.7)."""
+        self._refuse_clock()
+        # Imported late: a clock needs no Kafka library.
+        from pyspark_timestream.kafka.writer.stream_writer import open_batch_writer
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """The writer of one batch of a stream, to a topic (semantics 29)."""
+        return open_batch_writer(self.options, schema, overwrite)
+
+    def _refuse_clock(self) -> None:
         if _read_transport_name(self.options) != "kafka":
             raise OptionError(
                 "transport",
@@ -147,6 +145,10 @@ class DefaultSource(DataSource):
                 "set option 'transport' to 'kafka', or write with another format, such as "
                 "'tseries' or 'delta'",
             )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """The writer of one batch of a stream, to a topic (semantics 29)."""
+        self._refuse_clock()
         # Imported late: a clock needs no Kafka library.
         from pyspark_timestream.kafka.writer.stream_writer import open_stream_writer
 

@@ -22,6 +22,8 @@ from pyspark_timestream.errors import compose_message
 __all__ = ["add_arguments", "choose_port", "main"]
 
 _DEFAULT_PORT: Final = 9092
+_REGISTRY_PORT: Final = 8081
+_DATA: Final = "/data"
 _POLL_INTERVAL_S: Final = 0.2
 
 _READY: Final = """
@@ -32,6 +34,11 @@ In a second terminal save this as trips.py, and run it with
     {python} trips.py
 
 {example}
+"""
+_TOPICS_READY: Final = """
+The topics of the documentation's pages are at {address}:
+    {topics}
+A schema registry with their schemas is at {registry}.
 """
 
 
@@ -57,8 +64,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, help="end after this time; default: run until Ctrl-C"
     )
-    parser.add_argument(
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument(
         "--run", action="store_true", help="run the printed query, show its result, and end"
+    )
+    mode.add_argument(
+        "--topics",
+        action="store_true",
+        help="make the topics that the pages of the documentation use, and their schema registry",
+    )
+    parser.add_argument(
+        "--registry-port",
+        type=int,
+        help=f"of the schema registry; default: {_REGISTRY_PORT}, or a free one",
+    )
+    parser.add_argument(
+        "--data", default=_DATA, help=f"the directory that pages write to; default: {_DATA}"
     )
 
 
@@ -79,25 +100,25 @@ def main(given: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, before)
 
 
-def choose_port(wanted: int | None) -> int:
-    """The port to use: `wanted` if given, else 9092, else a free one.
+def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--port") -> int:
+    """The port to use: `wanted` if given, else the usual one, else a free one.
 
     Raises:
         NoDemo: `wanted` is in use, or is not a port.
     """
     if wanted is not None and not 0 < wanted < 65_536:
-        raise NoDemo(compose_message(f"--port is {wanted}", "1 to 65535"))
+        raise NoDemo(compose_message(f"{name} is {wanted}", "1 to 65535"))
     with socket.socket() as probe:
         # As the broker does: a connection that has just ended does not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", wanted or _DEFAULT_PORT))
+            probe.bind(("127.0.0.1", wanted or usual))
         except PermissionError:
             raise NoDemo(f"port {wanted} needs root: choose one above 1023") from None
         except OSError:
             if wanted is not None:
                 raise NoDemo(
-                    f"port {wanted} is in use: choose another with --port, or leave it out for a "
+                    f"port {wanted} is in use: choose another with {name}, or leave it out for a "
                     "free one"
                 ) from None
             probe.bind(("127.0.0.1", 0))
@@ -174,6 +195,8 @@ def _wait_until_ready(server: Server, port: int) -> Server:
 def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int:
     from pyspark_timestream.demo.topic import create_topic, fill_topic
 
+    if given.topics:
+        return _serve_pages(given, address, server)
     create_topic(address)
     count = fill_topic(address, trips())
     print(_format_instructions(address, count), flush=True)
@@ -182,6 +205,46 @@ def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int
     print("The broker runs until Ctrl-C, which also removes its data.", flush=True)
     _wait(given.seconds, server)
     return 0
+
+
+def _serve_pages(given: argparse.Namespace, address: str, server: Server) -> int:
+    from pyspark_timestream.demo.page_registry import serve_registry
+    from pyspark_timestream.demo.topic import make_page_topics
+
+    port = choose_port(given.registry_port, _REGISTRY_PORT, "--registry-port")
+    with serve_registry(port):
+        with step("Making the topics of the pages", 3):
+            counts = make_page_topics(address)
+        facts = {"address": address, "registry": f"http://localhost:{port}"}
+        topics = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
+        print(_TOPICS_READY.format(**facts, topics=topics), end="", flush=True)
+        for line in _list_differences(given.data, address, port):
+            print(line)
+        print("All of it runs until Ctrl-C, which also removes its data.", flush=True)
+        _wait(given.seconds, server)
+    return 0
+
+
+def _list_differences(data: str, address: str, registry_port: int) -> Iterator[str]:
+    """What a reader has to do before the pages run as they are."""
+    from pyspark_timestream.demo.page_topics import STOPS_DESCRIPTORS
+
+    try:
+        Path(data).mkdir(parents=True, exist_ok=True)
+        Path(data, "stops.desc").write_bytes(STOPS_DESCRIPTORS)
+    except OSError as error:
+        yield (
+            f"The pages write below {data}, and this user cannot ({error.strerror}). Make it with\n"
+            f"    sudo install -d -o $USER {data}\nand start this again."
+        )
+    usual = {
+        f"localhost:{_DEFAULT_PORT}": address,
+        f"http://localhost:{_REGISTRY_PORT}": f"http://localhost:{registry_port}",
+        _DATA: data,
+    }
+    for name, own in usual.items():
+        if own != name:
+            yield f"Where the pages say {name}, put {own}."
 
 
 def _format_instructions(address: str, count: int) -> str:

@@ -1,17 +1,18 @@
-"""The demo's topic: waited for, created, filled."""
+"""The demo's topics: waited for, created, filled."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from pyspark_timestream.demo.errors import NoDemo
+from pyspark_timestream.demo.page_topics import PageRecord, page_topics
 from pyspark_timestream.demo.trips import STATIONS, TOPIC, Trip
 from pyspark_timestream.kafka.client.bounded import BoundedClient
 
-__all__ = ["create_topic", "fill_topic", "wait_for_broker"]
+__all__ = ["create_topic", "create_topics", "fill_topic", "make_page_topics", "wait_for_broker"]
 
 _READY_TIMEOUT_S: Final = 90.0
 _DELIVERY_TIMEOUT_S: Final = 60.0
@@ -46,32 +47,62 @@ def _answers(admin: Any) -> bool:
 
 def create_topic(bootstrap: str) -> None:
     """Create topic `trips`, a partition for each station."""
+    create_topics(bootstrap, {TOPIC: len(STATIONS)})
+
+
+def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
+    """Create topics, each with as many partitions as `partitions` says.
+
+    Raises:
+        NoDemo: one could not be created.
+    """
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
     # Records of a past day would be deleted within minutes.
-    wanted = NewTopic(TOPIC, len(STATIONS), 1, config={"retention.ms": "-1"})
-    for future in admin.create_topics([wanted]).values():
+    config = {"retention.ms": "-1"}
+    wanted = [NewTopic(name, count, 1, config=config) for name, count in partitions.items()]
+    for name, future in admin.create_topics(wanted).items():
         try:
             admin.wait(future, _REQUEST_TIMEOUT_S, "create_topics")
         except KafkaException as error:
-            raise NoDemo(f"topic {TOPIC} could not be created: {error.args[0].str()}") from error
+            raise NoDemo(f"topic {name} could not be created: {error.args[0].str()}") from error
 
 
 def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
-    """Produce in the given order; return how many, when the broker has them all.
+    """Produce trips in the given order; return how many, when the broker has them all.
 
     Raises:
         NoDemo: it did not take them all.
     """
+    records = (PageRecord(each.value, each.partition, each.reported_ms) for each in trips)
+    return _produce(bootstrap, ((TOPIC, each) for each in records))
+
+
+def make_page_topics(bootstrap: str) -> dict[str, int]:
+    """Create and fill the topics of the documentation's pages; return the records of each.
+
+    Raises:
+        NoDemo: one could not be created, or a broker did not take all records.
+    """
+    topics = page_topics()
+    parts = {
+        name: 1 + max((r.partition for r in found), default=0) for name, found in topics.items()
+    }
+    create_topics(bootstrap, parts)
+    _produce(bootstrap, ((name, each) for name, found in topics.items() for each in found))
+    return {name: len(found) for name, found in topics.items()}
+
+
+def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
     failures: list[Any] = []
     settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
     producer = BoundedClient(Producer(_settings(bootstrap) | settings))
     count = 0
-    for count, trip in enumerate(trips, 1):
+    for count, (topic, record) in enumerate(records, 1):
         producer.direct.produce(
-            TOPIC,
-            trip.value,
-            partition=trip.partition,
-            timestamp=trip.reported_ms,
+            topic,
+            record.value,
+            partition=record.partition,
+            timestamp=record.timestamp_ms or 0,
             on_delivery=lambda error, _: failures.append(error),
         )
         if count % 1000 == 0:
@@ -81,7 +112,7 @@ def fill_topic(bootstrap: str, trips: Iterable[Trip]) -> int:
     except KafkaException as error:
         left, failures = 1, [error.args[0].str()]
     if left or failures:
-        raise NoDemo(f"the broker at {bootstrap} did not take all trips: {failures[:1]}")
+        raise NoDemo(f"the broker at {bootstrap} did not take all records: {failures[:1]}")
     return count
 
 

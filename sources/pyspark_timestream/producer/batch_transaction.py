@@ -16,10 +16,17 @@ from pyspark_timestream.errors import DeliveryFailed
 from pyspark_timestream.kafka.client.bounded import GRACE_S, BoundedClient
 from pyspark_timestream.kafka.client.config import new_bounded_client
 from pyspark_timestream.kafka.client.retry import MISSING_CODES
+from pyspark_timestream.producer.entries import read_group
 from pyspark_timestream.producer.marks import Headers
-from pyspark_timestream.producer.requests import STEP_TIMEOUT_S, Requests
+from pyspark_timestream.producer.requests import (
+    PRODUCER_DEFAULTS,
+    PRODUCER_REQUIRED,
+    STEP_TIMEOUT_S,
+    Requests,
+    reading_config,
+)
 
-__all__ = ["BatchTransaction", "limit_chunk", "reading_config"]
+__all__ = ["BatchTransaction", "limit_chunk"]
 
 _MAX_CHUNK: Final = 10_000
 _MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
@@ -28,31 +35,9 @@ _MAX_QUEUED_BYTES: Final = 64 * 1024 * 1024
 _NO_LIMIT: Final = 2**31
 _FLUSH_STEP_S: Final = 1.0
 
-_DEFAULTS: Final[dict[str, Any]] = {
-    # As Kafka's Java client: the same key goes to the same partition, whoever writes it.
-    "partitioner": "murmur2_random",
-    # Long enough for a slow task, and short enough for readers where a job never comes back.
-    "transaction.timeout.ms": 300_000,
-    "queue.buffering.max.messages": 100_000,
-    "linger.ms": 20,
-    "compression.type": "lz4",
-}
-_REQUIRED: Final[dict[str, Any]] = {
-    "enable.idempotence": True,
-    "allow.auto.create.topics": False,
-    "delivery.report.only.error": True,
-}
 _READING: Final = {"enable.auto.commit": False, "isolation.level": "read_committed"}
 _IN_BATCHES: Final = {"key", "value"}
 """The parts of a record that `produce_batch` takes; it ignores a partition without a word."""
-
-_PRODUCER_ONLY: Final = ("transaction.", "queue.buffering.", "batch.", "partitioner")
-
-
-def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
-    """The user's settings for clients that read what is written: without producers' own."""
-    own = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
-    return {key: text for key, text in own.items() if key not in _DEFAULTS | _REQUIRED}
 
 
 def limit_chunk(count: int, size_bytes: int, max_queued: int) -> int:
@@ -72,7 +57,7 @@ class BatchTransaction:
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go.
+        topic: where records and marks go; None: each block of records names its topic.
         transactional_id: of the place.
         group: the consumer group whose committed offset says what is written.
 
@@ -82,12 +67,14 @@ class BatchTransaction:
     """
 
     def __init__(
-        self, client: Mapping[str, str], topic: str, transactional_id: str, group: str
+        self, client: Mapping[str, str], topic: str | None, transactional_id: str, group: str
     ) -> None:
-        self._topic = topic
+        self._topic, self._client, self._group_name = topic, client, group
+        self._sent_to: list[str] = []
         self._requests = Requests(client, topic)
         self._queued_bytes = self._queued = 0
-        config = {**_DEFAULTS, **client, **_REQUIRED, "transactional.id": transactional_id}
+        config = {**PRODUCER_DEFAULTS, **client, **PRODUCER_REQUIRED}
+        config["transactional.id"] = transactional_id
         reading = {**reading_config(client), **_READING, "group.id": group}
         log = self._requests.log
         self._clients: list[BoundedClient] = []
@@ -103,7 +90,8 @@ class BatchTransaction:
         try:
             # First, since a missing topic would only show as a record that is not delivered in
             # time.
-            self.list_partitions()
+            if topic is not None:
+                self._list_partitions(topic)
             self._requests.run(
                 lambda: self._producer.init_transactions(timeout=STEP_TIMEOUT_S),
                 "open a transaction",
@@ -114,6 +102,9 @@ class BatchTransaction:
 
     def read_entry(self) -> tuple[int, str | None]:
         """The committed offset of the group and its metadata; the offset is below 0 without one."""
+        if self._topic is None:
+            # A batch that comes again may name its topics in another order.
+            return read_group(self._client, self._group_name)
         asked, wanted = [TopicPartition(self._topic, 0)], "read what is written"
         (found,) = self._requests.run(
             lambda: self._group.committed(asked, timeout=STEP_TIMEOUT_S), wanted
@@ -125,23 +116,33 @@ class BatchTransaction:
     def begin(self) -> None:
         """Begin the transaction of a batch."""
         self._queued_bytes = self._queued = 0
+        self._sent_to.clear()
         self._requests.run(self._producer.begin_transaction, "begin a transaction")
 
-    def send(self, messages: Sequence[dict[str, Any]], size_bytes: int) -> None:
+    def send(
+        self, messages: Sequence[dict[str, Any]], size_bytes: int, topic: str | None = None
+    ) -> None:
         """Send records, each a dict of the arguments of `Producer.produce`.
 
         Args:
             messages: the records, at least one.
             size_bytes: of all of them, with keys and headers.
+            topic: where they go, unless all of the transaction go to one topic.
 
         Raises:
-            DeliveryFailed: the client refuses a record.
+            DeliveryFailed: the client refuses a record, or there is no such topic.
         """
+        topic = self._topic or topic
+        assert topic is not None
+        if topic not in self._sent_to:
+            if self._topic is None:
+                self._list_partitions(topic)
+            self._sent_to.append(topic)
         chunk = limit_chunk(len(messages), size_bytes, self._max_queued)
         for start in range(0, len(messages), chunk):
             part = list(messages[start : start + chunk])
             self._make_room(len(part), size_bytes * len(part) // len(messages))
-            self._produce(part, "send a row")
+            self._produce(topic, part, "send a row")
 
     def _make_room(self, count: int, size_bytes: int) -> None:
         """Wait until the records fit into the client's queue, so that none is refused."""
@@ -160,16 +161,16 @@ class BatchTransaction:
                 late = KafkaError(KafkaError._TIMED_OUT, "no answer from the brokers")
                 raise self._requests.failure(late, "send the rows", may_repeat=True)
 
-    def _produce(self, messages: list[dict[str, Any]], wanted: str) -> None:
+    def _produce(self, topic: str, messages: list[dict[str, Any]], wanted: str) -> None:
         def queue(producer: Any) -> None:
             # Older releases of confluent-kafka have no produce_batch.
             if messages[0].keys() <= _IN_BATCHES and hasattr(producer, "produce_batch"):
-                if producer.produce_batch(self._topic, messages) < len(messages):
+                if producer.produce_batch(topic, messages) < len(messages):
                     raise KafkaException(next(m["_error"] for m in messages if "_error" in m))
                 return
             for message in messages:
                 try:
-                    producer.produce(self._topic, **message)
+                    producer.produce(topic, **message)
                 except BufferError:
                     raise KafkaException(KafkaError(KafkaError._QUEUE_FULL)) from None
 
@@ -177,26 +178,29 @@ class BatchTransaction:
 
     def send_marks(self, headers: Headers) -> None:
         """Send a record without key and value, with these headers, into every partition."""
-        marks = [{"partition": each, "headers": headers} for each in self.list_partitions()]
-        self._produce(marks, "send a mark")
+        assert self._topic is not None
+        partitions = self._list_partitions(self._topic)
+        marks = [{"partition": each, "headers": headers} for each in partitions]
+        self._produce(self._topic, marks, "send a mark")
 
-    def list_partitions(self) -> range:
+    def _list_partitions(self, topic: str) -> range:
         """The topic's partitions.
 
         Raises:
             DeliveryFailed: there is no such topic.
         """
         found = self._requests.run(
-            lambda: self._producer.list_topics(self._topic, timeout=STEP_TIMEOUT_S),
+            lambda: self._producer.list_topics(topic, timeout=STEP_TIMEOUT_S),
             "list the partitions",
-        ).topics.get(self._topic)
+        ).topics.get(topic)
         if found is None or not found.partitions:
             error = None if found is None else found.error
             if error is not None and error.code() not in MISSING_CODES:
                 raise self._requests.failure(error, "list the partitions")
             raise DeliveryFailed(
-                f"topic '{self._topic}' does not exist",
-                next_step="create it, or correct option 'topic'. Nothing of the batch is written",
+                f"topic '{topic}' does not exist",
+                next_step=f"create it, or correct {'option' if self._topic else 'the column'} "
+                "'topic'. Nothing of the task is written",
             )
         return range(len(found.partitions))
 
@@ -206,7 +210,8 @@ class BatchTransaction:
         Raises:
             DeliveryFailed: it is not committed, or, after a timeout, perhaps not.
         """
-        written = [TopicPartition(self._topic, 0, offset, metadata)]
+        topic = self._topic or self._sent_to[0]
+        written = [TopicPartition(topic, 0, offset, metadata)]
         wanted = "note that the batch is written"
         group = self._requests.run(self._group.consumer_group_metadata, wanted)
         self._requests.run(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from typing import Final
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -14,14 +15,16 @@ from confluent_kafka.admin import AdminClient
 
 from pyspark_timestream.kafka.client.bounded import BoundedClient
 from pyspark_timestream.kafka.client.config import new_bounded_client
-from pyspark_timestream.producer.batch_transaction import reading_config
-from pyspark_timestream.producer.requests import STEP_TIMEOUT_S, Requests
+from pyspark_timestream.producer.requests import STEP_TIMEOUT_S, Requests, reading_config
 
-__all__ = ["read_entries"]
+__all__ = ["read_entries", "read_group"]
+
+_NONE: Final = -1001
+"""The offset of a group that has committed none, as librdkafka says it."""
 
 
 def read_entries(
-    client: Mapping[str, str], topic: str, find_task: Callable[[str], int | None]
+    client: Mapping[str, str], topic: str | None, find_task: Callable[[str], int | None]
 ) -> dict[int, tuple[int, str | None]]:
     """The committed offset of each task's group and its metadata; below 0 without one.
 
@@ -29,7 +32,7 @@ def read_entries(
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go.
+        topic: where records and marks go; None: to any topics.
         find_task: finds the task by the name of its group; None: the group is not asked for.
 
     Raises:
@@ -49,6 +52,20 @@ def read_entries(
             return admin.read(answer)
 
         return {task: requests.run(partial(read, group), wanted) for group, task in tasks.items()}
+    finally:
+        admin.close()
+
+
+def read_group(client: Mapping[str, str], group: str) -> tuple[int, str | None]:
+    """The greatest offset that a group has committed for any topic, and its metadata.
+
+    Raises:
+        DeliveryFailed: the group cannot be read.
+    """
+    requests = Requests(client, None)
+    admin = _Admin(client, requests)
+    try:
+        return requests.run(lambda: admin.read(admin.ask(group, None)), "read what is written")
     finally:
         admin.close()
 
@@ -80,9 +97,10 @@ class _Admin:
             raise KafkaException(error) if isinstance(error, KafkaError) else error
         return [each.group_id for each in listed.valid]
 
-    def ask(self, group: str, topic: str) -> Future[ConsumerGroupTopicPartitions]:
-        """Ask for what a group has committed."""
-        request = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    def ask(self, group: str, topic: str | None) -> Future[ConsumerGroupTopicPartitions]:
+        """Ask for what a group has committed for one topic, or for all."""
+        asked = None if topic is None else [TopicPartition(topic, 0)]
+        request = ConsumerGroupTopicPartitions(group, asked)
         answers: dict[str, Future[ConsumerGroupTopicPartitions]] = (
             self._client.list_consumer_group_offsets(
                 [request], require_stable=True, request_timeout=STEP_TIMEOUT_S
@@ -91,12 +109,15 @@ class _Admin:
         return answers[group]
 
     def read(self, answer: Future[ConsumerGroupTopicPartitions]) -> tuple[int, str | None]:
-        """The committed offset of the answer, and its metadata."""
+        """The greatest committed offset of the answer, and its metadata."""
         name = "list_consumer_group_offsets"
-        (found,) = self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return int(found.offset), found.metadata
+        found: tuple[int, str | None] = (_NONE, None)
+        for each in self._client.wait(answer, STEP_TIMEOUT_S, name).topic_partitions or ():
+            if each.error is not None:
+                raise KafkaException(each.error)
+            if int(each.offset) > found[0]:
+                found = int(each.offset), each.metadata
+        return found
 
     def close(self) -> None:
         """Free the client."""

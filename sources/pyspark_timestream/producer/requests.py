@@ -1,7 +1,7 @@
 """Requests of a writer to its brokers: retried while that helps, and with the remedy if not."""
 
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -12,7 +12,13 @@ from pyspark_timestream.kafka.client.broker_errors import no_answer_error
 from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.retry import API_TIMEOUT_S, RetryBudget, is_retriable
 
-__all__ = ["STEP_TIMEOUT_S", "Requests"]
+__all__ = [
+    "PRODUCER_DEFAULTS",
+    "PRODUCER_REQUIRED",
+    "STEP_TIMEOUT_S",
+    "Requests",
+    "reading_config",
+]
 
 T = TypeVar("T")
 
@@ -20,6 +26,22 @@ STEP_TIMEOUT_S: Final = 10.0
 """Limit of one attempt at a request."""
 
 _FIRST_PAUSE_S: Final = 0.05
+
+PRODUCER_DEFAULTS: Final[dict[str, Any]] = {
+    # As Kafka's Java client: the same key goes to the same partition, whoever writes it.
+    "partitioner": "murmur2_random",
+    # Long enough for a slow task, and short enough for readers where a job never comes back.
+    "transaction.timeout.ms": 300_000,
+    "queue.buffering.max.messages": 100_000,
+    "linger.ms": 20,
+    "compression.type": "lz4",
+}
+PRODUCER_REQUIRED: Final[dict[str, Any]] = {
+    "enable.idempotence": True,
+    "allow.auto.create.topics": False,
+    "delivery.report.only.error": True,
+}
+_PRODUCER_ONLY: Final = ("transaction.", "queue.buffering.", "batch.", "partitioner")
 
 _RIGHTS: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user write to the topic and describe it",
@@ -46,6 +68,13 @@ _TOO_SLOW: Final = (
 )
 
 
+def reading_config(client: Mapping[str, str]) -> dict[str, Any]:
+    """The user's settings for clients that read what is written: without producers' own."""
+    set_here = PRODUCER_DEFAULTS | PRODUCER_REQUIRED
+    own = {key: text for key, text in client.items() if not key.startswith(_PRODUCER_ONLY)}
+    return {key: text for key, text in own.items() if key not in set_here}
+
+
 class Requests:
     """The requests of one writer's clients.
 
@@ -54,11 +83,12 @@ class Requests:
 
     Args:
         client: the user's settings for librdkafka.
-        topic: where records and marks go.
+        topic: where records and marks go; None: each record names its topic.
     """
 
-    def __init__(self, client: Mapping[str, str], topic: str) -> None:
-        self._client, self._topic = client, topic
+    def __init__(self, client: Mapping[str, str], topic: str | None) -> None:
+        self._client = client
+        self._where = "the rows' topics" if topic is None else f"topic '{topic}'"
         self.log = ClientLog(client)
 
     def run(self, step: Callable[[], T], wanted: str) -> T:
@@ -97,7 +127,7 @@ class Requests:
         failures = self.log.recent_failures(spent_s + 1)
         if error.code() >= 0 and not failures:
             return self.failure(error, wanted)
-        return no_answer_error(self._client, failures, spent_s, f"topic '{self._topic}'")
+        return no_answer_error(self._client, failures, spent_s, self._where)
 
     def failure(
         self, error: KafkaError, wanted: str, *, may_repeat: bool = False
@@ -113,8 +143,7 @@ class Requests:
         otherwise = "look at the brokers" if may_repeat else "correct what this names"
         advice = _TOO_SLOW if is_fenced else _RIGHTS.get(error.code(), otherwise)
         failed = DeliveryFailed(
-            f"could not {wanted} for topic '{self._topic}': "
-            f"{hide_secrets(str(error.str()), self._client)}",
+            f"could not {wanted} for {self._where}: {hide_secrets(str(error.str()), self._client)}",
             next_step=f"{advice}; then start the query again: it goes on with this batch",
         )
         failed.may_repeat = may_repeat and not is_fenced

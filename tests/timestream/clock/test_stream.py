@@ -405,7 +405,7 @@ def test_an_illegal_option_is_refused_when_the_query_is_built(spark):
 
 @pytest.mark.spark
 def test_a_write_is_refused_in_batch_and_in_streaming(spark, tmp_path):
-    with pytest.raises(AnalysisException, match=r"'timestream' was given to df\.write"):
+    with pytest.raises(AnalysisException, match=r"option 'transport': 'time', the default"):
         spark.range(1).write.format("timestream").mode("append").save()
     query = (
         stream_of(spark)

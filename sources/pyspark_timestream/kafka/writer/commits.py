@@ -114,6 +114,7 @@ class BatchCommits:
             if is_written(opened.last, batch, place):
                 return
             if not _is_old(mark_us, opened.last):
+                assert options.writer is not None
                 writer = Writer(options.writer, options.header)
                 is_final = mark_us == FINAL_US
                 headers = writer.close_mark(mark_us) if is_final else writer.mark(mark_us)

@@ -15,6 +15,9 @@ from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
 __all__ = ["MARKS", "Entry", "Place", "check_other_tasks", "check_rows", "is_written"]
 
+_ANY_TOPIC: Final = "*"
+"""Stands for the topics of a column; no topic has this name."""
+
 MARKS: Final = "marks"
 """The place of the driver's transactions; those of tasks are their numbers."""
 
@@ -25,7 +28,7 @@ class Place:
 
     Attributes:
         transactional_id: the same in all runs of all queries of this writer, so that a new attempt
-            ends the open transaction of an earlier one.
+            ends the open transaction of an earlier one. Without a writer it is the query's own.
         group: of this query; a new checkpoint has a new one.
     """
 
@@ -34,9 +37,16 @@ class Place:
 
     @classmethod
     def of(cls, options: KafkaWriteOptions, query_id: str, name: int | str) -> "Place":
-        """The place `name` of the query `query_id`."""
-        own = f"{options.prefix}/{options.topic}/{name}/{options.writer}"
-        return cls(own, f"{own}/{query_id}")
+        """The place `name` of the query `query_id`, or of a batch write with that id."""
+        before, after = cls._frame(options, query_id)
+        own = f"{before}{name}{after}"
+        return cls(own.removesuffix(f"/{query_id}") if options.writer else own, own)
+
+    @classmethod
+    def _frame(cls, options: KafkaWriteOptions, query_id: str) -> tuple[str, str]:
+        """What stands before and behind a place's name in its group."""
+        writer = f"{options.writer}/{query_id}" if options.writer else query_id
+        return f"{options.prefix}/{options.topic or _ANY_TOPIC}/", f"/{writer}"
 
     @classmethod
     def find_task(cls, options: KafkaWriteOptions, query_id: str, group: str) -> int | None:
@@ -45,7 +55,7 @@ class Place:
         >>> Place.find_task(KafkaWriteOptions("trips", "w"), "q", "timestream-writer/trips/7/w/q")
         7
         """
-        before, after = f"{options.prefix}/{options.topic}/", f"/{options.writer}/{query_id}"
+        before, after = cls._frame(options, query_id)
         name = group.removeprefix(before).removesuffix(after)
         is_task = name.isascii() and name.isdigit() and f"{before}{name}{after}" == group
         return int(name) if is_task else None

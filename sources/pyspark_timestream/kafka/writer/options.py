@@ -59,27 +59,33 @@ _DELAY: Final = Parser(
 
 @dataclass(frozen=True, slots=True)
 class KafkaWriteOptions:
-    """All options of `writeStream.format("timestream")` with transport `kafka`.
+    """All options of writes with format `timestream` and transport `kafka`.
 
     Attributes:
         client: librdkafka's configuration, from the options `kafka.*`.
     """
 
-    topic: str = option(
+    topic: str | None = option(
         "topic",
         _TOPIC,
-        description="the topic that rows and marks go to; it must exist",
-        effect="stream",
+        None,
+        description=(
+            "the topic that rows and marks go to; it must exist. Rows without marks may name "
+            "theirs in a column `topic` instead; the option counts where there are both"
+        ),
+        help="set it, or select a column 'topic' as well",
     )
-    writer: str = option(
+    writer: str | None = option(
         "writer",
         _WRITER,
+        None,
         description=(
             "the name of the writer of the marks, as the next job's option `writers` would list "
-            "it. No two queries that write to the topic have the same, and it stays the same after "
-            "a restart"
+            "it; required where there are CTIs, and without meaning elsewhere. No two queries that "
+            "write to the topic have the same, and it stays the same after a restart"
         ),
         effect="stream",
+        help="give each query a name of its own, which stays the same",
     )
     header: str = option(
         "ctiHeader",
@@ -95,7 +101,8 @@ class KafkaWriteOptions:
         description=(
             "where the CTIs come from: the CTI rows of the column `cti` (`column`, the default "
             "where there is that column), or the batch's `watermark`, for results of windows and "
-            "other stateful operators, which have no CTI rows"
+            "other stateful operators, which have no CTI rows. Without CTIs, and without `writer`, "
+            "rows are written as they are, and no marks"
         ),
         effect="stream",
         help="set it to 'watermark' for results of windows, or add the column `cti`",
@@ -118,10 +125,16 @@ class KafkaWriteOptions:
             "transactional ids, and the consumer groups that remember which batches are written, "
             "begin with this"
         ),
-        effect="stream",
         help="give it back the value that it had: with another one batches may be written twice",
     )
     client: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def wants_marks(self) -> bool:
+        """Whether an option is given that is about marks."""
+        own = KafkaWriteOptions()
+        given = self.writer, self.header, self.cti_from, self.delay_us
+        return given != (own.writer, own.header, own.cti_from, own.delay_us)
 
     def find_mark(self, cti_us: int | None) -> int | None:
         """The mark for the CTI `cti_us`: `ctiDelay` behind it; a final CTI stays as it is.

@@ -1,6 +1,6 @@
 """Rows of a DataFrame as records: which columns, which types, which rows (semantics 29.1).
 
-The columns are those of Spark's own Kafka sink but for `topic`, with `timestamp` and `cti` added.
+The columns are those of Spark's own Kafka sink, with `timestamp` and `cti` added.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +17,7 @@ from pyspark_timestream.errors import SchemaRefused
 
 __all__ = [
     "CTI",
+    "TOPIC",
     "Block",
     "SplitRows",
     "TaskRows",
@@ -29,11 +30,15 @@ __all__ = [
 CTI: Final = "cti"
 """The column of CTI rows."""
 
+TOPIC: Final = "topic"
+
 _TEXT: Final = "STRING or BINARY"
+_NAME: Final = "STRING"
 _TIME: Final = "TIMESTAMP"
 _KINDS: Final = {
     "key": _TEXT,
     "value": _TEXT,
+    TOPIC: _NAME,
     "headers": "ARRAY<STRUCT<key: STRING, value: BINARY>>",
     "partition": "INT",
     "timestamp": _TIME,
@@ -62,18 +67,23 @@ class SplitRows(NamedTuple):
     cti_us: int | None
 
 
-def check_columns(schema: pa.Schema) -> None:
+def check_columns(schema: pa.Schema, *, has_marks: bool) -> None:
     """Refuse columns that cannot be a record.
+
+    Args:
+        schema: the columns.
+        has_marks: marks are written as well.
 
     Raises:
         SchemaRefused: `value` is missing, or a column has another name or type than records have.
     """
     names = list(schema.names)
-    if "topic" in names:
+    if TOPIC in names and has_marks:
         raise SchemaRefused(
             "the DataFrame has a column 'topic', and all rows and marks go to the topic of option "
             "'topic'",
-            next_step="leave the column out, and write each topic by a query of its own",
+            next_step="leave the column out, and write each topic by a query of its own; only rows "
+            "without marks may name their topics",
         )
     if "value" not in names:
         raise SchemaRefused(
@@ -100,6 +110,8 @@ def check_columns(schema: pa.Schema) -> None:
 def _fits(kind: pa.DataType, wanted: str) -> bool:
     if wanted == _TEXT:
         return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
+    if wanted == _NAME:
+        return kind in (pa.string(), pa.large_string())
     if wanted == _TIME:
         return pa.types.is_timestamp(kind) and kind.tz is not None
     return kind == pa.int32() if wanted == "INT" else _is_headers(kind)
@@ -131,12 +143,12 @@ def split_ctis(block: pa.RecordBatch) -> SplitRows:
     return SplitRows(rows.drop_columns([CTI]), cti_us)
 
 
-def build_messages(rows: pa.RecordBatch, header: str) -> list[dict[str, Any]]:
+def build_messages(rows: pa.RecordBatch, header: str | None) -> list[dict[str, Any]]:
     """The rows as confluent-kafka's messages, in order.
 
     Args:
         rows: rows of data that `check_columns` accepts.
-        header: the header of marks, which no row may have.
+        header: the header of marks, which no row may have; None: there are no marks.
 
     Raises:
         SchemaRefused: a timestamp or partition that a record cannot have, or a header of marks.
@@ -147,7 +159,7 @@ def build_messages(rows: pa.RecordBatch, header: str) -> list[dict[str, Any]]:
     if "timestamp" in columns:
         columns["timestamp"] = _to_ms(columns["timestamp"])
     if "headers" in columns:
-        _refuse_marks(columns["headers"], header)
+        _check_headers(columns["headers"], header)
     messages: list[dict[str, Any]] = pa.RecordBatch.from_pydict(columns).to_pylist()
     if "headers" in columns:
         for message in messages:
@@ -179,24 +191,43 @@ def _to_ms(times: pa.Array) -> pa.Array:
     return pc.divide(us, _MILLISECOND_US).fill_null(_NOW)
 
 
-def _refuse_marks(headers: pa.Array, header: str) -> None:
+def _check_headers(headers: pa.Array, header: str | None) -> None:
     keys = headers.flatten().field("key")
+    if keys.null_count:
+        raise SchemaRefused(
+            "a row has a header null", "names that are not null", "drop the header, or name it"
+        )
+    if header is None:
+        return
     of_marks = pa.array([header, f"{header}-writer", f"{header}-close"])
     found = pc.is_in(keys, value_set=of_marks)
-    if keys.null_count or found.true_count:
-        name = "null" if keys.null_count else repr(keys.filter(found)[0].as_py())
+    if found.true_count:
         raise SchemaRefused(
-            f"a row has a header {name}",
-            f"names other than those of marks ({', '.join(of_marks.to_pylist())}), and not null",
+            f"a row has a header {keys.filter(found)[0].as_py()!r}",
+            f"names other than those of marks ({', '.join(of_marks.to_pylist())})",
             "rename it, or set option 'ctiHeader' to another name, which readers then use too",
         )
 
 
 class Block(NamedTuple):
-    """Records of a block of rows, and the size of all of them, with keys and headers."""
+    """Records of a block of rows for one topic.
+
+    Attributes:
+        messages: the arguments of `Producer.produce`.
+        size_bytes: of all of them, with keys and headers.
+        topic: where they go; None: to the topic of the options.
+    """
 
     messages: list[dict[str, Any]]
     size_bytes: int
+    topic: str | None = None
+
+
+class _Rows(NamedTuple):
+    """Rows of data of a block, which go to one topic, without the column `topic`."""
+
+    rows: pa.RecordBatch
+    topic: str | None
 
 
 class TaskRows:
@@ -207,16 +238,19 @@ class TaskRows:
         cti_us: the greatest CTI so far.
 
     Args:
-        header: the header of marks, which no row may have.
+        header: the header of marks, which no row may have; None: there are no marks.
         blocks: rows of data and CTI rows.
+        by_topic: the rows name their topics; else a column `topic` is not looked at.
     """
 
-    def __init__(self, header: str, blocks: Iterator[pa.RecordBatch]) -> None:
-        self._header = header
-        self._kept: list[pa.RecordBatch] | None = []
+    def __init__(
+        self, header: str | None, blocks: Iterator[pa.RecordBatch], *, by_topic: bool = False
+    ) -> None:
+        self._header, self._by_topic = header, by_topic
+        self._kept: list[_Rows] | None = []
         self._kept_bytes = 0
         self._fresh = self._take_rows(blocks)
-        self._coming: Iterator[pa.RecordBatch] = self._fresh
+        self._coming: Iterator[_Rows] = self._fresh
         self.count = 0
         self.cti_us: int | None = None
 
@@ -228,11 +262,12 @@ class TaskRows:
 
     def next_block(self) -> Block | None:
         """The messages of the next block that has rows of data; None at the end."""
-        rows = next(self._coming, None)
-        if rows is None:
+        found = next(self._coming, None)
+        if found is None:
             return None
+        rows, topic = found
         self.count += rows.num_rows
-        return Block(build_messages(rows, self._header), rows.nbytes)
+        return Block(build_messages(rows, self._header), rows.nbytes, topic)
 
     def rewind(self) -> bool:
         """Go back to the first row; false if not all of them are kept any more."""
@@ -241,30 +276,56 @@ class TaskRows:
         self._coming, self.count = chain(list(self._kept), self._fresh), 0
         return True
 
-    def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _take_rows(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[_Rows]:
         for block in blocks:
             rows, cti_us = split_ctis(block)
             if cti_us is not None:
                 self.cti_us = cti_us if self.cti_us is None else max(self.cti_us, cti_us)
             if rows.num_rows:
-                self._keep(rows)
-                yield rows
+                for part in self._split_topics(rows):
+                    self._keep(part)
+                    yield part
 
-    def _keep(self, rows: pa.RecordBatch) -> None:
-        self._kept_bytes += rows.nbytes
+    def _split_topics(self, rows: pa.RecordBatch) -> Iterator[_Rows]:
+        """Split a block by topic; the order of a topic's rows stays."""
+        if TOPIC not in rows.schema.names:
+            yield _Rows(rows, None)
+            return
+        topics, rows = rows.column(TOPIC), rows.drop_columns([TOPIC])
+        if not self._by_topic:
+            yield _Rows(rows, None)
+            return
+        if topics.null_count:
+            raise SchemaRefused(
+                "a row has null in column 'topic'",
+                "the name of a topic that exists",
+                "fill it, or set option 'topic', which then counts for all rows",
+            )
+        for topic in pc.unique(topics).to_pylist():
+            yield _Rows(rows.filter(pc.equal(topics, topic)), topic)
+
+    def _keep(self, part: _Rows) -> None:
+        self._kept_bytes += part.rows.nbytes
         if self._kept_bytes > _MAX_KEPT_BYTES:
             self._kept = None
         if self._kept is not None:
-            self._kept.append(rows)
+            self._kept.append(part)
 
 
-def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:
+def find_cti_source(cti_from: str | None, names: Sequence[str], *, wants_marks: bool) -> str | None:
     """The source of the CTIs of the DataFrame with these columns: `column` or `watermark`.
+
+    Args:
+        cti_from: the option.
+        names: the columns.
+        wants_marks: an option is given that is about marks.
+
+    Returns:
+        None where rows are written as they are, without marks.
 
     Raises:
         OptionError: the option does not fit the columns.
     """
-    accepted = "'watermark', or a column `cti` among the columns"
     if CTI in names:
         if cti_from == "watermark":
             raise OptionError(
@@ -276,10 +337,14 @@ def find_cti_source(cti_from: str | None, names: Sequence[str]) -> str:
         return "column"
     if cti_from == "watermark":
         return "watermark"
+    if not wants_marks:
+        return None
     problem = "'column'" if cti_from else "it is missing"
     raise OptionError(
         "ctiFrom",
         f"{problem}, and the DataFrame has no column 'cti'",
-        accepted,
-        "set it to 'watermark' for results of windows, or select 'cti' as well",
+        "'watermark', or a column `cti` among the columns; for rows without marks, none of "
+        "'writer', 'ctiFrom', 'ctiHeader' and 'ctiDelay'",
+        "set it to 'watermark' for results of windows, or select 'cti' as well; to write rows "
+        "without marks, leave 'writer' and the options on CTIs out",
     )

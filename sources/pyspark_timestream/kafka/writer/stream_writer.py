@@ -1,4 +1,4 @@
-"""Writes batches to a topic: rows in the tasks, then marks from the driver (semantics 29).
+"""Writes to topics: rows in the tasks, then marks from the driver, if there are any (semantics 29).
 
 A task writes its rows in one transaction; after all tasks the driver writes the mark into every
 partition, in a transaction too. `commits.py` has the driver's part, `ledger.py` how an attempt
@@ -6,6 +6,7 @@ knows what earlier ones have written, and `producer/batch_transaction.py` how it
 writing any more.
 """
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -30,6 +35,8 @@ from pyspark_timestream.kafka.writer.ledger import (
 )
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions, read_write_options
 from pyspark_timestream.kafka.writer.rows import (
+    CTI,
+    TOPIC,
     TaskRows,
     check_columns,
     find_cti_source,
@@ -37,7 +44,7 @@ from pyspark_timestream.kafka.writer.rows import (
 from pyspark_timestream.kafka.writer.watermark import find_checkpoint, read_watermark
 from pyspark_timestream.producer.batch_transaction import BatchTransaction
 
-__all__ = ["KafkaStreamWriter", "open_stream_writer"]
+__all__ = ["KafkaBatchWriter", "KafkaStreamWriter", "open_batch_writer", "open_stream_writer"]
 
 _COMMITS: Final = BatchCommits()
 """This process's, for all batches of all queries."""
@@ -71,20 +78,97 @@ def open_stream_writer(
         OptionError: an option is wrong, or does not fit the columns.
         SchemaRefused: the columns cannot be records.
     """
-    log_like_spark("pyspark_timestream")
-    options = read_write_options(raw)
-    if overwrite:
+    options, columns = _read(raw, schema)
+    source = find_cti_source(options.cti_from, columns.names, wants_marks=options.wants_marks)
+    if overwrite and source is not None:
         raise OptionError(
             "outputMode",
             "'complete' would write every result again in each batch, below its marks",
             "'append'",
             "use outputMode('append'): a result is written once, when it is final",
         )
-    columns = to_arrow_schema(schema, timezone="UTC")
-    check_columns(columns)
-    source = find_cti_source(options.cti_from, columns.names)
+    if source is not None and options.writer is None:
+        raise OptionError(
+            "writer",
+            "it is missing, and there are CTIs, which become marks of a writer",
+            "a name without commas and without blanks at its ends",
+            "give each query a name of its own, which stays the same; or drop the column 'cti', to "
+            "write rows without marks",
+        )
+    check_columns(columns, has_marks=source is not None)
+    _check_topic(options, columns, has_marks=source is not None)
     checkpoint = find_checkpoint(raw) if source == "watermark" else None
-    return KafkaStreamWriter(options, checkpoint)
+    return KafkaStreamWriter(options, checkpoint, has_marks=source is not None)
+
+
+def open_batch_writer(
+    raw: Mapping[str, Any], schema: StructType, overwrite: bool
+) -> "KafkaBatchWriter":
+    """The writer of a batch write, with everything checked that can be without a broker.
+
+    Raises:
+        OptionError: an option is wrong, or does not fit the columns.
+        SchemaRefused: the columns cannot be records.
+    """
+    options, columns = _read(raw, schema)
+    if overwrite:
+        raise OptionError(
+            "mode",
+            "'overwrite', and the records of a topic stay",
+            "'append'",
+            "use mode('append')",
+        )
+    if options.wants_marks or CTI in columns.names:
+        raise OptionError(
+            "writer",
+            "marks were asked for (by 'writer', an option on CTIs, or a column 'cti'), and a "
+            "batch write writes rows alone",
+            "a streaming write for rows with marks",
+            "use writeStream with trigger(availableNow=True); or leave the options on marks out, "
+            "and drop CTI rows: where('cti IS NULL').drop('cti')",
+        )
+    check_columns(columns, has_marks=False)
+    _check_topic(options, columns, has_marks=False)
+    return KafkaBatchWriter(options, uuid.uuid4().hex)
+
+
+def _read(raw: Mapping[str, Any], schema: StructType) -> tuple[KafkaWriteOptions, pa.Schema]:
+    log_like_spark("pyspark_timestream")
+    return read_write_options(raw), to_arrow_schema(schema, timezone="UTC")
+
+
+def _check_topic(options: KafkaWriteOptions, columns: pa.Schema, *, has_marks: bool) -> None:
+    if options.topic is None and (has_marks or TOPIC not in columns.names):
+        raise OptionError(
+            "topic",
+            "it is missing",
+            "the name of one topic" + ("" if has_marks else "; or a column 'topic'"),
+            "set it" if has_marks else "set it, or select a column 'topic' as well",
+        )
+
+
+@hide_tracebacks
+class KafkaBatchWriter(DataSourceArrowWriter):
+    """Writes the rows of one DataFrame, without marks; can be pickled.
+
+    Args:
+        options: the options.
+        write_id: names this write, so that each attempt at a task finds what others have written.
+    """
+
+    def __init__(self, options: KafkaWriteOptions, write_id: str) -> None:
+        self._options, self._id = options, write_id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Write a task's rows in one transaction, unless another attempt has."""
+        task = TaskContext.get()
+        assert task is not None
+        rows = TaskRows(None, iterator, by_topic=self._options.topic is None)
+        if rows.has_rows():
+            place = Place.of(self._options, self._id, task.partitionId())
+            repeat(lambda: _write(self._options, place, 0, rows), rows.rewind)
+        freeze_objects()
+        return WriterCommitMessage()
 
 
 @hide_tracebacks
@@ -94,15 +178,19 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
     Args:
         options: the options.
         checkpoint: where to read the batch's watermark; None: CTIs come with the rows.
+        has_marks: there are CTIs.
     """
 
-    def __init__(self, options: KafkaWriteOptions, checkpoint: Path | None) -> None:
-        self._options, self._checkpoint = options, checkpoint
+    def __init__(
+        self, options: KafkaWriteOptions, checkpoint: Path | None, *, has_marks: bool
+    ) -> None:
+        self._options, self._checkpoint, self._has_marks = options, checkpoint, has_marks
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenTask:
         """Write a task's rows in one transaction, unless an earlier attempt has."""
         query_id, run_id, batch, task = _identify_task()
-        rows = TaskRows(self._options.header, iterator)
+        header = self._options.header if self._has_marks else None
+        rows = TaskRows(header, iterator, by_topic=self._options.topic is None)
         if rows.has_rows():
             place = Place.of(self._options, query_id, task)
             repeat(lambda: _write(self._options, place, batch, rows), rows.rewind)
@@ -117,6 +205,8 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         run = QueryRun(tasks[0].query_id, tasks[0].run_id)
         with_rows = {each.task for each in tasks if each.rows}
         _COMMITS.check_tasks(self._options, run, batchId, with_rows)
+        if not self._has_marks:
+            return
         mark_us = self._options.find_mark(self._find_cti(tasks, batchId))
         if mark_us is not None:
             _COMMITS.write_mark(self._options, run, batchId, mark_us)

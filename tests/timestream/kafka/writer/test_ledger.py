@@ -99,3 +99,13 @@ def test_a_new_checkpoint_has_new_groups_and_the_same_transactional_ids() -> Non
     old, new = (Place.of(options, query, 0) for query in ("q1", "q2"))
     assert old.transactional_id == new.transactional_id == "timestream-writer/trips/0/w"
     assert (old.group, new.group) == (f"{old.transactional_id}/q1", f"{old.transactional_id}/q2")
+
+
+def test_without_a_writer_a_place_is_the_querys_own_and_tasks_are_found() -> None:
+    for options in (KafkaWriteOptions("t"), KafkaWriteOptions()):
+        places = [Place.of(options, query, task) for query in ("p", "q") for task in (0, 7)]
+        assert len({each.transactional_id for each in places}) == 4
+        assert [Place.find_task(options, "q", each.group) for each in places] == [
+            None, None, 0, 7,
+        ]  # fmt: skip
+    assert Place.of(KafkaWriteOptions(), "q", 0).group == "timestream-writer/*/0/q"

@@ -43,10 +43,17 @@ def test_an_option_that_cannot_work_is_refused_by_name(options, said) -> None:
         read(**options)
 
 
-@pytest.mark.parametrize("name", ["topic", "writer", "kafka.bootstrap.servers"])
-def test_a_required_option_is_named_where_it_is_missing(name) -> None:
-    with pytest.raises(OptionError, match=f"option '{name}': it"):
-        read_write_options({key: text for key, text in GIVEN.items() if key != name})
+def test_a_required_option_is_named_where_it_is_missing() -> None:
+    with pytest.raises(OptionError, match=r"option 'kafka\.bootstrap\.servers': it"):
+        read_write_options({"transport": "kafka", "topic": "t", "writer": "w"})
+
+
+@pytest.mark.parametrize("given", [{"writer": "w"}, {"ctiHeader": "mark"}, {"ctiDelay": "1 hour"}])
+def test_an_option_on_marks_asks_for_them(given) -> None:
+    plain = {key: text for key, text in GIVEN.items() if key != "writer"}
+    assert not read_write_options(plain).wants_marks
+    assert not read_write_options({**plain, "transactionalIdPrefix": "p"}).wants_marks
+    assert read_write_options({**plain, **given}).wants_marks
 
 
 def test_a_mark_is_whole_milliseconds_behind_and_a_final_one_stays() -> None:

@@ -114,20 +114,70 @@ def test_a_header_is_refused_only_under_the_marks_own_name() -> None:
 )
 def test_columns_that_cannot_be_a_record_are_refused(columns, said) -> None:
     with pytest.raises(SchemaRefused, match=said):
-        check_columns(pa.schema(list(columns.items())))
+        check_columns(pa.schema(list(columns.items())), has_marks=True)
 
 
 def test_all_columns_of_a_record_are_accepted() -> None:
-    check_columns(pa.schema(list(COLUMNS.items())))
+    check_columns(pa.schema(list(COLUMNS.items())), has_marks=True)
+    plain = {**COLUMNS, "topic": pa.string()}
+    check_columns(pa.schema(list(plain.items())), has_marks=False)
+    with pytest.raises(SchemaRefused, match="column 'topic' is int32; accepted: STRING"):
+        check_columns(pa.schema([("value", pa.string()), ("topic", pa.int32())]), has_marks=False)
+
+
+def topics_of(rows: TaskRows) -> list:
+    found = []
+    while each := rows.next_block():
+        found.append((each.topic, [message["value"] for message in each.messages]))
+    return found
+
+
+def test_rows_that_name_their_topics_go_there_in_order_and_keep_it_when_they_come_again() -> None:
+    blocks = [
+        pa.record_batch({"value": ["1", "2", "3", "4"], "topic": ["a", "b", "a", "b"]}),
+        pa.record_batch({"value": ["5"], "topic": ["a"]}),
+    ]
+    rows = TaskRows(None, iter(blocks), by_topic=True)
+    expected = [("a", ["1", "3"]), ("b", ["2", "4"]), ("a", ["5"])]
+    assert rows.has_rows()
+    assert topics_of(rows) == expected
+    assert rows.rewind()
+    assert topics_of(rows) == expected
+    assert rows.count == 5
+
+
+def test_the_option_counts_for_rows_that_name_other_topics() -> None:
+    some = pa.record_batch({"value": ["1", "2"], "topic": ["a", None]})
+    assert topics_of(TaskRows(None, iter([some]))) == [(None, ["1", "2"])]
+
+
+def test_a_row_without_a_topic_is_refused_with_the_way_out() -> None:
+    some = pa.record_batch({"value": ["1", "2"], "topic": ["a", None]})
+    with pytest.raises(SchemaRefused, match=r"null in column 'topic'.*set option 'topic'"):
+        TaskRows(None, iter([some]), by_topic=True).has_rows()
+
+
+def test_rows_without_marks_may_have_any_named_header() -> None:
+    marks = [[{"key": "cti", "value": b"x"}]]
+    (message,) = build_messages(block(value=["v"], headers=marks), None)
+    assert message["headers"] == [("cti", b"x")]
+    with pytest.raises(SchemaRefused, match="a header null"):
+        build_messages(block(value=["v"], headers=[[{"key": None, "value": b"x"}]]), None)
 
 
 def test_the_source_of_ctis_is_the_column_or_what_the_option_says() -> None:
-    assert find_cti_source(None, ["value", "cti"]) == "column"
-    assert find_cti_source("column", ["value", "cti"]) == "column"
-    assert find_cti_source("watermark", ["value"]) == "watermark"
+    assert find_cti_source(None, ["value", "cti"], wants_marks=True) == "column"
+    assert find_cti_source("column", ["value", "cti"], wants_marks=True) == "column"
+    assert find_cti_source("watermark", ["value"], wants_marks=True) == "watermark"
     for cti_from, names in [(None, ["value"]), ("column", ["value"]), ("watermark", ["cti"])]:
         with pytest.raises(OptionError, match="option 'ctiFrom'"):
-            find_cti_source(cti_from, names)
+            find_cti_source(cti_from, names, wants_marks=True)
+
+
+def test_rows_have_no_marks_only_where_no_option_asks_for_them() -> None:
+    assert find_cti_source(None, ["value"], wants_marks=False) is None
+    with pytest.raises(OptionError, match="to write rows without marks, leave 'writer' and"):
+        find_cti_source(None, ["value"], wants_marks=True)
 
 
 def test_the_size_of_a_block_has_its_keys_and_headers_and_no_cti_rows() -> None:

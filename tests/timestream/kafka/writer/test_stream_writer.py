@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.writer.stream_writer import open_stream_writer
+from pyspark_timestream.kafka.writer.stream_writer import open_batch_writer, open_stream_writer
 from pyspark_timestream.source import DefaultSource
 
 pytestmark = pytest.mark.spark
@@ -54,6 +54,8 @@ def test_output_mode_complete_is_refused_by_name() -> None:
     ("options", "schema", "error", "said"),
     [
         ({}, {"value": VALUE}, OptionError, "option 'ctiFrom': it is missing"),
+        ({"writer": None}, {"value": VALUE, "cti": TIME}, OptionError, "option 'writer': it is m"),
+        ({"topic": None}, {"value": VALUE, "cti": TIME}, OptionError, "option 'topic': it is m"),
         ({"ctiFrom": "watermark"}, {"value": VALUE}, OptionError, "'checkpointLocation'"),
         ({}, {"value": VALUE, "cti": VALUE}, SchemaRefused, "column 'cti' is string"),
         ({}, {"value": HEADER, "cti": TIME}, SchemaRefused, "column 'value' is struct"),
@@ -66,5 +68,37 @@ def test_output_mode_complete_is_refused_by_name() -> None:
     ],
 )
 def test_a_write_that_cannot_work_is_refused_before_any_task(options, schema, error, said) -> None:
+    given = {key: text for key, text in {**GIVEN, **options}.items() if text is not None}
     with pytest.raises(error, match=said):
-        open_stream_writer({**GIVEN, **options}, columns(**schema), overwrite=False)
+        open_stream_writer(given, columns(**schema), overwrite=False)
+
+
+PLAIN = {key: text for key, text in GIVEN.items() if key != "writer"}
+NOWHERE = {key: text for key, text in PLAIN.items() if key != "topic"}
+
+
+@pytest.mark.parametrize("open_writer", [open_stream_writer, open_batch_writer])
+def test_rows_without_marks_need_a_topic_by_option_or_column(open_writer) -> None:
+    named = columns(value=VALUE, topic=VALUE)
+    for given, schema in ((PLAIN, columns(value=VALUE)), (NOWHERE, named), (PLAIN, named)):
+        assert pickle.dumps(open_writer(given, schema, overwrite=False))
+    with pytest.raises(OptionError, match=r"option 'topic': it is missing.*a column 'topic'"):
+        open_writer(NOWHERE, columns(value=VALUE), overwrite=False)
+
+
+def test_rows_without_marks_are_written_in_output_mode_complete_as_by_sparks_sink() -> None:
+    assert open_stream_writer(PLAIN, columns(value=VALUE), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "schema", "overwrite", "said"),
+    [
+        (GIVEN, {"value": VALUE}, False, r"option 'writer': marks .*availableNow"),
+        (PLAIN, {"value": VALUE, "cti": TIME}, False, r"drop CTI rows: where\('cti IS NULL'\)"),
+        (PLAIN, {"value": VALUE}, True, r"option 'mode': 'overwrite'.*mode\('append'\)"),
+        ({"kafka.bootstrap.servers": "b:1"}, {"value": VALUE}, False, "set option 'transport'"),
+    ],
+)
+def test_a_batch_write_that_cannot_work_is_refused_by_name(given, schema, overwrite, said) -> None:
+    with pytest.raises(OptionError, match=said):
+        DefaultSource(given).writer(columns(**schema), overwrite)
