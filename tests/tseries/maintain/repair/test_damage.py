@@ -1,7 +1,8 @@
 """Whatever one file of a store suffers, no event is lost or changed without a word.
 
 Single bits, truncations and deletions of entries and checkpoints of the log, of `_last_checkpoint`,
-of heads and of data files, by seeds; a case that fails names its seed.
+of heads and of data files, by seeds; a case that fails names its seed, which DAMAGE_SEED begins
+with. DAMAGES says how many there are of each store.
 """
 
 import os
@@ -29,6 +30,7 @@ from pyspark_tseries.store.store import Store
 
 NAMES = "abcä"
 CASES = int(os.environ.get("DAMAGES", repetitions(16, 1500)))
+FIRST = int(os.environ.get("DAMAGE_SEED", 0))
 KINDS = ("entry", "entry", "entry", "checkpoint", "pointer", "head", "data")
 WAYS = ("bit", "bit", "cut", "delete")
 
@@ -152,7 +154,7 @@ def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
     right = answers(sound)
     assert len(right) == 24 * 3 + 4
     ends = {}
-    for seed in range(CASES):
+    for seed in range(FIRST, FIRST + CASES):
         chance = random.Random(seed)
         kind, how = chance.choice(KINDS), chance.choice(WAYS)
         path = tmp_path / "s"
@@ -168,7 +170,7 @@ def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
             error.add_note(f"seed {seed}: {how} of {file}")
             raise
         ends.setdefault((kind, end), []).append(seed)
-    assert {kind for kind, _ in ends} >= {"entry", "head", "data"}
+    assert CASES < 16 or {kind for kind, _ in ends} >= {"entry", "head", "data"}
     print({key: len(seeds) for key, seeds in ends.items()})
 
 
