@@ -116,7 +116,7 @@ def test_a_batch_is_written_and_read_by_name_without_any_registration(
     assert rows[0].original_sequence is None
     assert read(spark, store).columns == [
         *("series", "sequence", "timestamp", "author", "value"),
-        *("original_sequence", "original_timestamp", "original_author"),
+        *("original_sequence", "original_timestamp", "original_author", "edit_timestamp"),
     ]
     assert read(spark, store, series='["s0", "nobody"]').count() == 2
     some = read(spark, store, series="s1", columns="value, sequence")

@@ -121,7 +121,9 @@ def test_columns_added_under_a_running_query_end_it_and_come_after_its_restart(
 
     def start(rows: DataFrame, **options: str) -> Any:
         writer = rows.drop("author", "sequence", "original_sequence", "original_timestamp")
-        kept = writer.drop("original_author", "timestamp").writeStream.format("tseries")
+        kept = writer.drop("original_author", "timestamp", "edit_timestamp").writeStream.format(
+            "tseries"
+        )
         kept = kept.options(retainedRange="unlimited", mergeSchema="true", **options)
         return kept.option("checkpointLocation", str(tmp_path / "c")).start(str(to))
 

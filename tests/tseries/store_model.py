@@ -292,13 +292,15 @@ class Model:
         if _last_timed(self.series[name]) not in there:
             raise Unclear("the series' last event is not retained")
         counted = [e for e in there if e.original is None] if asked.kind == "values" else there
-        viewed = _inside(asked.view, counted, there)
+        # The view range is about originals, so what is last is the last one of them.
+        last = _last_timed([e for e in there if e.original is None])
+        viewed = _inside(asked.view, counted, there, last)
         originals = [e for e in there if e.original is None and e.sequence in viewed]
         allowed = {e.sequence for e in there}
         if asked.edits is not None:
             if asked.kind == "values" and _counts(asked.edits):
                 raise Unclear("what an edit range counts in a value query")
-            allowed = _inside(asked.edits, there, there)
+            allowed = _inside(asked.edits, there, there, _last_timed(there))
         chosen = []
         for original in originals:
             edits = [e for e in there if e.original == original.sequence and e.sequence in allowed]
@@ -313,8 +315,13 @@ class Model:
         chosen.sort(key=order)
         if asked.limit is None:
             return chosen, len(chosen)
-        best = sorted((e.sequence for e in chosen), reverse=True)[: asked.limit]
-        return [e for e in chosen if e.sequence in best], len(chosen)
+        return chosen[max(len(chosen) - asked.limit, 0) :], len(chosen)
+
+    def shown_us(self, name: str, event: Event, kind: str) -> int:
+        """The time of an event in a result: in a query of values that of the original."""
+        if kind != "values" or event.original is None:
+            return event.us
+        return self.series[name][event.original].us
 
     def initial(self, name: str, limit: int | None, last_us: int | None) -> list[Event]:
         """What a new subscriber gets first: the last entries of `latestEdits`."""
@@ -329,19 +336,20 @@ def _counts(range_: Range) -> bool:
     return any(word in ("last", "next", "previous") for word, _ in (range_.anchor, range_.span))
 
 
-def _inside(range_: Range, counted: list[Event], there: list[Event]) -> set[int]:
+def _inside(range_: Range, counted: list[Event], there: list[Event], last: list[Event]) -> set[int]:
     """The sequences of the events of `counted` in a range, both ends inclusive.
 
     Args:
         range_: the range.
         counted: the events that stand in its slots, by sequence.
-        there: all events; the last of these is what durations before the end count from.
+        there: all events.
+        last: the event that durations before the end count from.
     """
     rising = all(a.us <= b.us for a, b in pairwise(counted))
     # An edit between two ends may say which of them comes first, though it is not counted.
     if _mixes(range_) and any(a.us > b.us for a, b in pairwise(there)):
         raise Unclear("a place and a time, where times do not rise with places")
-    end_us = _last_timed(there).us if there else None
+    end_us = None if last is None else last.us
     word, number = range_.span
     if word in ("next", "previous"):
         return _counted_from(range_, counted, end_us)
@@ -355,9 +363,9 @@ def _inside(range_: Range, counted: list[Event], there: list[Event]) -> set[int]
     return forward or _bounded(counted, end_us, range_.span, range_.anchor)
 
 
-def _last_timed(events: list[Event]) -> Event:
-    """The last event that is not erased, else the last one."""
-    return [*[e for e in events if not e.erased][-1:], events[-1]][0]
+def _last_timed(events: list[Event]) -> Event | None:
+    """The last event that is not erased, else the last one; None of none."""
+    return next(iter([*[e for e in events if not e.erased][-1:], *events[-1:]]), None)
 
 
 def _mixes(range_: Range) -> bool:

@@ -249,7 +249,12 @@ class Program:
             (e.sequence, micros(e.timestamp), e.value, e.author, e.original and e.original.sequence)
             for e in found.events
         ]
-        wanted = [(e.sequence, e.us, e.value, e.author, e.original) for e in expected]
+        wanted = [
+            (e.sequence, self.model.shown_us(name, e, asked.kind), e.value, e.author, e.original)
+            for e in expected
+        ]
+        edited = [e.edit_timestamp and micros(e.edit_timestamp) for e in found.events]
+        assert edited == [None if e.original is None else e.us for e in expected]
         assert told == wanted, (name, asked, told, wanted, self.model.series.get(name))
         assert (found.selected_count, found.is_complete) == (selected, selected == len(told))
         for event in found.events:

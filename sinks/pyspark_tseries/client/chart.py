@@ -1,20 +1,23 @@
 """A result as HTML for notebooks: a line chart of its first numeric column, and its last rows.
 
 The chart is SVG, drawn in the colour of the page's text. Its horizontal axis is the timestamp in
-UTC, its vertical one the column's values; both are labelled at their ends and in the middle.
+UTC, its vertical one the column's values; both are labelled at their ends and in the middle. An
+edit stands at the time of its original, whatever the query shows (semantics 21.12).
 """
 
 import html
 import math
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_instant
 from pyspark_tseries.model.arrays import to_int64
-from pyspark_tseries.model.columns import EVENT_FIELDS, ORIGINAL_FIELDS
+from pyspark_tseries.model.columns import EDIT_TIME, EVENT_FIELDS, ORIGINAL_FIELDS
 
-__all__ = ["render_html"]
+__all__ = ["render_html", "shown_times"]
 
 WIDTH: Final = 640
 HEIGHT: Final = 200
@@ -48,9 +51,9 @@ def _render_chart(table: pa.Table) -> str:
     column = _first_number(table)
     if column is None or "timestamp" not in table.column_names or table.num_rows < 2:
         return ""
-    step = -(-table.num_rows // MAX_POINTS)
-    some = table.take(list(range(0, table.num_rows, step)))
-    stamps, values = to_int64(some["timestamp"]).tolist(), some[column].to_pylist()
+    us = to_int64(shown_times(table))
+    in_time = np.argsort(us, kind="stable")[:: -(-table.num_rows // MAX_POINTS)]
+    stamps, values = us[in_time].tolist(), table[column].take(pa.array(in_time)).to_pylist()
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if not finite:
         return ""
@@ -68,8 +71,15 @@ def _render_chart(table: pa.Table) -> str:
     )
 
 
+def shown_times(table: pa.Table) -> pa.ChunkedArray:
+    """The times that the events of a result are of: of an edit that of its original."""
+    if "original_timestamp" in table.column_names:
+        return pc.coalesce(table["original_timestamp"], table["timestamp"])
+    return table["timestamp"]
+
+
 def _first_number(table: pa.Table) -> str | None:
-    metadata = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS)}
+    metadata = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, EDIT_TIME)}
     for field in table.schema:
         number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
         if number and field.name not in metadata:
@@ -147,7 +157,8 @@ def _polylines(
 
 def _render_rows(table: pa.Table) -> str:
     shown = table.slice(max(0, table.num_rows - MAX_ROWS_SHOWN))
-    hidden = {"series", *(field.name for field in ORIGINAL_FIELDS if _is_null(table, field.name))}
+    edited = (*ORIGINAL_FIELDS, EDIT_TIME)
+    hidden = {"series", *(field.name for field in edited if _is_null(table, field.name))}
     names = [name for name in shown.column_names if name not in hidden]
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     cells = [map(_cell_text, shown[name]) for name in names]

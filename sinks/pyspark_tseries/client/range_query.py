@@ -88,7 +88,10 @@ class RangeQuery:
         return self._with_anchor(_absolute_point(anchor))
 
     def from_last(self, amount: int | timedelta) -> "RangeQuery":
-        """The range begins `amount` events before the end, or that time before the last event."""
+        """The range begins `amount` events before the end, or that time before the last event.
+
+        A time counts from the last original in the view range, from any event in the edit range.
+        """
         return self._with_anchor(_relative_point("last", amount))
 
     def to(self, end: int | datetime) -> "RangeQuery":
@@ -112,7 +115,7 @@ class RangeQuery:
         return self._with_span(_relative_point("previous", amount))
 
     def limit(self, count: int) -> "RangeQuery":
-        """At most `count` events: those with the highest sequences."""
+        """At most `count` events: the last ones of the query's order."""
         count = _check_whole(count)
         if count < 0:
             raise InvalidQuery(f"limit {count} is negative", "0 or more", "correct it")

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_instant
-from pyspark_tseries.client.chart import render_html
+from pyspark_tseries.client.chart import render_html, shown_times
 from pyspark_tseries.client.data_frames import to_pandas, to_polars
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.arrays import to_int64
-from pyspark_tseries.model.columns import EVENT_FIELDS, INSTANT, ORIGINAL_FIELDS
+from pyspark_tseries.model.columns import EDIT_TIME, EVENT_FIELDS, INSTANT, ORIGINAL_FIELDS
 from pyspark_tseries.write.numbering import NumberedRows
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ __all__ = [
 RECEIPT_SCHEMA: Final = pa.schema([field.with_nullable(True) for field in EVENT_FIELDS])
 """The columns that a writer of many rows gets back."""
 
-_METADATA = [field.name for field in (*EVENT_FIELDS[1:], *ORIGINAL_FIELDS)]
+_METADATA = [field.name for field in (*EVENT_FIELDS[1:], *ORIGINAL_FIELDS, EDIT_TIME)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,11 @@ class Event:
 
     Attributes:
         sequence: in its series.
-        timestamp: in UTC.
+        timestamp: in UTC; of a `values` query that of the original, also where it was edited.
         author: who wrote it.
         value: of the one value column; name -> value where the store has several.
         original: the event that it overrides; None for an original.
+        edit_timestamp: when the edit was made; None for an original.
     """
 
     sequence: int
@@ -64,6 +65,7 @@ class Event:
     author: str
     value: Any
     original: EventMetadata | None = None
+    edit_timestamp: datetime | None = None
 
     @property
     def is_edit(self) -> bool:
@@ -83,10 +85,12 @@ class QueryResult:
     Attributes:
         table: the events, with the columns of a read through Spark, or those asked for.
         selected_count: the number of events that the query found, before its limit.
+        kind: of the query: `values`, `allEdits` or `latestEdits`.
     """
 
     table: pa.Table
     selected_count: int
+    kind: str = "values"
 
     @property
     def is_complete(self) -> bool:
@@ -102,7 +106,7 @@ class QueryResult:
             InvalidQuery: the query left out some of their metadata.
         """
         self._need(_METADATA, "events")
-        fixed = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS)}
+        fixed = {field.name for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, EDIT_TIME)}
         names = self.table.column_names
         values = [name for name in names if name not in fixed]
         cells = [_read_values(self.table, name) for name in names]
@@ -110,7 +114,10 @@ class QueryResult:
         return tuple(_build_event(dict(zip(names, row, strict=True)), values) for row in rows)
 
     def to_arrow(self) -> pa.Table:
-        """The events as a table: metadata, values, original's metadata."""
+        """The events as a table: metadata, values, original's metadata, and `edit_timestamp`.
+
+        In a `values` query `timestamp` is the original's, so times are in order.
+        """
         return self.table
 
     def to_pandas(self) -> "pandas.DataFrame":
@@ -134,7 +141,7 @@ class QueryResult:
         """This result brought up to date by `other`, a later one of the same series.
 
         An event of `other` replaces one of the same sequence; of an original and its edits the
-        highest sequence stays, in the original's place. The result is complete.
+        highest sequence stays, in the original's place and at its time. The result is complete.
 
         Raises:
             InvalidQuery: the results are of different series, or lack the columns that say so.
@@ -151,7 +158,8 @@ class QueryResult:
                 "results of one series",
                 "merge those of each series by themselves",
             )
-        both = pa.concat_tables([other.table, self.table], promote_options="default")
+        tables = [_show_originals(result) for result in (other, self)]
+        both = pa.concat_tables(tables, promote_options="default")
         sequence = to_int64(both["sequence"])
         _, first = np.unique(sequence, return_index=True)
         original = to_int64(pc.coalesce(both["original_sequence"], both["sequence"]))[first]
@@ -170,7 +178,7 @@ class QueryResult:
         more = self.selected_count - len(self)
         parts.append(format_events(len(self)) + (f", {more} more beyond the limit" if more else ""))
         if "timestamp" in names and len(self):
-            us = to_int64(self.table["timestamp"])
+            us = to_int64(shown_times(self.table))
             parts.append(format_span(int(us.min()), int(us.max())))
         return f"QueryResult({', '.join(parts)})"
 
@@ -185,6 +193,16 @@ class QueryResult:
                 "a result with them",
                 "name them in columns(), or use to_arrow(), to_pandas() or to_polars()",
             )
+
+
+def _show_originals(result: QueryResult) -> pa.Table:
+    """The table of a result, with times as a `values` query shows them."""
+    table = result.table
+    if result.kind == "values" or "timestamp" not in table.column_names:
+        return table
+    result._need(["original_timestamp"], "merge")
+    place = table.column_names.index("timestamp")
+    return table.set_column(place, EVENT_FIELDS[2], shown_times(table))
 
 
 def format_events(count: int) -> str:
@@ -220,7 +238,8 @@ def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
     if row["original_sequence"] is not None:
         original = EventMetadata(*(row[field.name] for field in ORIGINAL_FIELDS))
     value = row[values[0]] if len(values) == 1 else {name: row[name] for name in values}
-    return Event(row["sequence"], row["timestamp"], row["author"], value, original)
+    edited = row[EDIT_TIME.name]
+    return Event(row["sequence"], row["timestamp"], row["author"], value, original, edited)
 
 
 def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:

@@ -415,8 +415,9 @@ class TimeSeries:
         except Exception:  # A store that is gone or damaged has a repr, too.
             return f"{brief})"
         events = format_events(sum(file.rows for file in files))
-        if files:
-            ends = min(file.min_us for file in files), max(file.max_us for file in files)
+        originals = [file for file in files if file.kind != "edit"]
+        if originals:
+            ends = min(file.min_us for file in originals), max(file.max_us for file in originals)
             events += f" stored, {format_span(*ends)}"
         return f"{brief}, {events}, retained range: {retained})"
 
@@ -474,7 +475,7 @@ class TimeSeries:
             snapshot, head = self._store.snapshot_with_series(names)
             AccessCheck(snapshot.policy, self._author).require_query(query.asked)
             found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
-        return QueryResult(found.table, found.selected)
+        return QueryResult(found.table, found.selected, query.asked.kind)
 
 
 def _exists_error(path: str | os.PathLike[str]) -> UnusableStore:

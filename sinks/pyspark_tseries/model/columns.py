@@ -4,20 +4,25 @@ from collections.abc import Iterable, Sequence, Set
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pyspark_tseries.errors import IncompatibleValue
 
 __all__ = [
     "COMMIT_FIELDS",
+    "EDIT_TIME",
     "ERASURE_FIELD",
     "EVENT_FIELDS",
     "INSTANT",
     "ORIGINAL_FIELDS",
     "RESERVED_NAMES",
+    "SHOWN_FROM",
     "file_schema",
     "find_later_columns",
     "new_value_field",
     "query_schema",
+    "result_schema",
+    "show_columns",
     "table_schema",
     "type_name",
     "unstorable_type_error",
@@ -42,6 +47,9 @@ COMMIT_FIELDS: Final = (
     pa.field("commit", pa.int64(), nullable=False),
     pa.field("commit_time", INSTANT, nullable=False),
 )
+EDIT_TIME: Final = pa.field("edit_timestamp", INSTANT)
+"""The column of a result that says when an event was edited (semantics 21.12)."""
+
 _KIND_FIELD: Final = pa.field("kind", pa.string(), nullable=False)
 ERASURE_FIELD: Final = pa.field("erasure", pa.string())
 """The id of the act that erased the event, null for all others (semantics 18.6).
@@ -51,7 +59,14 @@ The first act adds this column to the table, and only files with such an event h
 
 RESERVED_NAMES: Final = tuple(
     field.name
-    for field in (*EVENT_FIELDS, *ORIGINAL_FIELDS, *COMMIT_FIELDS, _KIND_FIELD, ERASURE_FIELD)
+    for field in (
+        *EVENT_FIELDS,
+        *ORIGINAL_FIELDS,
+        *COMMIT_FIELDS,
+        _KIND_FIELD,
+        ERASURE_FIELD,
+        EDIT_TIME,
+    )
 )
 """Names that no value column may have; case does not matter."""
 
@@ -87,8 +102,34 @@ def file_schema(values: Iterable[pa.Field]) -> pa.Schema:
 
 
 def query_schema(values: Iterable[pa.Field]) -> pa.Schema:
-    """The columns of a query, in order."""
+    """The stored columns that queries and subscriptions show, in order."""
     return pa.schema([*EVENT_FIELDS, *values, *ORIGINAL_FIELDS])
+
+
+def result_schema(values: Iterable[pa.Field]) -> pa.Schema:
+    """The columns of the events of a query or a subscription, in order."""
+    return query_schema(values).append(EDIT_TIME)
+
+
+SHOWN_FROM: Final = ("timestamp", "original_sequence", "original_timestamp")
+"""The stored columns that the times of a result are made of."""
+
+
+def show_columns(rows: pa.Table, names: Sequence[str], *, at_originals: bool) -> pa.Table:
+    """The columns `names` of stored events as a result has them (semantics 21.12).
+
+    Args:
+        rows: columns `names` without that of edits' times, and `SHOWN_FROM`.
+        names: of columns of `result_schema`.
+        at_originals: `timestamp` is that of the original, as in a `values` query.
+    """
+    made = {}
+    if at_originals and "timestamp" in names and rows["original_sequence"].null_count < len(rows):
+        made["timestamp"] = pc.coalesce(rows["original_timestamp"], rows["timestamp"])
+    if EDIT_TIME.name in names:
+        none, edited = pa.scalar(None, EDIT_TIME.type), rows["original_sequence"].is_valid()
+        made[EDIT_TIME.name] = pc.if_else(edited, rows["timestamp"], none)
+    return pa.table({name: made[name] if name in made else rows[name] for name in names})
 
 
 def value_fields(table: pa.Schema) -> list[pa.Field]:
@@ -110,8 +151,8 @@ def find_later_columns(known: Set[str], values: Sequence[pa.Field]) -> Sequence[
         known: the query's columns.
         values: those of the store by now.
     """
-    count = len(known) - len(query_schema([]))
-    if not 0 <= count < len(values) or known != set(query_schema(values[:count]).names):
+    count = len(known) - len(result_schema([]))
+    if not 0 <= count < len(values) or known != set(result_schema(values[:count]).names):
         return []
     return values[count:]
 

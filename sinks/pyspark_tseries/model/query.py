@@ -87,7 +87,7 @@ class Query:
             `latestEdits`: originals and the latest edit of each.
         view: the range of originals.
         edits: the range of events that the result may contain.
-        limit: the number of events of each series at most, those with the highest sequences.
+        limit: the number of events of each series at most, the last ones of the query's order.
     """
 
     kind: str = "values"

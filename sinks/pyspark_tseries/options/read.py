@@ -39,7 +39,8 @@ class ReadOptions:
         choice(*QUERY_KINDS),
         "values",
         description=(
-            "`values`: originals, each replaced by its latest edit, in the order of the originals; "
+            "`values`: originals, each replaced by its latest edit, in the order of the originals "
+            "and at their times (`edit_timestamp` is the edit's); "
             "`allEdits`: originals and all their edits, `latestEdits`: originals and the latest "
             "edit of each, both in the order of sequences"
         ),
@@ -92,9 +93,7 @@ class ReadOptions:
         "limit",
         whole_number(),
         None,
-        description=(
-            "at most this many events a series, those with the highest sequences; none: all"
-        ),
+        description=("at most this many events a series, the last of the query's order; none: all"),
         effect="batch",
     )
     columns: tuple[str, ...] | None = option(

@@ -25,7 +25,14 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import ERASURE_FIELD, query_schema
+from pyspark_tseries.model.columns import (
+    EDIT_TIME,
+    ERASURE_FIELD,
+    SHOWN_FROM,
+    query_schema,
+    result_schema,
+    show_columns,
+)
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, retained_mask
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
@@ -36,7 +43,15 @@ from pyspark_tseries.storage.data_files import DataFile, Snapshot
 from pyspark_tseries.storage.row_filter import ANY_VALUE, RowFilter
 from pyspark_tseries.storage.row_groups import read_files, stream_file
 
-__all__ = ["EVALUATED_COLUMNS", "Answer", "Scan", "pick_columns", "run_query", "select_visible"]
+__all__ = [
+    "EVALUATED_COLUMNS",
+    "Answer",
+    "Scan",
+    "pick_columns",
+    "run_query",
+    "select_visible",
+    "stored_columns",
+]
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that evaluate a query."""
@@ -82,16 +97,16 @@ def run_query(
         query: applies to each series.
         series: the wanted ones; None for all. Unknown ones are empty.
         part: only series in it; a series is never split.
-        columns: names of the result's columns; None for all of `query_schema`.
+        columns: names of the result's columns; None for all of `result_schema`.
 
     Raises:
         InvalidQuery: the store lacks one of `columns`; or a relative time is asked for, and the
             anchor has no timestamp in some series.
     """
-    names = pick_columns(query_schema(snapshot.values), columns).names
+    names = pick_columns(result_schema(snapshot.values), columns).names
     scan = Scan(snapshot, head, query, series, part)
-    judged = (*EVALUATED_COLUMNS, *([ERASURE_FIELD.name] if snapshot.has_erasures else []))
-    rows = scan.read(list(dict.fromkeys([*names, *judged])))
+    judged = [ERASURE_FIELD.name] if snapshot.has_erasures else []
+    rows = scan.read([*stored_columns(names), *judged])
     if _may_hide(snapshot.retained, head):
         rows = rows.filter(pa.array(select_visible(rows, head, snapshot.retained)))
     distinct, codes = encode_runs(rows["series"])
@@ -105,7 +120,16 @@ def run_query(
         erased=_find_erased(rows, order),
     )
     found = select(events, query)
-    return Answer(_take_rows(rows.select(names), order[found.rows]), found.selected)
+    needed = [name for name in rows.column_names if name in names or name in SHOWN_FROM]
+    chosen = _take_rows(rows.select(needed), order[found.rows])
+    shown = show_columns(chosen, names, at_originals=query.kind == "values")
+    return Answer(shown, found.selected)
+
+
+def stored_columns(names: Sequence[str]) -> list[str]:
+    """The columns to read for a query whose result has the columns `names`."""
+    stored = [name for name in names if name != EDIT_TIME.name]
+    return list(dict.fromkeys([*stored, *EVALUATED_COLUMNS]))
 
 
 def _find_erased(rows: pa.Table, order: Int64Array) -> BoolArray | None:

@@ -67,8 +67,11 @@ def select(events: Events, query: Query) -> Selection:
     """
     original = _find_originals(events)
     of_interest = np.flatnonzero(original >= 0)
-    slots = _Slots(events, events.original == NO_SEQUENCE if query.kind == "values" else None)
-    view, inside = _select_inside(query.view, slots), _select_inside(query.edits, slots)
+    is_original = events.original == NO_SEQUENCE
+    counted = is_original if query.kind == "values" else None
+    # The view range is about originals: what is last, too, is the last original (21.6).
+    view = _select_inside(query.view, _Slots(events, counted, is_original))
+    inside = _select_inside(query.edits, _Slots(events, counted))
     rows = of_interest[view[original[of_interest]] & inside[of_interest]]
     if query.kind == "values":
         rows = rows[_find_last_of_each(original[rows])]
@@ -89,14 +92,11 @@ def _find_last_of_each(group: Int64Array) -> Int64Array:
 
 
 def _within_limit(events: Events, rows: Int64Array, limit: int) -> BoolArray:
-    """Flags of the `rows` that are among the `limit` highest sequences of their series."""
+    """Flags of the last `limit` of the `rows` of each series, which are in the query's order."""
     if limit >= len(rows):
         return np.ones(len(rows), bool)
     codes = events.codes[rows]
-    newest_first = np.lexsort((-events.sequence[rows], codes))
-    starts = np.searchsorted(codes, codes)
-    kept = np.empty(len(rows), bool)
-    kept[newest_first] = np.arange(len(rows)) - starts < limit
+    kept: BoolArray = np.searchsorted(codes, codes, "right") - np.arange(len(rows)) <= limit
     return kept
 
 
@@ -137,10 +137,19 @@ class _SlotPosition:
 
 
 class _Slots:
-    """The events of each series that counts include; `events` are all events."""
+    """The events of each series that counts include.
 
-    def __init__(self, events: Events, counted: BoolArray | None) -> None:
-        self.events, self._counted = events, counted
+    Args:
+        events: all events.
+        counted: flags of those that counts include; None for all.
+        last_among: flags of those of which the last one is what durations before the end count
+            from; None for all.
+    """
+
+    def __init__(
+        self, events: Events, counted: BoolArray | None, last_among: BoolArray | None = None
+    ) -> None:
+        self.events, self._counted, self._last_among = events, counted, last_among
 
     # What follows is made when it is asked for: a range of times or sequences needs none of it.
 
@@ -182,15 +191,18 @@ class _Slots:
 
     @cached_property
     def last_us(self) -> Int64Array:
-        """The timestamp of each series' last event that is not erased; else of its last one."""
-        series = np.arange(len(self.events.names))
-        last = np.searchsorted(self.events.codes, series, "right") - 1
-        if self.events.erased is not None:
-            there = np.flatnonzero(~self.events.erased)
-            codes = self.events.codes[there]
-            ends = np.searchsorted(codes, series, "right") - 1
-            found = (ends >= 0) & (codes[np.maximum(ends, 0)] == series) if len(there) else False
-            last = np.where(found, there[np.maximum(ends, 0)] if len(there) else last, last)
+        """The timestamp of each series' last event: of `last_among`, not erased; else of any."""
+        codes, series = self.events.codes, np.arange(len(self.events.names))
+        last = np.searchsorted(codes, series, "right") - 1
+        among, erased = self._last_among, self.events.erased
+        wanted = [among] if among is not None else []
+        if erased is not None:
+            wanted.append(~erased if among is None else among & ~erased)
+        for flags in wanted:
+            there = np.flatnonzero(flags)
+            if len(there):
+                at = np.maximum(np.searchsorted(codes[there], series, "right") - 1, 0)
+                last = np.where(codes[there][at] == series, there[at], last)
         return self.events.us[last]
 
     def event_at(self, index: Int64Array) -> tuple[Int64Array, Int64Array]:

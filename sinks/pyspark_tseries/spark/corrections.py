@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.withdrawal import REASON
 from pyspark_tseries.model.arrays import NO_SEQUENCE
-from pyspark_tseries.model.columns import query_schema
+from pyspark_tseries.model.columns import result_schema
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.model.row_digest import digest_rows
@@ -103,7 +103,7 @@ class Corrections:
             context.location, context.edits.files, context.head_id, metadata, retained, self.values
         )
         if context.head_id is None:
-            return query_schema(self.values).empty_table()
+            return result_schema(self.values).empty_table()
         return run_query(snapshot, context.index, Query("values"), names).table
 
     def _merge(self, in_force: pa.Table, index: SeriesIndex) -> pa.Table:
@@ -177,9 +177,7 @@ class Corrections:
             {
                 series: in_force["series"],
                 "original": pc.coalesce(in_force["original_sequence"], in_force["sequence"]),
-                "us": pc.coalesce(in_force["original_timestamp"], in_force["timestamp"]).cast(
-                    pa.int64()
-                ),
+                "us": in_force["timestamp"].cast(pa.int64()),
             }
         )
         oldest = visible.group_by([series], use_threads=False).aggregate(

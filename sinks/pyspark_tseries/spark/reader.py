@@ -19,14 +19,19 @@ from pyspark_timestream.connector.spark_errors import hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import NO_SEQUENCE
-from pyspark_tseries.model.columns import query_schema, type_name
+from pyspark_tseries.model.columns import result_schema, show_columns, type_name
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.model.slices import FULL_SLICE, Sample, Slice, split_slices
 from pyspark_tseries.read.as_of import find_head_as_of
 from pyspark_tseries.read.late_binding import find_snapshot_at
-from pyspark_tseries.read.scan import EVALUATED_COLUMNS, Scan, run_query, select_visible
+from pyspark_tseries.read.scan import (
+    Scan,
+    run_query,
+    select_visible,
+    stored_columns,
+)
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.head_files import last_index
@@ -91,7 +96,7 @@ class RangeReader(DataSourceReader):
         self._target = to_arrow_schema(schema, timezone="UTC")
         self._planned_us = planned_us
         self._principal = principal
-        check_schema(self._target, query_schema(snapshot.values))
+        check_schema(self._target, result_schema(snapshot.values))
 
     def partitions(self) -> Sequence[TaskPart]:
         """Groups of series; groups of files if each original is read alone."""
@@ -115,7 +120,7 @@ class RangeReader(DataSourceReader):
 
     def _rebind_snapshot(self, us: int) -> files.Snapshot:
         snapshot = find_snapshot_at(self._snapshot, us)
-        check_schema(self._target, query_schema(snapshot.values))
+        check_schema(self._target, result_schema(snapshot.values))
         if self._principal is not None:
             AccessCheck(snapshot.policy, self._principal).require_query(self._query)
         return snapshot
@@ -141,12 +146,16 @@ class RangeReader(DataSourceReader):
         self, snapshot: files.Snapshot, paths: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         head = _read_head(snapshot, self._series)
-        needed = list(dict.fromkeys([*self._target.names, *EVALUATED_COLUMNS]))
+        needed = stored_columns(self._target.names)
         scan = Scan(snapshot, head, self._query, self._series)
         for path in paths:
             for rows in scan.stream(path, needed):
                 inside = pa.array(select_visible(rows, head, snapshot.retained))
-                rows = rows.filter(inside).select(self._target.names)
+                rows = show_columns(
+                    rows.filter(inside),
+                    self._target.names,
+                    at_originals=self._query.kind == "values",
+                )
                 yield from rows.cast(self._target).to_batches()
 
 

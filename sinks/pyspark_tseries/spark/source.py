@@ -29,7 +29,7 @@ from pyspark_tseries.errors import IncompatibleValue, TseriesError
 from pyspark_tseries.model.columns import (
     INSTANT,
     find_later_columns,
-    query_schema,
+    result_schema,
     type_name,
     unstorable_type_error,
     value_type,
@@ -72,7 +72,8 @@ class DefaultSource(DataSource):
     Writes take a column `series`, optionally `timestamp` and `author`, and value columns; every
     batch is stored exactly once, its events numbered per series from 0 without gaps. Reads give
     `series, sequence, timestamp, author, <values>, original_sequence, original_timestamp,
-    original_author` of what a range query finds; streaming reads give every event that is added.
+    original_author, edit_timestamp` of what a range query finds; in one of `values`, `timestamp`
+    is the original's. Streaming reads give every event that is added.
     The options are those of `WriteOptions`, `ReadOptions` and `SubscribeOptions`.
 
         df.writeStream.format("tseries").option("retainedRange", "last 7D")
@@ -92,7 +93,7 @@ class DefaultSource(DataSource):
         if table is not None:
             return keep_options(DefaultSource(table).schema(), table, self.name())
         options = parse_any_read(self.options)
-        there = query_schema(Store.open(options.location).values)
+        there = result_schema(Store.open(options.location).values)
         if isinstance(options, ReadOptions):
             return from_arrow_schema(pick_columns(there, options.columns))
         return from_arrow_schema(_add_cti_column(there, options))
@@ -107,7 +108,7 @@ class DefaultSource(DataSource):
         planned_us: int | None = now_us()
         store = Store.open(options.location)
         snapshot = store.snapshot()
-        there = pick_columns(query_schema(snapshot.values), options.columns)
+        there = pick_columns(result_schema(snapshot.values), options.columns)
         check_schema(to_arrow_schema(schema, timezone="UTC"), there)
         guard = _open_guard(store, options.principal)
         guard.require_query(options.to_query())
@@ -188,7 +189,7 @@ def _check_subscription(
             "it then delivers them from the first event that has them; select() leaves them out, "
             "and a table of the catalog is dropped and created again",
         )
-    check_schema(wanted, _add_cti_column(query_schema(store.values), options))
+    check_schema(wanted, _add_cti_column(result_schema(store.values), options))
 
 
 def _add_cti_column(there: pa.Schema, options: SubscribeOptions) -> pa.Schema:

@@ -22,7 +22,7 @@ from pyspark_tseries.model.arrays import (
     sort_keys,
     to_int64,
 )
-from pyspark_tseries.model.columns import query_schema, table_schema
+from pyspark_tseries.model.columns import query_schema, result_schema, show_columns, table_schema
 from pyspark_tseries.model.retention import RetainedRange, retained_mask
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.model.series_state import STATE_COLUMNS
@@ -104,10 +104,9 @@ def read_delivery(task: Delivery) -> Iterator[pa.RecordBatch]:
         return
     _, codes = encode_runs(chosen["series"])
     rows = chosen.take(pa.array(sort_keys(codes, to_int64(chosen["sequence"]))))
-    wanted = query_schema(task.values)
-    yield from (
-        rows.select(wanted.names).cast(wanted).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
-    )
+    wanted = result_schema(task.values)
+    shown = show_columns(rows, wanted.names, at_originals=False)
+    yield from shown.cast(wanted).combine_chunks().to_batches(MAX_ROWS_PER_BATCH)
 
 
 def _read_live(task: Delivery) -> pa.Table:

@@ -137,7 +137,7 @@ def test_columns_stay_through_the_later_steps_of_a_query(series):
 def test_columns_without_names_are_all_again(series):
     query = series.range_query().columns("sequence").columns()
     assert query == series.range_query()
-    assert len(query.select_from("kitchen").to_arrow().column_names) == 7 + len(KINDS)
+    assert len(query.select_from("kitchen").to_arrow().column_names) == 8 + len(KINDS)
 
 
 def test_columns_that_the_store_lacks_are_named_with_those_it_has(series):

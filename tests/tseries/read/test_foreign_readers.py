@@ -61,6 +61,19 @@ def test_foreign_engines_get_the_same_values_before_and_after_a_compaction(tmp_p
         compact(str(path))
 
 
+def test_sql_of_the_page_gives_the_times_of_originals_as_our_query_does(tmp_path):
+    fill(tmp_path / "s", "unlimited")
+    client = TimeSeries.open(str(tmp_path / "s"), auto_compact=False)
+    tables = [client.range_query().select_from(name).to_arrow() for name in NAMES]
+    expected = [time for table in tables for time in table["timestamp"].to_pylist()]
+    sql = current_values("unlimited")
+    with duckdb.connect() as engine:
+        engine.execute("SET TimeZone = 'UTC'")
+        engine.register("events", DeltaTable(tmp_path / "s").to_pyarrow_table())
+        found = engine.sql(f"SELECT since FROM ({sql})").to_arrow_table()["since"].to_pylist()
+    assert found == expected
+
+
 def test_the_sql_without_its_range_would_show_more(tmp_path):
     fill(tmp_path / "s", "limit 4")
     assert duckdbs(tmp_path / "s", current_values("unlimited")) != ours(tmp_path / "s")

@@ -48,8 +48,8 @@ def histories(draw):
     return [event for event in events if event[0] in kept or event[2] in kept]
 
 
-def inside(events, wanted, values):
-    """The events of `wanted`, read off the definition."""
+def inside(events, wanted, values, end_us):
+    """The events of `wanted`, read off the definition; `end_us` is what `last DURATION` is of."""
     slots = [event for event in events if event[2] < 0 or not values]
     size = len(slots)
 
@@ -64,8 +64,7 @@ def inside(events, wanted, values):
             case "sequence" | "time":
                 return point.kind, point.value
             case "last_us":
-                timed = [event for event in events if not event[3]] or events
-                return "time", timed[-1][1] - point.value
+                return "time", end_us - point.value
             case "last_count":
                 return "sequence", gap(size - point.value)
         return "sequence", gap(0)
@@ -110,17 +109,24 @@ def inside(events, wanted, values):
     return between(anchor, end) if forward else between(end, anchor)
 
 
+def last_us(events):
+    """The time of the last event that is not erased, else of the last one."""
+    timed = [event for event in events if not event[3]] or events
+    return timed[-1][1]
+
+
 def oracle(events, query):
     values = query.kind == "values"
-    view = {e[0] for e in inside(events, query.view, values) if e[2] < 0}
-    found = [e for e in inside(events, query.edits, values) if (e[0] if e[2] < 0 else e[2]) in view]
+    originals = [e for e in events if e[2] < 0]
+    view = {e[0] for e in inside(events, query.view, values, last_us(originals)) if e[2] < 0}
+    edits = inside(events, query.edits, values, last_us(events))
+    found = [e for e in edits if (e[0] if e[2] < 0 else e[2]) in view]
     latest = {e[0] if e[2] < 0 else e[2]: e for e in found}
     if values:
         found = [latest[original] for original in sorted(latest)]
     elif query.kind == "latestEdits":
         found = [e for e in found if e[2] < 0 or latest[e[2]] == e]
-    last = sorted((e[0] for e in found), reverse=True)[: query.limit]
-    return [e[0] for e in found if e[0] in last], len(found)
+    return [e[0] for e in found[max(len(found) - query.limit, 0) :]], len(found)
 
 
 def columns(*histories):

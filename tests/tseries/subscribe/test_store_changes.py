@@ -8,7 +8,7 @@ from tseries.builders import VALUE, batch, new_store
 from pyspark_timestream.connector.options import OptionError
 from pyspark_timestream.connector.spark_errors import RefusedReader
 from pyspark_tseries import IncompatibleValue, PermissionDenied, TimeSeries
-from pyspark_tseries.model.columns import find_later_columns, query_schema
+from pyspark_tseries.model.columns import find_later_columns, result_schema
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.write.batch import Batch
@@ -138,7 +138,7 @@ def test_right_that_is_withdrawn_ends_a_running_subscription(tmp_path):
 
 def test_only_a_schema_of_all_earlier_columns_counts_as_loaded_earlier():
     values = [pa.field(name, pa.int8()) for name in "abc"]
-    metadata = query_schema([]).names
+    metadata = result_schema([]).names
 
     def later(*names):
         return [field.name for field in find_later_columns(set(names), values)]
