@@ -88,6 +88,10 @@ _MODULES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # What is imported lazily is there, too.
+
+
 def __getattr__(name: str) -> Any:
     # Lazy (PEP 562): Spark finds the format here, and one import that fails here would disable
     # every Python data source of the session; the rules must import without Spark and Delta.

@@ -17,11 +17,12 @@ from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import (
     LOCK_VARIABLE,
     OPTIONS_VARIABLE,
+    MaintenanceResult,
     maintain,
     maintain_while_busy,
 )
 from pyspark_tseries.maintain.backup import backup, parse_end
-from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
@@ -147,7 +148,20 @@ def _maintain(path: Location, given: argparse.Namespace) -> int:
     if LOCK_VARIABLE in os.environ:
         maintain_while_busy(path)
         return 0
-    return 0 if maintain(path, principal=given.principal) else 2
+    done = maintain(path, principal=given.principal)
+    if done is None:
+        print("another process of this machine maintains the store already", file=sys.stderr)
+        return 2
+    merged = done.merged
+    if merged.files_before != merged.files_after or merged.removed_events:
+        print(f"merged {merged.files_before} files of events into {merged.files_after}")
+    if merged.removed_events:
+        print(f"removed {merged.removed_events} events out of the retained range")
+    if done.removed_files:
+        print(f"removed {done.removed_files} files that nothing refers to any more")
+    if done == MaintenanceResult(CompactionResult(merged.files_before, merged.files_before, 0), 0):
+        print("nothing to do")
+    return 0
 
 
 def _erase(path: Location, given: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ class RangeQuery:
     """
 
     asked: Query = field(default_factory=Query)
-    on_edits: bool = False
+    on_edits: bool = field(default=False, compare=False)
     wanted: tuple[str, ...] | None = None
     answer: Callable[["RangeQuery", str], "QueryResult"] = field(
         default=_refuse_unbound, compare=False, repr=False

@@ -8,7 +8,7 @@ series.range_query().from_last(timedelta(hours=1)).select_from("kitchen")
 import os
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -403,6 +403,18 @@ class TimeSeries:
         allowed = ensure_owner(parse_policy(policy), self._author)
         set_policy(self._store, allowed, now_us(), self._author)
 
+    def __enter__(self) -> Self:
+        """The store itself: it holds nothing open, so that there is nothing to close."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the store as it is: every append was stored when its call returned."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Where the store is, and who opened it: it is opened again where it is unpickled."""
+        settings = self._store.location, self._author, self._auto_compact, self._synced
+        return _reopen, settings
+
     def __repr__(self) -> str:
         """The store in a line, from its log: no file of events is read."""
         store = self._store
@@ -476,6 +488,10 @@ class TimeSeries:
             AccessCheck(snapshot.policy, self._author).require_query(query.asked)
             found = run_query(snapshot, head, query.asked, names, columns=query.wanted)
         return QueryResult(found.table, found.selected, query.asked.kind)
+
+
+def _reopen(location: Location, author: str, auto_compact: bool, synced: bool) -> TimeSeries:
+    return TimeSeries(Store.open(location), author, auto_compact, synced=synced)
 
 
 def _exists_error(path: str | os.PathLike[str]) -> UnusableStore:

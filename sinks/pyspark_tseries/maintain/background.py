@@ -16,14 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.maintain.compactor import merge_runs
+from pyspark_tseries.maintain.compactor import CompactionResult, merge_runs
 from pyspark_tseries.maintain.erased_bytes import remove_erased_bytes
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
@@ -47,6 +48,7 @@ __all__ = [
     "COMMITS_PER_MAINTENANCE",
     "LOCK_VARIABLE",
     "OPTIONS_VARIABLE",
+    "MaintenanceResult",
     "maintain",
     "maintain_after_commit",
     "maintain_while_busy",
@@ -98,6 +100,19 @@ _SINGLE_COMMIT_FILE: Final = re.compile(r"kind=(?:event|edit)/\d{10,}-([0-9a-f]{
 _EVENT_FILE: Final = re.compile(r"kind=[^/]+/.+[.]parquet")
 _HOUR_US: Final = 3_600_000_000
 _LOG_FILE: Final = re.compile(r"(\d{20})\.(?:json|checkpoint\.parquet)")
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceResult:
+    """What a round of maintenance did.
+
+    Attributes:
+        merged: the files of events before and after it, and the events removed.
+        removed_files: files that nothing refers to any more: of events, heads and the log.
+    """
+
+    merged: CompactionResult
+    removed_files: int
 
 
 def maintain_after_commit(store: Store, commit: int | None = None) -> None:
@@ -153,8 +168,8 @@ def maintain(
     path: str | Location,
     storage_options: Mapping[str, str] | None = None,
     principal: str | None = None,
-) -> bool:
-    """Merge due files and remove obsolete ones; False if another process is already doing so.
+) -> MaintenanceResult | None:
+    """Merge due files and remove obsolete ones; None if another process is already doing so.
 
     An error is recorded for `describe`; the next round tries again.
 
@@ -171,10 +186,7 @@ def maintain(
     store = Store.open(parse_location(path, storage_options))
     require_owner(store, principal, "maintain the store")
     with exclusive(store.location, LOCK_FILE) as lock:
-        if lock is None:
-            return False
-        _run_round(store)
-    return True
+        return None if lock is None else _run_round(store)
 
 
 def maintain_while_busy(location: Location, pause: Callable[[float], None] = time.sleep) -> None:
@@ -197,12 +209,12 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
         again = store.refresh() and store.version() - begun >= COMMITS_PER_MAINTENANCE
 
 
-def _run_round(store: Store) -> None:
+def _run_round(store: Store) -> MaintenanceResult:
     metadata = store.location.file("_tseries", "upkeep.error")
     try:
         set_readers_properties(store)
-        merge_runs(store, store.read_clock(), everything=False)
-        remove_obsolete_files(store, store.read_clock())
+        merged = merge_runs(store, store.read_clock(), everything=False)
+        removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:
         # Nothing is made where the store was: it could not be moved back.
         if not store.location.is_away():
@@ -212,17 +224,29 @@ def _run_round(store: Store) -> None:
                 file.write(said.encode())
         raise
     store.location.remove([metadata])
+    return MaintenanceResult(merged, removed)
 
 
-def remove_obsolete_files(store: Store, now_us: int) -> None:
+def remove_obsolete_files(store: Store, now_us: int) -> int:
     """Remove log entries before the last checkpoint, and files that nothing can refer to any more.
 
     Args:
         store: the store.
         now_us: the wall clock.
+
+    Returns:
+        How many files it removed.
     """
     table = load_table(store.location)
     location = store.location
+    removed_files = 0
+
+    def remove(paths: Iterable[str]) -> None:
+        nonlocal removed_files
+        some = list(paths)
+        location.remove(some)
+        removed_files += len(some)
+
     keep_history(store)
     sync_checkpoint(location)  # Another tool may have written it.
     table.cleanup_metadata()
@@ -235,11 +259,11 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     gone += (path for path in unnamed if bears_mark(path, store.id))
     live = {file.path for file in store.snapshot().files}
     events = (path for path in gone if _is_event_file(path) and path not in live)
-    location.remove(location.file(path) for path in events)
+    remove(location.file(path) for path in events)
     removed = _list_removed_small_files(location, store.version())
     early = [path for path in _choose_early(removed, now_us) if path not in live]
     there = {path for kind in ("event", "edit") for path, _ in _list_kind(location, kind)}
-    location.remove(there.intersection(map(location.file, early)))
+    remove(there.intersection(map(location.file, early)))
     heads = location.file("_tseries", "head")
     hour_ago_us = now_us - REMOVED_FILE_RETENTION_HOURS * _HOUR_US
     old = set(_list_files_before(location, heads, hour_ago_us))
@@ -248,15 +272,14 @@ def remove_obsolete_files(store: Store, now_us: int) -> None:
     old |= early_heads & {path for path, _ in location.list_files(heads)}
     if old:  # Following the chain reads a file for each commit.
         since_us = max([hour_ago_us, *(removed[path] for path in early)])
-        location.remove(old.difference(head_chain(location, store.head_id(), since_us)))
+        remove(old.difference(head_chain(location, store.head_id(), since_us)))
     staging = location.file("_tseries", "staging")
-    location.remove(
-        _list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
-    )
+    remove(_list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US))
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
     remove_erased_bytes(store, now_us)
     # At last, because Delta reads a checkpoint again where it has read it before.
-    location.remove(_list_obsolete_log(location, now_us))
+    remove(_list_obsolete_log(location, now_us))
+    return removed_files
 
 
 def _list_kind(location: Location, kind: str) -> Iterator[tuple[str, int]]:

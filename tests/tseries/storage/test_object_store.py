@@ -312,8 +312,8 @@ def test_cleaning_keeps_heads_during_a_storage_failure(store, location, monkeypa
 def test_one_upkeep_of_a_host_is_at_work_at_a_time(store, location):
     with exclusive(location, maintenance.LOCK_FILE) as first:
         assert first
-        assert maintain(location) is False
-    assert maintain(location) is True
+        assert maintain(location) is None
+    assert maintain(location) is not None
 
 
 def test_maintenance_process_gets_storage_options_off_its_command_line(
