@@ -276,7 +276,7 @@ def remove_obsolete_files(store: Store, now_us: int) -> int:
     staging = location.file("_tseries", "staging")
     remove(_list_files_before(location, staging, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US))
     remove_shadows(location, now_us - ORPHAN_RETENTION_HOURS * _HOUR_US)
-    remove_erased_bytes(store, now_us)
+    removed_files += remove_erased_bytes(store, now_us)
     # At last, because Delta reads a checkpoint again where it has read it before.
     remove(_list_obsolete_log(location, now_us))
     return removed_files

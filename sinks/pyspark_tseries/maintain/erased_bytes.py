@@ -61,7 +61,7 @@ def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> li
     return [*data, *(f"_delta_log/{name}" for _, name in _find_log_files(store.location, records))]
 
 
-def remove_erased_bytes(store: Store, now_us: int) -> None:
+def remove_erased_bytes(store: Store, now_us: int) -> int:
     """Remove the files and log entries that have an erased value, ten minutes after the act.
 
     A file that no commit has named is left to the rule for such files, since its writer may be
@@ -70,23 +70,29 @@ def remove_erased_bytes(store: Store, now_us: int) -> None:
     Args:
         store: the store, up to date.
         now_us: the wall clock.
+
+    Returns:
+        How many files of events it removed.
     """
     records = open_acts(store)
     due = [each for each in records if each.act.time_us + KEPT_FOR_READERS_US <= now_us]
     if not due:
-        return
-    location = store.location
+        return 0
+    location, removed = store.location, 0
     dead = _find_dead_files(store, _keys_of(due))
     if dead:
         table = load_table(location)
         named = set(table.vacuum(0, dry_run=True, enforce_retention_duration=False))
         live = {file.path for file in store.snapshot().files}
-        location.remove(location.file(path) for path in dead if path in named - live)
+        gone = [location.file(path) for path in dead if path in named - live]
+        location.remove(gone)
+        removed = len(gone)
     _remove_log_files(store, due)
     for record in due:
         if record.act.time_us + _UNDECIDED_US > now_us or find_files_with_values(store, [record]):
             break
         mark_act(location, record.act.id, "done")
+    return removed
 
 
 def _keys_of(records: Sequence[ErasureRecord]) -> ErasedKeys:

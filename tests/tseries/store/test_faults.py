@@ -256,9 +256,7 @@ def test_many_rows_that_are_neither_table_frame_nor_mappings_are_refused(series)
     columns = {"series": ["a"], "value": [1.0]}
     assert series.append_many(pa.record_batch(columns)).num_rows == 1
     for wrong in (columns, [("a", 1.0)], None, "a"):
-        with pytest.raises(
-            IncompatibleValue, match=r"accepted: a table or batches of Arrow, a fra"
-        ):
+        with pytest.raises(IncompatibleValue, match="accepted: a table or batches of Arrow"):
             series.append_many(wrong)
     assert series.describe()["events"] == 1
 
