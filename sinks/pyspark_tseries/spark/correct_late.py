@@ -36,6 +36,7 @@ from pyspark_tseries.maintain.withdrawal import (
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.spark.corrections import Corrections, refuse_limit
 from pyspark_tseries.spark.late_checks import (
     JudgedStream,
@@ -48,6 +49,7 @@ from pyspark_tseries.storage.durability import list_directories, sync
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.write.replay import is_replay
 
 __all__ = ["correct_late"]
 
@@ -186,16 +188,18 @@ def _check_columns(store: Store, start: str, results: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """By what a batch decides: the store's CTI, and the oldest window to correct.
+    """By what a batch decides: the store's CTI, the oldest window to correct, and its late rows.
 
     `compared` is true once the query's streams were compared with those of the windows. A batch
     that cannot compare them yet lets all windows wait. The author is that of the corrections.
+    `rows` is the digest of the late rows.
     """
 
     cti_us: int | None
     oldest_us: int | None
     author: str
     compared: bool = True
+    rows: int | None = None
 
 
 @dataclass(slots=True)
@@ -248,9 +252,11 @@ class _Plan:
                 "corrections of this query",
             )
         waiting = new.slice(0, 0) if before is None else before[0].cast(new.schema)
-        decided = self._read(query, number)
+        decided, digest = self._read(query, number), digest_rows(new)
         if decided is not None:
             bounds = decided[1]
+            # A batch without windows to correct makes no commit that would know its rows.
+            is_replay(store.root, (f"{LATE_TOKEN}{query}", number), digest, number, bounds.rows)
         else:
             bounds = self._find_bounds(store)
             if before is None or not before[1].compared:
@@ -269,7 +275,7 @@ class _Plan:
             oldest_us=bounds.oldest_us,
         )
         if decided is None:
-            self._write(query, number, step.waiting, bounds)
+            self._write(query, number, step.waiting, dataclasses.replace(bounds, rows=digest))
         self._tell_left_out(
             step.too_old, "is further before the store's newest window than max_age"
         )

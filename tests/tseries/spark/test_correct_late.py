@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pyspark_tseries import (
     IncompatibleValue,
     PermissionDenied,
+    ReplayDiffers,
     TimeSeries,
     UpdateFailed,
     correct_late,
@@ -102,6 +103,22 @@ class Main:
         cti_us = (hour + 1) * HOUR_US
         store.append(Batch(table, "fail", "main", ("tseries:q:main", self.batch), cti_us=cti_us))
         self.batch += 1
+
+
+@pytest.mark.parametrize("hour", [1, 6], ids=["corrected", "waiting"])
+def test_batch_of_late_rows_that_comes_again_with_other_rows_is_refused(tmp_path, hour):
+    main = Main(tmp_path / "s")
+    for each in range(3):
+        main.write([("a", each, 1)], each)
+    rows = [("a", hour, 5)]
+    for _ in range(2):
+        plan(main.path).correct(windows(rows), "q", 0)
+    with pytest.raises(ReplayDiffers, match="batch 0 of query q comes again with other rows"):
+        plan(main.path).correct(windows([("a", hour, 7)]), "q", 0)
+    for number in (1, 2, 3):
+        plan(main.path).correct(windows([]), "q", number)
+    with pytest.raises(UpdateFailed, match="the late rows that wait since batch 0 are gone"):
+        plan(main.path).correct(windows(rows), "q", 1)
 
 
 def plan(path, max_age_us=None, merges=None):
@@ -304,7 +321,7 @@ def test_new_checkpoint_is_refused_where_another_query_has_corrected(tmp_path):
     plan(path).correct(windows([("a", 0, 3)]), "q", 1)
     other = plan(path)
     other.beside_others = True
-    other.correct(windows([("a", 0, 4)]), "new", 0)
+    other.correct(windows([("a", 0, 2)]), "new", 0)
     plan(path).correct(windows([("a", 0, 1)]), "new", 1)
     assert in_force(path)["a", 0][0] == 5
 
