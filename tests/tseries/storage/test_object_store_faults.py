@@ -62,7 +62,7 @@ def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
             late.append(attempt)
             raise OSError("timed out")
         other = Store(self.location, load_table(self.location))
-        real(other, late[0], None, synced)
+        real(other, late[0], {}, synced)
         return real(self, attempt, mark, synced)
 
     monkeypatch.setattr(Store, "_publish", publish)
