@@ -20,6 +20,7 @@ from pyspark_timestream.connector.instants import (
     FINAL_US,
     TICK_US,
     format_instant,
+    parse_duration,
 )
 from pyspark_timestream.connector.watermark_settings import (
     ZERO_DELAY_SETTING,
@@ -43,7 +44,10 @@ _IN_PIPELINE_FUNCTION: Final = "ATTEMPT_ANALYSIS_IN_PIPELINE_QUERY_FUNCTION"
 
 
 def advance_time(
-    df: DataFrame, event_time: str = "start_time", releases: str = "windows"
+    df: DataFrame,
+    event_time: str = "start_time",
+    releases: str = "windows",
+    keep: str = "0 seconds",
 ) -> DataFrame:
     """The data rows of `df`, without `cti`, with Spark's watermark driven by the CTIs alone.
 
@@ -59,15 +63,18 @@ def advance_time(
         releases: `windows` for windowed aggregation: a window `[s, e)` is released when a CTI
             reaches `e`. `rows` for operators on the column itself (joins, deduplication, timers):
             rows at exactly the CTI stay legal, rows before it are final.
+        keep: how long after its event time `dropDuplicatesWithinWatermark` remembers a key, such as
+            `10 minutes`; the delay of `withWatermark` said this. No other operator depends on it.
 
     Raises:
         SchemaRefused: `df` has no such column, or no `cti`; or an operator below would remove the
             CTI rows.
         SettingRefused: a setting of `df`'s session would lose rows or hold them back.
-        ValueError: `releases` is neither.
+        ValueError: `releases` is neither, or `keep` is not a duration of 0 or more.
     """
     if releases not in _RELEASE_MODES:
         raise ValueError(f"releases={releases!r}: accepted are 'windows' and 'rows'")
+    keep_ms = _parse_keep(keep)
     check_times(df, event_time)
     _check_session(df)
     df = keep_cti_rows(df)
@@ -85,9 +92,19 @@ def advance_time(
     if "violation" in df.columns:
         data = data.where(F.col("violation").isNull() | (F.col("violation") == "adjusted"))
     time = _require_1970(event_time, releases) if df.isStreaming else quote_name(event_time)
-    marked = time.alias(event_time, metadata={_WATERMARK_KEY: 0})
+    marked = time.alias(event_time, metadata={_WATERMARK_KEY: keep_ms})
     kept = [name for name in df.columns if name != "cti"]
     return data.select(*[marked if name == event_time else quote_name(name) for name in kept])
+
+
+def _parse_keep(keep: str) -> int:
+    """The duration in milliseconds, Spark's unit, rounded up."""
+    us = parse_duration(keep)
+    if not 0 <= us <= FINAL_US:
+        raise ValueError(
+            f"keep={keep!r}: accepted is a duration of 0 or more, such as '10 minutes'"
+        )
+    return -(-us // 1_000)
 
 
 def import_ctis(slow: DataFrame, fast: DataFrame) -> DataFrame:

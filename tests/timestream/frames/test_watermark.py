@@ -209,6 +209,35 @@ def test_a_setting_that_breaks_what_ctis_promise_is_refused_by_name(spark, strea
     helper(df)
 
 
+def test_duplicates_are_dropped_for_as_long_as_keep_says(spark, tmp_path, rows):
+    place = tmp_path / "stream"
+    place.mkdir()
+    # The second is a duplicate within 10 minutes of the first, though a CTI has passed that; the
+    # third is not. The CTI is in force from the batch after the next on.
+    batches = [[event_at(0), cti_at(5)], [cti_at(5)], [event_at(6), cti_at(20)], [cti_at(20)]]
+    batches.append([event_at(21)])
+    for number, batch in enumerate(batches):
+        path = place / f"{number}.json"
+        path.write_text("\n".join(json.dumps(row) for row in batch))
+        os.utime(path, (number, number))
+    read = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(place))
+
+    def find(**keep):
+        kept = advance_time(read, releases="rows", **keep)
+        times = rows(kept.dropDuplicatesWithinWatermark(["station"]).select("start_time"))
+        return [minute(time) for (time,) in times]
+
+    assert find(keep="10 minutes") == [0, 21]
+    assert find() == [0, 6, 21]
+
+
+@pytest.mark.parametrize("keep", ["soon", "-1 second", ""])
+def test_a_keep_that_is_no_duration_is_refused(spark, keep):
+    frame = spark.createDataFrame([("a", LANDING, None)], SCHEMA)
+    with pytest.raises(ValueError, match=r"keep=|duration"):
+        advance_time(frame, keep=keep)
+
+
 @pytest.fixture
 def released(spark, tmp_path):
     """Run a frame of sessions over batches of rows: (batch, first minute, last minute, events)."""
