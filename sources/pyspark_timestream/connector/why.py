@@ -27,6 +27,19 @@ _CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
 _RESUMES: Final = "start the query again: it goes on where it was"
 _FOREIGN_CAUSES: Final = (
     (
+        # Microseconds, as pyarrow names them: 9999-12-31T23:59:59Z.
+        re.compile(r"out of bounds timestamp: 253402300799000000"),
+        "pandas got the row of the final CTI, 9999-12-31T23:59:59Z, and its times end in 2262",
+        "keep CTI rows from it: batch.where('cti IS NULL').drop('cti') before toPandas(), and "
+        "advance_time(df) before mapInPandas; or let it see F.expr(\"if(cti > '2262-01-01', "
+        "timestamp'2262-01-01', cti)\"), or use toArrow and mapInArrow, which hold all times",
+    ),
+    (
+        re.compile(r"out of bounds timestamp: -?\d+"),
+        "pandas got a time that it cannot hold: its times are from 1677-09-22 to 2262-04-11",
+        "leave such rows out, or use toArrow and mapInArrow, which hold all times",
+    ),
+    (
         re.compile(
             r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log"
             r"|Multiple streaming queries are concurrently using"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from pyspark_timestream import DataLost, why
 from pyspark_timestream.connector.options import OptionError
@@ -157,6 +160,46 @@ def test_why_names_the_root_of_an_error_of_spark_and_a_next_step(cause: str, ste
         assert f"({cause}); next step: " in said
         assert step in said
         assert said.count("\n") == 1
+
+
+def fail_by_udf(rows: DataFrame) -> None:
+    later = F.pandas_udf(lambda ctis: ctis, "timestamp")
+    rows.select(later("cti")).collect()
+
+
+def fail_by_map(rows: DataFrame) -> None:
+    rows.mapInPandas(lambda batches: batches, rows.schema).collect()
+
+
+def fail_by_frame(rows: DataFrame) -> None:
+    rows.toPandas()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("use", [fail_by_frame, fail_by_map, fail_by_udf])
+def test_why_names_the_final_cti_that_pandas_cannot_hold_and_its_next_steps_help(
+    spark: SparkSession, use: Callable[[DataFrame], None]
+) -> None:
+    rows = spark.sql(
+        "SELECT TIMESTAMP'9999-12-31 23:59:59Z' AS cti, NULL AS n UNION ALL SELECT NULL, 1"
+    )
+    with pytest.raises(Exception, match="out of bounds timestamp") as failure:
+        use(rows)
+    said = printed(failure.value)
+    assert said.startswith("pandas got the row of the final CTI, 9999-12-31T23:59:59Z")
+    assert "batch.where('cti IS NULL').drop('cti')" in said
+    use(rows.where("cti IS NULL"))
+    seen = F.expr("if(cti > '2262-01-01', timestamp'2262-01-01', cti)")
+    assert "if(cti > '2262-01-01', timestamp'2262-01-01', cti)" in said
+    use(rows.withColumn("cti", seen))
+    assert rows.select(seen.alias("cti")).where("cti IS NULL").count() == 1
+
+
+def test_why_names_another_time_that_pandas_cannot_hold() -> None:
+    said = printed(
+        ValueError("Casting ... would result in out of bounds timestamp: 32503680000000000")
+    )
+    assert said.startswith("pandas got a time that it cannot hold")
 
 
 def test_why_of_an_unknown_error_of_java_names_its_root() -> None:
