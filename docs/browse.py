@@ -19,14 +19,32 @@ from playwright.sync_api import Browser, Page, sync_playwright
 BUILT = Path(__file__).parent / "_build"
 SITE, PICTURES = BUILT / "html", BUILT / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 400, "height": 800}
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
 SEARCHES = {
     "idleTimeout": "reference/options-kafka.html",
     "TimeSeries": "reference/api-tseries.html",
     "punctuation": "semantics.html",
+    "late": "how-to/late-rows.html",
+    "downsample": "how-to/chain-through-a-store.html",
+    "CheckpointMismatch": "reference/errors.html",
+    "StorageFailed": "reference/errors.html",
 }
 """A word -> a page that must be among what the search box finds."""
+
+
+FIGURES = "explanation/figures.html"
+"""The page of full tables, which a reader scrolls to the side on a wide screen as well."""
+
+TOO_WIDE = """scrolls => [...document.querySelectorAll("article table")].flatMap(table => {
+    const frame = table.closest(".table-wrapper") ?? table.parentElement;
+    const over = table.scrollWidth - frame.clientWidth, said = table.innerText.slice(0, 40);
+    if (table.getBoundingClientRect().right <= innerWidth + 1 && over <= 1) return [];
+    const inside = getComputedStyle(frame).overflowX === "auto";
+    const columns = table.rows[0].cells.length;
+    if (inside && (scrolls || columns > 5)) return [];
+    return [`a table is ${over} pixels wider than its place: ${said}`];
+})"""
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -73,10 +91,13 @@ def look(browser: Browser, root: str, size: dict[str, int], folder: str) -> Iter
     page = browser.new_page(viewport=size)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(f"script error: {error}"))
-    # What comes from elsewhere, such as the script that draws diagrams, needs a network.
+    page.on("requestfailed", lambda each: faults.append(f"cannot load {each.url}"))
     page.on(
-        "requestfailed",
-        lambda each: each.url.startswith(root) and faults.append(f"cannot load {each.url}"),
+        "request",
+        lambda each: (
+            each.url.startswith((root, "data:"))
+            or faults.append(f"asks a foreign host: {each.url}")
+        ),
     )
     page.on(
         "response", lambda each: each.status < 400 or faults.append(f"{each.status} for {each.url}")
@@ -90,6 +111,9 @@ def look(browser: Browser, root: str, size: dict[str, int], folder: str) -> Iter
         width = page.evaluate("document.documentElement.scrollWidth")
         if width > size["width"]:
             faults.append(f"is {width} pixels wide on a screen of {size['width']}")
+        faults += page.evaluate(TOO_WIDE, name == FIGURES)
+        if not page.locator("link[rel~=icon]").count():
+            faults.append("has no icon")
         yield from (f"{name}: {fault}" for fault in faults)
         faults.clear()
     page.close()

@@ -15,7 +15,6 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "generate",
-    "sphinxcontrib.mermaid",
 ]
 exclude_patterns = ["_build"]
 nitpicky = True
@@ -35,16 +34,11 @@ add_module_names = False
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 # Links to headings are the anchors that GitHub makes, so that the pages work there as well.
 myst_heading_anchors = 4
-# As GitHub writes diagrams.
-myst_fence_as_directive = ["mermaid"]
-
-mermaid_height = "auto"
-mermaid_fullscreen = False
-
 copybutton_exclude = ".linenos, .gp, .go"
 copybutton_prompt_text = "$ "
 
 html_static_path = ["_static"]
+html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 # What a notebook shows is what CI compares with a run of it: integration/test_notebooks.py.
 nb_execution_mode = "off"

@@ -8,6 +8,9 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- metrics -->`: what `TimeMetrics` exports.
 - `<!-- ratios: kafka_source -->`: the ratios of a benchmark, from `bench/results`.
 - `<!-- exactness: nexmark -->`: what contenders took, and the rows that they have wrong.
+- `<!-- chart: kafka_source -->`: these ratios as a chart, and a link to their table.
+- `<!-- headlines -->`: the medians of all charts of the page.
+- `<!-- example of the README -->`: its first program.
 - `<!-- counts: internal_consistency -->`: what a benchmark has counted, from there too.
 """
 
@@ -16,9 +19,11 @@ import importlib
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from kept_charts import chart, headlines
 from kept_exactness import exactness
 from kept_results import counts, ratios
 
@@ -53,7 +58,8 @@ CONNECTORS = {
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(
-    r"^<!-- (options|settings|commands|ratios|counts|exactness|metrics)(?:: (\w+))? -->$",
+    r"^<!-- (options|settings|commands|ratios|chart|headlines|counts|exactness|metrics)"
+    r"(?:: (\w+))? -->$",
     re.MULTILINE,
 )
 QUOTED = re.compile(r"'([^']*)'")
@@ -61,9 +67,66 @@ QUOTED = re.compile(r"'([^']*)'")
 EFFECTS = {"stream": "streams", "batch": "batch reads", "both": "streams and batch reads"}
 
 
+GROUPS = {
+    "KafkaOptions": {
+        "subscribe": "Which topics",
+        "startingOffsets": "From where to where",
+        "maxOffsetsPerTrigger": "How much at once",
+        "failOnDataLoss": "Losses and brokers",
+        "valueFormat": "Values",
+        "keyFormat": "Keys",
+        "parseMode": "Malformed payloads",
+        "timeSettings": "Columns",
+        "eventShape": "Event times",
+        "ctiFrequency": "CTIs",
+        "ctiHeader": "CTIs of writers",
+        "timeWindow": "Late and future events",
+        "idleTimeout": "Quiet and lagging partitions",
+        "ctiImport": "Imported CTIs, and replays between CTIs",
+    },
+    "WriteOptions": {
+        "path": "Columns and series",
+        "ctiColumn": "CTIs",
+        "authorColumn": "Authors",
+        "retainedRange": "Ranges",
+        "outOfOrder": "Late and future rows, edits, times",
+        "mergeSchema": "Columns, maintenance, durability",
+        "txnAppId": "Exactly once, and rights",
+    },
+}
+"""For pages of many options the heading of each group, at its first option as declared."""
+
+
 def options(connector: str) -> str:
-    """The options of a dataclass by its name, each with a heading of its own."""
-    return "\n\n".join(map(option_entry, option_rows(CONNECTORS[connector])))
+    """The options of a dataclass by its name, each with a heading of its own, in groups.
+
+    Raises:
+        ValueError: a group begins at an option that is not declared.
+    """
+    rows, groups = list(option_rows(CONNECTORS[connector])), GROUPS.get(connector, {})
+    if unknown := set(groups) - {row.name for row in rows}:
+        raise ValueError(f"groups of {connector} begin at {unknown}, which are no options of it")
+    entries = [
+        *([group_entry(groups)] if groups else []),
+        *(
+            f"## {groups[row.name]}\n\n{option_entry(row)}"
+            if row.name in groups
+            else option_entry(row)
+            for row in rows
+        ),
+    ]
+    return "\n\n".join(entries)
+
+
+def group_entry(groups: Mapping[str, str]) -> str:
+    """A list of links to the groups of a page."""
+    links = [f"- [{title}](#{anchor(title)})" for title in groups.values()]
+    return "\n".join(["{.option-groups}", *links])
+
+
+def anchor(title: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def option_entry(row: OptionRow) -> str:
@@ -144,6 +207,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "commands": commands,
     "metrics": metrics,
     "ratios": ratios,
+    "chart": chart,
     "counts": counts,
     "exactness": exactness,
 }
@@ -151,7 +215,25 @@ PARTS: dict[str, Callable[..., str]] = {
 
 def generate(page: str) -> str:
     """A page's text with its requests replaced."""
-    return REQUEST.sub(lambda each: PARTS[each[1]](*filter(None, [each[2]])), page)
+
+    def carry_out(each: re.Match[str]) -> str:
+        if each[1] == "headlines":
+            return headlines(page)
+        return PARTS[each[1]](*filter(None, [each[2]]))
+
+    page = page.replace("<!-- example of the README -->", first_program())
+    return REQUEST.sub(carry_out, page)
+
+
+README = Path(__file__).parent.parent / "README.md"
+FIRST_PROGRAM = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def first_program() -> str:
+    """The first program of the README, as a block of code."""
+    found = FIRST_PROGRAM.search(README.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[0]
 
 
 def requests(page: str) -> list[tuple[str, str]]:

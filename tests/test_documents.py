@@ -11,7 +11,17 @@ from types import ModuleType
 
 import pytest
 from documents import PASTED, ROOT, blocks, pages, read, section, table
-from generate import COMMANDS, CONNECTORS, command_names, generate, option_entry, requests
+from generate import (
+    COMMANDS,
+    CONNECTORS,
+    GROUPS,
+    anchor,
+    command_names,
+    first_program,
+    generate,
+    option_entry,
+    requests,
+)
 from kept_results import RESULTS, kept
 from timestream.oracle import Event, run
 
@@ -34,6 +44,7 @@ PAGES = {
     "SubscribeOptions": "docs/reference/options-store.md",
 }
 PERFORMANCE = "docs/explanation/performance.md"
+FIGURES = "docs/explanation/figures.md"
 TROUBLESHOOTING = "docs/how-to/troubleshooting.md"
 
 
@@ -80,6 +91,27 @@ def test_no_page_that_is_run_needs_sparks_kafka_connector() -> None:
             assert block.not_run or 'format("kafka")' not in block.text, page
 
 
+@pytest.mark.parametrize("connector", GROUPS)
+def test_groups_of_options_are_linked_and_begin_at_declared_options(connector: str) -> None:
+    generated = generate(read(PAGES[connector]))
+    for title in GROUPS[connector].values():
+        assert f"\n## {title}\n" in generated
+        assert f"- [{title}](#{anchor(title)})" in generated
+
+
+def test_home_page_has_the_picture_and_the_program_of_the_readme() -> None:
+    home, program = generate(read("docs/index.md")), first_program()
+    assert program in home
+    assert program in read("README.md")
+    assert "pictures/lagging-partition.svg" in home
+
+
+def test_site_asks_no_foreign_host_for_its_pictures() -> None:
+    for page in pages():
+        assert "```mermaid" not in read(page)
+        assert not re.search(r"!\[[^]]*\]\(https?:", read(page))
+
+
 @pytest.mark.parametrize("connector", PAGES)
 def test_every_option_of_a_format_is_on_its_page(connector: str) -> None:
     assert ("options", connector) in requests(read(PAGES[connector]))
@@ -102,14 +134,15 @@ def test_an_option_shows_all_that_is_declared_of_it() -> None:
 def test_every_benchmark_s_results_are_on_the_page() -> None:
     machines = [path for path in RESULTS.iterdir() if path.is_dir()]
     every = {path.stem for machine in machines for path in machine.glob("*.json")}
-    asked = {name: part for part, name in requests(read(PERFORMANCE)) if part != "options"}
-    page = generate(read(PERFORMANCE))
+    asked = {name: part for part, name in requests(read(FIGURES))}
+    page, charts = generate(read(FIGURES)), generate(read(PERFORMANCE))
     for name in every:
         for measured in kept(name).values():
             # Mechanisms are figures of decisions.md.
             assert (name in asked) == ("mechanisms" not in measured)
             for job in measured.get("jobs", []):
                 assert f"| {job['job'].strip()} |" in page
+        assert name not in asked or f"figures.md#{name}" in charts
     assert len(machines) > 0
 
 
