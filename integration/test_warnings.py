@@ -57,7 +57,10 @@ CASES = {
     ),
     "fine unit": Case(
         at(*[DAY_S + second for second in range(9)]), 1, {**FIELD, "timeUnit": "ms"}, COLUMNS,
-        "improbable times", "'timeUnit' = 's' would fit: it is of 2024-01-01 then",
+        "improbable times",
+        "the last event there is of 1970-01-20T17:21:07.208000Z; option 'timeUnit' is 'ms', and "
+        "the time comes from option 'startTime' is 'at'; 'timeUnit' = 's' would fit: it is of "
+        "2024-01-01 then",
     ),
     "a few with a zone's name": Case(
         at(*["2024-01-01T00:00:00Z", "2024-01-01T01:00:00+01:00[Europe/Berlin]", DAY_S] * 3),
