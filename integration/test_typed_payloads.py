@@ -156,6 +156,48 @@ def test_a_restart_keeps_the_recorded_schema_though_the_subject_has_a_newer_one(
     assert [row.note for row in fresh.run()] == ["third", "third"]
 
 
+def test_a_record_of_a_widened_number_does_not_end_a_query_and_one_of_another_kind_has_a_way_on(
+    stream, registry
+) -> None:
+    made = stream("number long, note string, _corrupt_record_reason string")
+    subject = f"{made.topic}-value"
+    older = trip({"name": "note", "type": "string"})
+    wide = older.replace('"long"', '"double"')
+    kinds = {"type": "enum", "name": "Note", "symbols": ["a", "b"]}
+    newer = trip({"name": "note", "type": kinds})
+    first = registry.register(subject, older)
+    made.broker.produce(made.topic, [framed(first, older, number=0, note="x")])
+    made.run()
+    second = registry.register(subject, wide)
+    values = [framed(second, wide, number=each, note="y") for each in (1.0, 1.5)]
+    made.broker.produce(made.topic, values)
+    assert [tuple(row)[:3] for row in made.run()][1:] == [(1, "y", None), (None, "y", "type")]
+    # A query that runs is refused, and nothing of its batch is written.
+    with running(made) as until:
+        made.broker.produce(made.topic, [framed(first, older, number=2, note="x")])
+        until(lambda: len(rows(made)) == 4)
+        third = registry.register(subject, newer)
+        values = [
+            framed(first, older, number=3, note="z"),
+            framed(third, newer, number=4, note="b"),
+        ]
+        made.broker.produce(made.topic, values)
+        with pytest.raises(StreamingQueryException) as raised:
+            made.query.awaitTermination(60)
+    for said in (
+        f"topic '{made.topic}' partition 0 offset 5: the value was written with schema {third} ",
+        f"and is read by schema {first} (version 1 of '{subject}')",
+        "next step: start the query again",
+    ):
+        assert said in str(raised.value)
+    # As the message says: the same batch again, and then new ones.
+    assert [tuple(row)[:3] for row in made.run()][4:] == [(3, "z", None), (4, "b", None)]
+    made.broker.produce(made.topic, [framed(third, newer, number=5, note="a")])
+    assert [row.number for row in made.run()][6:] == [5]
+    recorded = offset_of(made)["schemas"]["value"]
+    assert (recorded["version"], recorded["newer"]["version"]) == (1, 3)
+
+
 EVOLUTIONS = {
     # Compatibility -> the fields of the older and the newer schema, besides the number.
     "backward": ([{"name": "gone", "type": "string"}], [note("none")]),

@@ -487,3 +487,72 @@ def test_a_column_about_schemas_that_nothing_fills_is_refused(name):
     kind = dict(NAMES)[name]
     with pytest.raises(SchemaRefused, match=f"'{name}' would be empty"):
         projection(given, (name, kind))
+
+
+def listed():
+    """The same values in three formats: numbers, of which one does not fit an int, and structs."""
+    numbers = [[1, 2], [1, 2**40, 2], []]
+    inner = avro_record("Inner", ("n", "long"), ("s", "string"))
+    schema = avro_record(
+        "Listed",
+        ("xs", {"type": "array", "items": "long"}),
+        ("m", {"type": "map", "values": "long"}),
+        ("rs", {"type": "array", "items": inner}),
+    )
+    values = [
+        {
+            "xs": each,
+            "m": {f"k{at}": number for at, number in enumerate(each)},
+            "rs": [{"n": number, "s": "s"} for number in each],
+        }
+        for each in numbers
+    ]
+    file = descriptor_pb2.FileDescriptorProto(name="l.proto", package="shop", syntax="proto3")
+    part = file.message_type.add(name="Inner")
+    part.field.add(name="n", number=1, type=3, label=1)
+    part.field.add(name="s", number=2, type=9, label=1)
+    whole = file.message_type.add(name="Listed")
+    whole.field.add(name="xs", number=1, type=3, label=3)
+    entry = whole.nested_type.add(name="MEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=9, label=1)
+    entry.field.add(name="value", number=2, type=3, label=1)
+    whole.field.add(name="m", number=2, type=11, label=3, type_name=".shop.Listed.MEntry")
+    whole.field.add(name="rs", number=3, type=11, label=3, type_name=".shop.Inner")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    message = message_factory.GetMessageClass(pool.FindMessageTypeByName("shop.Listed"))
+    return values, schema, file, [message(**each).SerializeToString() for each in values]
+
+
+@pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
+@pytest.mark.parametrize("copies", [1, 60])
+def test_one_rule_for_bad_items_holds_in_every_format(form, copies, tmp_path):
+    """Semantics 13.13."""
+    values, schema, file, messages = listed()
+    path = tmp_path / "l.desc"
+    path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
+    raw, bodies = {
+        "json": ({}, [json.dumps(each).encode() for each in values]),
+        "avro": ({"valueSchema": json.dumps(schema)}, [written_as(schema, v) for v in values]),
+        "protobuf": ({"valueSchema": str(path), "valueMessage": "shop.Listed"}, messages),
+    }[form]
+    struct_type = pa.struct([("n", pa.int32()), ("s", pa.string())])
+    columns = [
+        ("xs", pa.list_(pa.int32())),
+        ("m", pa.map_(pa.string(), pa.int32())),
+        ("rs", pa.list_(struct_type)),
+        LETTERS[1],
+    ]
+    given = fixed({"valueFormat": form, **raw})
+    rows = [tuple(row.values()) for row in delivered(given, columns, *bodies * copies)]
+    items = [{"n": n, "s": "s"} for n in (1, None, 2)]
+    assert (
+        rows
+        == [
+            ([1, 2], [("k0", 1), ("k1", 2)], [items[0], items[2]], None),
+            (None, None, items, "type"),
+            ([], [], [], None),
+        ]
+        * copies
+    )
