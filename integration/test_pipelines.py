@@ -64,7 +64,7 @@ def run_pipeline(place: Path) -> None:
 
 def stored(place: Path) -> list[tuple[int, int]]:
     """The hours of the day with their counts."""
-    table = TimeSeries.open(place / "hours").range_query().select_from("Central").to_arrow()
+    table = TimeSeries.open(place / "connect-hours").range_query().select_from("Central").to_arrow()
     starts = [round(each.timestamp() * 1000 - DAY_MS) for each in table["timestamp"].to_pylist()]
     hours = [start // 3_600_000 for start in starts]
     return sorted(zip(hours, table["count"].to_pylist(), strict=True))
