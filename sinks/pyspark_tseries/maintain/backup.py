@@ -27,7 +27,7 @@ MAX_ATTEMPTS: Final = 20
 _LOG: Final = "_delta_log"
 _COPY_BYTES: Final = 16 * 1024 * 1024
 
-_BESIDE: Final = ("erasures", "history", "late", "lost")
+_BESIDE: Final = ("erasures", "history", "late", "lost", "streams")
 """The folders of `_tseries` that a copy has as they are: they are small, and newer files in them do
 no harm. Of lost commits only the lists are copied."""
 

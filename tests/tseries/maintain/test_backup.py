@@ -1,8 +1,10 @@
 """A backup is one whole commit, made while writers go on, and goes on like the store itself."""
 
 import os
+import re
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from tseries.builders import VALUE, batch, stored
@@ -10,6 +12,7 @@ from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.spark.test_writer_cti import Query
 from tseries.subscribe.subscriber import Client, make
 
+import pyspark_tseries
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.errors import HistoryChanged, StoreBusy, UnusableStore
@@ -234,3 +237,14 @@ def test_backup_of_a_store_with_changed_settings_keeps_them(tmp_path):
     TimeSeries.open(store.root).set_retained_range("limit 3")
     backup(store.root, str(tmp_path / "b"))
     assert TimeSeries.open(str(tmp_path / "b")).describe()["retained_range"] == "limit 3"
+
+
+NOT_COPIED = {"clock", "head", "staging", "upkeep.error"}
+"""Heads are copied as far as the log needs them; the rest is of the store that runs."""
+
+
+def test_backup_keeps_every_folder_that_the_package_writes_beside_the_log():
+    sources = Path(pyspark_tseries.__file__).parent.rglob("*.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in sources)
+    written = set(re.findall(r'"_tseries", "([\w.-]+)"', text))
+    assert written - NOT_COPIED == set(backups._BESIDE)
