@@ -84,7 +84,7 @@ def backup(
         _copy_files(source, to, beside, copied, again=True)
         extra = copied.keys() - {*moment.files, *beside}
         to.remove(map(to.file, extra))
-        _write_log(to, moment.log, [to.file(name) for name in copied.keys() - extra])
+        _write_log(to, moment, [to.file(name) for name in copied.keys() - extra])
         Store.open(to).index()  # Raises where the copy is no whole store.
         size = sum(copied[name] for name in copied.keys() - extra)
         size += sum(map(len, moment.log.values()))
@@ -139,18 +139,21 @@ class _Moment:
     Attributes:
         commit: the last one.
         log: the contents of the log's files, by name; the newest entry last.
+        modified: when each file of the log's folder was modified, in nanoseconds, by name.
         files: the other files, relative to the store.
     """
 
     commit: CommitMark | None
     log: dict[str, bytes]
+    modified: dict[str, int]
     files: list[str]
 
 
 def _read_moment(store: Store) -> _Moment | None:
     """The store as it was opened; None if a file of the log or a head is gone by now."""
     location, version = store.location, store.version()
-    names = [os.path.basename(path) for path, _ in location.list_files(location.file(_LOG))]
+    listed = location.list_files(location.file(_LOG))
+    names = {os.path.basename(path): modified for path, modified in listed}
     tail = sorted(log_tail(names, version), key=lambda name: (name[:20], name.endswith(".json")))
     first = int(tail[0][:20]) if tail else version
     with contextlib.suppress(FileNotFoundError):
@@ -167,7 +170,7 @@ def _read_moment(store: Store) -> _Moment | None:
         heads = list(head_chain(location, store.head_id(), 2**62))
         events = [file.path for file in store.data_files()]
         chain = [os.path.relpath(path, location.file()) for path in heads]
-        return _Moment(last_mark(store), log, [*events, *chain])
+        return _Moment(last_mark(store), log, names, [*events, *chain])
     return None
 
 
@@ -223,8 +226,12 @@ def _read(location: Location, path: str) -> bytes:
         return bytes(file.read())
 
 
-def _write_log(to: Location, log: Mapping[str, bytes], files: list[str]) -> None:
-    """Write the log, by which the copy becomes a store, after all else survives a power loss."""
+def _write_log(to: Location, moment: _Moment, files: list[str]) -> None:
+    """Write the log, by which the copy becomes a store, after all else survives a power loss.
+
+    Its files keep their times where a target can: other readers take them for those of the commits.
+    """
+    log = moment.log
     if not to.is_local:
         # A log without its beginning is not one.
         first = min(log, key=lambda name: (name == LAST_CHECKPOINT, name))
@@ -236,6 +243,8 @@ def _write_log(to: Location, log: Mapping[str, bytes], files: list[str]) -> None
     for name, content in log.items():
         with to.write(os.path.join(draft, name)) as file:
             file.write(content)
+        if modified := moment.modified.get(name):
+            os.utime(os.path.join(draft, name), ns=(modified, modified))
     written = [os.path.join(draft, name) for name in log]
     sync([*files, *written, *list_directories(to.root, [*files, *written])])
     os.rename(draft, to.file(_LOG))

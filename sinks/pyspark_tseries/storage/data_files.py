@@ -294,7 +294,7 @@ def write_events(
     """
     table = drop_empty_erasure(table)
     full = location.file(path)
-    options = writer_options(table)
+    options = writer_options(table, is_whole=True)
     options["compression"] = (
         "none" if table.num_rows < SMALL_FILE_ROWS else choose_compression(table)
     )

@@ -110,7 +110,10 @@ def local_path(location: str) -> str:
         raise ValueError("an empty text does not name a directory")
     if "%" in path:
         # delta-rs 1.6 takes it for an escape, in a path and in a URI alike.
-        raise ValueError("a directory with a '%' in its name cannot be a Delta table")
+        raise ValueError(
+            f"the path {path!r} has a '%', which libraries of Delta tables take for an escape; "
+            "accepted: a path without it; next step: choose another directory"
+        )
     if "\\" in path or any(char < " " for char in path):
         raise ValueError(f"a directory named {path!r} cannot be a Delta table")
     return path

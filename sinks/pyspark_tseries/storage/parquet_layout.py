@@ -86,8 +86,51 @@ def rows_for_bytes(rows: pa.Table, size: int, most: int) -> int:
     return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
 
 
-def writer_options(events: pa.Table) -> dict[str, Any]:
-    """The options to write events like these; `series` is encoded by `series_column`."""
+def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
+    """The leaves of which Parquet gets bounds: all (True) but floats that have, or may have, a NaN.
+
+    Arrow leaves NaN out of bounds, but to Spark, DuckDB and Polars it is above all numbers: they
+    would skip a group for a filter that a NaN in it meets.
+
+    Args:
+        events: the first rows of a file.
+        is_whole: they are all of them, so that a float column without a NaN is known.
+    """
+    leaves = [leaf for field in events.schema for leaf in _leaves(field.name, field.type)]
+    chosen = [
+        path
+        for path, kind in leaves
+        if not pa.types.is_floating(kind)
+        or (is_whole and path in events.column_names and not _has_nan(events[path]))
+    ]
+    return len(chosen) == len(leaves) or chosen
+
+
+def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """The leaves of a column in a Parquet file, by their paths, with their types."""
+    if pa.types.is_struct(kind):
+        return [leaf for part in kind for leaf in _leaves(f"{path}.{part.name}", part.type)]
+    if pa.types.is_map(kind):
+        return [
+            *_leaves(f"{path}.key_value.key", kind.key_type),
+            *_leaves(f"{path}.key_value.value", kind.item_type),
+        ]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _leaves(f"{path}.list.element", kind.value_type)
+    return [(path, kind)]
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.is_nan(column)).as_py())
+
+
+def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
+    """The options to write events like these; `series` is encoded by `series_column`.
+
+    Args:
+        events: the first rows of a file.
+        is_whole: they are all of them.
+    """
     schema = events.schema
     deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
     floats = [field.name for field in schema if pa.types.is_floating(field.type)]
@@ -99,6 +142,7 @@ def writer_options(events: pa.Table) -> dict[str, Any]:
         "write_batch_size": rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP),
         "use_dictionary": [name for name in schema.names if name not in encoding],
         "column_encoding": encoding,
+        "write_statistics": choose_bounds(events, is_whole),
         # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
         "store_schema": False,
         "write_page_checksum": True,

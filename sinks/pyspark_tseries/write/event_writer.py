@@ -192,7 +192,7 @@ class _EventFile:
     def add(self, events: pa.Table) -> None:
         """Add the next events, at least one."""
         if self._extent is None:
-            self._options = writer_options(events)
+            self._options = writer_options(events, is_whole=False)
         extent = compute_stats(events)
         self._extent = self._extent.extended_with(extent) if self._extent else extent
         schema = pa.schema(

@@ -1,5 +1,6 @@
 """A backup is one whole commit, made while writers go on, and goes on like the store itself."""
 
+import datetime
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from tseries.builders import VALUE, batch, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.spark.test_writer_cti import Query
@@ -248,3 +250,24 @@ def test_backup_keeps_every_folder_that_the_package_writes_beside_the_log():
     text = "".join(path.read_text(encoding="utf-8") for path in sources)
     written = set(re.findall(r'"_tseries", "([\w.-]+)"', text))
     assert written - NOT_COPIED == set(backups._BESIDE)
+
+
+def test_other_readers_find_the_same_version_of_a_time_in_the_backup(tmp_path, store):
+    """They take the time of a log entry's file for that of its commit."""
+    begin = 1_750_000_000
+    log = sorted((tmp_path / "s/_delta_log").glob("*.json"))
+    for hour, entry in enumerate(log):
+        os.utime(entry, (begin + hour * 3600,) * 2)
+    backup(store.root, str(tmp_path / "b"))
+    kept = sorted((tmp_path / "b/_delta_log").glob("*.json"))
+    for entry in kept:
+        assert (
+            entry.stat().st_mtime_ns == (tmp_path / "s/_delta_log" / entry.name).stat().st_mtime_ns
+        )
+    asked = datetime.datetime.fromtimestamp(begin + (len(log) - 2) * 3600 + 60, datetime.UTC)
+    versions = []
+    for place in ("s", "b"):
+        table = DeltaTable(tmp_path / place)
+        table.load_as_version(asked)
+        versions.append(table.version())
+    assert versions == [len(log) - 2] * 2

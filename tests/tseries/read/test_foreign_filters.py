@@ -9,6 +9,7 @@ import polars
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from tseries.builders import VALUE, batch
@@ -176,3 +177,64 @@ def test_maintenance_of_a_store_in_an_object_store_says_so_as_well(bucket):  # n
     maintain(location)
     said = load_table(location).metadata().configuration
     assert said["delta.dataSkippingStatsColumns"] == "series,sequence,timestamp"
+
+
+FLOATS = {
+    "real": pa.float64(),
+    "small": pa.float32(),
+    "whole": pa.float64(),
+    "pair": pa.struct([("real", pa.float64()), ("count", pa.int64())]),
+    "many": pa.list_(pa.float32()),
+}
+
+
+def floats(rows):
+    """Every third value is NaN, in the greatest place of its own order; the others are 1."""
+    values = [math.nan if row % 3 == 1 else 1.0 for row in range(rows)]
+    return {
+        "real": values,
+        "small": values,
+        "whole": [1.0] * rows,
+        "pair": [{"real": value, "count": 1} for value in values],
+        "many": [[value] for value in values],
+    }
+
+
+def check_nan(path, rows):
+    files = [str(uri) for uri in DeltaTable(path).file_uris()]
+    nan = sum(row % 3 == 1 for row in range(rows))
+    with duckdb.connect() as engine:
+        for value in ("real", "small", "pair.real", "many[1]"):
+            for condition, right in (("> 1", nan), (">= 2", nan), ("!= 1", nan), ("= 'nan'", nan)):
+                found = engine.execute(
+                    f"SELECT count(*) FROM read_parquet(?) WHERE {value} {condition}", [files]
+                )
+                assert found.fetchall()[0][0] == right, (value, condition)
+    for uri in files:
+        group = pq.ParquetFile(uri).metadata.row_group(0)
+        bounds = {
+            column.path_in_schema: column.statistics is not None and column.statistics.has_min_max
+            for column in map(group.column, range(group.num_columns))
+        }
+        without = {name for name, has_bounds in bounds.items() if not has_bounds}
+        assert without & {"real", "small", "pair.real"} == {"real", "small", "pair.real"}
+        assert not without & {"series", "sequence", "timestamp", "pair.count", "whole"}
+
+
+def test_filters_over_the_files_find_nan_which_other_readers_take_for_the_greatest(tmp_path):
+    """Bounds that leave NaN out let them skip the row group it is in."""
+    path = str(tmp_path / "s")
+    store = TimeSeries.create(path, FLOATS, "unlimited", auto_compact=False)
+    begin = datetime.datetime(2026, 1, 1, tzinfo=UTC)
+    at = [begin + datetime.timedelta(seconds=row) for row in range(30)]
+    events = pa.table({"series": ["a"] * 30, "timestamp": at, **floats(30)}, floats_schema())
+    store.append_many(events)
+    check_nan(path, 30)
+    store.append_many(events.set_column(0, "series", pa.array(["b"] * 30)))
+    compact(path)
+    check_nan(path, 60)
+
+
+def floats_schema():
+    named = [pa.field(name, kind) for name, kind in FLOATS.items()]
+    return pa.schema([("series", pa.string()), ("timestamp", pa.timestamp("us", "UTC")), *named])

@@ -12,6 +12,7 @@ from pyspark_tseries.options import parse_read, parse_subscribe, parse_write
 from pyspark_tseries.storage.location import (
     STORAGE_OPTIONS,
     Location,
+    local_path,
     normalize_location,
     parse_location,
 )
@@ -131,3 +132,9 @@ def test_command_line_names_a_wrong_storage_option_without_its_value(capsys, giv
     error = capsys.readouterr().err
     assert said in error
     assert "hush" not in error
+
+
+@pytest.mark.parametrize("path", ["/data/a%20b", "/data/100%", "file:///data/a%2525"])
+def test_a_path_with_a_percent_sign_is_refused_with_the_way_out(path):
+    with pytest.raises(ValueError, match=r"has a '%'.*; accepted: a path without it; next step: "):
+        local_path(path)
