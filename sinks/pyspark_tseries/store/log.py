@@ -27,6 +27,7 @@ from pyspark_tseries.store.log_check import (
     check_entries,
     check_log_at,
     check_undamaged,
+    read_entry,
     read_plain_entry,
     unsynced_files,
 )
@@ -406,12 +407,30 @@ def _check_writable(table: DeltaTable, location: Location) -> None:
     asked = set(protocol.writer_features or ()) - _SUPPORTED_FEATURES
     if protocol.min_writer_version > 2 and (asked or protocol.min_writer_version < 7):
         named = ", ".join(sorted(asked)) or f"writer version {protocol.min_writer_version}"
+        before = _version_before_protocol(table, location)
+        restored = f"deltalake.DeltaTable('{location.uri}').restore({before}, "
         raise UnusableStore(
             f"the table of the store '{location.root}' asks its writers for {named}, which "
             "another tool has switched on",
             ", ".join(sorted(_SUPPORTED_FEATURES)),
-            "drop that feature with the tool",
+            "drop that feature with the tool"
+            + (f", or undo it with {restored}protocol_downgrade_allowed=True)" if before else ""),
         )
+
+
+def _version_before_protocol(table: DeltaTable, location: Location) -> int | None:
+    """The last version before other tools changed the protocol; None if the log no longer has it.
+
+    Since then nothing was written through this package, which would have refused it.
+    """
+    before = None
+    for version in range(table.version(), 0, -1):
+        entry = read_entry(location, version)
+        if entry is None or entry.own is not None:
+            break
+        if entry.changes_protocol:
+            before = version - 1
+    return before
 
 
 def _delta_action(action: AddedFile | RemovedFile) -> AddAction | RemoveAction:

@@ -97,6 +97,7 @@ class Entry:
         removed: the `remove` actions by path.
         changes_rows: True if an added or removed file changes the table's rows.
         changes_table: True if it sets columns, properties or the protocol.
+        changes_protocol: True if it sets the protocol.
     """
 
     version: int
@@ -108,6 +109,7 @@ class Entry:
     removed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     changes_rows: bool = False
     changes_table: bool = False
+    changes_protocol: bool = False
 
     @property
     def checked(self) -> int:
@@ -346,6 +348,7 @@ def parse_entry(version: int, data: bytes) -> Entry:
         removed,
         any(action.get("dataChange", True) for action in (*added.values(), *removed.values())),
         any("metaData" in line or "protocol" in line for line in lines),
+        any("protocol" in line for line in lines),
     )
 
 

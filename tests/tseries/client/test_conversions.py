@@ -3,9 +3,11 @@
 import datetime as dt
 import enum
 import math
+import time
 import uuid
 from decimal import Decimal
 from types import MappingProxyType
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pandas as pd
@@ -626,3 +628,31 @@ def test_whatever_the_client_accepts_reads_back_equal(data, kind):
                 continue
             for one, another in zip(again.to_pylist(), found.to_pylist(), strict=True):
                 assert equal(one, another, wrap(other)), (one, another)
+
+
+@pytest.mark.parametrize("zone_of_process", ["UTC", "America/New_York"])
+def test_the_hour_that_comes_twice_in_autumn_stays_two_hours(
+    tmp_path, monkeypatch, zone_of_process
+):
+    monkeypatch.setenv("TZ", zone_of_process)
+    time.tzset()
+    try:
+        first = dt.datetime(2024, 11, 3, 1, 30, tzinfo=ZoneInfo("America/New_York"))
+        second = first.replace(fold=1)
+        moments = [first.astimezone(dt.UTC), second.astimezone(dt.UTC)]
+        store = new_store(tmp_path, UTC_US)
+        for moment in (first, second):
+            store.append("rows", moment, moment)
+        frame = {"series": ["pandas"] * 2, "timestamp": [first, second], "value": [first, second]}
+        store.append_many(pd.DataFrame(frame))
+        zoned = pl.Series(moments).dt.convert_time_zone("America/New_York")
+        frame = {"series": ["polars"] * 2, "timestamp": zoned, "value": zoned}
+        store.append_many(pl.DataFrame(frame))
+        for name in ("rows", "pandas", "polars"):
+            events = store.range_query().select_from(name).events
+            assert [event.timestamp for event in events] == moments
+            assert [event.value for event in events] == moments
+            assert len(store.range_query().from_(second).select_from(name).events) == 1
+    finally:
+        monkeypatch.undo()
+        time.tzset()

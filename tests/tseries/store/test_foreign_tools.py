@@ -1,11 +1,12 @@
 """Other tools on a store: what keeps the rows works; what changes them is refused, and undone."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import duckdb
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from tseries.rewriting import in_milliseconds, rewritten_by_spark
 from tseries.spark.test_reader import read
 from tseries.subscribe.subscriber import Client
@@ -358,9 +359,31 @@ def test_a_property_that_another_tool_sets_changes_nothing(path):
     assert opened(path).append("a", 1.0).sequence == 7
 
 
-def test_a_feature_that_asks_more_of_writers_is_refused_by_name(path):
-    DeltaTable(path).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
-    before = len(contents(path))
-    assert before
-    with pytest.raises(UnusableStore, match=r"asks its writers for .*next step: drop"):
+def ask_for_changes(table):
+    table.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+
+
+def ask_for_features(table):
+    """One by one, with an OPTIMIZE in between."""
+    wanted = (TableFeatures.ChangeDataFeed, TableFeatures.DeletionVectors)
+    for feature in wanted:
+        table.alter.add_feature(feature, allow_protocol_versions_increase=True)
+        table = DeltaTable(table.table_uri)
+        if feature is wanted[0]:
+            compacted(table)
+
+
+@pytest.mark.parametrize("ask", [ask_for_changes, ask_for_features])
+def test_a_feature_that_asks_more_of_writers_is_refused_with_a_way_back_that_works(path, ask):
+    """delta-rs has no way to drop a feature."""
+    before, version = contents(path), DeltaTable(path).version()
+    ask(DeltaTable(path))
+    assert contents(path) == before
+    with pytest.raises(UnusableStore, match=r"asks its writers for .*next step: drop") as refused:
         opened(path).append("a", 1.0)
+    (said,) = re.findall(r"restore\((\d+), protocol_downgrade_allowed=True\)", str(refused.value))
+    assert int(said) == version
+    DeltaTable(path).restore(int(said), protocol_downgrade_allowed=True)
+    assert contents(path) == before
+    assert opened(path).append("a", 1.0).sequence == 7
+    assert verify(str(path)) == []

@@ -839,6 +839,17 @@ def test_unit_beside_times_with_one_of_their_own_is_warned_of_once(caplog, raw, 
     assert caplog.text.count("'timeUnit' = 's': it has no effect") == len(warned)
 
 
+def test_records_of_a_partition_that_was_empty_at_a_latest_start_are_read_after_a_restart():
+    """The first batch notes an end for every partition, not only for those with records."""
+    broker = FakeBroker(p0=(0, 10), p1=(0, 0))
+    run = Driven(broker, startingOffsets="latest")
+    assert run.plan() == {0: (10, 10), 1: (0, 0)}
+    broker.log[at(1)] = (0, 5)
+    again = Driven(broker, startingOffsets="latest")
+    again.offset = run.offset
+    assert again.plan() == {0: (10, 10), 1: (0, 5)}
+
+
 @pytest.mark.parametrize(
     ("raw", "log", "bounded"),
     [
