@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pyspark_tseries.client.arguments import is_integer
 from pyspark_tseries.errors import InvalidQuery
@@ -56,6 +56,13 @@ class RangeQuery:
     answer: Callable[["RangeQuery", str], "QueryResult"] = field(
         default=_refuse_unbound, compare=False, repr=False
     )
+
+    def __enter__(self) -> Self:
+        """The query itself: it holds nothing open, so that there is nothing to close."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the query as it is."""
 
     def for_values(self) -> "RangeQuery":
         """Ask for originals, each replaced by its latest edit; reset the ranges."""

@@ -43,10 +43,11 @@ def test_store_and_query_that_were_pickled_go_on_as_they_were(series, tmp_path):
     assert told.stdout.strip() == b"0"
 
 
-def test_store_is_used_in_with(series, tmp_path):
+def test_store_and_query_are_used_in_with(series, tmp_path):
     with TimeSeries.open(tmp_path / "s") as store:
         store.append("a", {"celsius": 2.0})
-    assert len(store.range_query().select_from("a")) == 4
+    with store.range_query() as query:
+        assert len(query.select_from("a")) == 4
 
 
 def test_equal_questions_are_equal_queries_and_have_equal_results_with_nan(series, tmp_path):
