@@ -233,6 +233,7 @@ APART = [[at("a", 1), at("a", 2), at("b", 1)], [at("c", 1)], [at("d", 9), at("e"
 
 @pytest.fixture
 def location(tmp_path):
+    (tmp_path / "s").mkdir()  # As the creation of a store makes it.
     return parse_location(str(tmp_path / "s"))
 
 
