@@ -14,7 +14,7 @@ from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_insta
 from pyspark_tseries.client.chart import render_html, shown_times
 from pyspark_tseries.client.data_frames import to_pandas, to_polars
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.model.arrays import to_int64
+from pyspark_tseries.model.arrays import is_same, to_int64
 from pyspark_tseries.model.columns import EDIT_TIME, EVENT_FIELDS, INSTANT, ORIGINAL_FIELDS
 from pyspark_tseries.write.numbering import NumberedRows
 
@@ -225,17 +225,6 @@ def _is_same_column(one: pa.ChunkedArray, other: pa.ChunkedArray) -> bool:
     # Arrow finds no NaN equal to another; these columns may have some.
     has_floats = any(name in str(one.type) for name in ("float", "double"))
     return has_floats and len(one) == len(other) and is_same(one.to_pylist(), other.to_pylist())
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """True if two values are equal, where a NaN is equal to a NaN, inside lists too."""
-    if isinstance(one, float) and isinstance(other, float) and one != one:
-        return other != other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other)
 
 
 def _show_originals(result: QueryResult) -> pa.Table:

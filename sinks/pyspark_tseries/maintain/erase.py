@@ -18,7 +18,7 @@ from pyspark_timestream.connector.instants import format_instant
 from pyspark_tseries.errors import IncompatibleValue, NoSuchEvent, TseriesError
 from pyspark_tseries.maintain.compactor import Merge
 from pyspark_tseries.maintain.erased_bytes import find_files_with_values, open_acts
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, to_int64
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.erasures import KEY_COLUMNS, ErasedKeys, Erasure, ErasureRecord
 from pyspark_tseries.model.series_index import (
@@ -230,7 +230,8 @@ class _Act:
         return record
 
     def _find_removed(self, found: "_StoredSeries") -> tuple[int, ...]:
-        return tuple(each for each in self._sequences if each not in found.stored)
+        there = np.isin(np.array(self._sequences, np.int64), found.stored)
+        return tuple(np.array(self._sequences, np.int64)[~there].tolist())
 
     def _rewrite(
         self, snapshot: Snapshot, found: "_StoredSeries"
@@ -275,13 +276,25 @@ class _Act:
             self._location.remove(map(self._location.file, unused))
 
 
+def find_last_gap(stored: Int64Array, last: int) -> int:
+    """The last number from 0 to `last` that the rising `stored` lacks; -1 for none.
+
+    >>> find_last_gap(np.array([0, 2, 3]), 3), find_last_gap(np.array([0, 1]), 1)
+    (1, -1)
+    """
+    if not len(stored) or stored[-1] < last:
+        return last
+    steps = np.flatnonzero(np.diff(stored) > 1)
+    return int(stored[steps[-1] + 1]) - 1 if len(steps) else int(stored[0]) - 1
+
+
 class _StoredSeries:
     """The stored events of a series, before and after an act.
 
     Attributes:
         holders: the files that hold a value that is to be erased.
         erased: the sequences of the events to erase.
-        stored: the sequences of all stored events.
+        stored: the sequences of all stored events, rising.
     """
 
     def __init__(self, snapshot: Snapshot, series: str, keys: ErasedKeys, act: str) -> None:
@@ -303,7 +316,7 @@ class _StoredSeries:
             parts.append(rows.cast(parts[0].schema))
         self._rows = pa.concat_tables(parts)
         self.erased = tuple(sorted(erased))
-        self.stored = set(to_int64(self._rows["sequence"]).tolist())
+        self.stored = np.unique(to_int64(self._rows["sequence"]))
 
     def make_delta(self, index: SeriesIndex) -> pa.Table:
         """The state of the series after the act (semantics 18.8)."""
@@ -315,7 +328,7 @@ class _StoredSeries:
                 after[name] = to_int64(state[name])
         # What compaction has removed leaves a gap, and nothing before it comes back.
         last = int(before["last_sequence"][0])
-        gap = next((each for each in range(last, -1, -1) if each not in self.stored), -1)
+        gap = find_last_gap(self.stored, last)
         sequence, us = (int(after[name][0]) for name in MIN_RETAINED_DEFAULTS)
         sequence, newest_us = max(sequence, gap + 1), int(after["original_us"][0])
         if us > newest_us:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_tseries.errors import UpdateFailed
+from pyspark_tseries.model.arrays import is_same
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -184,7 +185,7 @@ class _Withdrawal:
             name: theirs[-1][name] if theirs else window[0][name] if name == self.start else None
             for name in names
         }
-        if {name: window[-1][name] for name in names} == before:
+        if all(is_same(window[-1][name], before[name]) for name in names):
             return
         yield {
             "series": window[0]["series"],

@@ -4,7 +4,7 @@ Sequences, timestamps and positions are 64-bit integers. A null is a number that
 reaches, so that arithmetic on it neither fails nor overflows.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ __all__ = [
     "Int64Array",
     "encode_names",
     "encode_runs",
+    "is_same",
     "sort_by_code",
     "sort_keys",
     "to_int64",
@@ -107,3 +108,14 @@ def sort_keys(codes: Int64Array, sequence: Int64Array) -> Int64Array:
     if np.all((step > 0) | ((step == 0) & (ahead > 0))):
         return np.arange(len(codes))
     return sort_by_code(codes, sequence)
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """True if two values are equal, where a NaN is equal to a NaN, inside lists too."""
+    if isinstance(one, float) and isinstance(other, float) and one != one:
+        return other != other
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return bool(one == other)

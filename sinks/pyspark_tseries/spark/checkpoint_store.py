@@ -183,6 +183,9 @@ def remember_commit(
     known = () if before is None else before.batches
     batches = [(number, each) for number, each in known if number < batch]
     batches += [] if commit is None else [(batch, commit)]
+    if commit is not None:
+        # Another query's commits would otherwise make the next batch search the log for this one.
+        store.log.proven[commit.number] = commit.id
     path = os.path.join(checkpoint, *_FILE_PATH)
     text = {
         "batches": [[number, *each.to_json()] for number, each in batches[-MAX_BATCHES:]],

@@ -112,7 +112,8 @@ def keep_history(store: "StoreState") -> None:
             break
         kept[first][mark.number], above = mark.id, mark.number
         changed.add(first)
-    for first in changed:
+    # The oldest first: the next round ends at the first commit that is kept already.
+    for first in sorted(changed):
         _write_kept(location, first, kept[first])
 
 

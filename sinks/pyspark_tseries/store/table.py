@@ -79,7 +79,7 @@ def load_table(location: Location) -> DeltaTable:
 def _missing_checkpoint(location: Location) -> int:
     """The version of the last checkpoint if that is missing; else -1."""
     version = read_mark(location).version if location.is_local else -1
-    there = location.file("_delta_log", f"{version:020d}.checkpoint*")
+    there = os.path.join(glob.escape(location.file("_delta_log")), f"{version:020d}.checkpoint*")
     return -1 if glob.glob(there) else version
 
 
@@ -198,11 +198,17 @@ def _find_data_file(location: Location) -> str | None:
     folders = [*_EVENT_DIRECTORIES, ""]
     for folder in folders:  # It grows meanwhile.
         full = location.file(folder) if folder else location.file()
-        for path, _ in list(location.list_files(full)):
+        try:
+            files, names = list(location.list_files(full)), location.list_folders(full)
+        except PermissionError:
+            if folder in ("", *_EVENT_DIRECTORIES):
+                raise
+            continue  # Another user's, such as the `lost+found` of a file system.
+        for path, _ in files:
             name = os.path.basename(path)
             if _DATA_FILE.fullmatch(name):
                 return os.path.join(folder, name)
-        inner = [os.path.join(folder, name) for name in location.list_folders(full)]
+        inner = [os.path.join(folder, name) for name in names]
         folders += (path for path in inner if not os.path.basename(path).startswith(("_", ".")))
         del folders[MAX_FOLDERS_SEARCHED:]
     return None

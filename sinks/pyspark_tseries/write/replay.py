@@ -82,8 +82,10 @@ def _other_rows_error(root: str, mark: str, batch: int) -> ReplayDiffers:
             f"txnVersion {batch} of txnAppId '{name}' comes again with other rows than those that "
             f"the store '{root}' has of it",
             "the same rows, in any order",
-            "give other rows a greater txnVersion, or another txnAppId. Nothing of the batch is "
-            "stored",
+            "give the write the same input again; or keep the rows that are stored, and leave this "
+            "version out; or, if these are new rows and no repetition, give them a greater "
+            "txnVersion. Values such as the current time differ at each evaluation: leave them "
+            "out, or persist the DataFrame. Nothing of the batch is stored",
         )
     before = f"'commits/{batch - 1}'" if batch else "a file with the lines v1 and {}"
     return ReplayDiffers(

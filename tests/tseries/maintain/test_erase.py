@@ -7,10 +7,13 @@ import random
 import threading
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
+from hypothesis import given
+from hypothesis import strategies as st
 from tseries import foreign
 from tseries.builders import VALUE, sight_as_of, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
@@ -32,6 +35,7 @@ from pyspark_tseries.maintain import erase as erasing
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.erase import find_last_gap
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Query
@@ -839,3 +843,10 @@ def test_the_sql_of_other_engines_shows_what_this_package_shows_after_an_act(tmp
     assert events_table.num_rows == 7
     values = [(row["sequence"], row["text"]) for row in found.to_pylist()]
     assert values == events(series, kind="values")
+
+
+@given(st.sets(st.integers(0, 30)), st.integers(-1, 30))
+def test_the_last_gap_is_the_greatest_number_that_is_not_stored(stored, last):
+    stored = {each for each in stored if each <= last}
+    expected = max(set(range(last + 1)) - stored, default=-1)
+    assert find_last_gap(np.array(sorted(stored), np.int64), last) == expected

@@ -101,6 +101,16 @@ def test_a_sum_of_floats_in_another_order_is_the_same_row():
     assert digest_rows(pa.table({"v": [1.0]})) != digest_rows(pa.table({"v": [1.00001]}))
 
 
+def test_sums_of_cents_in_another_order_are_the_same_rows():
+    rng = np.random.default_rng(7)
+    for most in (8_000_000, 16_000_000, 32_000_000):
+        cents = rng.integers(1, most, (2000, 20)) / 100
+        sums = np.add.accumulate(cents, axis=1)[:, -1]
+        others = np.add.accumulate(cents[:, ::-1], axis=1)[:, -1]
+        assert (sums != others).any()
+        assert digest_rows(pa.table({"v": sums})) == digest_rows(pa.table({"v": others}))
+
+
 def test_many_rows_in_parts_are_all_counted():
     size = 2 * ROWS_AT_ONCE + 3
     rows = pa.table({"a": pa.array(range(size), pa.int64())})

@@ -12,10 +12,10 @@ from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.storage.location import bears_mark, marked_id
+from pyspark_tseries.storage.location import Location, bears_mark, marked_id, parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import create_table
+from pyspark_tseries.store.table import _missing_checkpoint, create_table
 
 DAYS_LATER = 2_000_000_000_000_000
 
@@ -139,3 +139,26 @@ def test_the_mark_of_a_store_is_in_the_names_of_its_files_alone():
     names = [f"kind=event/0000000001-{own:016x}.parquet" for own in ids]
     assert [bears_mark(name, "one") for name in names] == [True, True, False, False]
     assert not bears_mark("kind=event/part-0.parquet", "one")
+
+
+def test_folder_of_another_user_such_as_lost_and_found_does_not_hinder_creation(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "s" / "lost+found").mkdir(parents=True)
+    real = Location.list_files
+
+    def list_files(location, directory):
+        if directory.endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", directory)
+        return real(location, directory)
+
+    monkeypatch.setattr(Location, "list_files", list_files)
+    assert new_store(tmp_path / "s").append(batch(("a", 1)))
+
+
+def test_checkpoint_of_a_store_with_brackets_in_its_path_is_found(tmp_path):
+    store = TimeSeries.create(tmp_path / "b[1]x", {"value": pa.float64()}, "unlimited")
+    for number in range(25):
+        store.append("a", float(number))
+    assert list((tmp_path / "b[1]x/_delta_log").glob("*.checkpoint.parquet"))
+    assert _missing_checkpoint(parse_location(tmp_path / "b[1]x")) == -1

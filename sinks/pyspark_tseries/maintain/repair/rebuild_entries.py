@@ -209,9 +209,19 @@ def _find_unknown_columns(log: _Log, known: pa.Schema) -> list[pa.Field]:
     return [field.remove_metadata().with_nullable(True) for field in found.values()]
 
 
+def _files_at_base(log: _Log) -> set[str]:
+    """The files that the checkpoint before the entries names, those that had left it among them."""
+    if log.base < 0:
+        return set()
+    path = log.location.file("_delta_log", f"{log.base:020d}.checkpoint.parquet")
+    table = pq.read_table(path, columns=["add.path", "remove.path"], partitioning=None)
+    columns = (table[name].combine_chunks() for name in table.column_names)
+    return {path for column in columns for path in column.field("path").drop_null().to_pylist()}
+
+
 def _has_replaced_files(log: _Log) -> bool:
     """True if there are files that a compaction has written, and that no whole entry adds."""
-    named = {path for entry in log.entries.values() for path in entry.added}
+    named = {path for entry in log.entries.values() for path in entry.added} | _files_at_base(log)
     for kind in ("event", "edit"):
         for full, _ in list(log.location.list_files(log.location.file(f"kind={kind}"))):
             path = f"kind={kind}/{os.path.basename(full)}"
