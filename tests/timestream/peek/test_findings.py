@@ -267,8 +267,9 @@ def test_what_is_nearly_json_is_named_and_what_to_do(content, form):
 
 @pytest.mark.parametrize(
     "name",
-    ["key", "author", "authority", "cardinality", "primary_key", "keyboard", "discard", "spinner",
-     "className", "partition_key"],
+    ["key", "Key", "author", "authors", "AUTHOR_ID", "authority", "coAuthorName", "cardinality",
+     "primary_key", "PRIMARY-KEY", "foreign_key", "foreignKey", "partition_key", "partitionKey",
+     "sort_key", "record_key", "recordKey", "keyboard", "spinner"],
 )  # fmt: skip
 def test_an_innocent_name_is_no_secret(name):
     assert not suggests_secret(name)
@@ -281,10 +282,15 @@ def test_an_innocent_name_is_no_secret(name):
     "name",
     ["password", "DB_PASSWD", "apiKey", "api_key", "APIKEY", "accessKeys", "authToken", "oauth",
      "x-auth", "Authorization", "credit_card", "cardNumber", "cvv2", "pin", "userPin", "ssn",
-     "iban", "client_secret", "cookie", "privateKey", "ssh-key", "session_key"],
+     "iban", "client_secret", "cookie", "privateKey", "ssh-key", "session_key", "authkey",
+     "authcode", "authOrigin", "authorisation", "AUTHORIZED", "hmac_key", "client_key",
+     "consumer_key", "device_key", "primaryKey", "rsakey", "author_key", "userpin", "pin_code",
+     "debtoriban", "userssn", "cardholder", "creditcardnumber", "mastercardno", "sas_key",
+     "instrumentationKey", "connection_key", "basicauth", "api_keys", "apikey_v2"],
 )  # fmt: skip
 def test_a_secrets_name_stays_one(name):
     assert suggests_secret(name)
+    assert look(as_json(attributes=[{name: "shown", "value": 1}])).secrets == 1
 
 
 def test_an_unsigned_number_of_64_bits_may_be_the_time(registry):

@@ -60,17 +60,23 @@ _MAX_DEPTH: Final = 4
 
 _MAX_PATH_CHARS: Final = 80
 
-_SECRET_PART: Final = re.compile("passw|pwd|secret|token|credential|cookie|private|cvv", re.I)
-_SECRET_WORD: Final = frozenset(
-    ("auth", "oauth", "authz", "authorization", "authentication", "iban", "ssn", "pin")
+_SECRET_PART: Final = re.compile(
+    "(?i:passw|pwd|secret|token|credential|cookie|private|key$|iban|ssn|cvv|pin$|card(?!inalit))"
+    "|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
 )
+"""Parts of secrets' names. Of an author's name and of a cardinality they are none."""
+
+_PLAIN_KEY: Final = re.compile(
+    "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
+)
+"""Keys that say which record it is. Cloud services call a secret of theirs `primaryKey`."""
+
 _SECRET_KEY: Final = frozenset(
     ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
      "ssh", "storage", "subscription", "webhook")
 )  # fmt: skip
-"""Words before "key" that make it a secret: a plain key, or a primary one, is none."""
+"""Words before "key" or "keys" that make it a secret anywhere in a name."""
 
-_CARDS: Final = frozenset(("card", "cards", "creditcard", "cardnumber", "cardno", "debitcard"))
 _NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PROBABLE_US: Final = (
     parse_instant("1990-01-01T00:00:00Z"),
@@ -95,16 +101,19 @@ def suggests_secret(name: str) -> bool:
     >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
     [True, True, False, False]
     """
+    if _PLAIN_KEY.fullmatch(name) is not None:
+        return False
     if _SECRET_PART.search(name) is not None:
         return True
     words = [word.lower() for word in _NAME_WORD.findall(name)]
-    pairs = itertools.pairwise(words)
     joined = [word.removesuffix("key") for word in words if word.endswith("key")]
     return (
-        not _SECRET_WORD.isdisjoint(words)
-        or not _CARDS.isdisjoint(words)
+        "pin" in words
         or any(each in _SECRET_KEY for each in joined)
-        or any(last in ("key", "keys") and first in _SECRET_KEY for first, last in pairs)
+        or any(
+            last in ("key", "keys") and first in _SECRET_KEY
+            for first, last in itertools.pairwise(words)
+        )
     )
 
 
