@@ -106,7 +106,8 @@ def add_newer_readers(
     """Return `options` of a restart with the latest schemas beside the recorded ones.
 
     A subject's latest schema is added only where records that are written with it could not be read
-    otherwise, and where it fits: nothing that was read before is read in another way.
+    otherwise, and where it fits: nothing that was read before is read in another way. A latest
+    schema that the registry does not give, or that is none, stops no query: a warning says so.
 
     Args:
         options: the options with the recorded schemas.
@@ -122,25 +123,47 @@ def add_newer_readers(
         if last.schema_id is None or last.subject is None:
             continue
         try:
-            found = source.fetch_latest(last.subject, rules.format)
-        except SchemaRegistryError as error:
-            if not error.is_missing:
-                raise
-            continue
-        if found.key == last.schema_id or found.type.lower() != rules.format:
-            continue
-        if can_read(options, rules.part, inline_references(found)):
-            continue
-        newer = _place_reader(rules, found, found.subject, found.version)
-        alone = with_readers(options, {**options.readers, rules.part: newer})
-        if not fits(alone):
-            continue
-        _LOG.warning(
-            "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
-            rules.part, last.schema_id, newer.schema_id, newer.version, newer.subject,
-        )  # fmt: skip
-        options = with_readers(options, {**options.readers, rules.part: _append(reader, newer)})
+            options = _add_newer_reader(options, rules, source, can_read, fits)
+        except (SchemaRefused, SchemaRegistryError, ValueError) as error:
+            if isinstance(error, SchemaRegistryError) and error.is_missing:
+                continue
+            _LOG.warning(
+                "the latest schema of subject '%s' cannot be used, so %ss are read by schema %s "
+                "alone, as before (%s)",
+                last.subject, rules.part, last.schema_id, error,
+            )  # fmt: skip
     return options
+
+
+def _add_newer_reader(
+    options: T,
+    rules: PayloadRules,
+    source: SchemaRegistry,
+    can_read: Callable[[T, Part, str], bool],
+    fits: Callable[[T], bool],
+) -> T:
+    """Return `options` with the latest schema for one part, if it is needed and fits.
+
+    Raises:
+        SchemaRegistryError: the registry does not give it.
+        SchemaRefused, ValueError: it is no schema.
+    """
+    reader = options.readers[rules.part]
+    *_, last = reader.versions()
+    assert last.subject is not None, "the caller leaves out what is of no subject"
+    found = source.fetch_latest(last.subject, rules.format)
+    if found.key == last.schema_id or found.type.lower() != rules.format:
+        return options
+    if can_read(options, rules.part, inline_references(found)):
+        return options
+    newer = _place_reader(rules, found, found.subject, found.version)
+    if not fits(with_readers(options, {**options.readers, rules.part: newer})):
+        return options
+    _LOG.warning(
+        "%ss that schema %s cannot read are read by schema %s from now on, version %s of '%s'",
+        rules.part, last.schema_id, newer.schema_id, newer.version, newer.subject,
+    )  # fmt: skip
+    return with_readers(options, {**options.readers, rules.part: _append(reader, newer)})
 
 
 def _append(reader: ReaderSchema, newest: ReaderSchema) -> ReaderSchema:

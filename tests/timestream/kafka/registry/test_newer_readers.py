@@ -4,7 +4,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from schema_registry import serve_schema_registry
+from schema_registry import Mode, Reference, serve_schema_registry
 from timestream.builders import options as build_options
 from timestream.builders import projection
 
@@ -86,6 +86,48 @@ def test_a_subject_that_is_gone_leaves_the_recorded_schema(stub):
     recorded = start(stub, {}, STRING)
     stub.delete("t-value", 1)
     assert start(stub, recorded, STRING) == recorded
+
+
+@pytest.mark.parametrize(
+    ("text", "references"),
+    [
+        (record("Unknown"), ()),
+        ('{"type": "record"}', ()),
+        ("not JSON", ()),
+        (record("B"), (Reference("B", "broken", 1),)),
+    ],
+)
+def test_a_latest_schema_that_is_none_stops_no_restart_and_is_told_once(
+    stub, caplog, text, references
+):
+    stub.register("broken", "not JSON")
+    number = stub.register("t-value", record("string"))
+    stub.register("t-key", record("string"))
+    keys = {"keyFormat": "avro", "keySubject": "t-key"}
+    recorded = start(stub, {}, STRING, ("key.x", pa.string()), **keys)
+    stub.register("t-value", text, references=references)
+    stub.register("t-key", record(SYMBOLS))
+    second = start(stub, recorded, STRING, ("key.x", pa.string()), **keys)
+    assert (versions(second), versions(second, "key")) == ([1], [1, 2])
+    line, _ = caplog.messages
+    assert line.startswith("the latest schema of subject 't-value' cannot be used, so values are")
+    assert f"read by schema {number} alone, as before (" in line
+
+
+def test_a_registry_that_refuses_the_latest_schema_stops_no_restart(stub, caplog, monkeypatch):
+    stub.register("t-value", record("string"))
+    recorded = start(stub, {}, STRING)
+    ask = module.SchemaRegistry.fetch_latest
+
+    def refuse(*args):
+        stub.mode = Mode.FORBIDDEN
+        return ask(*args)
+
+    monkeypatch.setattr(module.SchemaRegistry, "fetch_latest", refuse)
+    assert start(stub, recorded, STRING) == recorded
+    (line,) = caplog.messages
+    assert "subject 't-value' cannot be used" in line
+    assert "403" in line
 
 
 def test_the_schema_of_an_option_is_never_replaced(stub):

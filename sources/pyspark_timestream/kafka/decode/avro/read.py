@@ -105,7 +105,7 @@ def read_avro(
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
             found, of_rows = _find_names(reader, wanted, text, group)
-            codes[rows] = of_rows + len(names)
+            codes[rows] = np.where(of_rows < 0, -1, of_rows + len(names))
             names += found
             wanted_ones = np.array([*map(reader.accepts, found), True])[of_rows]
             if not wanted_ones.all():

@@ -199,3 +199,16 @@ def test_large_blocks_are_read_in_pieces_that_come_back_in_order():
         texts = [None if number is None else str(number) for number in numbers]
         assert block.columns[0].to_pylist() == texts
         assert block.reasons.nonzero()[0].tolist() == [9_000]
+
+
+def test_a_payload_that_names_no_branch_has_no_name_beside_another_writer():
+    """Not the last name of the writer before it."""
+    union = [{"type": "record", "name": name, "fields": []} for name in "AB"]
+    schema = {"type": "record", "name": "A", "fields": []}
+    reader = parse_avro_reader(json.dumps(schema))
+    writers = {1: json.dumps(schema), 2: json.dumps(union)}
+    bodies = pa.array([b"", b"\x00", b"\x08", None], pa.binary())
+    ids = pa.array([1, 2, 2, 2], pa.int32())
+    block = read_avro(reader, WantedFields(pa.schema([]), names=True), bodies, writers, ids)
+    assert block.names.to_pylist() == ["A", "A", None, None]
+    assert block.reasons.tolist() == [FINE, FINE, SYNTAX, FINE]
