@@ -23,14 +23,19 @@ class DeliveryReports:
         topic: where records go.
         config: librdkafka's configuration, whose secrets are hidden.
         log: the client's errors, which explain why nothing is delivered.
+
+    Attributes:
+        count: changes with each report.
     """
 
     def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
         self._writer, self._topic, self._config, self._log = writer, topic, config, log
         self._failure: str | None = None
+        self.count = 0
 
     def record_report(self, error: Any, message: Any) -> None:
         """The report of one record or mark."""
+        self.count += 1
         if error is not None:
             self.fail(self.describe_failure(f"partition {message.partition()}: {error.str()}"))
 

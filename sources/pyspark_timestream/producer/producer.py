@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -64,43 +64,70 @@ class _MarkLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold it for one record. A delivery callback of the marking thread does not wait."""
+        """Hold it for one record. A delivery callback of the thread that holds it does not wait."""
         if self.is_held:
             yield
             return
         with self._condition:
             while self._marks:
                 self._condition.wait()
-            yield
+            with self._own():
+                yield
 
     @property
     def is_held(self) -> bool:
-        """Whether this thread holds it alone, by itself or by `lend`."""
+        """Whether this thread holds it, by itself or by `lend`."""
         return threading.get_ident() in self._owners
 
+    def lend(self, step: Callable[[Any], T]) -> Callable[[Any], T]:
+        """`step`, for another thread: if this one holds the lock, callbacks there do not wait."""
+        if not self.is_held:
+            return step
+
+        def lent(client: Any) -> T:
+            with self._own():
+                return step(client)
+
+        return lent
+
     @contextmanager
-    def lend(self) -> Iterator[None]:
-        """In a thread that serves callbacks for the one that holds it: they do not wait."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold it for a mark: no other thread produces meanwhile."""
+        if self.is_held:
+            yield
+            return
+        with self._count_lock:
+            self._marks += 1
+        with self._condition:
+            try:
+                with self._own():
+                    yield
+            finally:
+                with self._count_lock:
+                    self._marks -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
         self._owners.append(threading.get_ident())
         try:
             yield
         finally:
             self._owners.remove(threading.get_ident())
 
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold it for a mark: no other thread produces meanwhile."""
-        with self._count_lock:
-            self._marks += 1
-        with self._condition:
-            self._owners.append(threading.get_ident())
-            try:
-                yield
-            finally:
-                self._owners.remove(threading.get_ident())
-                with self._count_lock:
-                    self._marks -= 1
-                self._condition.notify_all()
+
+class _Patience:
+    """Ends a wait in which nothing has changed for `limit_s`."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s, self._seen, self._since_s = limit_s, object(), time.monotonic()
+
+    def is_over(self, seen: object) -> bool:
+        """Whether `seen` was the same in each call for longer than the limit."""
+        now_s = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._since_s = seen, now_s
+        return now_s - self._since_s > self._limit_s
 
 
 class PunctuatedProducer:
@@ -146,6 +173,8 @@ class PunctuatedProducer:
                 "librdkafka's configuration of a producer",
                 "correct the name or the value",
             ) from None
+        # Callbacks run in the threads that make the client's calls.
+        self._client.wrap = self._lock.lend
         self._delivery_limit_s = _read_delivery_limit_s(config)
         self._transaction = Transaction(self._client, topic, self._error_text, self._transactional)
         self._ended = threading.Event()
@@ -196,22 +225,17 @@ class PunctuatedProducer:
                 timestamp=timestamp,
                 headers=headers,
             )
-            self._client.direct.poll(0)
+            self._live_client().poll(0)
 
     def flush(self) -> None:
         """Return when everything that was produced is in the log; raises as `note_time` does."""
-        is_held = self._lock.is_held
-
-        def flush(client: Any) -> int:
-            # Delivery reports come in the thread of this call, and a user's may produce.
-            with self._lock.lend() if is_held else nullcontext():
-                return int(client.flush(_FLUSH_STEP_S))
-
-        least, since_s = sys.maxsize, time.monotonic()
-        while left := self._serve(flush, _FLUSH_STEP_S, "flush"):
-            if left < least:
-                least, since_s = left, time.monotonic()
-            self._check_delivery(since_s)
+        least, patience = sys.maxsize, _Patience(self._delivery_limit_s)
+        while left := self._serve(
+            lambda client: client.flush(_FLUSH_STEP_S), _FLUSH_STEP_S, "flush"
+        ):
+            # Other threads may add as much as is delivered.
+            least = min(least, left)
+            self._check_delivery(patience, least)
         self._reports.raise_failure()
 
     # -- time -------------------------------------------------------------------------------------
@@ -368,37 +392,52 @@ class PunctuatedProducer:
             return self.close()
         self._stop_clock()
         with self._lock.exclusive():
-            if self._transaction.is_open:
-                self.abort()
-            self._closed = True
-            with suppress(DeliveryFailed):
-                self._serve(
-                    lambda client: client.flush(_REQUEST_TIMEOUT_S), _REQUEST_TIMEOUT_S, "flush"
-                )
-            self._client.close()
+            try:
+                if self._transaction.is_open:
+                    self.abort()
+                # A callback that produces now would begin another transaction.
+                self._closed = self._transactional
+                with suppress(DeliveryFailed):
+                    self._serve(
+                        lambda client: client.flush(_REQUEST_TIMEOUT_S), _REQUEST_TIMEOUT_S, "flush"
+                    )
+            finally:
+                self._closed = True
+                self._client.close()
 
     def _stop_clock(self) -> None:
         self._ended.set()
-        if self._clock is not None and self._clock is not threading.current_thread():
+        # A callback's thread holds the lock, for which the clock may wait; it then ends by itself.
+        if self._clock is not None and not self._lock.is_held:
             self._clock.join()
 
     # -- the client -------------------------------------------------------------------------------
 
     def _send(self, value: bytes | str | None, **record: Any) -> None:
-        since_s = time.monotonic()
+        patience: _Patience | None = None
         while True:
-            if self._client.is_abandoned:
-                raise self._abandoned_error("it has not returned from an earlier call")
             try:
-                self._client.direct.produce(self._topic, value, **record)
+                self._live_client().produce(self._topic, value, **record)
                 return
             except BufferError:
+                patience = patience or _Patience(self._delivery_limit_s)
                 self._serve(lambda client: client.poll(_POLL_STEP_S), _POLL_STEP_S, "poll")
-                self._check_delivery(since_s)
+                self._check_delivery(patience)
             except KafkaException as error:
                 raise DeliveryFailed(
                     self._reports.describe_failure(self._error_text(error))
                 ) from None
+
+    def _live_client(self) -> Any:
+        """The client itself, which another thread may give up at any time.
+
+        Raises:
+            DeliveryFailed: it is given up.
+        """
+        client = self._client.direct
+        if client is None:
+            raise self._abandoned_error("it has not returned from an earlier call")
+        return client
 
     def _serve(self, step: Callable[[Any], T], timeout_s: float, name: str) -> T:
         """Call `step` with the client.
@@ -418,9 +457,9 @@ class PunctuatedProducer:
             "time that was noted",
         )
 
-    def _check_delivery(self, since_s: float) -> None:
+    def _check_delivery(self, patience: _Patience, left: int = 0) -> None:
         """Give up where nothing has been delivered for longer than records live."""
-        if time.monotonic() - since_s > self._delivery_limit_s:
+        if patience.is_over((self._reports.count, left)):
             why = f"nothing was delivered in {self._delivery_limit_s:.0f} s"
             raise DeliveryFailed(self._reports.describe_failure(why))
 

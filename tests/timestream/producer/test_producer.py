@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -467,3 +468,141 @@ def test_a_callback_that_produces_while_a_mark_is_noted_is_not_held_up() -> None
     again = ["b"]
     one.note_time(T1)
     assert [label for label, _ in client.log][:2] == ["a", "b"]
+
+
+class Small(FakeClient):
+    """Has room for one record; a poll delivers one, also in a flush of one step."""
+
+    def produce(self, *arguments: Any, **named: Any) -> None:
+        if self.queue:
+            raise BufferError
+        super().produce(*arguments, **named)
+
+    def poll(self, timeout: float) -> None:
+        if timeout:
+            self.flush()
+
+
+def produce_again(one: PunctuatedProducer) -> Callable[[Any, Any], None]:
+    """A delivery callback that produces one more record."""
+    again = ["b"]
+    return lambda error, message: again and one.produce(again.pop())  # type: ignore[return-value]
+
+
+@pytest.mark.timeout(30)
+def test_a_callback_may_produce_while_a_producing_thread_waits_for_room(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "Producer", Small)
+    one, client = producer()
+    one.produce("a", on_delivery=produce_again(one))
+    one.produce("c")
+    one.flush()
+    assert sorted(label for label, _ in client.log) == ["a", "b", "c"]
+
+
+@pytest.mark.timeout(30)
+def test_a_callback_may_produce_while_the_partitions_are_listed(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, client = producer()
+    failures = [KafkaException(KafkaError(KafkaError._TRANSPORT, "down"))]
+    listed = client.list_topics
+
+    def list_topics(topic: str, timeout: float) -> Any:
+        if failures:
+            one.produce("late", on_delivery=produce_again(one))
+            raise failures.pop()
+        return listed(topic, timeout)
+
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "_REQUEST_TIMEOUT_S", 5)
+    monkeypatch.setattr(client, "list_topics", list_topics)
+    monkeypatch.setattr(client, "poll", lambda timeout: client.flush())
+    one.note_time(T1)
+    assert [label for label, _ in client.log] == ["late", "b", mark(T1), mark(T1)]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["commit", "abort"])
+def test_a_callback_may_produce_while_a_transaction_ends(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    one, client = producer(config=TX)
+    one.produce("a")
+    called: list[str] = []
+    end = getattr(client, f"{name}_transaction")
+
+    def serve_and_end(timeout: float) -> None:
+        one.produce("b")
+        called.append("b")
+        end()
+
+    monkeypatch.setattr(client, f"{name}_transaction", serve_and_end)
+    getattr(one, name)()
+    assert (called, client.steps[-1]) == (["b"], name)
+
+
+@pytest.mark.timeout(30)
+def test_a_callback_that_produces_does_not_hold_up_a_failing_block(hanging: Any) -> None:
+    one, client = producer()
+    one.produce("a", on_delivery=produce_again(one))
+    began_s = time.monotonic()
+    with pytest.raises(ZeroDivisionError), one:
+        raise ZeroDivisionError
+    assert [label for label, _ in client.log] == ["a", "b"]
+    assert time.monotonic() - began_s < 0.3  # GRACE_S
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("interval_s", [None, 0.01])
+def test_a_callback_may_close_the_producer(hanging: Any, interval_s: float | None) -> None:
+    one, client = producer(auto_note_time=interval_s)
+    one.produce("a", on_delivery=lambda error, message: one.close())
+    with suppress(DeliveryFailed):
+        one.flush() if interval_s else one.note_time(T1)
+    until(lambda: one._closed)
+    assert client.log[-1][0].endswith("cti-close=true;")
+
+
+def test_a_client_that_another_thread_gives_up_is_a_failed_delivery() -> None:
+    one, client = producer()
+
+    class GivenUp:
+        """What `direct` and `is_abandoned` are in turn when a flush elsewhere is abandoned."""
+
+        is_abandoned = False
+        direct: Any = None
+
+    one.produce("a")
+    one._client = GivenUp()  # type: ignore[assignment]
+    with pytest.raises(DeliveryFailed, match="make a new producer"):
+        one.produce("b")
+    seen = [client, None]
+    one._client = type(
+        "Later", (), {"is_abandoned": False, "direct": property(lambda _: seen.pop(0))}
+    )()
+    with pytest.raises(DeliveryFailed, match="make a new producer"):
+        one.produce("c")
+
+
+@pytest.mark.parametrize("is_delivering", [True, False])
+def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
+    monkeypatch: pytest.MonkeyPatch, is_delivering: bool
+) -> None:
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "GRACE_S", 0.1)
+    one, client = producer(config={"message.timeout.ms": 100})
+    left = [5] * 20 + [0]
+
+    def flush(timeout: float) -> int:
+        time.sleep(0.05)
+        if is_delivering:
+            one._reports.record_report(None, None)
+        return left.pop(0)
+
+    monkeypatch.setattr(client, "flush", flush)
+    if is_delivering:
+        one.flush()
+        assert left == []
+    else:
+        with pytest.raises(DeliveryFailed, match="nothing was delivered"):
+            one.flush()

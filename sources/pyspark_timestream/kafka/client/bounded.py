@@ -47,11 +47,17 @@ _WITHOUT_NAMES: Final = frozenset(
 
 _MAX_IDLE: Final = 8
 _MAX_ABANDONED: Final = 64
-"""Calls that may hang in one process; above that it makes no further ones."""
+"""Calls that may hang in one process, and closes too; above that it makes no further ones."""
 
 
 class CallAbandoned(KafkaException):  # type: ignore[misc]
-    """A call did not return in time: nothing is known of its effect, and its client is given up."""
+    """A call did not return in time: nothing is known of its effect, and its client is given up.
+
+    Attributes:
+        is_refused: it was not made, since too many others have not returned.
+    """
+
+    is_refused = False
 
     def __init__(self, name: str, limit_s: float, why: str | None = None) -> None:
         why = why or f"has not returned from {name} in {limit_s:.0f} s"
@@ -94,6 +100,7 @@ class _Helper(threading.Thread):
             with _LOCK:
                 call.is_done = True
                 _ABANDONED.discard(call)
+                _UNCLOSED.discard(call)
                 is_kept = len(_IDLE) < _MAX_IDLE
                 if is_kept:
                     _IDLE.append(self)
@@ -103,6 +110,11 @@ class _Helper(threading.Thread):
 
 _IDLE: Final[list[_Helper]] = []
 _ABANDONED: Final[set[_Call]] = set()
+_UNCLOSED: Final[set[_Call]] = set()
+"""Closes that hang: only their clients leak, so other calls go on."""
+
+_PARKED: Final[list[Callable[[], object]]] = []
+"""Closes that are not made, with their clients: freeing those might hang."""
 _LOCK: Final = threading.Lock()
 
 
@@ -110,6 +122,7 @@ def _begin_in_child() -> None:
     """Forget the parent's threads, of which a forked child has none."""
     _IDLE.clear()
     _ABANDONED.clear()
+    _UNCLOSED.clear()
     _LOCK.release()
 
 
@@ -118,20 +131,25 @@ os.register_at_fork(
 )
 
 
-def call_bounded(step: Callable[[], T], limit_s: float, name: str) -> T:
+def call_bounded(
+    step: Callable[[], T], limit_s: float, name: str, hanging: set[_Call] = _ABANDONED
+) -> T:
     """Call `step` in a helper thread, and wait at most `limit_s` for it.
 
     Args:
         step: makes the call; it may go on behind the caller's back.
         limit_s: seconds.
         name: of the call, for the message.
+        hanging: the calls of its kind that have not returned, which bound it.
 
     Raises:
         CallAbandoned: it did not return.
     """
-    if len(_ABANDONED) >= _MAX_ABANDONED:
+    if len(hanging) >= _MAX_ABANDONED:
         why = f"has not returned from {_MAX_ABANDONED} calls of this process, so {name} is not made"
-        raise CallAbandoned(name, limit_s, why)
+        error = CallAbandoned(name, limit_s, f"{why}: restart the Python process")
+        error.is_refused = True
+        raise error
     if sys.is_finalizing():
         # Daemon threads do not run any more.
         return step()
@@ -156,7 +174,7 @@ def call_bounded(step: Callable[[], T], limit_s: float, name: str) -> T:
             waited_s += wait_s
     with _LOCK:
         if not call.is_done:
-            _ABANDONED.add(call)
+            hanging.add(call)
             raise CallAbandoned(name, limit_s)
     return cast(T, _unpack(call.answer.get()))
 
@@ -173,7 +191,8 @@ class BoundedClient:
 
     Attributes:
         is_abandoned: a call has not returned. All further calls raise `CallAbandoned` at once.
-        direct: the client itself, for `produce` alone.
+        direct: the client itself, for `produce` alone; None after the last call.
+        wrap: makes of each step, in the thread that waits for it, the one that the helper makes.
 
     Args:
         client: a `Producer`, `Consumer` or `AdminClient`, which nobody else keeps.
@@ -182,6 +201,7 @@ class BoundedClient:
     def __init__(self, client: Any) -> None:
         self.direct = client
         self.is_abandoned = False
+        self.wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda step: step
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -203,12 +223,16 @@ class BoundedClient:
             CallAbandoned: it did not return `GRACE_S` after `timeout_s`.
         """
         limit_s = timeout_s + GRACE_S
-        if self.is_abandoned:
+        # Read once, since other threads may give it up, and not kept here, where it may be freed.
+        held = [self.direct]
+        if held[0] is None:
             raise CallAbandoned(name, limit_s, f"has not returned from a call before {name}")
         try:
-            return call_bounded(partial(step, self.direct), limit_s, name)
-        except CallAbandoned:
-            self._abandon()
+            return cast(T, call_bounded(partial(self.wrap(step), held.pop()), limit_s, name))
+        except CallAbandoned as error:
+            # What was not made does not keep the client, and it would be freed here.
+            if not error.is_refused:
+                self._abandon()
             raise
 
     def wait(self, answer: "Future[T]", timeout_s: float, name: str) -> T:
@@ -220,7 +244,7 @@ class BoundedClient:
         try:
             return answer.result(timeout=timeout_s + GRACE_S)
         except TimeoutError:
-            self._abandon()
+            self.close()
             raise CallAbandoned(name, timeout_s + GRACE_S) from None
 
     def close(self) -> None:
@@ -251,6 +275,13 @@ def close_with_timeout(close: Callable[[], object], timeout_s: float = _CLOSE_TI
     task hanging.
     """
     try:
-        call_bounded(close, timeout_s, "close")
-    except CallAbandoned:
-        _LOG.warning("a Kafka client did not close in %.0f s: it is left behind", timeout_s)
+        call_bounded(close, timeout_s, "close", _UNCLOSED)
+    except CallAbandoned as error:
+        if error.is_refused:
+            _PARKED.append(close)
+        _LOG.warning(
+            "a Kafka client %s: it is left behind",
+            "is not closed, since too many of this process did not close"
+            if error.is_refused
+            else f"did not close in {timeout_s:.0f} s",
+        )

@@ -4,14 +4,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.kafka.client import bounded
-from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned, call_bounded
+from pyspark_timestream.kafka.client.bounded import (
+    BoundedClient,
+    CallAbandoned,
+    call_bounded,
+    close_with_timeout,
+)
 from pyspark_timestream.kafka.client.retry import is_retriable
 
 
@@ -138,6 +145,81 @@ def test_a_stopped_process_does_not_lose_its_patience(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bounded, "_Call", SleepyCall)
     assert call_bounded(lambda: "there", 100, "sound") == "there"
     assert set(waited) == {1.0}
+
+
+def fill(monkeypatch: pytest.MonkeyPatch, gate, hang: Callable[[], object], most: int = 2) -> None:
+    """Let as many calls or closes hang as there may be."""
+    monkeypatch.setattr(bounded, "_MAX_ABANDONED", len(bounded._ABANDONED) + most)
+    for _ in range(bounded._MAX_ABANDONED):
+        hang()
+
+
+def test_closes_that_hang_stop_no_calls(gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(monkeypatch, gate, lambda: close_with_timeout(gate.wait, 0.05))
+    assert call_bounded(lambda: 1, 5, "sound") == 1
+
+
+def test_calls_that_hang_stop_no_closes(gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang() -> None:
+        with suppress(CallAbandoned):
+            call_bounded(gate.wait, 0.05, "stuck")
+
+    fill(monkeypatch, gate, hang)
+    with pytest.raises(CallAbandoned, match="so sound is not made: restart the Python process"):
+        call_bounded(lambda: 1, 5, "sound")
+    closed: list[int] = []
+    close_with_timeout(lambda: closed.append(1), 5)
+    assert closed == [1]
+
+
+class Heavy:
+    """A client that notes the thread which frees it, and then hangs."""
+
+    def __init__(self, gate: threading.Event, freed_in: list[int]) -> None:
+        self.gate, self.freed_in = gate, freed_in
+
+    def sound(self, timeout: float = 0) -> int:
+        return 1
+
+    def __del__(self) -> None:
+        self.freed_in.append(threading.get_ident())
+        self.gate.wait(20)
+
+
+def test_a_client_whose_request_has_no_answer_is_not_freed_by_who_waits(
+    gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded.close_with_timeout, "__defaults__", (0.1,))
+    freed_in: list[int] = []
+    guarded = BoundedClient(Heavy(gate, freed_in))
+    with pytest.raises(CallAbandoned, match="list_offsets"):
+        guarded.wait(Future[Any](), 0.05, "list_offsets")
+    assert guarded.is_abandoned
+    assert len(freed_in) == 1
+    assert threading.get_ident() not in freed_in
+
+
+def test_a_client_that_may_not_be_closed_is_kept_for_ever(
+    gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "_PARKED", [])
+    monkeypatch.setattr(bounded, "_MAX_ABANDONED", 0)
+    freed_in: list[int] = []
+    guarded = BoundedClient(Heavy(gate, freed_in))
+    with pytest.raises(CallAbandoned, match="restart the Python process"):
+        guarded.sound()
+    assert (freed_in, guarded.is_abandoned) == ([], False)
+    guarded.close()
+    assert (freed_in, len(bounded._PARKED)) == ([], 1)
+    assert "is not closed" in caplog.text
+    gate.set()
+
+
+def test_a_client_given_up_by_another_thread_just_now_takes_no_call(gate) -> None:
+    guarded = BoundedClient(Hanging(gate))
+    guarded.direct = None  # and is_abandoned was read before
+    with pytest.raises(CallAbandoned, match="from a call before sound"):
+        guarded.sound("x")
 
 
 ENDING = """
