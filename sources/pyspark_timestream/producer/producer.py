@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -61,17 +62,21 @@ class _MarkLock:
         self._count_lock = threading.Lock()
         self._marks = 0
         self._owners: list[int] = []
+        self._flushing: list[int] = []
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold it for one record. A delivery callback of the thread that holds it does not wait."""
-        if self.is_held:
+        """Hold it for one record; callbacks of who holds it, and of any flush, do not wait.
+
+        A mark is sent when all callbacks of records have returned, so behind what they produce.
+        """
+        if self.is_held or threading.get_ident() in self._flushing:
             yield
             return
         with self._condition:
             while self._marks:
                 self._condition.wait()
-            with self._own():
+            with _noted(self._owners):
                 yield
 
     @property
@@ -79,16 +84,14 @@ class _MarkLock:
         """Whether this thread holds it, by itself or by `lend`."""
         return threading.get_ident() in self._owners
 
-    def lend(self, step: Callable[[Any], T]) -> Callable[[Any], T]:
-        """`step`, for another thread: if this one holds the lock, callbacks there do not wait."""
-        if not self.is_held:
-            return step
-
-        def lent(client: Any) -> T:
-            with self._own():
-                return step(client)
-
-        return lent
+    def lend(self, step: Callable[[Any], T], *, is_flush: bool = False) -> Callable[[Any], T]:
+        """`step`, for another thread: callbacks there wait no more than callbacks in this one."""
+        me = threading.get_ident()
+        if me in self._owners:
+            return partial(_run_noted, self._owners, step)
+        if is_flush or me in self._flushing:
+            return partial(_run_noted, self._flushing, step)
+        return step
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -100,20 +103,28 @@ class _MarkLock:
             self._marks += 1
         with self._condition:
             try:
-                with self._own():
+                with _noted(self._owners):
                     yield
             finally:
                 with self._count_lock:
                     self._marks -= 1
                 self._condition.notify_all()
 
-    @contextmanager
-    def _own(self) -> Iterator[None]:
-        self._owners.append(threading.get_ident())
-        try:
-            yield
-        finally:
-            self._owners.remove(threading.get_ident())
+
+@contextmanager
+def _noted(threads: list[int]) -> Iterator[None]:
+    """Keep this thread among `threads` meanwhile."""
+    me = threading.get_ident()
+    threads.append(me)
+    try:
+        yield
+    finally:
+        threads.remove(me)
+
+
+def _run_noted(threads: list[int], step: Callable[[Any], T], client: Any) -> T:
+    with _noted(threads):
+        return step(client)
 
 
 class _Patience:
@@ -230,9 +241,11 @@ class PunctuatedProducer:
     def flush(self) -> None:
         """Return when everything that was produced is in the log; raises as `note_time` does."""
         least, patience = sys.maxsize, _Patience(self._delivery_limit_s)
-        while left := self._serve(
-            lambda client: client.flush(_FLUSH_STEP_S), _FLUSH_STEP_S, "flush"
-        ):
+
+        def flush(client: Any) -> int:
+            return int(client.flush(_FLUSH_STEP_S))
+
+        while left := self._serve(self._lock.lend(flush, is_flush=True), _FLUSH_STEP_S, "flush"):
             # Other threads may add as much as is delivered.
             least = min(least, left)
             self._check_delivery(patience, least)

@@ -606,3 +606,40 @@ def test_a_flush_beside_producing_threads_waits_while_anything_is_delivered(
     else:
         with pytest.raises(DeliveryFailed, match="nothing was delivered"):
             one.flush()
+
+
+@pytest.mark.usefixtures("real_client")
+@pytest.mark.timeout(30)
+def test_a_callback_of_a_flush_may_produce_while_another_thread_notes_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "GRACE_S", 2)
+    one = PunctuatedProducer(
+        {"bootstrap.servers": "127.0.0.1:1", "message.timeout.ms": 500}, "t", "w"
+    )
+    begun, returned, order = threading.Event(), threading.Event(), list[str]()
+
+    def produce_more(error: Any, message: Any) -> None:
+        begun.set()
+        until(lambda: one._lock._marks)
+        time.sleep(0.3)
+        one._reports.clear_failure()
+        one.produce("b", on_delivery=lambda error, message: order.append("b is reported"))
+        returned.set()
+
+    def note() -> None:
+        begun.wait()
+        # As a mark does, before it is sent.
+        with suppress(DeliveryFailed), one._lock.exclusive():
+            one.flush()
+        order.append("a mark may be sent")
+
+    one.produce("a", on_delivery=produce_more)
+    marking = threading.Thread(target=note)
+    marking.start()
+    with suppress(DeliveryFailed):
+        one.flush()
+    marking.join()
+    assert returned.is_set()
+    assert not one._client.is_abandoned
+    assert order == ["b is reported", "a mark may be sent"]
