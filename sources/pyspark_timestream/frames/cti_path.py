@@ -8,8 +8,8 @@ them is refused by name.
 The rules are semantics 11.14.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -42,10 +42,16 @@ class Step(Protocol):
     def delivers_ctis(self, column: str) -> bool:
         """True if it is a streaming source and `column` its CTI."""
 
-    def keeps_outer(self, place: int) -> bool:
-        """True if it is a join or generator that keeps every row of the input at `place`."""
+    def find_same(self, place: int, column: str) -> str | None:
+        """The column of the input at `place` that the output's `column` is, unchanged.
 
-    def find_condition(self, column: str) -> "Condition | None":
+        Of a source, the column itself. None: it is another one, or nothing shows that it is not.
+        """
+
+    def keeps_outer(self, place: int, is_null: "IsNull") -> bool:
+        """True if it is a join or generator that keeps every CTI row of the input at `place`."""
+
+    def find_condition(self, column: str, is_null: "IsNull") -> "Condition | None":
         """The condition of a filter; None: it does not speak of `column`."""
 
     def widen(self, column: str, child: Any) -> Any:
@@ -55,12 +61,17 @@ class Step(Protocol):
         """The operator's plan over other inputs."""
 
 
+IsNull = Callable[[str], bool]
+"""Tells of a column of an operator's input that it is certainly null in a CTI row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """An expression, as far as what becomes of a CTI row depends on it.
 
     Attributes:
-        name: Spark's name of the expression; `CTI` is the column with the CTI.
+        name: Spark's name of the expression; `CTI` is the column with the CTI, `NULL` one that is
+            null in CTI rows.
         inputs: its arguments.
         value: of a literal, its value; of `AtLeastNNonNulls`, its number.
     """
@@ -77,9 +88,13 @@ class Condition:
             case "Literal":
                 return self.value if isinstance(self.value, bool) else None
             case "IsNotNull":
-                return True if self.inputs[0].is_set else None
+                return (
+                    True if self.inputs[0].is_set else (False if self.inputs[0].is_null else None)
+                )
             case "IsNull":
-                return False if self.inputs[0].is_set else None
+                return (
+                    False if self.inputs[0].is_set else (True if self.inputs[0].is_null else None)
+                )
             case "Not":
                 return None if values[0] is None else not values[0]
             case "Or":
@@ -96,6 +111,18 @@ class Condition:
         if self.name == "Coalesce":
             return any(each.is_set for each in self.inputs)
         return self.name == "CTI" or (self.name == "Literal" and self.value is not None)
+
+    @property
+    def is_null(self) -> bool:
+        """True if it is certainly null in a CTI row."""
+        return self.name == "NULL" or (self.name == "Cast" and self.inputs[0].is_null)
+
+    @property
+    def matches_none(self) -> bool:
+        """True if, as the condition of a join, it is certainly not true of a CTI row."""
+        if self.name == "And":
+            return any(each.matches_none for each in self.inputs)
+        return self.name == "EqualTo" and any(each.is_null for each in self.inputs)
 
 
 class _Effect(StrEnum):
@@ -209,12 +236,24 @@ class _Way:
         comes: CTI rows come through, as far as is known.
         loss: what removed them; None: nothing, or there are none.
         sure: all operators on the way are known.
+        column: the source's column with the CTI.
+        trail: the operators that CTI rows came through, the source first, each with the place of
+            the input that they came from.
     """
 
     plan: Any
     comes: bool = False
     loss: _Loss | None = None
     sure: bool = True
+    column: str = ""
+    trail: tuple[tuple[Step, int], ...] = ()
+
+    def is_null(self, column: str) -> bool:
+        """True if a column is one of the source's, unchanged, that is null in CTI rows."""
+        found = column if self.sure else None
+        for step, place in reversed(self.trail):
+            found = None if found is None else step.find_same(place, found)
+        return found is not None and found.lower() != self.column.lower()
 
 
 def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
@@ -230,7 +269,8 @@ def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
     if way.loss is not None:
         raise SchemaRefused(
             f"{way.loss.what} comes before advance_time and {way.loss.effect}",
-            "a stream as its source delivers it; filters and select with 'cti' may come before",
+            "a stream as its source delivers it; filters, select with 'cti', and joins with a "
+            "table (left, or left_anti by equal columns of the source) may come before",
             way.loss.next_step,
         )
     return way.plan, way.comes and way.sure
@@ -238,7 +278,8 @@ def keep_ctis(root: Step, column: str = "cti") -> tuple[Any, bool]:
 
 def _follow(step: Step, column: str) -> _Way:
     if not step.inputs:
-        return _Way(step.plan, step.delivers_ctis(column))
+        comes = step.delivers_ctis(column)
+        return _Way(step.plan, comes, column=column, trail=((step, 0),))
     if step.name == UNION:
         return _unite(step, column)
     for place, below in step.find_origins(column):
@@ -255,24 +296,29 @@ def _pass(step: Step, place: int, below: str, way: _Way) -> _Way:
         return _Way(step.plan, loss=way.loss)
     if step.name == FILTER:
         return _pass_filter(step, below, way)
-    if step.name in _REMOVERS and not step.keeps_outer(place):
+    if step.name in _REMOVERS and not step.keeps_outer(place, way.is_null):
         return _Way(step.plan, loss=_Loss(_REMOVERS[step.name]))
     if step.name in _FUNCTIONS:
         return _Way(step.plan, loss=_Loss(_FUNCTIONS[step.name], _Effect.MAY_REMOVE))
     if step.name == _WATERMARK:
         return _Way(step.plan, loss=_Loss("withWatermark", _Effect.SECOND))
     sure = way.sure and (step.name in _HARMLESS or step.name in _REMOVERS)
-    return _Way(_rebuild(step, {place: way}), comes=True, sure=sure)
+    return _go_on(way, step, place, _rebuild(step, {place: way}), sure)
+
+
+def _go_on(way: _Way, step: Step, place: int, plan: Any, sure: bool) -> _Way:
+    """`way` after a step that CTI rows come through, with `plan` in its place."""
+    return replace(way, plan=plan, sure=sure, trail=(*way.trail, (step, place)))
 
 
 def _pass_filter(step: Step, below: str, way: _Way) -> _Way:
-    condition = step.find_condition(below)
+    condition = step.find_condition(below, way.is_null)
     if condition is not None:
         # Whoever names the column means it: CTIs may come from elsewhere, as in import_ctis.
         if condition.truth:
-            return _Way(_rebuild(step, {0: way}), comes=True, sure=way.sure)
+            return _go_on(way, step, 0, _rebuild(step, {0: way}), way.sure)
         return _Way(step.plan, loss=_Loss("a filter on column 'cti'", _Effect.CHOOSES))
-    return _Way(step.widen(below, way.plan), comes=True, sure=way.sure)
+    return _go_on(way, step, 0, step.widen(below, way.plan), way.sure)
 
 
 def _unite(step: Step, column: str) -> _Way:
@@ -281,9 +327,8 @@ def _unite(step: Step, column: str) -> _Way:
     coming = {place: way for place, way in ways.items() if way.comes}
     if len(coming) > 1:
         return _Way(step.plan, loss=_Loss("union", _Effect.MIXES))
-    if coming:
-        sure = all(way.sure for way in coming.values())
-        return _Way(_rebuild(step, coming), comes=True, sure=sure)
+    for place, way in coming.items():
+        return _go_on(way, step, place, _rebuild(step, coming), way.sure)
     losses = [way.loss for way in ways.values()]
     return _Way(step.plan, loss=losses[0] if losses and all(losses) else None)
 

@@ -69,10 +69,21 @@ def parse_report(latest_offset: Any) -> dict[str, Any]:
 
 
 def watch_ctis(spark: SparkSession) -> None:
-    """Warn once of each query of the session that loses its CTIs."""
-    if spark not in _watched:
-        _watched.add(spark)
+    """Warn once of each query of the session that loses its CTIs.
+
+    A session that takes no listener is as before: without the warning.
+    """
+    if spark in _watched:
+        return
+    _watched.add(spark)
+    try:
         spark.streams.addListener(_CtiWatch())
+    except Exception as error:  # Spark, py4j and gRPC each have errors of their own.
+        _LOG.warning(
+            "the session takes no listener, so nothing warns of queries that lose their CTI rows "
+            "before advance_time; explain_time(query) shows them (%s: %s)",
+            type(error).__name__, error,
+        )  # fmt: skip
 
 
 class _CtiWatch(StreamingQueryListener):

@@ -23,6 +23,7 @@ from pyspark_timestream.frames.cti_path import (
     JOIN,
     UNION,
     Condition,
+    IsNull,
     Step,
     keep_ctis,
 )
@@ -53,6 +54,22 @@ _FUNCTIONS: Final = {
     "not": "Not",
     "or": "Or",
 }
+_UNCHANGING: Final = frozenset(
+    {
+        "CollectMetrics",
+        "DataSource",
+        "Drop",
+        "Filter",
+        "Hint",
+        "NADrop",
+        "Repartition",
+        "RepartitionByExpression",
+        "Sort",
+        "SubqueryAlias",
+    }
+)
+"""Plans of Spark Connect whose columns are those of their input."""
+
 _WORD: Final = re.compile(r"[A-Za-z_]\w*")
 _ALIAS: Final = re.compile(r"^(.*?)\s+(?:as\s+)?`?([A-Za-z_]\w*)`?\s*$", re.IGNORECASE | re.DOTALL)
 
@@ -156,8 +173,26 @@ class _ClassicStep:
         names = [each.name() for each in _iterate(self.plan.output()) if _read_id(each) == column]
         return bool(self.plan.isStreaming()) and any(name.lower().endswith(_CTI) for name in names)
 
-    def keeps_outer(self, place: int) -> bool:
-        """True of outer joins with what is no stream, and of outer generators."""
+    def find_same(self, place: int, column: str) -> str | None:
+        """By id, which Spark keeps while a column stays the same; by place in a union."""
+        if self.name == "Project":
+            for each in _iterate(self.plan.projectList()):
+                if _read_id(each) == column:
+                    name = str(each.getClass().getSimpleName())
+                    made = each.child() if name == "Alias" else each
+                    is_column = str(made.getClass().getSimpleName()) == "AttributeReference"
+                    return _read_id(made) if is_column else None
+            return None
+        own = [_read_id(each) for each in _iterate(self.plan.output())]
+        if not self._children:
+            return column if column in own else None
+        below = [_read_id(each) for each in _iterate(self._children[place].output())]
+        if self.name in (UNION, "CTERelationRef"):
+            return below[own.index(column)] if column in own else None
+        return column if column in below else None
+
+    def keeps_outer(self, place: int, is_null: IsNull) -> bool:
+        """True of joins with what is no stream, and of outer generators."""
         if self.name == GENERATE:
             return bool(self.plan.outer())
         if self.name != JOIN or self._children[1 - place].isStreaming():
@@ -165,13 +200,15 @@ class _ClassicStep:
         how = str(self.plan.joinType().toString())
         if how in ("Inner", "Cross"):
             return bool(self.plan.condition().isEmpty())
+        if how == "LeftAnti" and place == 0 and self.plan.condition().isDefined():
+            return _read_condition(self.plan.condition().get(), "", is_null).matches_none
         return how in ("FullOuter", ("LeftOuter", "RightOuter")[place])
 
-    def find_condition(self, column: str) -> Condition | None:
+    def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
         """The condition, if it names the column."""
         condition = self.plan.condition()
         named = any(_read_id(each) == column for each in _iterate(condition.references()))
-        return _read_condition(condition, column) if named else None
+        return _read_condition(condition, column, is_null) if named else None
 
     def widen(self, column: str, child: Any) -> Any:
         """`cti IS NOT NULL OR condition`."""
@@ -193,11 +230,13 @@ class _ClassicStep:
         return self.plan.withNewChildren(self._java.jvm.PythonUtils.toSeq(children))
 
 
-def _read_condition(expression: Any, column: str) -> Condition:
+def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
     name = str(expression.getClass().getSimpleName())
     if name == "AttributeReference":
-        return Condition("CTI" if _read_id(expression) == column else name)
-    inputs = tuple(_read_condition(each, column) for each in _iterate(expression.children()))
+        read = _read_id(expression)
+        return Condition("CTI" if read == column else "NULL" if is_null(read) else name)
+    children = _iterate(expression.children())
+    inputs = tuple(_read_condition(each, column, is_null) for each in children)
     value = None
     if name == "Literal":
         value = expression.value()
@@ -284,18 +323,90 @@ class _ConnectStep:
         is_stream = is_stream or (kind == "Read" and self.plan._is_streaming)
         return bool(is_stream) and column.lower().endswith(_CTI)
 
-    def keeps_outer(self, place: int) -> bool:
-        """True of outer joins with what is no stream."""
+    def find_same(self, place: int, column: str) -> str | None:
+        """By name, where the client's own steps show that nothing else has it."""
+        kind, wanted = type(self.plan).__name__, column.lower()
+        if _WORD.fullmatch(column) is None:
+            return None
+        if kind == "Project":
+            return self._find_same_in_project(column)
+        if kind == "WithColumns":
+            for name, made in zip(self.plan._columnNames, self.plan._columns, strict=True):
+                if name.lower() == wanted:
+                    return _read_plain(self._read(made))
+            return column
+        if kind == "WithColumnsRenamed":
+            names = {new.lower(): old for old, new in self.plan._colsMap.items()}
+            was_other = wanted in {old.lower() for old in self.plan._colsMap}
+            return names.get(wanted, None if was_other else column)
+        is_anti = kind == "Join" and self._is_anti(place)
+        return column if kind in _UNCHANGING or is_anti else None
+
+    def _find_same_in_project(self, column: str) -> str | None:
+        found: list[str | None] = []
+        has_star = False
+        for made in self.plan._columns:
+            expression = self._read(made)
+            kind = expression.WhichOneof("expr_type")
+            if kind == "unresolved_star":
+                has_star = True
+                continue
+            alias = list(expression.alias.name) if kind == "alias" else None
+            plain = _read_plain(expression.alias.expr if alias else expression)
+            if plain is None and not alias:
+                # An expression has a name of Spark's making.
+                return None
+            if column.lower() in map(str.lower, alias or [plain or ""]):
+                found.append(plain)
+        if found:
+            return found[0]
+        return column if has_star else None
+
+    def _is_anti(self, place: int) -> bool:
+        from pyspark.sql.connect.proto import Join
+
+        return bool(self.plan.how == Join.JOIN_TYPE_LEFT_ANTI) and place == 0
+
+    def _matches_none(self, is_null: IsNull) -> bool:
+        """True if the condition of the join is an equality that no CTI row meets."""
+        on = self.plan.on if isinstance(self.plan.on, list) else [self.plan.on]
+        left = _list_plan_ids(self.inputs[0].plan) - _list_plan_ids(self.inputs[1].plan)
+
+        def is_null_left(expression: Any) -> bool:
+            # A name alone may be the other side's.
+            name, attribute = _read_plain(expression), expression.unresolved_attribute
+            is_left = attribute.HasField("plan_id") and attribute.plan_id in left
+            return name is not None and is_left and is_null(name)
+
+        def read(expression: Any) -> Condition:
+            if expression.WhichOneof("expr_type") != "unresolved_function":
+                return Condition("NULL" if is_null_left(expression) else "")
+            function = expression.unresolved_function
+            inputs = tuple(map(read, function.arguments))
+            return Condition(
+                {"and": "And", "==": "EqualTo"}.get(function.function_name, ""), inputs
+            )
+
+        return any(
+            is_null(each) if isinstance(each, str) else read(self._read(each)).matches_none
+            for each in on
+            if each is not None
+        )
+
+    def keeps_outer(self, place: int, is_null: IsNull) -> bool:
+        """True of joins with what is no stream."""
         if self.name != JOIN or _reads_stream(self.inputs[1 - place].plan):
             return False
         from pyspark.sql.connect.proto import Join
 
         if self.plan.how in (Join.JOIN_TYPE_INNER, Join.JOIN_TYPE_CROSS):
             return self.plan.on is None
+        if self._is_anti(place):
+            return self._matches_none(is_null)
         sides = (Join.JOIN_TYPE_LEFT_OUTER, Join.JOIN_TYPE_RIGHT_OUTER)
         return self.plan.how in (Join.JOIN_TYPE_FULL_OUTER, sides[place])
 
-    def find_condition(self, column: str) -> Condition | None:
+    def find_condition(self, column: str, is_null: IsNull) -> Condition | None:
         """The condition, if it names the column, or all columns as `na.drop()` does."""
         if type(self.plan).__name__ == "NADrop":
             names = [name.lower() for name in self.plan.cols or ()]
@@ -307,7 +418,7 @@ class _ConnectStep:
         if column.lower() not in map(str.lower, _list_names(expression)):
             return None
         if expression.WhichOneof("expr_type") != "expression_string":
-            return _read_expression(expression, column)
+            return _read_expression(expression, column, is_null)
         # Only the server can read a text of SQL: it is asked about two CTI rows.
         text = expression.expression_string.expression
         return Condition("Literal", value=True if self._keeps_rows(text, column) else None)
@@ -399,14 +510,32 @@ def _list_messages(message: Any) -> Iterator[Any]:
                 yield from _list_messages(each)
 
 
-def _read_expression(expression: Any, column: str) -> Condition:
+def _read_plain(expression: Any) -> str | None:
+    """The name of an expression that is a column of the input and nothing else."""
+    if expression.WhichOneof("expr_type") != "unresolved_attribute":
+        return None
+    text = str(expression.unresolved_attribute.unparsed_identifier).strip("`")
+    return text if _WORD.fullmatch(text) else None
+
+
+def _list_plan_ids(plan: Any) -> set[int]:
+    below = [getattr(plan, name, None) for name in _CHILDREN]
+    found = {plan._plan_id}
+    return found.union(*(_list_plan_ids(each) for each in below if hasattr(each, "_plan_id")))
+
+
+def _read_expression(expression: Any, column: str, is_null: IsNull) -> Condition:
     kind = expression.WhichOneof("expr_type")
     if kind == "unresolved_attribute":
-        return Condition("CTI" if _read_name(expression).lower() == column.lower() else kind)
+        if _read_name(expression).lower() == column.lower():
+            return Condition("CTI")
+        plain = _read_plain(expression)
+        return Condition("NULL" if plain is not None and is_null(plain) else kind)
     if kind == "literal":
         is_bool = expression.literal.WhichOneof("literal_type") == "boolean"
         return Condition("Literal", value=expression.literal.boolean if is_bool else None)
-    inputs = tuple(_read_expression(each, column) for each in _list_messages(expression))
+    messages = _list_messages(expression)
+    inputs = tuple(_read_expression(each, column, is_null) for each in messages)
     if kind == "unresolved_function":
         name = expression.unresolved_function.function_name.lower()
         return Condition(_FUNCTIONS.get(name, name), inputs)

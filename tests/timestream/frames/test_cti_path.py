@@ -11,9 +11,11 @@ from pyspark.sql import functions as F
 from pyspark_timestream import SchemaRefused, advance_time, import_ctis, shift_time, why
 from pyspark_timestream.frames.cti_path import Condition, keep_ctis
 from pyspark_timestream.frames.cti_watch import _CtiWatch, loses_ctis
+from pyspark_timestream.frames.plans import keep_cti_rows
 
 CTI = Condition("CTI")
 OTHER = Condition("AttributeReference")
+NULL = Condition("NULL")
 IS_CTI, IS_DATA = Condition("IsNotNull", (CTI,)), Condition("IsNull", (CTI,))
 LATE = Condition("EqualTo", (OTHER, Condition("Literal", value="late")))
 
@@ -49,10 +51,33 @@ def both(*parts):
         (Condition("AtLeastNNonNulls", (OTHER, CTI), 1), True),
         (Condition("AtLeastNNonNulls", (OTHER, CTI), 2), None),
         (Condition("GreaterThan", (CTI, Condition("Literal", value=1))), None),
+        (either(IS_DATA, Condition("IsNull", (NULL,))), True),
+        (either(IS_DATA, Condition("IsNull", (OTHER,))), None),
+        (both(Condition("IsNull", (NULL,)), either(IS_CTI, LATE)), True),
+        (Condition("IsNotNull", (NULL,)), False),
+        (Condition("IsNull", (Condition("Coalesce", (NULL, OTHER)),)), None),
+        (Condition("EqualTo", (NULL, OTHER)), None),
     ],
 )
 def test_a_condition_is_true_of_a_cti_row_only_where_that_is_certain(condition, truth):
     assert condition.truth is truth
+
+
+@pytest.mark.parametrize(
+    ("condition", "matches_none"),
+    [
+        (Condition("EqualTo", (NULL, OTHER)), True),
+        (Condition("EqualTo", (OTHER, Condition("Cast", (NULL,)))), True),
+        (both(LATE, Condition("EqualTo", (OTHER, NULL))), True),
+        (Condition("EqualTo", (OTHER, OTHER)), False),
+        (Condition("EqualTo", (CTI, OTHER)), False),
+        (Condition("EqualNullSafe", (NULL, OTHER)), False),
+        (either(LATE, Condition("EqualTo", (NULL, OTHER))), False),
+        (Condition("EqualTo", (Condition("Coalesce", (NULL, OTHER)), OTHER)), False),
+    ],
+)
+def test_an_equality_matches_no_cti_row_only_where_a_side_is_null(condition, matches_none):
+    assert condition.matches_none is matches_none
 
 
 @pytest.fixture
@@ -130,6 +155,15 @@ FILTERS = {
     "cross join": (lambda df: df.crossJoin(df.sparkSession.range(1)).where("id = 0"), (6, 12)),
     "explode outer": (
         lambda df: df.select("*", F.explode_outer(F.array("station"))).where("col = 'a'"), (6, 6),
+    ),
+    "anti join": (
+        lambda df: df.join(df.sparkSession.createDataFrame([("b",)], "station string"),
+                           "station", "left_anti"), (6, 6),
+    ),
+    "data or null": (lambda df: df.where("cti IS NULL OR station IS NULL"), (6, 12)),
+    "null and CTI": (
+        lambda df: df.where("(station IS NULL OR station = 'a') "
+                            "AND (cti IS NOT NULL OR minute(start_time) > 2)"), (3, 3),
     ),
     "udf": (lambda df: df.where(F.udf(lambda name: name == "a", "boolean")("station")), (6, 6)),
 }  # fmt: skip
@@ -269,6 +303,26 @@ def test_a_query_that_loses_its_ctis_is_warned_of_once(caplog):
     assert "next step: call advance_time(df) on what the source delivers" in line
 
 
+def test_a_session_that_takes_no_listener_is_warned_of_once_and_goes_on(caplog, connect):
+    class Session:
+        class streams:
+            @staticmethod
+            def addListener(listener):
+                raise NotImplementedError("no listeners here")
+
+    frame = SimpleNamespace(
+        isStreaming=True,
+        sparkSession=Session(),
+        _plan=SimpleNamespace(_plan_id=1, _is_streaming=True),
+        _session=SESSION,
+    )
+    assert keep_cti_rows(frame) is frame
+    assert keep_cti_rows(frame) is frame
+    (line,) = caplog.messages
+    assert line.startswith("the session takes no listener, so nothing warns of queries that lose")
+    assert line.endswith("(NotImplementedError: no listeners here)")
+
+
 # -- plans of Spark Connect, without a server --------------------------------------------------
 
 
@@ -362,3 +416,186 @@ def _drop_nulls(frame, needed):
     from pyspark.sql.connect.plan import NADrop
 
     return NADrop(frame._plan, None, needed)
+
+
+def _columns():
+    from pyspark.sql.connect import functions
+
+    return functions
+
+
+def join_in_connect(frame, on, how="left_anti"):
+    from pyspark.sql.connect.dataframe import DataFrame
+    from pyspark.sql.connect.plan import DataSource, Join
+
+    table = DataFrame(DataSource("parquet", is_streaming=False), SESSION)
+    on = on(table) if callable(on) else on
+    return DataFrame(Join(frame._plan, table._plan, on, how.replace("_", "")), SESSION)
+
+
+def of_plan(frame, name):
+    """A column that knows its frame, without asking a server whether it is there."""
+    from pyspark.sql.connect.column import Column
+    from pyspark.sql.connect.expressions import ColumnReference
+
+    return Column(ColumnReference(name, frame._plan._plan_id))
+
+
+KEPT_JOINS = {
+    "by name": lambda df: (df, "station"),
+    "by names": lambda df: (df, ["n", "station"]),
+    "renamed": lambda df: (df.withColumnRenamed("station", "s"), "s"),
+    "alias": lambda df: (df.select("cti", _columns().col("station").alias("s")), "s"),
+    "filtered": lambda df: (df.select("*").where(_columns().col("n") == 1), "station"),
+    "by columns": lambda df: (df, lambda t: of_plan(df, "station") == of_plan(t, "station")),
+    "and more": lambda df: (
+        df, lambda t: (of_plan(df, "a") == of_plan(t, "b")) & (of_plan(t, "n") > 1),
+    ),
+    "again": lambda df: (join_in_connect(df, "station"), "station"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEPT_JOINS)
+def test_a_block_list_by_equal_columns_of_the_source_keeps_ctis(connect, name):
+    frame = join_in_connect(*KEPT_JOINS[name](connect))
+    assert keep_in_connect(frame) is not None
+
+
+REFUSED_JOINS = {
+    "of a CTI": lambda df: (df, "cti"),
+    "made": lambda df: (df.withColumn("station", _columns().lit("a")), "station"),
+    "chosen": lambda df: (df.select("cti", _columns().lit("a").alias("station")), "station"),
+    "exchanged": lambda df: (
+        df.select("cti", _columns().expr("true").alias("station")), "station",
+    ),
+    "renamed": lambda df: (df.withColumnRenamed("station", "s"), "station"),
+    "of a left join": lambda df: (join_in_connect(df, "station", "left"), "n"),
+    "null-safe": lambda df: (
+        df, lambda t: of_plan(df, "station").eqNullSafe(of_plan(t, "station")),
+    ),
+    "of the table": lambda df: (df, lambda t: of_plan(t, "station") == "a"),
+    "of anyone": lambda df: (df, _columns().col("station") == "a"),
+    "either": lambda df: (
+        df, lambda t: (of_plan(df, "a") == of_plan(t, "a")) | (of_plan(t, "n") > 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_JOINS)
+def test_a_block_list_that_may_hold_a_cti_row_is_refused(connect, name):
+    frame = join_in_connect(*REFUSED_JOINS[name](connect))
+    with pytest.raises(SchemaRefused, match=r"join comes before advance_time .*left_anti by equal"):
+        keep_in_connect(frame)
+
+
+def test_a_filter_that_asks_for_null_of_the_source_keeps_ctis_in_spark_connect(connect):
+    col = _columns().col
+    is_data, fine = col("cti").isNull(), col("violation").isNull()
+    first = is_data | fine
+    second = fine & (col("cti").isNotNull() | (col("x") > 5))
+    for condition in (first, second):
+        frame = connect.where(condition)
+        assert keep_in_connect(frame) is frame._plan
+        made = connect.withColumn("violation", _columns().lit("none")).where(condition)
+        with pytest.raises(SchemaRefused, match="a filter on column 'cti'"):
+            keep_in_connect(made)
+
+
+# -- classic plans, as Java's operators look ------------------------------------------------------
+
+
+class Java:
+    """An object of Java: its class's simple name, and its methods' results."""
+
+    def __init__(self, kind, **results):
+        self._kind, self._results = kind, results
+
+    def getClass(self):
+        return SimpleNamespace(getSimpleName=lambda: self._kind)
+
+    def __getattr__(self, name):
+        found = self._results[name]
+        return lambda: JavaList(found) if isinstance(found, list) else found
+
+
+class JavaList(list):
+    def iterator(self):
+        items = list(self)
+        return SimpleNamespace(hasNext=lambda: bool(items), next=lambda: items.pop(0))
+
+
+def attribute(name):
+    text = SimpleNamespace(toString=lambda: f"#{name}")
+    return Java("AttributeReference", name=name, exprId=text, children=[])
+
+
+def java_source(*names, streams=True):
+    output = [attribute(name) for name in names]
+    return Java("StreamingRelationV2", children=[], output=output, isStreaming=streams)
+
+
+def java_project(below, **made):
+    """Each column by its name: an attribute as it is, or an alias of an expression."""
+    columns = [
+        each if each._kind == "AttributeReference" and each.name() == name
+        else Java("Alias", child=each, children=[each], references=[], **_named(name))
+        for name, each in made.items()
+    ]  # fmt: skip
+    return Java("Project", children=[below], output=columns, projectList=columns, isStreaming=True)
+
+
+def _named(name):
+    return {"name": name, "exprId": SimpleNamespace(toString=lambda: f"#{name}")}
+
+
+def java_anti(left, condition):
+    right = java_source("r", streams=False)
+    is_there = Java("Option", isDefined=True, isEmpty=False, get=condition)
+    how = SimpleNamespace(toString=lambda: "LeftAnti")
+    return Java(
+        "Join", children=[left, right], output=list(left.output()), isStreaming=True,
+        joinType=how, condition=is_there,
+    )  # fmt: skip
+
+
+def keep_classic(plan):
+    from pyspark_timestream.frames.plans import _ClassicStep, _Java
+
+    return keep_ctis(_ClassicStep(plan, _Java(None)), "#cti")
+
+
+def equal(one, other):
+    return Java("EqualTo", children=[one, other], references=[])
+
+
+def test_a_classic_block_list_keeps_ctis_only_by_equal_columns_of_the_source():
+    source = java_source("station", "cti")
+    station, made, other = attribute("station"), attribute("made"), attribute("r")
+    literal = Java("Literal", children=[], value="a")
+    cti = attribute("cti")
+    cti._results["references"] = [attribute("cti")]
+    moved = java_project(source, made=station, cti=cti)
+    constant = java_project(source, made=literal, cti=cti)
+    for plan in (
+        java_anti(source, equal(station, other)),
+        java_anti(moved, equal(other, made)),
+        java_anti(moved, equal(Java("Cast", children=[made]), other)),
+    ):
+        assert keep_classic(plan) == (plan, True)
+    for plan in (
+        java_anti(source, equal(attribute("cti"), other)),
+        java_anti(source, equal(other, literal)),
+        java_anti(constant, equal(made, other)),
+        java_anti(source, Java("EqualNullSafe", children=[station, other])),
+    ):
+        with pytest.raises(SchemaRefused, match="join comes before advance_time"):
+            keep_classic(plan)
+
+
+def test_a_classic_filter_that_asks_for_null_of_the_source_keeps_ctis():
+    source = java_source("violation", "cti")
+    is_data = Java("IsNull", children=[attribute("cti")])
+    fine = Java("IsNull", children=[attribute("violation")])
+    condition = Java("Or", children=[is_data, fine], references=[attribute("cti")])
+    plan = Java("Filter", children=[source], output=list(source.output()), condition=condition)
+    assert keep_classic(plan) == (plan, True)
