@@ -70,14 +70,19 @@ class _MarkLock:
 
         A mark is sent when all callbacks of records have returned, so behind what they produce.
         """
-        if self.is_held or threading.get_ident() in self._flushing:
+        me = threading.get_ident()
+        if me in self._owners or me in self._flushing:
             yield
             return
         with self._condition:
             while self._marks:
                 self._condition.wait()
-            with _noted(self._owners):
+            # As `_noted` does, for each record.
+            self._owners.append(me)
+            try:
                 yield
+            finally:
+                self._owners.remove(me)
 
     @property
     def is_held(self) -> bool:
