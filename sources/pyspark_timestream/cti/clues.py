@@ -11,10 +11,13 @@ import numpy as np
 from pyspark_timestream.connector.columns import NEVER, Instants, Mask, instant_or_sentinel
 from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_instant
 
-__all__ = ["EARLY_US", "MAX_LEAD_US", "Clues", "Judged", "add_clues", "find_early"]
+__all__ = ["EARLY_US", "FAR_US", "MAX_LEAD_US", "Clues", "Judged", "add_clues", "find_early"]
 
 MAX_LEAD_US: Final = 60_000_000
 """A time further after its record's timestamp, or the wall clock, is more than clock skew."""
+
+FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
+"""Times from then on are improbable."""
 
 EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-01T00:00:00Z")
 """Numbers of seconds up to the year 2100, read as milliseconds, lie between these instants, and so

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pyspark_timestream.connector.instants import FINAL_US, format_instant, parse_instant
-from pyspark_timestream.cti.clues import EARLY_US
+from pyspark_timestream.cti.clues import EARLY_US, FAR_US
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import (
     BatchRecord,
@@ -51,8 +51,6 @@ __all__ = [
 
 MOST: Final = 0.5
 """The share of a partition's events from which on the options are wrong, not the events."""
-
-_MIN_FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
 
 
 def find_mistakes(history: History) -> list[Finding]:
@@ -334,7 +332,7 @@ def report_improbable_bounds(options: KafkaOptions) -> list[Finding]:
 
 def _is_improbable(us: int | None) -> bool:
     early_us, end_us = EARLY_US
-    return us is not None and (early_us <= us < end_us or _MIN_FAR_US <= us < FINAL_US)
+    return us is not None and (early_us <= us < end_us or FAR_US <= us < FINAL_US)
 
 
 def makes_ctis(moment: BatchRecord) -> bool:

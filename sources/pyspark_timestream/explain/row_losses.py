@@ -12,7 +12,7 @@ from pyspark_timestream.connector.instants import (
     format_instant,
     parse_duration,
 )
-from pyspark_timestream.cti.clues import MAX_LEAD_US
+from pyspark_timestream.cti.clues import FAR_US, MAX_LEAD_US
 from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.explain.history import BatchRecord, History, find_unchanged_since
 from pyspark_timestream.kafka.plan.findings import (
@@ -131,10 +131,17 @@ def _is_majority_late(state: PartitionState) -> bool:
 
 def report_far_future(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
     """A finding for the partitions in `far`, those for which `is_far` is true."""
-    if not far:
-        return
     last, settings = history[-1], history[-1].offset.settings
     states = {part: last.offset.partitions[part].state for part in far}
+    # A last event of 2100 or later that made none late is told as an improbable time.
+    far = frozenset(
+        part
+        for part, state in states.items()
+        if _count_late(state) or (state.last_us or 0) < FAR_US
+    )
+    if not far:
+        return
+    states = {part: states[part] for part in far}
     parts = sorted(far, key=lambda part: (-_count_late(states[part]), part))
     worst = states[parts[0]]
     late = sum(map(_count_late, states.values()))

@@ -82,7 +82,10 @@ def keep_cti_rows(df: DataFrame) -> DataFrame:
     """
     if not df.isStreaming:
         return df
-    kept, is_sure = _keep_classic(df) if hasattr(df, "_jdf") else _keep_connect(df)
+    if not hasattr(df, "_jdf"):
+        # No listener: its thread would keep a client's process from ending.
+        return _keep_connect(df)
+    kept, is_sure = _keep_classic(df)
     if not is_sure:
         watch_ctis(df.sparkSession)
     return kept
@@ -245,14 +248,14 @@ def _read_condition(expression: Any, column: str, is_null: IsNull) -> Condition:
     return Condition(name, inputs, value)
 
 
-def _keep_connect(df: DataFrame) -> tuple[DataFrame, bool]:
+def _keep_connect(df: DataFrame) -> DataFrame:
     plan, session = df._plan, df._session
     try:
-        kept, is_sure = keep_ctis(_ConnectStep(plan, session), _CTI)
+        kept, _ = keep_ctis(_ConnectStep(plan, session), _CTI)
     except (AttributeError, PySparkException) as error:
         _LOG.debug("the plan below advance_time cannot be read: %s", error)
-        return df, False
-    return (df if kept is plan else type(df)(kept, session)), is_sure
+        return df
+    return df if kept is plan else type(df)(kept, session)
 
 
 class _ConnectStep:
