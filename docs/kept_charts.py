@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kept_results import RESULTS, Kept, kept, worst_jobs
+from kept_results import RESULTS, WHOLE, Kept, format_ratio, kept, not_measured, worst_jobs
 
-_WHOLE: Final = ("", "whole run", "p50")
 FIGURES: Final = "/explanation/figures.md"
 """The page with the full tables."""
 
@@ -26,7 +25,7 @@ def chart(benchmark: str, results: Path = RESULTS) -> str:
     """The chart of a benchmark's whole runs, with a link to its full table."""
     jobs = headline_jobs(benchmark, results)
     if not jobs:
-        return f"*No machine has kept this yet: `python bench {benchmark}` measures it.*"
+        return not_measured(benchmark)
     low = min([1 / _ROOM, *(job["ratio"]["min"] for job in jobs)])
     high = max([_ROOM, *(job["ratio"]["max"] for job in jobs)])
     rows = [_row(job, max(low, 0.01), high, _tells_sizes(jobs)) for job in jobs]
@@ -50,9 +49,9 @@ def headlines(page: str, results: Path = RESULTS) -> str:
         for more in (True, False):
             found = [job["ratio"]["median"] for job in jobs if _is_more_better(job) is more]
             if found:
-                spread = _digits(min(found))
+                spread = format_ratio(min(found))
                 if len(found) > 1:
-                    spread += f" to {_digits(max(found))}"
+                    spread += f" to {format_ratio(max(found))}"
                 way = "above 1" if more else "below 1"
                 rows.append(f"| [{name}]({FIGURES}#{name}) | {len(found)} | {spread} | {way} |")
     return "\n".join(rows)
@@ -61,11 +60,11 @@ def headlines(page: str, results: Path = RESULTS) -> str:
 def headline_jobs(benchmark: str, results: Path = RESULTS) -> list[Kept]:
     """Each job's whole run, or its only figures, from the machine with the worst median."""
     jobs = [job for _, job in worst_jobs(kept(benchmark, results))]
-    whole = {(job["job"], job["rows"]) for job in jobs if job.get("figure", "") in _WHOLE}
+    whole = {(job["job"], job["rows"]) for job in jobs if job.get("figure", "") in WHOLE}
     return [
         job
         for job in jobs
-        if job.get("figure", "") in _WHOLE or (job["job"], job["rows"]) not in whole
+        if job.get("figure", "") in WHOLE or (job["job"], job["rows"]) not in whole
     ]
 
 
@@ -95,9 +94,5 @@ def _row(job: Kept, low: float, high: float, with_rows: bool) -> str:
         f'<span class="chart-one" style="left:{place(1):.1f}%"></span>'
         f'<span class="chart-range" style="left:{begin:.1f}%;width:{end - begin:.1f}%"></span>'
         f'<span class="chart-dot{" chart-better" if is_better else ""}" style="left:{middle:.1f}%">'
-        f'</span></span> <span class="chart-value">{_digits(ratio["median"])}</span></div>'
+        f'</span></span> <span class="chart-value">{format_ratio(ratio["median"])}</span></div>'
     )
-
-
-def _digits(value: float) -> str:
-    return f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"

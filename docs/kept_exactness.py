@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Final
 
-from kept_results import RESULTS, Kept, kept
+from kept_results import RESULTS, Kept, kept, not_measured
 
 __all__ = ["exactness"]
 
@@ -19,7 +19,7 @@ def exactness(benchmark: str, results: Path = RESULTS) -> str:
     """The tables of what contenders took, and of the rows that they have wrong."""
     machines = kept(benchmark, results)
     if not machines:
-        return f"*No machine has kept this yet: `python bench {benchmark}` measures it.*"
+        return not_measured(benchmark)
     return "\n\n".join(_table(machine, measured) for machine, measured in machines.items())
 
 

@@ -10,12 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["RESULTS", "counts", "kept", "ratios", "worst_jobs"]
+__all__ = [
+    "RESULTS",
+    "WHOLE",
+    "counts",
+    "format_ratio",
+    "kept",
+    "not_measured",
+    "ratios",
+    "worst_jobs",
+]
 
 RESULTS: Final = Path(__file__).parent.parent / "bench/results"
 _NOT_VERSIONS: Final = ("machine", "cpu", "cores", "memory GB", "date", "load")
 _KINDS: Final = {"jvm": "JVM", "python": "Python", "broker": "broker"}
-_WHOLE: Final = ("", "whole run", "p50")
+WHOLE: Final = ("", "whole run", "p50")
 """The figures of a job that its core seconds stand beside: they are of the whole run."""
 
 Kept = Mapping[str, Any]
@@ -47,7 +56,7 @@ def ratios(benchmark: str, results: Path = RESULTS) -> str:
     """The table of a benchmark's ratios, and below it what each machine has run."""
     machines = kept(benchmark, results)
     if not machines:
-        return _not_measured(benchmark)
+        return not_measured(benchmark)
     rows = [_ratio_row(machine, job) for machine, job in worst_jobs(machines)]
     return _table(rows, machines)
 
@@ -56,7 +65,7 @@ def counts(benchmark: str, results: Path = RESULTS) -> str:
     """The table of what a benchmark has counted, machine by machine."""
     machines = kept(benchmark, results)
     if not machines:
-        return _not_measured(benchmark)
+        return not_measured(benchmark)
     rows = [
         {**{name: _number(each) for name, each in row.items()}, "machine": machine}
         for machine, measured in machines.items()
@@ -65,7 +74,8 @@ def counts(benchmark: str, results: Path = RESULTS) -> str:
     return _table(rows, machines)
 
 
-def _not_measured(benchmark: str) -> str:
+def not_measured(benchmark: str) -> str:
+    """What stands where a benchmark has no kept results."""
     return f"*No machine has kept this yet: `python bench {benchmark}` measures it.*"
 
 
@@ -74,7 +84,7 @@ def _number(value: Any) -> str:
 
 
 def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
-    figures = {name: _ratio(job["ratio"][key]) for name, key in _SPREAD.items()}
+    figures = {name: format_ratio(job["ratio"][key]) for name, key in _SPREAD.items()}
     peer, *_, ours = job["took"]
     row = {
         "job": job["job"].strip(),
@@ -85,7 +95,7 @@ def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
         "ours": f"{ours}: {_middle(job, ours)}",
     }
     for name, contender in (("peer", peer), ("ours", ours)):
-        is_whole = job.get("figure", "") in _WHOLE
+        is_whole = job.get("figure", "") in WHOLE
         row[f"core s, {name}"] = _cores(job, contender) if is_whole else ""
         row[f"MB, {name}"] = _memory(job, contender) if is_whole else ""
     return row | {"machine": machine}
@@ -94,7 +104,7 @@ def _ratio_row(machine: str, job: Kept) -> dict[str, str]:
 _SPREAD: Final = {"least": "min", "median": "median", "most": "max"}
 
 
-def _ratio(value: float) -> str:
+def format_ratio(value: float) -> str:
     """Two decimals, or two digits of what these would hide."""
     return f"{value:.2f}" if value >= 0.095 or value == 0 else f"{value:.2g}"
 

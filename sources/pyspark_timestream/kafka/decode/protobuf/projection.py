@@ -8,6 +8,7 @@ value. A message that is wanted as its bytes is bytes here: what its schema does
 it.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,21 +31,7 @@ _PACKAGE: Final = "wanted"
 def create_handler(message: Any, tree: Tree) -> Any:
     """Create ptars' reader of a block's `rows`, which have the fields of `tree`."""
     libraries = import_libraries()
-    file = libraries.descriptor_pb2.FileDescriptorProto(
-        name="wanted.proto", package=_PACKAGE, syntax="proto3"
-    )
-    block = file.message_type.add(name="Block")
-    types = libraries.descriptor_pb2.FieldDescriptorProto
-    block.field.add(
-        name="rows",
-        number=1,
-        type=types.TYPE_MESSAGE,
-        label=types.LABEL_REPEATED,
-        type_name=_add_message(file, message, tree),
-    )
-    pool = libraries.descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    descriptor = pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
+    descriptor = _describe_block("proto3", lambda file: _add_message(file, message, tree))
     return libraries.ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
 
 
@@ -120,15 +107,11 @@ def _choose_type(field: Any, tree: Tree | None) -> int:
     return int(types.TYPE_BYTES if as_bytes else field.type)
 
 
-def create_rewriter(message: Any, tree: Tree) -> Any:
-    """Create Google's class of a block with the fields of `tree`, which reads them as they mean.
-
-    What it writes has each field once, the last members of oneofs and the last entries of maps. A
-    message that is wanted as bytes is bytes, so that nothing in it is lost.
-    """
+def _describe_block(syntax: str, add_rows: Callable[[Any], str]) -> Any:
+    """Describe a block's `rows`, whose message `add_rows` adds to a file; it returns the name."""
     libraries = import_libraries()
     file = libraries.descriptor_pb2.FileDescriptorProto(
-        name="kept.proto", package=_PACKAGE, syntax="proto2"
+        name="block.proto", package=_PACKAGE, syntax=syntax
     )
     block = file.message_type.add(name="Block")
     types = libraries.descriptor_pb2.FieldDescriptorProto
@@ -137,13 +120,21 @@ def create_rewriter(message: Any, tree: Tree) -> Any:
         number=1,
         type=types.TYPE_MESSAGE,
         label=types.LABEL_REPEATED,
-        type_name=_keep_message(file, message, tree),
+        type_name=add_rows(file),
     )
     pool = libraries.descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return libraries.message_factory.GetMessageClass(
-        pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
-    )
+    return pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
+
+
+def create_rewriter(message: Any, tree: Tree) -> Any:
+    """Create Google's class of a block with the fields of `tree`, which reads them as they mean.
+
+    What it writes has each field once, the last members of oneofs and the last entries of maps. A
+    message that is wanted as bytes is bytes, so that nothing in it is lost.
+    """
+    descriptor = _describe_block("proto2", lambda file: _keep_message(file, message, tree))
+    return import_libraries().message_factory.GetMessageClass(descriptor)
 
 
 def _keep_message(file: Any, message: Any, tree: Tree) -> str:
