@@ -67,6 +67,18 @@ def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
         assert not anchor or anchor in map(slug, headings), target
 
 
+def test_every_test_that_a_page_names_is_there() -> None:
+    folders = (ROOT / "tests", ROOT / "integration")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    there = {path.stem for path in files}
+    for path in files:
+        there |= set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+    # What a decision was made by need not be there any more.
+    for page in (page for page in pages() if not page.startswith("docs/design/")):
+        named = set(re.findall(r"`(test_\w+)`", read(page)))
+        assert not named - there, page
+
+
 @pytest.mark.parametrize("page", pages())
 def test_every_block_names_its_language_and_why_it_is_not_run(page: str) -> None:
     assert read(page).count("\n```") == 2 * len(blocks(page))

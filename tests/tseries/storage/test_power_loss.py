@@ -1,9 +1,12 @@
 """What was acknowledged outlives a power loss; what was torn is said by name, and mended."""
 
 import os
+import re
+from fnmatch import fnmatch
 
 import pyarrow as pa
 import pytest
+from documents import table
 from tseries.builders import new_store
 from tseries.power_loss import Disk
 from tseries.write.test_large_batch import NOW, as_tasks, at, large
@@ -105,6 +108,32 @@ def test_committed_task_files_survive_a_power_loss(tmp_path, monkeypatch):
     assert len(store.snapshot().files) == 2, "published as they are"
     machine.acknowledge()
     assert len(machine.told) == 10
+
+
+def test_a_commit_syncs_and_links_in_the_order_of_the_page(tmp_path, monkeypatch):
+    calls = []
+
+    def watch(name, path_of):
+        real = getattr(os, name)
+
+        def watched(*given):
+            calls.append((name, os.path.relpath(path_of(*given), tmp_path / "s")))
+            return real(*given)
+
+        monkeypatch.setattr(os, name, watched)
+
+    series = TimeSeries.create(tmp_path / "s", VALUES, auto_compact=False)
+    series.append("a", 1)  # The first commit of a process syncs the directories above as well.
+    watch("fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+    watch("link", lambda path, to: to)
+    series.append("a", 2)
+    for _, call, told in table("docs/explanation/atomic-commit.md", "order of a local commit"):
+        patterns = sorted(re.findall("`([^`]+)`", told))
+        step, calls[: len(patterns)] = calls[: len(patterns)], []
+        assert {name for name, _ in step} == {call}
+        # In one round, so in any order.
+        assert all(map(fnmatch, sorted(path for _, path in step), patterns)), (step, told)
+    assert not calls
 
 
 # -- what is left to the operating system --------------------------------------------------------
