@@ -13,6 +13,8 @@ RELEASE := .venv-release
 READY_RELEASE := $(RELEASE)/.ready
 # An install compiles it; a library of an older source is refused.
 COMPILED := sources/pyspark_timestream/kafka/client/native/gather.c
+# Where the programs of integration/ find what they share.
+SUPPORT := $(shell echo $(CURDIR)/integration/support/* | tr ' ' :)
 # Spark starts its workers with `python3` from PATH unless told otherwise.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(BIN)/python
@@ -72,16 +74,17 @@ $(READY_RELEASE): pyproject.toml
 
 prepare: java $(READY) $(READY42) $(CLASSES) ## install what the tests need; with -j2 several at a time
 
+run run-flights $(CLASSES): export PYTHONPATH := $(SUPPORT)
 run: java $(READY) ## simulate a day in seconds: clock -> hourly windows -> tseries
-	@$(BIN)/python integration/day.py
+	@$(BIN)/python integration/support/jobs/day.py
 
 run-flights: java $(READY) ## the flights of 2013 through a real Kafka broker
-	@$(BIN)/python integration/flights.py
+	@$(BIN)/python integration/support/jobs/flights.py
 
 $(CLASSES): export JVM_FLAGS := $(JVM_FLAGS)
 $(CLASSES): $(READY)
 	@$(PYTHON) sources/pyspark_timestream/demo/progress.py "Keeping Spark's classes for sessions of tests" 70 \
-	  $(BIN)/python integration/archive_classes.py $(CURDIR)/$@
+	  $(BIN)/python integration/support/sessions/archive_classes.py $(CURDIR)/$@
 
 test test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
 # The threads of NumPy's linear algebra begin by waiting busily, a tenth of a second in each process.
@@ -100,7 +103,7 @@ integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts,
 	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)
 
 beside-spark: java $(READY) ## all cases of Spark's own Kafka suites, by its source and by ours; one of each kind is part of CI
-	$(BIN)/python -m pytest integration/test_beside_spark_*.py integration/test_spark_watermark.py $(RERUNS)
+	$(BIN)/python -m pytest integration/spark/test_beside_*.py integration/spark/test_watermark.py $(RERUNS)
 
 soak: export FULL_LENGTH := 1
 soak: java $(READY) ## all tests at full length: every example, kill and commit; for an hour and a half; not part of CI
@@ -112,16 +115,16 @@ soak-store: export DAMAGES := 3000
 soak-store: java $(READY) ## a store against its model for ten minutes, 6,000 damaged files, four writers for ten minutes, 50 kills; not part of CI
 	$(BIN)/python -m pytest tests/tseries/test_store_model.py -s
 	$(BIN)/python -m pytest tests/tseries/maintain/repair/test_damage.py -k no_damage -s
-	$(BIN)/python -m pytest integration/test_store_soak.py integration/test_store_kills.py \
+	$(BIN)/python -m pytest integration/faults/test_store_soak.py integration/faults/test_store_kills.py \
 	  -k "ten_minutes or any_kill" $(RERUNS)
 
 soak-native: export SOAK_SECONDS := 1800
 soak-native: java $(READY) ## the native gather for half an hour under the address sanitizer; twelve seconds of it are part of CI
-	$(BIN)/python -m pytest integration/test_native.py -k sanitizer $(RERUNS)
+	$(BIN)/python -m pytest integration/kafka/test_native.py -k sanitizer $(RERUNS)
 
 soak-restarts: export RESTART_ROUNDS := 10
 soak-restarts: java $(READY) ## three brokers, each restarted or killed ten times under production; one round is part of make soak
-	$(BIN)/python -m pytest integration/test_rolling_restarts.py $(RERUNS)
+	$(BIN)/python -m pytest integration/faults/test_rolling_restarts.py $(RERUNS)
 
 $(READY_DOCS): $(READY)
 	@$(BIN)/python -m pip install -q --group docs
@@ -148,7 +151,7 @@ mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or 
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH python $(CURDIR)/tests/mutation/score.py
 
 picture: java $(READY) ## measure and draw what a lagging partition loses under Spark's watermark, and under CTIs
-	@PYTHONPATH=bench/measuring:integration $(BIN)/python bench/kafka/lagging_partition.py
+	@PYTHONPATH=bench/measuring:$(SUPPORT) $(BIN)/python bench/kafka/lagging_partition.py
 
 bench: export BENCH_QUICK := $(QUICK)
 # Small runs end before the second compiler has met them, and half of their time would be its work.

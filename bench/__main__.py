@@ -122,7 +122,8 @@ def quick_order() -> list[str]:
 
 def environment_for(place: Path) -> dict[str, str]:
     """A benchmark's environment, which says where it finds the others and keeps its results."""
-    paths = (HERE, HERE / "measuring", HERE.parent / "integration", os.environ.get("PYTHONPATH"))
+    support = sorted((HERE.parent / "integration" / "support").glob("[a-z]*"))
+    paths = (HERE, HERE / "measuring", *support, os.environ.get("PYTHONPATH"))
     given = {
         "BENCH_RESULTS": str(place),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths if path),

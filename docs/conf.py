@@ -40,7 +40,7 @@ copybutton_prompt_text = "$ "
 html_static_path = ["_static"]
 html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
-# What a notebook shows is what CI compares with a run of it: integration/test_notebooks.py.
+# What a notebook shows is what CI compares with a run of it: integration/docs/test_notebooks.py.
 nb_execution_mode = "off"
 
 html_theme = "furo"

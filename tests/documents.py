@@ -1,7 +1,7 @@
 """README.md and the pages of docs/ as tests read them: tables, sections and code blocks.
 
-`integration/test_pages_run.py` runs each block that a reader pastes, page by page and in order.
-A comment before a block changes that:
+`integration/docs/test_pages_run.py` runs each block that a reader pastes, page by page and in
+order. A comment before a block changes that:
 
 - `<!-- not run: REASON -->`: nothing runs it, and the reason says why.
 - `<!-- prints -->` before a block of text: what the blocks since the last such one have printed.

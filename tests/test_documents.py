@@ -263,7 +263,9 @@ def test_every_diagnosis_is_an_entry_of_the_troubleshooting(kind: Kind) -> None:
 
 
 def test_differences_from_sparks_kafka_source_are_those_that_tests_show() -> None:
-    tests = "".join(path.read_text() for path in (ROOT / "integration").glob("test_beside_*.py"))
+    tests = "".join(
+        path.read_text() for path in (ROOT / "integration/spark").glob("test_beside_*.py")
+    )
     shown = re.findall(r'@pytest\.mark\.difference\("(.*)"\)', tests)
     rows = table("docs/how-to/migrate-from-kafka.md", "differences from Spark's Kafka source")
     assert sorted(row[0] for row in rows) == sorted(shown)

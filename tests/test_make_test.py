@@ -21,7 +21,7 @@ def test_run_that_froze_memory_ends_without_reports_of_leaks(tmp_path: Path) -> 
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "conftest", str(script)],
         cwd=tmp_path,
-        env={"PATH": "", "PYTHONPATH": f"{tests}:{tests.parent / 'integration'}"},
+        env={"PATH": "", "PYTHONPATH": f"{tests}:{tests.parent / 'integration/support/sessions'}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "1 passed" in done.stdout, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""How often the total of a bank is not 0 (`integration/bank_transfers.py`), by both sources.
+"""How often the total of a bank is not 0 (`bank_transfers.py`), by both sources.
 
 *Live*: a producer reports the minute of transfers as it passes, at most ten seconds out of order,
 and in some runs one partition half a minute behind, while the queries run; then all is read to its

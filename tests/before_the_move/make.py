@@ -5,7 +5,7 @@ A later version must go on from it. With that version in a worktree, at the top 
     git worktree add /tmp/old 412e935 && make -C /tmp/old lint
     cd /tmp/old && PYTHONPATH=integration .venv/bin/python OUR_TESTS/before_the_move/make.py
 
-It starts a broker (see `integration/broker.py`) and writes, for each query of `queries.py`, an
+It starts a broker (see `broker.py` of `integration`) and writes, for each query of `queries.py`, an
 archive with its checkpoint, its store or rows and the records of its topic, and for Kafka
 `kafka.json`: the ids of the topics, and the metadata of the consumer groups.
 """

@@ -29,7 +29,7 @@ def test_every_case_has_a_test_through_the_client():
 
 
 def test_every_case_that_options_can_ask_for_has_a_test_through_spark():
-    tested = BOTH | named(INTEGRATION.glob("test_tseries_*.py"))
+    tested = BOTH | named(INTEGRATION.glob("store/test_*.py"))
     assert set(NUMBERS) - tested == set(NO_COUNTERPART) | set(NO_OPTIONS)
 
 

@@ -1,0 +1,96 @@
+"""The first ten minutes: the demo, README's example pasted beside it, and the end of both."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from broker import Broker
+from demo_process import demo, printed_until
+from documents import blocks
+from kafka_image import image_to_run
+from process_session import answers, ends
+
+from pyspark_timestream.demo.end_run import processes_of
+from pyspark_timestream.demo.example import ADDRESS
+from pyspark_timestream.demo.kafka_container import KafkaContainer
+from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo.topic import create_topic, fill_topic, wait_for_broker
+from pyspark_timestream.demo.trips import trips
+
+pytestmark = pytest.mark.timeout(600)
+
+EXAMPLE = blocks("README.md", "python")[0].text
+(RESULT,) = (block.text for block in blocks("README.md") if block.is_printed)
+LAST_LINE = "The broker runs until Ctrl-C"
+
+
+def address_in(printed: str) -> str:
+    found = re.search(r"Topic trips is at (localhost:\d+): 20,000 trips in 4 partitions", printed)
+    assert found, printed
+    return found[1]
+
+
+def test_readme_example_beside_the_demo_prints_readmes_result(tmp_path: Path) -> None:
+    with demo(tmp_path) as process:
+        printed = printed_until(process, LAST_LINE)
+        address = address_in(printed)
+        example = EXAMPLE.replace(ADDRESS, address)
+        assert example in printed
+        (tmp_path / "trips.py").write_text(example)
+        done = subprocess.run(
+            [sys.executable, "trips.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == RESULT, done.stderr[-3000:]
+        # Ctrl-C reaches a terminal's whole process group.
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 0
+    assert not answers(address)
+    assert not list(processes_of(tmp_path))
+    assert not list(tmp_path.glob("timestream-demo-*"))
+
+
+def test_demo_that_is_killed_leaves_no_broker(tmp_path: Path) -> None:
+    with demo(tmp_path) as process:
+        address = address_in(printed_until(process, LAST_LINE))
+        assert answers(address)
+        os.killpg(process.pid, signal.SIGKILL)
+    assert ends(lambda: answers(address))
+    assert ends(lambda: list(processes_of(tmp_path)) or list(tmp_path.glob("timestream-demo-*")))
+
+
+@pytest.mark.soak
+def test_demo_with_seconds_ends_by_itself(tmp_path: Path) -> None:
+    with demo(tmp_path, "--seconds", "1") as process:
+        printed_until(process, LAST_LINE)
+        began = time.monotonic()
+        assert process.wait(60) == 0
+        assert time.monotonic() - began < 30
+
+
+def test_container_of_the_demo_takes_the_trips_and_ends(broker: Broker) -> None:
+    if broker.tier != "container":
+        pytest.skip("no Docker engine, or it is not to be used")
+    import docker
+
+    with contextlib.closing(docker.from_env(timeout=180)) as engine:
+        image = image_to_run(engine)
+    port = free_port()
+    server = KafkaContainer(port, image)
+    try:
+        server.start()
+        wait_for_broker(server.bootstrap, server.failure)
+        create_topic(server.bootstrap)
+        given = list(trips())[:1000]
+        assert fill_topic(server.bootstrap, given) == len(given)
+        assert server.failure() is None
+    finally:
+        server.close()
+    assert not answers(server.bootstrap)

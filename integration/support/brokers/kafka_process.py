@@ -1,0 +1,61 @@
+"""A local Apache Kafka process for tests: the broker of machines without Docker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from pyspark_timestream.demo import kafka_process
+from pyspark_timestream.demo.kafka_jars import fetch_jars, locked
+from pyspark_timestream.demo.kafka_process import free_port
+
+CACHE = Path(__file__).parents[3] / ".work" / "kafka"
+
+
+class KafkaProcess(kafka_process.KafkaProcess):
+    """A broker in a JVM of ours; its data outlives a kill.
+
+    Args:
+        changes: settings other than those of a broker that is alone.
+        ports: of the broker and of its controller; free ones by default.
+        cluster: the cluster's id; a new one by default.
+        heap: of the JVM.
+    """
+
+    def __init__(
+        self,
+        changes: Mapping[str, str] | None = None,
+        ports: tuple[int, int] | None = None,
+        cluster: str | None = None,
+        heap: str = "512m",
+    ) -> None:
+        ports = ports or (free_port(), free_port())
+        directory = CACHE / "runs" / f"{os.getpid()}-{ports[0]}"
+        flags = os.environ.get("JVM_FLAGS", "").split()
+        super().__init__(kafka_jars(), directory, ports, changes, cluster, heap, flags=flags)
+
+    def cut_log(self, topic: str, partition: int) -> None:
+        """Remove the last batch of a partition's log, while the broker is not running."""
+        place = self.directory / "data" / f"{topic}-{partition}"
+        (segment,) = place.glob("*.log")
+        data = segment.read_bytes()
+        # A batch begins with its first offset (8 bytes) and its length after that (4 bytes).
+        begins = [0]
+        while begins[-1] < len(data):
+            length = int.from_bytes(data[begins[-1] + 8 : begins[-1] + 12], "big")
+            begins.append(begins[-1] + 12 + length)
+        segment.write_bytes(data[: begins[-2]])
+        for index in place.glob("*index"):
+            index.unlink()
+
+
+def kafka_jars() -> Path:
+    """The directory with the broker's jars, fetched from Maven Central on first use."""
+    return fetch_jars(CACHE)
+
+
+def image_lock() -> AbstractContextManager[None]:
+    """Let one process at a time build an image."""
+    return locked(CACHE, "image")
