@@ -144,7 +144,7 @@ docs-check: docs ## a browser searches the site and opens every page; pictures a
 mutants: java $(READY) ## mutation tests of the pure rules, for half an hour or more; not part of CI
 	$(BIN)/python -m pip install -q --group mutation
 	rm -rf .work/mutation && mkdir -p .work/mutation/src .work/mutation/tests
-	cp -r sources/pyspark_timestream .work/mutation/src && cp -r tests/timestream .work/mutation/tests
+	cp -r sources/pyspark_timestream .work/mutation/src && cp -r tests/timestream tests/lib .work/mutation/tests
 	cp tests/mutation/setup.cfg .work/mutation
 	cp tests/mutation/working_copy_conftest.py .work/mutation/tests/conftest.py
 	cd .work/mutation && PATH=$(CURDIR)/$(BIN):$$PATH nice -n 15 timeout 7200 mutmut run --max-children 2

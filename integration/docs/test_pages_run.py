@@ -4,7 +4,7 @@ The blocks of a page run in order, in one namespace that has `spark`. One comman
 everything that they need, as for a reader: `python -m pyspark_timestream demo --topics`. Its
 addresses take the place of `localhost:9092` and `localhost:8081`, and one directory, the same for
 all pages, that of `/data`.
-`tests/documents.py` says which comments change what happens to a block.
+`tests/lib/documents.py` says which comments change what happens to a block.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PASTED = ("python", "console", "sql")
 """The languages of blocks that a reader pastes."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyspark_tseries.model.retention import parse_range
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/other-engines.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/how-to/other-engines.md").read_text()
 COLUMNS = ("series", "sequence", "value", "original_sequence")
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-PLACE = Path(__file__).parent / "traces"
+PLACE = Path(__file__).parents[2] / "timestream" / "traces"
 NAMES = sorted(path.stem for path in PLACE.glob("*.json"))
 
 COLUMNS = (
