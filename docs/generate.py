@@ -12,6 +12,7 @@ A comment in a page asks for one, and is replaced by it:
 - `<!-- headlines -->`: the medians of all charts of the page.
 - `<!-- example of the README -->`: its first program.
 - `<!-- counts: internal_consistency -->`: what a benchmark has counted, from there too.
+- `<!-- tested -->`, `<!-- oracles -->`: what the tests are, counted in them.
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import tested
 from kept_charts import chart, headlines
 from kept_exactness import exactness
 from kept_results import counts, ratios
@@ -58,8 +60,8 @@ CONNECTORS = {
 }
 COMMANDS = ("pyspark_timestream", "pyspark_tseries")
 REQUEST = re.compile(
-    r"^<!-- (options|settings|commands|ratios|chart|headlines|counts|exactness|metrics)"
-    r"(?:: (\w+))? -->$",
+    r"^<!-- (options|settings|commands|ratios|chart|headlines|counts|exactness|metrics"
+    r"|tested|oracles)(?:: (\w+))? -->$",
     re.MULTILINE,
 )
 QUOTED = re.compile(r"'([^']*)'")
@@ -210,6 +212,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "chart": chart,
     "counts": counts,
     "exactness": exactness,
+    "tested": tested.table,
+    "oracles": tested.list_oracles,
 }
 
 

@@ -10,6 +10,7 @@ import io
 import json
 import random
 import re
+import zlib
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
@@ -78,6 +79,14 @@ def test_what_is_shown_has_right_checksums(readers):
     for text in (shown["append"], shown["erasure"], last):
         content = text.encode()
         readers["check"](content, readers["behind"](content, b'"crc32":"'))
+
+
+def test_ids_on_the_page_bear_the_mark_of_the_table():
+    shown = store_sample.samples(read(PAGE))
+    (table_id,) = re.findall('"id": "([^"]+)"', shown["first entry"])
+    ids = re.findall("(?:head/|-)([0-9a-f]{16})", shown["files"])
+    assert len(ids) > 4
+    assert {int(each, 16) >> 42 for each in ids} == {zlib.crc32(table_id.encode()) >> 12}
 
 
 def test_the_readers_read_the_store_of_the_page(tmp_path):

@@ -17,15 +17,16 @@ from lengths import repetitions
 
 from pyspark_tseries import TimeSeries
 
-ROUNDS = repetitions(2, 25)
+KILLS = repetitions(2, 25)
+"""Of two writers each time."""
 THREADS = 4
 
 
-@pytest.mark.timeout(60 * ROUNDS)
+@pytest.mark.timeout(60 * KILLS)
 def test_shared_commits_lose_and_double_no_event_at_any_kill(tmp_path: Path) -> None:
     store, acknowledged = tmp_path / "store", tmp_path / "acknowledged"
     series = TimeSeries.create(store, {"value": pa.string()}, "unlimited", "me")
-    for turn in range(ROUNDS):
+    for turn in range(KILLS):
         kill_writers(store, acknowledged, turn)
         check(store, acknowledged.read_text().splitlines())
         assert series.verify() == [], f"after round {turn}"

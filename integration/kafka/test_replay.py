@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(400)
 
 PATIENCE_S = 120.0
 DAY_S = 86_400
+KILLS = repetitions(1, 5)
 MARCH = (60 * DAY_S, 91 * DAY_S)
 """March 2024, in seconds from 2024-01-01."""
 CLOCK = {"ctiFrequency": "1", "ctiDelay": "1 day"}
@@ -122,7 +123,7 @@ def test_a_replay_that_is_killed_goes_on_to_the_same_rows_and_the_same_last_cti(
         return batch > 0 and (killed.place / "rows" / f"batch={batch:06d}" / "_SUCCESS").exists()
 
     point = between_files_and_checkpoint(killed.place / "checkpoint", is_written)
-    for _ in range(repetitions(1, 5)):
+    for _ in range(KILLS):
         assert run_until(job, point, timeout=240).hit
     rows = killed.run()
     assert places(rows) == places(expected) != []

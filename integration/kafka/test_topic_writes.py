@@ -302,7 +302,7 @@ def test_rows_that_were_written_before_the_mark_failed_are_not_written_twice(job
     assert made.marks()[-1].second == FINAL
 
 
-def check_killed(made: TopicJob, records, point, kills: int, log: Path) -> None:
+def check_killed(made: TopicJob, records, point, *, kills: int, log: Path) -> None:
     """Kill the job at the point, let it finish, and check that every result is there once."""
     arguments = [made.broker.bootstrap, made.source, made.target, str(made.place)]
     killed_job = Job(JOBS / "topic_write_job.py", arguments, log=log)
@@ -323,7 +323,7 @@ def test_a_job_that_is_killed_between_rows_and_marks_writes_each_result_once(
     made = job(*records)
     with contextlib.closing(made.progress()) as progress:
         point = InBatch(made.place / "checkpoint", then=progress.is_half_written)
-        check_killed(made, records, point, repetitions(1, 4), tmp_path / "job.log")
+        check_killed(made, records, point, kills=repetitions(1, 4), log=tmp_path / "job.log")
 
 
 @pytest.mark.soak
@@ -340,4 +340,4 @@ def test_a_job_that_is_killed_anywhere_in_batches_writes_each_result_once(
         return time.time() - planned > waits[batch % len(waits)]
 
     point = InBatch(place, then=is_due)
-    check_killed(made, records, point, repetitions(2, 4), tmp_path / "job.log")
+    check_killed(made, records, point, kills=repetitions(2, 4), log=tmp_path / "job.log")

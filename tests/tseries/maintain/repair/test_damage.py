@@ -29,7 +29,7 @@ from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
 from pyspark_tseries.store.store import Store
 
 NAMES = "abcä"
-CASES = int(os.environ.get("DAMAGES", repetitions(16, 1500)))
+DAMAGES = int(os.environ.get("DAMAGES", repetitions(16, 1500)))
 FIRST = int(os.environ.get("DAMAGE_SEED", 0))
 KINDS = ("entry", "entry", "entry", "checkpoint", "pointer", "head", "data")
 WAYS = ("bit", "bit", "cut", "delete")
@@ -149,12 +149,12 @@ def check_case(path, right, file):
     return "left"
 
 
-@pytest.mark.timeout(7200 if CASES > 100 else 300)
+@pytest.mark.timeout(7200 if DAMAGES > 100 else 300)
 def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
     right = answers(sound)
     assert len(right) == 24 * 3 + 4
     ends = {}
-    for seed in range(FIRST, FIRST + CASES):
+    for seed in range(FIRST, FIRST + DAMAGES):
         chance = random.Random(seed)
         # Each kind in turn, so that few cases have them all.
         kind, how = KINDS[seed % len(KINDS)], chance.choice(WAYS)
@@ -171,7 +171,7 @@ def test_no_damage_of_one_file_loses_an_event_without_a_word(sound, tmp_path):
             error.add_note(f"seed {seed}: {how} of {file}")
             raise
         ends.setdefault((kind, end), []).append(seed)
-    assert len(KINDS) > CASES or {kind for kind, _ in ends} >= {"entry", "head", "data"}
+    assert len(KINDS) > DAMAGES or {kind for kind, _ in ends} >= {"entry", "head", "data"}
     print({key: len(seeds) for key, seeds in ends.items()})
 
 
