@@ -243,10 +243,10 @@ def blocks_run() -> str:
     return f"{len(told) - left} blocks; {left} are not run, each for its reason"
 
 
-def contracts() -> str:
+def import_rules() -> str:
     """The rules of which folder may import which."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return f"{len(project['tool']['importlinter']['contracts'])} contracts"
+    return f"{len(project['tool']['importlinter']['contracts'])} import contracts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +326,7 @@ KINDS: Final = (
     Kind(
         "code blocks of the documents that are run", blocks_run, of_name("pages_run", "integration")
     ),
-    Kind("rules of which folder may import which", contracts, "make lint"),
+    Kind("rules of which folder may import which", import_rules, "make lint"),
 )
 
 
