@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# The oldest Spark that is supported, in its newest release.
+# The oldest Spark that is supported, in its newest release, and with it pandas before version 3.
 OLDEST := 4.2.1
 VENV42 := .venv-4.2
 READY42 := $(VENV42)/.ready-$(OLDEST)
@@ -62,7 +62,7 @@ $(READY): pyproject.toml $(COMPILED)
 $(READY42): pyproject.toml $(COMPILED)
 	@$(PYTHON_IS_NEW)
 	@$(PYTHON) -m venv $(VENV42)
-	@$(call PIP_INSTALL,$(VENV42),--group test pyspark==$(OLDEST) -e .)
+	@$(call PIP_INSTALL,$(VENV42),--group test pyspark==$(OLDEST) "pandas<3" -e .)
 	@touch $@
 
 $(READY_RELEASE): pyproject.toml
@@ -96,8 +96,8 @@ test: java $(CLASSES) ## the fast tests: rules, storage, and Spark without a bro
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
-test-4.2: java $(READY42) ## the fast tests that touch Spark, on the oldest Spark that is supported
-	$(VENV42)/bin/python -m pytest tests -m spark $(WORKERS) $(RERUNS)
+test-4.2: java $(READY42) ## the fast tests that touch Spark or pandas, on the oldest Spark that is supported and on pandas 2
+	$(VENV42)/bin/python -m pytest tests -m "spark or pandas" $(WORKERS) $(RERUNS)
 
 integration: java $(CLASSES) ## the real thing: a Kafka broker, kills, restarts, a cluster
 	$(BIN)/python -m pytest integration -m "not soak" $(WORKERS) $(RERUNS)

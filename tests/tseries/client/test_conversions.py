@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from pyspark_tseries import IncompatibleValue, InvalidQuery, NoSuchEvent, OutOfOrder, TimeSeries
 from pyspark_tseries.client.convert import convert_column, convert_value
 
+pytestmark = pytest.mark.pandas
+
 UTC_US = pa.timestamp("us", "UTC")
 NTZ = pa.timestamp("us")
 NOON = dt.datetime(2024, 2, 29, 12)  # noqa: DTZ001

@@ -8,6 +8,8 @@ import pytest
 
 from pyspark_tseries import IncompatibleValue, TimeSeries
 
+pytestmark = pytest.mark.pandas
+
 
 def at(minute):
     return datetime(2020, 1, 1, tzinfo=UTC) + timedelta(minutes=minute)

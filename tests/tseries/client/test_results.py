@@ -13,6 +13,8 @@ import pytest
 
 from pyspark_tseries import InvalidQuery, TimeSeries
 
+pytestmark = pytest.mark.pandas
+
 BIG = 2**60 + 1
 """A double cannot hold it."""
 
