@@ -54,11 +54,6 @@ def test_reports_are_in_order_and_departures_really_are_not(table: pa.Table) -> 
     assert 10 * HOUR < behind["most_us"] < duration_us(HARMLESS_DELAY)
 
 
-def test_a_report_follows_its_departure(table: pa.Table) -> None:
-    lag = pc.subtract(table["report_us"], table["departure_us"])
-    assert 0 < pc.min(lag).as_py() <= pc.max(lag).as_py() < duration_us(HARMLESS_DELAY)
-
-
 def test_the_first_flight_reads_as_published(table: pa.Table) -> None:
     place = table["row"].to_pylist().index(0)
     value = json.loads(next(json_values(table.slice(place, 1))))
@@ -77,32 +72,12 @@ def test_the_first_flight_reads_as_published(table: pa.Table) -> None:
     assert table["report_us"][place].as_py() == 1_357_017_420_000_000 + 227 * 60_000_000
 
 
-def test_a_cancelled_flight_has_nulls_and_is_reported_when_scheduled(table: pa.Table) -> None:
-    cancelled = table.filter(pc.is_null(table["departure_us"])).slice(0, 1)
-    value = json.loads(next(json_values(cancelled)))
-    assert value["departure"] is value["dep_delay"] is None
-    assert cancelled["report_us"] == cancelled["scheduled_us"]
-
-
-def test_an_aircraft_stays_in_its_partition_and_all_four_are_used(table: pa.Table) -> None:
-    places = table.group_by("tailnum").aggregate([("partition", "count_distinct")])
-    assert pc.max(places["partition_count_distinct"]).as_py() == 1
-    sizes = table.group_by("partition").aggregate([("row", "count")])
-    assert min(sizes["row_count"].to_pylist()) > 70_000
-
-
 def test_with_a_large_delay_nothing_is_late(table: pa.Table) -> None:
     counted = totals(table, "1 hour", HARMLESS_DELAY)
     assert (counted["events"], counted["dropped"]) == (FLIGHTS, 0)
     assert counted["malformed"] == CANCELLED
     kept = kept_rows(table, judge_flights(table, "1", HARMLESS_DELAY))
     assert kept.num_rows == DEPARTED
-
-
-def test_with_a_small_delay_some_are_late(table: pa.Table) -> None:
-    counted = totals(table, "100", "3 hours")
-    assert 1_000 < counted["dropped"] < DEPARTED // 2
-    assert counted["malformed"] == CANCELLED
 
 
 def test_the_expected_hours_add_up(table: pa.Table) -> None:
@@ -113,10 +88,6 @@ def test_the_expected_hours_add_up(table: pa.Table) -> None:
     assert minutes == pytest.approx(pc.sum(table["dep_delay"]).as_py())
     # By hand from the published table: 5:17, 5:54, 5:55, 5:58 and 5:59 with 2, -4, -5, -2 and -1.
     assert hours[0] == Hour("EWR", 1_357_016_400_000_000, 5, -2.0)
-
-
-def test_a_part_of_the_flights_is_their_beginning(table: pa.Table) -> None:
-    assert flights(1_000).equals(table.slice(0, 1_000).combine_chunks())
 
 
 # -- the oracle against the rules' own words ------------------------------------------------------

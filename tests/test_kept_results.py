@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kept_results import counts, kept, ratios, worst_jobs
+from kept_results import kept, ratios, worst_jobs
 
 VERSIONS = {"cpu": "A CPU", "cores": 2, "date": "2026-11-23", "pyspark": "4.3.0"}
 
@@ -41,18 +41,6 @@ def test_figures_and_sizes_of_a_job_are_rows_of_their_own(tmp_path: Path) -> Non
     ]
 
 
-def test_a_ratio_far_below_one_keeps_two_digits(tmp_path: Path) -> None:
-    small = {"min": 0.00123, "median": 0.0946, "max": 0.0951}
-    keep(tmp_path, "a", jobs=[{**job("read", 2.0), "ratio": small}])
-    assert "| 0.0012 | 0.095 | 0.10 |" in ratios("some", tmp_path)
-
-
-def test_core_seconds_as_a_figure_are_rows_a_second_of_a_core(tmp_path: Path) -> None:
-    keep(tmp_path, "a", jobs=[job("read", 2.0, figure="core s")])
-    (row,) = (line for line in ratios("some", tmp_path).splitlines() if line.startswith("| read"))
-    assert row.endswith("| spark: 1,000,000/s | timestream: 1,620/s |")
-
-
 def test_core_seconds_are_of_the_whole_run_a_million_rows_by_kind(tmp_path: Path) -> None:
     core_s = {"timestream": [{"jvm": 4.0, "python": 2.0}, {"jvm": 6.0, "broker": 1.0}]}
     memory_mb = {"timestream": {"all": 1234.5, "worker": 99.0}, "spark": {"driver": 7.0}}
@@ -67,28 +55,3 @@ def test_core_seconds_are_of_the_whole_run_a_million_rows_by_kind(tmp_path: Path
     both = ratios("some", tmp_path)
     assert both.count("| b |") == 1
     assert both.count("(JVM") == 2
-
-
-def test_machines_are_described_below_with_their_command_and_versions(tmp_path: Path) -> None:
-    keep(tmp_path, "a", jobs=[job("x", 2.0)])
-    table = ratios("some", tmp_path)
-    assert table.endswith(
-        "Run on a: A CPU, 2 cores, 2026-11-23 by `python bench some` with pyspark 4.3.0."
-    )
-    assert "machine" not in table.splitlines()[0]
-    keep(tmp_path, "b", jobs=[])
-    assert ratios("some", tmp_path).splitlines()[0].endswith("| machine |")
-
-
-def test_counts_are_shown_machine_by_machine(tmp_path: Path) -> None:
-    keep(tmp_path, "a", table=[{"source": "spark", "totals": 54_000, "share": 0.5}])
-    assert counts("some", tmp_path).splitlines()[:3] == [
-        "| source | totals | share |",
-        "| --- | --- | --- |",
-        "| spark | 54,000 | 0.5 |",
-    ]
-
-
-def test_what_nobody_has_measured_says_how_to(tmp_path: Path) -> None:
-    for table in (ratios("some", tmp_path), counts("some", tmp_path)):
-        assert table == "*No machine has kept this yet: `python bench some` measures it.*"

@@ -4,18 +4,13 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import fastavro
-import flink
 import pytest
-from nexmark import generator
-from nexmark.answers import COLUMNS, Differences, answer, differences, lost_bids
+from nexmark.answers import Differences, answer, differences
 from nexmark.events import (
-    AVRO,
     DISORDER_MS,
     LAG_S,
     PARTITIONS,
@@ -23,10 +18,8 @@ from nexmark.events import (
     Event,
     Load,
     arrivals,
-    interleave,
     rebase,
     sample_lines,
-    write_avro,
 )
 
 EVENTS = 4_000
@@ -67,15 +60,6 @@ def test_arrivals_are_all_events_less_than_the_delay_out_of_order(partition: int
     assert DISORDER_MS / 2 < max(lags) < DISORDER_MS
 
 
-def test_closing_events_are_one_of_each_kind_and_an_hour_later() -> None:
-    load = Load(EVENTS)
-    closing = [json.loads(each) for each in list(arrivals([], 0, load.closes_ms))]
-    assert [next(reversed(each)) for each in closing] == ["Person", "Auction", "Bid"]
-    last = max(time for partition in range(PARTITIONS) for time, _ in events_of(load, partition))
-    assert {each["date_time"] for each in closing} == {load.closes_ms}
-    assert load.closes_ms - last >= 3_600_000
-
-
 def test_a_lagging_partition_begins_a_minute_before_the_others() -> None:
     ordinary, lagging = Load(EVENTS), Load(EVENTS, "lagging")
     *ahead, last = (events_of(lagging, partition) for partition in range(PARTITIONS))
@@ -86,38 +70,6 @@ def test_a_lagging_partition_begins_a_minute_before_the_others() -> None:
         same = events_of(ordinary, partition)[lagging.first_line(partition) :]
         assert events[: len(same)] == same
         assert len(same) < len(events) == len(last)
-
-
-@pytest.mark.parametrize(("events", "variant"), [(4_002, "ordinary"), (0, "lagging"), (4_000, "x")])
-def test_a_load_that_cannot_be_is_refused_by_name(events: int, variant: str) -> None:
-    with pytest.raises(SystemExit, match=r"NEXMARK_EVENTS=.*a multiple of 4 from 1,000 on"):
-        Load(events, variant)
-
-
-def test_a_line_that_is_no_event_is_refused() -> None:
-    with pytest.raises(SystemExit, match="no event: b'thread main panicked'"):
-        list(rebase([b"thread main panicked"], 0, 1))
-
-
-def test_partitions_of_unequal_length_are_refused() -> None:
-    assert list(interleave([[b"a", b"c"], [b"b", b"d"]])) == [b"a", b"b", b"c", b"d"]
-    with pytest.raises(ValueError, match="shorter"):
-        list(interleave([[b"a", b"c"], [b"b"]]))
-
-
-def test_avro_has_the_fields_of_json() -> None:
-    load = Load(EVENTS)
-    values = list(arrivals(events_of(load, 0), 0, load.closes_ms))
-    schema = fastavro.parse_schema(json.loads(AVRO))
-    for value, encoded in zip(values, write_avro(values), strict=True):
-        read: Any = fastavro.schemaless_reader(BytesIO(encoded), schema, None)
-        ((kind, event),) = ((k, v) for k, v in read.items() if k != "date_time" and v is not None)
-        wanted = json.loads(value)
-        assert round(read["date_time"].timestamp() * 1000) == wanted["date_time"]
-        times = {"date_time", "expires"}
-        assert {k: v for k, v in event.items() if k not in times} == {
-            k: v for k, v in wanted[kind].items() if k not in times
-        }
 
 
 # -- the answers ----------------------------------------------------------------------------------
@@ -212,60 +164,3 @@ def test_each_difference_is_counted_as_what_it_is(
     rows, *counts = differing(*kept, sql)
     wanted = [rows if n is None else rows + n if n < 0 else n for n in wrong]
     assert counts == wanted
-
-
-def test_a_session_that_is_cut_in_two_is_one_changed_and_one_made_up(
-    kept: tuple[duckdb.DuckDBPyConnection, Path],
-) -> None:
-    cut = "SELECT bidder, instant, ends - 1 AS ends, bids - 1 AS bids FROM wanted WHERE bids > 1"
-    added = f"{cut} UNION ALL SELECT bidder, ends - 1, ends, 1 FROM wanted WHERE bids > 1"
-    found = differing(*kept, added)
-    lone = kept[0].sql("SELECT count(*) FROM wanted WHERE bids = 1").fetchall()[0][0]
-    cut_rows = found.rows - lone
-    assert found == Differences(found.rows, lone, 0, cut_rows, cut_rows)
-    assert 0 < lost_bids(kept[0]) < 1
-
-
-def test_flink_s_rows_in_json_are_compared_alike(files: list[Path], tmp_path: Path) -> None:
-    for query, columns in COLUMNS.items():
-        connection, place = answer(query, files), tmp_path / query
-        place.mkdir()
-        connection.sql(f"COPY wanted TO '{place / 'part-0'}' (FORMAT json)")
-        (place / ".part-1.inprogress").write_text("no row")
-        found = differences(connection, query, Load(EVENTS), place)
-        assert found.rows > 0, columns
-        assert found[1:] == (0, 0, 0, 0)
-
-
-# -- what may be missing --------------------------------------------------------------------------
-
-
-def test_a_machine_without_cargo_skips_nexmark_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(generator, "PLACE", tmp_path)
-    monkeypatch.setattr(generator, "_CARGO", (None, tmp_path / "cargo"))
-    with pytest.raises(SystemExit) as ended:
-        generator.require_generator()
-    assert ended.value.code == generator.SKIPPED
-    said = capsys.readouterr().err
-    assert said.startswith("nexmark is skipped: its events come from the crate nexmark 0.2.0")
-    assert said.count("\n") == 1
-    assert len(said) < 200
-
-
-def test_flink_that_must_take_part_and_is_not_there_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flink, "_INSTALLED", tmp_path / "flink")
-    monkeypatch.setenv("BENCH_FLINK", "1")
-    with pytest.raises(SystemExit, match=r"python bench/measuring/flink.py installs it"):
-        flink.takes_part()
-    monkeypatch.setenv("BENCH_FLINK", "yes")
-    with pytest.raises(SystemExit, match="BENCH_FLINK=yes: accepted is 0 or 1"):
-        flink.takes_part()
-    monkeypatch.delenv("BENCH_FLINK")
-    assert not flink.takes_part()
-    (tmp_path / "flink").touch()
-    assert flink.takes_part()
-    assert not flink.takes_part("0")

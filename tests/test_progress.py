@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_timestream.demo import progress
-from pyspark_timestream.demo.progress import Step, step
+from pyspark_timestream.demo.progress import step
 
 SCRIPT = Path(progress.__file__)
 
@@ -49,16 +49,3 @@ def test_step_on_a_terminal_is_a_bar_that_is_drawn_again(monkeypatch: pytest.Mon
     assert f"[{'#' * 15}{'.' * 15}]  50% after 0 s  half of it" in drawn
     assert drawn[-1].split() == ["Counting:", "done", "after", "1", "s"]
     assert "\n" not in "".join(drawn[:-1])
-
-
-def test_step_that_is_interrupted_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), step("Counting", 60):
-        raise KeyboardInterrupt
-    assert capsys.readouterr().out == "Counting (about 60 s)\n  stopped after 0 s\n"
-
-
-def test_bar_of_the_clock_alone_is_never_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = Step("Waiting", 10)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: doing._began + 100)
-    line = doing.line()
-    assert line.startswith(f"[{'#' * 28}..] 100 s of about 10 s")

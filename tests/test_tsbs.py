@@ -1,22 +1,19 @@
 """The TSBS-shaped load, and contenders that all give the rows of an oracle."""
 
 import functools
-import re
 import shutil
 import sqlite3
 from collections import defaultdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from side_by_side import compare
-from sizes import whole_number
-from tsbs.load import FIELDS, HOUR_US, START_US, TAGS, Load, batches, write_files
-from tsbs.queries import DUCKDB, KINDS, TOTALS, Kind, Query, digest, draw, rows_of, sql_of
+from tsbs.load import HOUR_US, START_US, Load, batches, write_files
+from tsbs.queries import KINDS, TOTALS, Kind, Query, draw, rows_of
 from tsbs.readers import READERS
-from tsbs.runs import answer, answers, fill
+from tsbs.runs import answers, fill
 from tsbs.stores import STORES
 
 LOAD = Load(9, 13, file_minutes=240)
@@ -35,52 +32,6 @@ def test_readings_do_not_depend_on_how_they_are_cut(minutes: int) -> None:
     cut = readings(Load(8, 12, minutes))
     assert cut.equals(readings(Load(8, 12, 45)))
     assert cut.num_rows == Load(8, 12).rows == 8 * 12 * 360
-
-
-def test_another_seed_gives_other_readings_and_tags() -> None:
-    first, other = (readings(Load(8, 12, 60, seed)) for seed in (123, 124))
-    for name in (FIELDS[0], "rack", "service"):
-        assert first[name] != other[name]
-    assert first["series"] == other["series"]
-
-
-def test_fields_are_walks_of_whole_percentages_and_tags_stay() -> None:
-    load = LOAD
-    by_host = defaultdict(list)
-    for row in readings(load).to_pylist():
-        by_host[row["series"]].append(row)
-    assert list(by_host) == load.names
-    assert (len(TAGS) + 1, len(FIELDS)) == (10, 10)
-    values = set()
-    for rows in by_host.values():
-        assert len({tuple(row[tag] for tag in TAGS) for row in rows}) == 1
-        times = {(b["timestamp"] - a["timestamp"]).total_seconds() for a, b in pairwise(rows)}
-        assert times == {10}
-        for field in FIELDS:
-            values |= {row[field] for row in rows}
-            assert max(abs(a[field] - b[field]) for a, b in pairwise(rows)) <= 6
-    assert (min(values), max(values)) == (0, 100)
-
-
-@pytest.mark.parametrize("given", [(7, 24, 10), (8, 11, 10), (8, 12, 0)])
-def test_a_load_too_small_for_the_queries_is_refused(given: tuple[int, int, int]) -> None:
-    with pytest.raises(SystemExit, match="accepted are 8 hosts, 12 hours and a minute, or more"):
-        Load(*given)
-
-
-def test_a_variable_that_is_no_whole_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BENCH_HOSTS", "many")
-    with pytest.raises(SystemExit, match="BENCH_HOSTS=many: accepted is a whole number above 0"):
-        whole_number("BENCH_HOSTS", 20)
-
-
-def test_queries_are_drawn_within_the_load_and_differ() -> None:
-    for kind in KINDS:
-        drawn = [draw(kind, LOAD, number) for number in range(20)]
-        assert drawn == [draw(kind, LOAD, number) for number in range(20)]
-        assert all(START_US <= each.start_us < each.end_us <= LOAD.end_us for each in drawn)
-        assert {len(set(each.hosts)) for each in drawn} == {kind.hosts}
-        assert (len(set(drawn)) > 1) == bool(kind.hours)
 
 
 # -- answers --------------------------------------------------------------------------------------
@@ -161,21 +112,3 @@ def test_a_contender_that_lacks_a_reading_has_no_result(place: Path, tmp_path: P
     }
     with pytest.raises(SystemExit, match="unequal work is not compared"):
         compare("readings", {}, rounds=0, warm_up=0, checks=checks)
-
-
-def test_a_run_says_how_many_rows_it_has_found(place: Path) -> None:
-    wanted = sum(answers("SQLite", place, LOAD, KINDS[1])["rows"])
-    assert wanted >= 60 * KINDS[1].a_run
-    assert {answer(name, place, LOAD, KINDS[1]).work["rows"] for name in READERS} == {wanted}
-
-
-def test_a_digest_tells_rows_that_differ_in_a_value_or_are_missing() -> None:
-    rows = [(1, "a", 0.5), (2, "b", 1.5)]
-    assert digest(rows) == digest(list(rows))
-    others = ([(1, "a", 0.5)], [(1, "a", 0.5), (2, "b", 1.25)], rows + rows[:1])
-    assert digest(rows) not in {digest(each) for each in others}
-
-
-def test_sql_has_no_place_left_open() -> None:
-    for kind in (*KINDS, TOTALS):
-        assert not re.search(r"[{}]", sql_of(draw(kind, LOAD, 0), DUCKDB))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 import pytest
 from broker import Broker
 from kafka_records import START_MS, filled, values
 from neighbours.__main__ import OfKafkarrow
-from neighbours.kafkarrow_process import Kafkarrow, NotInstalled, install
+from neighbours.kafkarrow_process import Kafkarrow, install
 from neighbours.readers import READERS, Topic
 from neighbours.runs import run_there, sums_there
 from sessions import Apart
@@ -48,22 +47,6 @@ def test_the_reader_without_native_tallies_the_same_in_its_process(topic: Topic)
     assert done.work == {name: produced()[name] for name in done.work}
     assert len(done.work) == 5
     assert done.figures["core s"] > 0
-
-
-def test_a_topic_with_fewer_records_than_said_is_an_error(
-    topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("neighbours.readers._PATIENCE_S", 0.5)
-    with pytest.raises(TimeoutError, match=r"4 records did not come in 0\.5 s"):
-        READERS["confluent-kafka, a loop"](topic._replace(records=RECORDS + 4))
-
-
-def test_a_package_that_pip_cannot_install_is_named_with_the_reason(tmp_path: Path) -> None:
-    wheel = str(tmp_path / "absent-1-py3-none-any.whl")
-    with pytest.raises(
-        NotInstalled, match=r"pip cannot install .*absent-1-py3-none-any\.whl: ERROR: .*absent"
-    ):
-        install(tmp_path / "environment", wheel)
 
 
 @pytest.mark.soak

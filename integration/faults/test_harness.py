@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from cluster import cluster
 from deltalake import DeltaTable
 from harness import (
     JOBS,
-    AfterSeconds,
     Job,
-    JobFailed,
     When,
     between_sink_and_checkpoint,
     latest,
@@ -77,11 +72,6 @@ def test_a_kill_reaches_the_whole_session(tmp_path: Path) -> None:
     assert members(int(pid.read_text())) == []
 
 
-def test_a_job_that_ends_before_the_point_is_no_hit(tmp_path: Path) -> None:
-    result = run_killed(python(tmp_path, "pass"), AfterSeconds(30), kills=3)
-    assert (result.hits, result.exit_code) == (0, 0)
-
-
 def test_a_point_that_does_not_hold_lets_the_job_go_on(tmp_path: Path) -> None:
     answers = iter([True, False] + [False] * 10_000)
     result = run_killed(
@@ -89,40 +79,3 @@ def test_a_point_that_does_not_hold_lets_the_job_go_on(tmp_path: Path) -> None:
     )
     assert (result.hits, result.exit_code) == (0, 0)
     assert result.attempts[0].false_alarms == 1
-
-
-def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match=r"exit code 1(.|\n)*ZeroDivisionError"):
-        run_killed(python(tmp_path, "1 / 0"), AfterSeconds(30))
-
-
-# The flights run on the cluster in CI.
-@pytest.mark.soak
-def test_a_cluster_runs_a_job_in_two_executors(tmp_path: Path) -> None:
-    """A driver in a process of its own: a session of this one may already be local."""
-    code = """
-import os, sys, time
-from spark_session import local_spark
-spark = local_spark("cluster", sys.argv[1], spark_executor_memory="512m")
-def whereabouts(batches):
-    import pyarrow as pa
-    time.sleep(2)
-    for batch in batches:
-        yield pa.RecordBatch.from_pydict({"parent": [os.environ["SPARK_EXECUTOR_DIRS"]]})
-tracker = spark._jsc.sc()
-while tracker.getExecutorMemoryStatus().size() < 3:
-    time.sleep(0.1)
-rows = spark.range(8, numPartitions=8).mapInArrow(whereabouts, "parent string").collect()
-print("executors", len({row.parent for row in rows}))
-spark.stop()
-"""
-    with cluster(tmp_path) as running:
-        done = subprocess.run(
-            [sys.executable, "-c", code, running.url],
-            capture_output=True,
-            text=True,
-            timeout=150,
-            cwd=JOBS,
-            check=False,
-        )
-    assert "executors 2" in done.stdout, done.stdout + done.stderr

@@ -95,7 +95,7 @@ def test_options_are_read_in_any_case():
     assert read == WriteOptions("/s", out_of_order="drop", retained_range=RetainedRange(3))
 
 
-def test_what_spark_itself_puts_in_is_passed_over():
+def test_an_option_that_spark_itself_puts_in_is_accepted():
     parse_write({"path": "/s", "checkpointlocation": "/c", "queryname": "q"})
 
 

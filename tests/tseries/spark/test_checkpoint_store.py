@@ -78,7 +78,7 @@ def test_store_created_again_at_the_same_path_is_refused(tmp_path, checkpoint):
         check_before_batch(checkpoint, again.location)
 
 
-def test_a_query_whose_first_batch_failed_may_be_given_another_store(tmp_path, checkpoint):
+def test_another_store_is_accepted_after_a_first_batch_that_failed(tmp_path, checkpoint):
     check_in_commit(checkpoint, make(tmp_path / "a"), (QUERY, 0))
     other = make(tmp_path / "b")
     check_before_batch(checkpoint, other.location)
@@ -132,6 +132,6 @@ def test_a_checkpoint_is_known_where_it_is_a_directory_of_this_machine(tmp_path,
     assert checkpoint_directory({}) is None
 
 
-def test_a_checkpoint_that_cannot_be_written_stops_no_query(tmp_path, checkpoint):
+def test_a_checkpoint_that_cannot_be_written_is_accepted(tmp_path, checkpoint):
     (tmp_path / "checkpoint" / "sinks").write_text("a file where the directory should be")
     go(checkpoint, make(tmp_path / "a"), 0)

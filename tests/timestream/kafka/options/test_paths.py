@@ -188,7 +188,7 @@ def stored(**changes):
         ("a`b", "field:`a``b`"),
     ],
 )
-def test_a_checkpoint_goes_on_with_the_same_field_under_another_spelling(old, new):
+def test_another_spelling_of_the_same_field_is_accepted_on_a_checkpoint(old, new):
     check_stream_offset(stored(startTime=old), options(startTime=new).settings())
     imported = {"topic": "fast", "frequency": "1", "startTime": old}
     kept = json.loads(str(options(ctiImport=json.dumps({**imported, "startTime": "x"})).cti_import))

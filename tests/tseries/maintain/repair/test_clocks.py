@@ -40,7 +40,7 @@ def check(last_us, now, storage_us=NOW, same_machine=True):
 @pytest.mark.parametrize("idle", [0, HOUR, DAY, YEAR, 2 * YEAR])
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("storage_us", [NOW, None])
-def test_a_store_that_was_idle_goes_on_without_ceremony(idle, same, storage_us):
+def test_a_store_that_was_idle_is_accepted(idle, same, storage_us):
     check(NOW - idle, NOW, storage_us, same)
 
 
