@@ -15,7 +15,7 @@ import pytest
 from broker import Broker, NoBroker, unique_name
 from broker import broker as open_broker
 
-from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
+from pyspark_timestream.core.session import use_installed_pyspark
 
 if TYPE_CHECKING:
     from both_sources import Source

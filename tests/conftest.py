@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from lengths import FULL_LENGTH
 
-from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
+from pyspark_timestream.core.session import use_installed_pyspark
 
 use_installed_pyspark(os.environ)
 

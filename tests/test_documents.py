@@ -27,13 +27,13 @@ from timestream.oracle import Event, run
 
 import pyspark_timestream
 import pyspark_tseries
-from pyspark_timestream.connector.options import OptionRow, option_specs
-from pyspark_timestream.connector.session.settings import INTERPRETER, SETTINGS
-from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.plan.findings import FIXES, Kind
-from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.progress import build_progress
+from pyspark_timestream.core.options import OptionRow, option_specs
+from pyspark_timestream.core.session import INTERPRETER, SETTINGS
+from pyspark_timestream.kafka.offsets.findings import FIXES, Kind
+from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
 
 PAGES = {
     "TimeOptions": "docs/reference/options-clock.md",

@@ -11,7 +11,7 @@ import yaml
 from documents import read, section
 
 import pyspark_timestream
-from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION, broker_properties
+from pyspark_timestream.demo.broker import KAFKA_VERSION, broker_properties
 
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -120,8 +120,8 @@ def test_every_constant_that_contributing_names_is_in_the_code() -> None:
 
 QUESTIONS = {
     "What is a CTI?": "semantics.md#2-ctis",
-    "Where is a late row judged?": "`cti/step.py`",
-    "Where is an offset written?": "`kafka/plan/next_offset.py`",
+    "Where is a late row judged?": "`rules/step.py`",
+    "Where is an offset written?": "`kafka/offsets/next_offset.py`",
     "How do I add an option?": "contributing.md#how-to-add-an-option",
     "What is fsynced, and when?": "`store/log_writer.py`",
 }

@@ -53,11 +53,11 @@ def is_exception(value: object) -> bool:
 
 
 CONVERTED = {
-    "pyspark_timestream.peek.records.NoSample": "printed by the command `peek`",
+    "pyspark_timestream.diagnose.peek.detect.NoSample": "printed by the command `peek`",
     "pyspark_timestream.kafka.client.bounded.CallAbandoned": "becomes a named error",
-    "pyspark_timestream.demo.errors.NoDemo": "printed by the command `demo`",
-    "pyspark_timestream.kafka.decode.protobuf.plans.Misfit": "becomes SchemaRefused",
-    "pyspark_tseries.write.shared_batch.Refused": "becomes the error of each caller",
+    "pyspark_timestream.demo.broker.NoDemo": "printed by the command `demo`",
+    "pyspark_timestream.kafka.decode.protobuf.reader.Misfit": "becomes SchemaRefused",
+    "pyspark_tseries.store.shared_commits.Refused": "becomes the error of each caller",
     "pyspark_tseries.store.log_entries.TornEntry": "becomes UnusableStore, or a finding of verify",
 }
 """Exceptions with a public name inside their package that no caller of the package sees."""

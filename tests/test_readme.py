@@ -9,8 +9,8 @@ from documents import ROOT, blocks, read
 from kafka.lagging_picture import draw, summary
 from kept_results import kept, worst_jobs
 
-from pyspark_timestream.demo.example import EXAMPLE
-from pyspark_timestream.demo.trips import STATIONS, TRIPS_PER_STATION, trips
+from pyspark_timestream.demo.command import EXAMPLE
+from pyspark_timestream.demo.data import STATIONS, TRIPS_PER_STATION, trips
 
 README = read("README.md")
 

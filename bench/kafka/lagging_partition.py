@@ -24,7 +24,7 @@ from side_by_side import versions
 from spark_session import local_spark
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TOPIC, Trip, trips
+from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, Trip, trips
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "bench" / "results" / "lagging_partition.json"

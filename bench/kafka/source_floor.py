@@ -24,14 +24,14 @@ from side_by_side import ROUNDS, report_table
 from sizes import WARM_UP, size
 from spark_session import local_spark
 
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.payload import required_columns
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.task import run_task
+from pyspark_timestream.rules.state import PartitionState
 
 ROWS: Final = size(4_000_000, 200_000)
 BLOCK: Final = 20_000

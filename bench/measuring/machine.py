@@ -13,7 +13,7 @@ from typing import Any, Final
 from flink import installed_versions
 from peers import ARTIFACTS, AVRO_ARTIFACTS
 
-from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
+from pyspark_timestream.demo.broker import KAFKA_VERSION
 
 __all__ = ["command", "machine_name", "processor", "versions"]
 

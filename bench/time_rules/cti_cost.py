@@ -19,13 +19,13 @@ from side_by_side import Comparison, Contender, Done, by_figure, compare, report
 from spark_session import local_spark
 from streams import finish
 
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.task import run_task
+from pyspark_timestream.rules.state import PartitionState
 
 SCHEMA = "origin string, dest string, carrier string, dep_delay double, start_time timestamp"
 BLOCK = 20_000

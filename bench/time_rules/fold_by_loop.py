@@ -10,14 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_timestream.connector.columns import (
-    NEVER,
-    Instants,
-    instant_or_none,
-    instant_or_sentinel,
-)
-from pyspark_timestream.cti.marks import MarkEffects, Marks, Proposals, Window, WriterRules
-from pyspark_timestream.cti.state import PartitionState, WriterState
+from pyspark_timestream.core.instants import NEVER, Instants, instant_or_none, instant_or_sentinel
+from pyspark_timestream.rules.marks import MarkEffects, Marks, Proposals, Window, WriterRules
+from pyspark_timestream.rules.state import PartitionState, WriterState
 
 __all__ = ["fold_by_loop"]
 

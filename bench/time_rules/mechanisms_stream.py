@@ -16,12 +16,12 @@ from processor_time import Part, Work, in_turns, report_parts
 from side_by_side import Comparison
 from sizes import size
 
-from pyspark_timestream.connector.columns import NEVER
-from pyspark_timestream.cti.marks import MarkEffects, Marks, WriterRules, fold_marks
-from pyspark_timestream.cti.state import PartitionState
-from pyspark_timestream.kafka.decode.fields import WantedFields
+from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
+from pyspark_timestream.rules.state import PartitionState
 
 ROWS: Final = size(1_000_000, 200_000)
 

@@ -15,9 +15,12 @@ import pyarrow as pa
 from side_by_side import Comparison, Contender, Done, compare, report
 from sizes import size
 
-from pyspark_timestream.cti.step import NO_MARKS, Events, Marks, PartitionState, TimeRules, step
-from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.rules.marks import Marks
+from pyspark_timestream.rules.policies import Events
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import NO_MARKS, TimeRules, step
 
 BLOCK = 20_000
 BLOCKS = size(10, 2)

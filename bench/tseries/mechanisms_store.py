@@ -24,8 +24,7 @@ from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import UNLIMITED
 from pyspark_tseries.storage import locks
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.row_filter import ALL_ROWS, RowFilter
-from pyspark_tseries.storage.row_groups import read_files, stream_file
+from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.large_batch import LargeBatch, LargeCommit

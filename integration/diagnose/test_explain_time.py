@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
-from pyspark_timestream.explain.report import PartitionFacts, StreamExplanation
+from pyspark_timestream.diagnose.report import PartitionFacts, StreamExplanation
 from pyspark_timestream.frames import watermark
-from pyspark_timestream.kafka.plan.findings import Finding, Kind
+from pyspark_timestream.kafka.offsets.findings import Finding, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
 pytestmark = pytest.mark.timeout(300)

@@ -23,11 +23,11 @@ from pyspark.sql import SparkSession
 from schema_registry import serve_schema_registry
 
 from pyspark_timestream import BrokerUnreachable, OptionError, measure_lateness
+from pyspark_timestream.diagnose.lateness.measure import LADDER_US
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.lateness.ladder import LADDER_US
 
 pytestmark = pytest.mark.timeout(300)
 

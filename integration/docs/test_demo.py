@@ -18,12 +18,10 @@ from documents import blocks
 from kafka_image import image_to_run
 from process_session import answers, ends
 
+from pyspark_timestream.demo.broker import KafkaContainer, free_port
+from pyspark_timestream.demo.command import ADDRESS
+from pyspark_timestream.demo.data import create_topic, fill_topic, trips, wait_for_broker
 from pyspark_timestream.demo.end_run import processes_of
-from pyspark_timestream.demo.example import ADDRESS
-from pyspark_timestream.demo.kafka_container import KafkaContainer
-from pyspark_timestream.demo.kafka_process import free_port
-from pyspark_timestream.demo.topic import create_topic, fill_topic, wait_for_broker
-from pyspark_timestream.demo.trips import trips
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -15,9 +15,9 @@ from lengths import repetitions
 from pyspark.sql import SparkSession
 from writing import Mark, TopicJob, passed_on
 
-from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
+from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
+from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -8,14 +8,12 @@ from broker import Broker, unique_name
 from confluent_kafka.admin import ResourceType
 
 from pyspark_timestream import DeliveryFailed, OptionError, ReplayDiffers
-from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
+from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.kafka.writer.ledger import Entry, Place
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
-from pyspark_timestream.kafka.writer.stream_writer import _write
-from pyspark_timestream.producer.batch_transaction import BatchTransaction
-from pyspark_timestream.producer.entries import read_entries
+from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun, _write
+from pyspark_timestream.producer.transactions import BatchTransaction, read_entries
 
 
 @pytest.fixture

@@ -27,11 +27,15 @@ from lengths import repetitions
 from native_soak import SANITIZE, sanitized_environment
 from spoiling_proxy import CRC_AT, batches, spoiling_proxy
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
-from pyspark_timestream.kafka.client.native.library import LIBRARY_PATH, Gather, load_gather
+from pyspark_timestream.kafka.client.native.consumer import (
+    LIBRARY_PATH,
+    Gather,
+    NativeConsumer,
+    load_gather,
+)
 from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock

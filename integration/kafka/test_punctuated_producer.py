@@ -12,9 +12,8 @@ from confluent_kafka import Message
 from kafka_query import DAY_MS, Stream, marks
 
 from pyspark_timestream import PunctuatedProducer
-from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+from pyspark_timestream.core.instants import parse_instant
+from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
 

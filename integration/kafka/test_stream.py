@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, shift_time
-from pyspark_timestream.connector.offsets import INITIAL_OFFSET
+from pyspark_timestream.core.offsets import INITIAL_OFFSET
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION
+from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION
 from pyspark_timestream.kafka.reader import KafkaTransport
 
 

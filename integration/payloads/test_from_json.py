@@ -15,9 +15,9 @@ import pytest
 from json_literals import IN_FIELDS, LITERALS, OF_DOCUMENTS, PLAIN_DOCUMENTS, TYPES
 from pyspark.sql import functions as F
 
-from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import WantedFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

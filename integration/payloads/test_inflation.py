@@ -12,7 +12,7 @@ import pytest
 from broker import Broker, Record
 from harness import JOBS
 
-from pyspark_timestream.kafka.client.native.library import load_gather
+from pyspark_timestream.kafka.client.native.consumer import load_gather
 
 pytestmark = pytest.mark.timeout(300)
 

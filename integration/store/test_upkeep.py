@@ -13,8 +13,7 @@ from pyspark.sql import functions as F
 from store_query import append, files, read, stream, write_input
 
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.maintain.compaction import MIN_RUNS_TO_MERGE
-from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.compactor import MIN_RUNS_TO_MERGE, compact
 from pyspark_tseries.maintain.verify import verify
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UpdateFailed,
         WrongClock,
     )
-    from pyspark_tseries.maintain.describe import describe
+    from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.maintain.withdrawal import withdraw_corrections
     from pyspark_tseries.model.erasures import Erasure
     from pyspark_tseries.spark.correct_late import correct_late
@@ -83,7 +83,7 @@ _MODULES = {
     "RangeQuery": "client.range_query",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",
-    "describe": "maintain.describe",
+    "describe": "maintain.verify",
     "withdraw_corrections": "maintain.withdrawal",
 }
 

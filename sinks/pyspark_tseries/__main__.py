@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from pyspark_timestream.connector.command import end_with_its_reader
+from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_tseries import __version__
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import (
@@ -23,18 +23,15 @@ from pyspark_tseries.maintain.background import (
 )
 from pyspark_tseries.maintain.backup import backup, parse_end
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
-from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.verify import describe, rebuild, verify
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import STORAGE_OPTIONS, Location, parse_location
 from pyspark_tseries.store.admin_commits import forget_writer
 from pyspark_tseries.store.store import Store, now_us
-
-__all__ = ["main"]
 
 
 @end_with_its_reader

@@ -8,25 +8,6 @@ from typing import Self
 
 from pyspark_timestream.errors import compose_message
 
-__all__ = [
-    "FutureEvent",
-    "HistoryChanged",
-    "IncompatibleValue",
-    "InvalidQuery",
-    "NoSuchEvent",
-    "NoSuchStore",
-    "OutOfOrder",
-    "PermissionDenied",
-    "ReplayDiffers",
-    "StorageFailed",
-    "StoreBusy",
-    "StoreMismatch",
-    "TseriesError",
-    "UnusableStore",
-    "UpdateFailed",
-    "WrongClock",
-]
-
 
 class TseriesError(Exception):
     """Base class of this package's errors; only its subclasses are raised."""

@@ -17,8 +17,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark_timestream.connector.session.settings import configure_spark, spark_settings
-    from pyspark_timestream.connector.why import why
+    from pyspark_timestream.core.session import configure_spark, spark_settings
+    from pyspark_timestream.core.why import why
+    from pyspark_timestream.diagnose.explain import explain_time
+    from pyspark_timestream.diagnose.lateness.measure import measure_lateness
+    from pyspark_timestream.diagnose.metrics.listener import TimeMetrics
     from pyspark_timestream.errors import (
         BrokerUnreachable,
         CheckpointMismatch,
@@ -35,12 +38,8 @@ if TYPE_CHECKING:
         ViolationFound,
         WrongInterpreter,
     )
-    from pyspark_timestream.explain.query import explain_time
-    from pyspark_timestream.frames.lifetimes import alter_lifetime, shift_time
-    from pyspark_timestream.frames.ordering import order_by_time
+    from pyspark_timestream.frames.lifetimes import alter_lifetime, order_by_time, shift_time
     from pyspark_timestream.frames.watermark import advance_time, await_end, import_ctis
-    from pyspark_timestream.lateness.measure import measure_lateness
-    from pyspark_timestream.metrics.listener import TimeMetrics
     from pyspark_timestream.producer.producer import PunctuatedProducer
     from pyspark_timestream.source import DefaultSource
 
@@ -94,13 +93,13 @@ _MODULES: Final = {
     "ReplayDiffers": "errors",
     "SchemaRegistryError": "errors",
     "PunctuatedProducer": "producer.producer",
-    "TimeMetrics": "metrics.listener",
-    "configure_spark": "connector.session.settings",
-    "spark_settings": "connector.session.settings",
-    "explain_time": "explain.query",
-    "measure_lateness": "lateness.measure",
-    "order_by_time": "frames.ordering",
-    "why": "connector.why",
+    "TimeMetrics": "diagnose.metrics.listener",
+    "configure_spark": "core.session",
+    "spark_settings": "core.session",
+    "explain_time": "diagnose.explain",
+    "measure_lateness": "diagnose.lateness.measure",
+    "order_by_time": "frames.lifetimes",
+    "why": "core.why",
 }
 
 _FOR_DRIVERS: Final = (
@@ -138,5 +137,5 @@ def _check_interpreter(name: str) -> None:
     """
     if name in _FOR_DRIVERS and name in _asked and not _asked & {"configure_spark", "warned"}:
         _asked.add("warned")
-        import_module(f"{__name__}.connector.session.settings").warn_of_interpreter(stacklevel=3)
+        import_module(f"{__name__}.core.session").warn_of_interpreter(stacklevel=3)
     _asked.add(name)

@@ -10,14 +10,12 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from pyspark_timestream import __version__
-from pyspark_timestream.connector.command import end_with_its_reader
+from pyspark_timestream.core.why import end_with_its_reader
 from pyspark_timestream.demo import command as demo
+from pyspark_timestream.diagnose.explain import explain_checkpoint
+from pyspark_timestream.diagnose.lateness import command as lateness
+from pyspark_timestream.diagnose.peek import command as peek
 from pyspark_timestream.errors import TimestreamError
-from pyspark_timestream.explain.checkpoint import explain_checkpoint
-from pyspark_timestream.lateness import command as lateness
-from pyspark_timestream.peek import command as peek
-
-__all__ = ["main"]
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
 """The exit code of a command that was ended by Ctrl-C, as shells have it."""
@@ -84,7 +82,7 @@ def _end(*_: object) -> NoReturn:
 def _start_spark() -> Any:
     from pyspark.sql import SparkSession
 
-    from pyspark_timestream.connector.session.settings import configure_spark
+    from pyspark_timestream.core.session import configure_spark
 
     builder = configure_spark(SparkSession.builder.master("local[1]"))
     return builder.config("spark.ui.enabled", "false").getOrCreate()

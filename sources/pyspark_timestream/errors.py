@@ -6,27 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Self, TypeVar
 
-__all__ = [
-    "LOSS_ADVICE",
-    "BrokerUnreachable",
-    "CheckpointMismatch",
-    "CheckpointUnreadable",
-    "DataLost",
-    "DeliveryFailed",
-    "MissingExtra",
-    "OptionError",
-    "ReplayDiffers",
-    "SchemaRefused",
-    "SchemaRegistryError",
-    "SettingRefused",
-    "TimestreamError",
-    "ViolationFound",
-    "WrongInterpreter",
-    "compose_message",
-    "walk_causes",
-    "wrap_methods",
-]
-
 C = TypeVar("C", bound=type)
 
 

@@ -13,25 +13,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.connector.catalog_tables import (
+from pyspark_timestream.core.options import choice, option, option_specs, read_options
+from pyspark_timestream.core.worker import (
+    RefusedReader,
     drop_options,
+    hide_tracebacks,
     keep_options,
     read_definition,
     restore_options,
 )
-from pyspark_timestream.connector.options import (
-    OptionError,
-    choice,
-    option,
-    option_specs,
-    read_options,
-)
-from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.options.options import KafkaOptions
-
-__all__ = ["DefaultSource", "Transport"]
-
 
 _VIEW: Final = (
     "CREATE TEMPORARY VIEW name USING timestream OPTIONS (transport 'kafka', subscribe 'trips', "
@@ -84,7 +76,7 @@ class DefaultSource(DataSource):
         self._described: dict[str, str] = {}
         if "timesettings" in map(str.lower, options) and _read_transport_name(options) == "kafka":
             # Imported late: a clock needs no Kafka library.
-            from pyspark_timestream.kafka.client.described_times import read_time_settings
+            from pyspark_timestream.kafka.client.topic_settings import read_time_settings
 
             self._described = read_time_settings(options)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from before_the_move.left import last_offset, left_in_kafka, unpacked
 
-from pyspark_timestream.kafka.plan.group_metadata import decode_group_metadata
-from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.group_metadata import decode_group_metadata
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_tseries import TimeSeries
 

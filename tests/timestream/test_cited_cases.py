@@ -13,23 +13,17 @@ import pyarrow as pa
 import pytest
 from timestream.builders import options
 
-from pyspark_timestream.connector.columns import NEVER
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.connector.offsets import check_offset
-from pyspark_timestream.cti.step import (
-    NO_MARKS,
-    Events,
-    Marks,
-    PartitionState,
-    TimeRules,
-    Verdicts,
-    step,
-)
-from pyspark_timestream.cti.stream_cti import compute_stream_cti, min_cti
+from pyspark_timestream.core.instants import FINAL_US, NEVER
+from pyspark_timestream.core.offsets import check_offset
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.plan.idleness import newly_idle, quiet_since
-from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, StreamOffset
+from pyspark_timestream.kafka.offsets.alignment import newly_idle, quiet_since
+from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.marks import Marks
+from pyspark_timestream.rules.policies import Events, Verdicts
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import NO_MARKS, TimeRules, step
+from pyspark_timestream.rules.stream_cti import compute_stream_cti, min_cti
 
 FRESH = PartitionState()
 EACH = {"every_events": 1}

@@ -14,10 +14,10 @@ from timestream.worked_traces import (
     value_of,
 )
 
-from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import run_task
+from pyspark_timestream.rules.state import PartitionState
 
 
 def test_there_are_ten_traces() -> None:

@@ -2,18 +2,19 @@
 
 import pytest
 
-from pyspark_timestream.connector.options import OptionError, option_specs
+from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries.model.query import Point, Query, Range
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.options import (
     ReadOptions,
     SubscribeOptions,
     WriteOptions,
-    local_path,
     parse_read,
     parse_subscribe,
     parse_write,
 )
+from pyspark_tseries.storage.location import local_path
 
 PARSERS = {
     WriteOptions: parse_write,

@@ -16,7 +16,7 @@ from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery
-from pyspark_tseries.maintain import compaction
+from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact, merge_runs
 from pyspark_tseries.maintain.erase import erase
 from pyspark_tseries.maintain.verify import rebuild, verify
@@ -178,7 +178,7 @@ def carry_out(path, model, step, now):
         return bool(compact(path, now).removed_events)
     elif step == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compaction, "MIN_RUNS_TO_MERGE", 2)
+            few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
             return bool(merge_runs(store, now, everything=False).removed_events)
     elif step == "reopen":
         storage._open_stores.clear()

@@ -20,8 +20,7 @@ from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from pyspark_timestream.demo.kafka_jars import locked
-from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo.broker import free_port, locked
 
 __all__ = ["NoRegistry", "serve_apicurio"]
 

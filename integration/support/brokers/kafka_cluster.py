@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from kafka_process import KafkaProcess, free_port
 
-from pyspark_timestream.demo.kafka_container import CLUSTER_ID
+from pyspark_timestream.demo.broker import CLUSTER_ID
 
 SIZE = 3
 MIN_IN_SYNC = 2

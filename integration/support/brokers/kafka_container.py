@@ -9,8 +9,7 @@ from typing import Any
 
 from kafka_image import image_to_run
 
-from pyspark_timestream.demo.kafka_container import broker_environment
-from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo.broker import broker_environment, free_port
 from pyspark_timestream.demo.orphan_watch import OrphanWatch
 
 # The reaper is one more image to pull; the container is removed by `close`.

@@ -21,7 +21,7 @@ from typing import Any
 
 from kafka_process import CACHE, image_lock, kafka_jars
 
-from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION, LOG4J_FILE
+from pyspark_timestream.demo.broker import KAFKA_VERSION, LOG4J_FILE
 
 # What a broker needs of the JDK; the whole runtime is copied where there is no jlink.
 _MODULES = "java.se,jdk.management,jdk.unsupported,jdk.crypto.ec,jdk.zipfs"

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from pyspark_timestream.demo import kafka_process
-from pyspark_timestream.demo.kafka_jars import fetch_jars, locked
-from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo import broker
+from pyspark_timestream.demo.broker import fetch_jars, free_port, locked
 
 CACHE = Path(__file__).parents[3] / ".work" / "kafka"
 
 
-class KafkaProcess(kafka_process.KafkaProcess):
+class KafkaProcess(broker.KafkaProcess):
     """A broker in a JVM of ours; its data outlives a kill.
 
     Args:

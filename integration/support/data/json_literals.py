@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable
 
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US
+from pyspark_timestream.core.instants import FINAL_US, MIN_US
 
 TYPES = (
     "byte", "short", "int", "long", "float", "double", "decimal(5,2)", "decimal(38,0)",

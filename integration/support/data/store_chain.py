@@ -16,7 +16,7 @@ from lengths import repetitions
 from store_chain_job import STAGES
 from writing import Mark, TopicJob
 
-from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.core.instants import parse_instant
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.maintain.verify import verify
 

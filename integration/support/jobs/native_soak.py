@@ -25,7 +25,7 @@ from spoiling_proxy import garbled, sometimes, spoiling_proxy, with_wrong_checks
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native import library as native_library
+from pyspark_timestream.kafka.client.native import consumer as native_library
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options

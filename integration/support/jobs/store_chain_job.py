@@ -22,7 +22,7 @@ from pyspark.sql.types import StringType
 from writing import fail_once
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.connector.instants import FINAL_US
+from pyspark_timestream.core.instants import FINAL_US
 from pyspark_tseries import TimeSeries
 
 SCHEMA = "series string, total long, start_time timestamp, cti timestamp"

@@ -25,8 +25,8 @@ from pyspark_tseries.maintain.compactor import merge_runs
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import set_retained_range
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
 from pyspark_tseries.write.batch import Batch
 
 PHASES = ("append", "merge", "replace", "checkpoint", "clean", "range")

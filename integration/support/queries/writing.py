@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time
-from pyspark_timestream.connector.instants import FINAL_US, parse_instant
+from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.kafka.writer.ledger import MARKS, Place
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 

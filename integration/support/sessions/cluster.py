@@ -15,7 +15,7 @@ from pathlib import Path
 from kafka_process import free_port
 from process_session import ProcessSession, members
 
-from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
+from pyspark_timestream.core.session import use_installed_pyspark
 
 READY_SECONDS = 90.0
 _DEPLOY = "org.apache.spark.deploy"

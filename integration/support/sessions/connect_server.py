@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kafka_process import free_port
 from process_session import ProcessSession
 
-from pyspark_timestream.connector.session.spark_home import use_installed_pyspark
+from pyspark_timestream.core.session import use_installed_pyspark
 
 READY_SECONDS = 90.0
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"

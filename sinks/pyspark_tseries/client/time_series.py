@@ -12,9 +12,11 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-from pyspark_timestream.connector.instants import to_datetime
+from pyspark_timestream.core.instants import to_datetime
 from pyspark_timestream.errors import wrap_methods
-from pyspark_tseries.client.arguments import (
+from pyspark_tseries.client.convert import convert_value, show_value, stage_given_rows
+from pyspark_tseries.client.range_query import (
+    RangeQuery,
     new_value_fields,
     parse_author,
     parse_choice,
@@ -26,8 +28,6 @@ from pyspark_tseries.client.arguments import (
     parse_timestamp,
     parse_values,
 )
-from pyspark_tseries.client.convert import convert_value, show_value
-from pyspark_tseries.client.range_query import RangeQuery
 from pyspark_tseries.client.results import (
     RECEIPT_SCHEMA,
     EventMetadata,
@@ -36,7 +36,6 @@ from pyspark_tseries.client.results import (
     format_events,
     format_span,
 )
-from pyspark_tseries.client.rows import stage_given_rows
 from pyspark_tseries.errors import (
     FutureEvent,
     IncompatibleValue,
@@ -46,16 +45,14 @@ from pyspark_tseries.errors import (
 )
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
-from pyspark_tseries.maintain.describe import describe
 from pyspark_tseries.maintain.erase import erase, list_erasures
-from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.columns import INSTANT, type_name
+from pyspark_tseries.maintain.verify import describe, verify
+from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
 from pyspark_tseries.model.query import timedelta_to_us
 from pyspark_tseries.model.retention import format_range, parse_initial, parse_range
-from pyspark_tseries.model.valid_text import is_valid_text
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location, parse_location
@@ -64,8 +61,6 @@ from pyspark_tseries.store.store import Store, now_us
 from pyspark_tseries.write.batch import Batch, PreparedCommit
 from pyspark_tseries.write.numbering import DEFAULT_LIMIT, FutureLimit
 from pyspark_tseries.write.rows import staged_schema
-
-__all__ = ["TimeSeries"]
 
 _NEXT_STEPS: Final = {
     (OutOfOrder, "append"): (

@@ -25,35 +25,17 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.compactor import CompactionResult, merge_runs
-from pyspark_tseries.maintain.erased_bytes import remove_erased_bytes
+from pyspark_tseries.maintain.erase import remove_erased_bytes
 from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
-from pyspark_tseries.storage.location import (
-    Location,
-    bears_mark,
-    is_inside_store,
-    parse_location,
-)
+from pyspark_tseries.storage.location import Location, bears_mark, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
-from pyspark_tseries.store.admin_commits import set_readers_properties
+from pyspark_tseries.store.admin_commits import require_owner, set_readers_properties
 from pyspark_tseries.store.history import keep_history
-from pyspark_tseries.store.last_checkpoint import read_mark
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import read_plain_entry
-from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
-from pyspark_tseries.store.ownership import require_owner
+from pyspark_tseries.store.log_writer import read_mark, remove_shadows, sync_checkpoint
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
-
-__all__ = [
-    "COMMITS_PER_MAINTENANCE",
-    "LOCK_VARIABLE",
-    "OPTIONS_VARIABLE",
-    "MaintenanceResult",
-    "maintain",
-    "maintain_after_commit",
-    "maintain_while_busy",
-    "remove_obsolete_files",
-]
 
 COMMITS_PER_MAINTENANCE: Final = 32
 REMOVED_FILE_RETENTION_HOURS: Final = 1

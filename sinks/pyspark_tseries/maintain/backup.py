@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
-from pyspark_tseries.model.commit_mark import CommitMark
-from pyspark_tseries.storage.durability import list_directories, make_directories, sync
+from pyspark_tseries.model.commits import CommitMark
 from pyspark_tseries.storage.head_files import head_chain
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import (
+    Location,
+    list_directories,
+    make_directories,
+    parse_location,
+    sync,
+)
 from pyspark_tseries.store.history import LOST_FILE, last_mark
-from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, read_mark
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_writer import log_tail
+from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, log_tail, read_mark
 from pyspark_tseries.store.store import Store
 
 MAX_ATTEMPTS: Final = 20

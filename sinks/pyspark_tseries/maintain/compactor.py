@@ -1,34 +1,117 @@
 """Compaction: rewrite many files as few files clustered by series, in one commit.
 
+Files that were written together are a *run*. Runs are merged from the newest backwards, as long
+as the next run is at most twice as large as those gathered before it. An event is therefore
+rewritten a number of times that grows with the logarithm of the size of the store. Events are
+removed only when all runs are merged, and only those that no query can see at the *horizon*, the
+last commit that is older than the minimum retention age, nor after it.
+
+The rules are semantics 24.
+
 Appends continue meanwhile: the commit does not change the head, so neither can starve the other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
-from pyspark_tseries.maintain.compaction import choose_files, find_horizon, select_kept_events
-from pyspark_tseries.model.arrays import encode_runs, sort_keys, to_int64
+from pyspark_tseries.model.arrays import (
+    BoolArray,
+    Int64Array,
+    Sample,
+    Slice,
+    encode_runs,
+    sort_keys,
+    split_slices,
+    to_int64,
+)
 from pyspark_tseries.model.columns import file_schema
 from pyspark_tseries.model.properties import min_retention_us
-from pyspark_tseries.model.series_state import STATE_COLUMNS, combine_states, compute_state
-from pyspark_tseries.model.slices import Sample, Slice, split_slices
+from pyspark_tseries.model.retention import RetainedRange, min_retained
+from pyspark_tseries.model.series_index import (
+    STATE_COLUMNS,
+    SeriesIndex,
+    combine_states,
+    compute_state,
+)
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import DataFile, Snapshot, WrittenFile
-from pyspark_tseries.storage.footer_cache import FOOTER_CACHE
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.table_scan import read_slice, sample_sizes, scan_file
-from pyspark_tseries.store.admin_commits import replace_files
-from pyspark_tseries.store.ownership import require_owner
+from pyspark_tseries.storage.row_reader import FOOTER_CACHE, read_slice, sample_sizes, scan_file
+from pyspark_tseries.store.admin_commits import replace_files, require_owner
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.numbering import series_column
 
-__all__ = ["MAX_SLICE_BYTES", "CompactionResult", "Merge", "compact", "merge_runs"]
+MIN_RUNS_TO_MERGE: Final = 64
+"""Automatic maintenance starts merging at this many runs of single commits."""
+
+
+def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile]:
+    """Choose the files to merge into one run; none if merging gains nothing.
+
+    Args:
+        data: the store's files, at least one kind each.
+        everything: all of them, even a single run, since events may be removed.
+    """
+    runs = _group_runs(data)
+    if everything or not runs:
+        return [file for run in runs for file in run]
+    if sum(not run[0].is_compacted for run in runs) < MIN_RUNS_TO_MERGE:
+        return []
+    gathered: list[DataFile] = []
+    for run in reversed(runs):
+        held, size = (sum(file.size for file in files) for files in (gathered, run))
+        if run[0].is_compacted and size > 2 * held:
+            break
+        gathered = run + gathered
+    return gathered
+
+
+def _group_runs(data: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Group files by run, in the order of commits; the files of one commit are a run."""
+    ordered = sorted(data, key=lambda file: (file.first_commit, file.run, file.path))
+    return [list(files) for _, files in groupby(ordered, key=lambda file: file.run)]
+
+
+def find_horizon(commit: Int64Array, commit_us: Int64Array, latest_us: int) -> int:
+    """The last commit not later than `latest_us`; -1 if there is none."""
+    return int(commit[commit_us <= latest_us].max(initial=-1))
+
+
+def select_kept_events(
+    events: pa.Table, states: pa.Table, head: SeriesIndex, retained: RetainedRange, horizon: int
+) -> BoolArray:
+    """Flags of the `events` that compaction keeps: all that are visible at the horizon or later.
+
+    The newest event, original and edit of each series are always kept: the head is rebuilt from
+    them.
+
+    Args:
+        events: the columns `STATE_COLUMNS`.
+        states: the state of every series of `events` at `horizon`, from all events of the store.
+        head: has the floors.
+        retained: the retained range.
+        horizon: the last commit whose events may be removed.
+    """
+    names, codes = encode_runs(events["series"])
+    rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
+    at = {name: to_int64(rows[name]) for name in rows.column_names if name != "series"}
+    floors = head.min_retained(names.to_pylist())
+    low, low_us = min_retained(retained, at["horizon_sequence"], at["horizon_us"], floors)
+    sequence, us = to_int64(events["sequence"]), to_int64(events["timestamp"])
+    inside = (sequence >= low[codes]) & (us >= low_us[codes])
+    for name in ("last_sequence", "original_sequence", "edit_sequence"):
+        inside |= sequence == at[name][codes]
+    kept: BoolArray = inside | (to_int64(events["commit"]) > horizon)
+    return kept
+
 
 MAX_SLICE_BYTES: Final = 128 * 1024 * 1024
 """Uncompressed size of what is in memory at once, and becomes one file."""

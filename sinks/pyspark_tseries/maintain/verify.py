@@ -1,41 +1,469 @@
-"""Verification of a store, and rebuilding of its head from the events (semantics 26.3 and 26.6).
+"""Facts of a store, and its verification: every page, every event, the head (semantics 26.3).
+
+The content is compared with its checksums, with the bounds in the footer and with the log.
+
+The rules are semantics 15 to 19. In every series
+
+- sequences are contiguous, each stored once;
+- timestamps of originals that are not erased do not decrease;
+- commit numbers do not decrease, and each commit has one time, later than those before it;
+- an edit names an earlier original, and repeats its timestamp and author;
+- the head agrees with the events of the series.
+
+Compaction may have removed events of commits up to its horizon that were out of the retained range
+there. Only a gap after the first event that must still exist is a violation.
 
 Every scan holds one slice of whole series in memory, and one row for each series.
 """
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import UnusableStore, WrongClock
-from pyspark_tseries.maintain.file_check import check_file
-from pyspark_tseries.maintain.head_recovery import recover_head
-from pyspark_tseries.maintain.invariants import CHECKED_COLUMNS, CompactionHorizon, find_violations
-from pyspark_tseries.maintain.log_statistics import describe_contradiction, read_logged_bounds
-from pyspark_tseries.model.columns import ERASURE_FIELD
-from pyspark_tseries.model.commit_time import MAX_CLOCK_SKEW_US
+from pyspark_tseries.maintain.erase import find_files_with_values, open_acts
+from pyspark_tseries.maintain.rebuild import (
+    describe_contradiction,
+    read_logged_bounds,
+    recover_head,
+)
+from pyspark_tseries.model.arrays import (
+    NEVER_US,
+    NO_ORIGINAL,
+    NO_SEQUENCE,
+    BoolArray,
+    Int64Array,
+    Sample,
+    Slice,
+    encode_runs,
+    sort_keys,
+    split_slices,
+    to_int64,
+)
+from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
+from pyspark_tseries.model.commits import EARLIER_VERSIONS, MAX_CLOCK_SKEW_US
+from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
     apply_delta,
     attach_metadata,
+    compute_state,
     min_retained_table,
+    state_to_delta,
 )
-from pyspark_tseries.model.series_state import state_to_delta
-from pyspark_tseries.model.slices import Sample, Slice, split_slices
-from pyspark_tseries.promise.record import EARLIER_VERSIONS
-from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.storage.erasure_files import list_records, read_records
+from pyspark_tseries.storage.data_files import DataFile, FileStats, compute_stats, describe_contents
+from pyspark_tseries.storage.head_files import list_records, read_records
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.storage.table_scan import BASE_SCHEMA, read_slice, scan_file, scan_state
-from pyspark_tseries.store.admin_commits import replace_index
+from pyspark_tseries.storage.parquet import read_footer
+from pyspark_tseries.storage.row_reader import (
+    BASE_SCHEMA,
+    Footer,
+    OpenFile,
+    read_slice,
+    sample_sizes,
+    scan_file,
+    scan_state,
+)
+from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
-from pyspark_tseries.store.ownership import require_owner
 from pyspark_tseries.store.store import Store, now_us
 
-__all__ = ["check_rows", "rebuild", "verify"]
+
+def describe(
+    path: str | Location, storage_options: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """The facts of the store at `path`, a local path, a `file:` URI or an `s3:` URI.
+
+    `events` counts all events ever appended, `stored_events` those that compaction has kept;
+    queries see those in `retained_range`. `dropped` and `adjusted` count late rows since the
+    store was created, with the latest example of each. `cti` is what the store promises: no
+    original before it is appended any more; `cti_writers` has the CTI of each writer, None for one
+    that has given none. `erasures` counts the acts that erased values, and `erasure_files` names
+    what still has some of these: the next maintenance ten minutes after an act removes it.
+
+    Raises:
+        NoSuchStore: there is none.
+        UnusableStore: it is of a newer version, or no store.
+        ValueError: `path` is empty or a URI of another kind.
+    """
+    store = Store.open(parse_location(path, storage_options))
+    snapshot, (_, head) = store.snapshot(), store.index()
+    metadata, last = head.metadata, head.columns["last_sequence"]
+    return {
+        "path": snapshot.root,
+        "value_columns": {field.name: type_name(field.type) for field in snapshot.values},
+        "series": int((last >= 0).sum()),
+        "events": int((last + 1).sum()),
+        "retained_range": format_range(snapshot.retained),
+        "retained_default": snapshot.retained == DEFAULT_RANGE,
+        "stored_events": sum(file.rows for file in snapshot.files),
+        "files": len(snapshot.files),
+        "bytes": sum(file.size for file in snapshot.files),
+        "policy": snapshot.policy,
+        "last_commit": None if metadata.commit < 0 else metadata.commit,
+        "last_commit_time": None if metadata.commit < 0 else format_instant(metadata.commit_us),
+        "dropped": metadata.dropped,
+        "last_dropped": metadata.last_dropped,
+        "adjusted": metadata.adjusted,
+        "last_adjusted": metadata.last_adjusted,
+        "future": metadata.future,
+        "last_future": metadata.last_future,
+        "cti": _format(metadata.ctis.promised_us),
+        "cti_writers": {name: _format(us) for name, us in metadata.ctis.writers.items()},
+        "erasures": sum(1 for _ in read_records(snapshot.location, metadata.erasure)),
+        "erasure_files": find_files_with_values(store, open_acts(store)),
+        "upkeep_error": _read_maintenance_error(snapshot.location),
+    }
+
+
+def _format(us: int | None) -> str | None:
+    return None if us is None else format_instant(us)
+
+
+def _read_maintenance_error(location: Location) -> str | None:
+    """The error of the last maintenance; None if it succeeded."""
+    try:
+        with location.read(location.file("_tseries", "upkeep.error")) as file:
+            return str(file.read().decode())
+    except FileNotFoundError:
+        return None
+
+
+_FIXED_BYTES_PER_ROW = sum(
+    f.type.bit_width // 8 for f in BASE_SCHEMA if not pa.types.is_string(f.type)
+)
+_TEXT_BYTES_PER_ROW = 64
+"""A typical size of the text columns that are checked."""
+
+
+@dataclass
+class FileCheck:
+    """The result of checking a file.
+
+    Attributes:
+        problem: a sentence; None if the file is intact.
+        extent: the bounds of its rows; None if it has no rows, or a problem.
+        samples: of its keys.
+    """
+
+    problem: str | None = None
+    extent: FileStats | None = None
+    samples: list[Sample] = field(default_factory=list)
+
+
+class _DamagedFile(Exception):
+    """A file that can be read but has the wrong content."""
+
+
+def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -> FileCheck:
+    """Read and check all of `file`, of a store with the value columns `values`.
+
+    Raises:
+        OSError: the object store cannot be reached.
+    """
+    found = FileCheck()
+    path = location.file(file.path)
+    try:
+        size = location.size(path)
+        if size != file.size:
+            raise _DamagedFile(f"has {size} bytes instead of the {file.size} in the log")
+        with location.read(path) as source:
+            footer = Footer(*read_footer(source, size))  # Read again, not from the cache.
+            _check_content(OpenFile(location, source, footer), file, values, found)
+    except FileNotFoundError:
+        problem = "is missing"
+    except _DamagedFile as error:
+        problem = str(error)
+    except (OSError, pa.ArrowException, ValueError) as error:
+        if not location.is_local and "AWS Error" in str(error):
+            raise
+        problem = f"cannot be read: {location.redact(str(error)).splitlines()[0]}"
+    else:
+        return found
+    return FileCheck(f"file '{file.path}' {problem}; by the log it has {describe_contents(file)}")
+
+
+def _check_content(
+    source: OpenFile, file: DataFile, values: Iterable[pa.Field], found: FileCheck
+) -> None:
+    footer = source.footer
+    wanted = pa.schema([*BASE_SCHEMA, *values])
+    kinds = footer.metadata.schema.to_arrow_schema()
+    required = [name for name in BASE_SCHEMA.names if name != ERASURE_FIELD.name]
+    for name in (name for name in required if name not in footer.names):
+        raise _DamagedFile(f"has no column '{name}'")
+    for name in (name for name in wanted.names if name in footer.names):
+        if not _has_type(kinds.field(name).type, wanted.field(name).type, file):
+            raise _DamagedFile(
+                f"has a column '{name}' of type {kinds.field(name).type}, the store's is of type "
+                f"{wanted.field(name).type}"
+            )
+    rows, last = 0, None
+    for group in range(footer.groups):
+        table = pa.table(source.columns([group], kinds.names, alone=True))
+        table.validate(full=True)
+        if table.num_rows != footer.rows(group):
+            raise _DamagedFile(
+                f"has {table.num_rows} rows in row group {group}, not as many as its footer says"
+            )
+        _check_footer(table, footer, group)
+        rows += table.num_rows
+        if table.num_rows:
+            last = _check_order(table, file, last)
+            _check_erased(table, values)
+            extent = compute_stats(table)
+            found.extent = found.extent.extended_with(extent) if found.extent else extent
+            found.samples += sample_sizes(table, _FIXED_BYTES_PER_ROW + _TEXT_BYTES_PER_ROW)
+    if rows != file.rows:
+        raise _DamagedFile(f"has {rows} rows instead of the {file.rows} in the log")
+
+
+def _has_type(kind: pa.DataType, wanted: pa.DataType, file: DataFile) -> bool:
+    # Writers name some nested fields, such as the elements of lists, differently.
+    return file.is_foreign or pa.types.is_nested(wanted) or kind == wanted
+
+
+def _check_erased(table: pa.Table, values: Iterable[pa.Field]) -> None:
+    """Raise _DamagedFile if an event that an act has erased has a value."""
+    if ERASURE_FIELD.name not in table.column_names:
+        return
+    erased = table.filter(table[ERASURE_FIELD.name].is_valid())
+    for name in (value.name for value in values if value.name in table.column_names):
+        if erased[name].null_count != erased.num_rows:
+            raise _DamagedFile(f"has a value of an erased event in column '{name}'")
+
+
+def _check_footer(table: pa.Table, footer: Footer, group: int) -> None:
+    """Raise _DamagedFile if the bounds in the footer would make a reader skip rows."""
+    for name in ("series", "sequence", "timestamp", "commit"):
+        bounds = footer.bounds(name)[group]
+        if bounds is not None and table.num_rows:
+            column = table[name] if name == "series" else pa.chunked_array([to_int64(table[name])])
+            ends = pc.min_max(column)
+            if ends["min"].as_py() < bounds[0] or ends["max"].as_py() > bounds[1]:
+                raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
+    for name in table.column_names:
+        one = footer.constant([group], name)
+        if one is not None and table[name].unique().to_pylist() not in ([one[0]], []):
+            raise _DamagedFile(f"has a footer that contradicts the values of column '{name}'")
+
+
+def _check_order(
+    table: pa.Table, file: DataFile, last: tuple[str, int] | None
+) -> tuple[str, int] | None:
+    """The last key of the table; raises _DamagedFile if the keys do not increase."""
+    if file.is_foreign:
+        return None
+    series, sequence = table["series"].combine_chunks(), to_int64(table["sequence"])
+    first = series[0].as_py(), int(sequence[0])
+    above = pc.greater(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
+    same = pc.equal(series[1:], series[:-1]).to_numpy(zero_copy_only=False)
+    rising = above | (same & (np.diff(sequence) > 0))
+    if not rising.all() or (last is not None and first <= last):
+        raise _DamagedFile("is not sorted by (series, sequence)")
+    return series[-1].as_py(), int(sequence[-1])
+
+
+CHECKED_COLUMNS: Final = (
+    *("series", "sequence", "timestamp", "author"),
+    *("original_sequence", "original_timestamp", "original_author", "commit", "commit_time"),
+    "erasure",
+)
+"""The columns that the checks read."""
+
+MAX_EXAMPLES: Final = 5
+"""Examples reported of each kind of violation."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionHorizon:
+    """The events that compaction may have removed.
+
+    Attributes:
+        horizon: the last commit whose events it may have removed; -1 if it removed none.
+        retained: the range that was applied there, or a smaller one.
+    """
+
+    horizon: int = -1
+    retained: RetainedRange = RetainedRange()
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """Events sorted by key.
+
+    Attributes:
+        same: flags those with a predecessor in their series.
+        timed: flags originals that are not erased: their times do not decrease.
+    """
+
+    names: list[str]
+    codes: Int64Array
+    sequence: Int64Array
+    us: Int64Array
+    edited: Int64Array
+    commit: Int64Array
+    commit_us: Int64Array
+    same: BoolArray
+    timed: BoolArray
+    table: pa.Table
+
+    def key(self, row: int) -> str:
+        return f"series '{self.names[int(self.codes[row])]}': sequence {self.sequence[row]}"
+
+
+def find_violations(events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon) -> list[str]:
+    """Describe each violation in a sentence.
+
+    Args:
+        events: whole series, the columns `CHECKED_COLUMNS`, in any order.
+        head: where the series should stand.
+        compacted: the events that compaction may have removed.
+    """
+    if not events.num_rows:
+        return []
+    sorted_events = _sort_events(events)
+    required = _find_required_sequences(sorted_events, head, compacted)
+    checks = (
+        _check_sequences(sorted_events, required),
+        _check_timestamps(sorted_events),
+        _check_commits(sorted_events),
+        _check_edits(sorted_events, required),
+        _check_head(sorted_events, head),
+    )
+    return [sentence for check in checks for sentence in check]
+
+
+def _sort_events(events: pa.Table) -> _Events:
+    names, codes = encode_runs(events["series"])
+    order = sort_keys(codes, to_int64(events["sequence"]))
+    table, codes = events.take(pa.array(order)).combine_chunks(), codes[order]
+    edited = to_int64(table["original_sequence"].fill_null(NO_ORIGINAL))
+    return _Events(
+        names.to_pylist(),
+        codes,
+        to_int64(table["sequence"]),
+        to_int64(table["timestamp"]),
+        edited,
+        to_int64(table["commit"]),
+        to_int64(table["commit_time"]),
+        np.diff(codes, prepend=-1) == 0,
+        (edited == NO_ORIGINAL) & table["erasure"].is_null().to_numpy(),
+        table,
+    )
+
+
+def _find_required_sequences(
+    events: _Events, head: SeriesIndex, compacted: CompactionHorizon
+) -> Int64Array:
+    """The sequence of each series from which no event may be missing."""
+    required = np.zeros(len(events.names), np.int64)
+    if compacted.horizon < 0:
+        return required
+    states = compute_state(events.table, compacted.horizon).sort_by("series")
+    floors = head.min_retained(events.names)
+    newest = to_int64(states["horizon_sequence"]), to_int64(states["horizon_us"])
+    required, oldest_us = min_retained(compacted.retained, *newest, floors)
+    inside = events.timed & (events.us >= oldest_us[events.codes])
+    first = np.full(len(required), np.iinfo(np.int64).max)
+    np.minimum.at(first, events.codes[inside], events.sequence[inside])
+    first[oldest_us <= NEVER_US] = 0
+    needed: Int64Array = np.maximum(required, first)
+    return needed
+
+
+def _check_sequences(events: _Events, required: Int64Array) -> Iterator[str]:
+    step = np.diff(events.sequence, prepend=0)
+    twice = np.flatnonzero(events.same & (step == 0))
+    yield from (f"{events.key(row)} is stored twice" for row in twice[:MAX_EXAMPLES])
+    before = np.where(events.same, events.sequence - step, -1)
+    lowest = np.maximum(before + 1, required[events.codes])
+    for row in np.flatnonzero(lowest < events.sequence)[:MAX_EXAMPLES]:
+        name = events.names[int(events.codes[row])]
+        yield f"series '{name}': sequences {lowest[row]} to {events.sequence[row] - 1} are missing"
+
+
+def _check_timestamps(events: _Events) -> Iterator[str]:
+    rows = np.flatnonzero(events.timed)
+    back = (np.diff(events.us[rows], prepend=0) < 0) & (
+        np.diff(events.codes[rows], prepend=-1) == 0
+    )
+    for at in np.flatnonzero(back)[:MAX_EXAMPLES]:
+        row, before = rows[at], rows[at - 1]
+        yield (
+            f"{events.key(row)} at {format_instant(int(events.us[row]))} is before the original "
+            f"{events.sequence[before]} at {format_instant(int(events.us[before]))}"
+        )
+
+
+def _check_commits(events: _Events) -> Iterator[str]:
+    back = np.flatnonzero(events.same & (np.diff(events.commit, prepend=0) < 0))
+    for row in back[:MAX_EXAMPLES]:
+        yield f"{events.key(row)} is of commit {events.commit[row]}, its predecessor of a later one"
+    order = np.lexsort((events.commit_us, events.commit))
+    commit, us = events.commit[order], events.commit_us[order]
+    step_us = np.diff(us, prepend=us[:1])
+    wrong = (step_us < 0) | ((step_us != 0) & (np.diff(commit, prepend=commit[:1]) == 0))
+    for row in order[np.flatnonzero(wrong)][:MAX_EXAMPLES]:
+        yield f"{events.key(row)}: commit {events.commit[row]} has two times, or one out of order"
+
+
+def _check_edits(events: _Events, required: Int64Array) -> Iterator[str]:
+    rows = np.flatnonzero(events.edited != NO_ORIGINAL)
+    if not len(rows):
+        return
+    codes, wanted = events.codes[rows], events.edited[rows]
+    # One number a key: sequences of a batch of series fit beside the code in 64 bits only as ranks.
+    sequences, ranks = np.unique(np.concatenate([events.sequence, wanted]), return_inverse=True)
+    there = events.codes * len(sequences) + ranks[: len(events.sequence)]
+    target = codes * len(sequences) + ranks[len(events.sequence) :]
+    at = np.minimum(np.searchsorted(there, target), len(there) - 1)
+    found = there[at] == target
+    forward = wanted >= events.sequence[rows]
+    lost = ~found & (wanted >= required[codes]) & ~forward
+    wrong = found & (events.edited[at] != NO_ORIGINAL) & ~forward
+    unlike = found & ~wrong & ~forward & _find_wrong_originals(events.table, rows, at)
+    for bad, fault in (
+        (forward, "which is not before it"),
+        (lost, "which does not exist"),
+        (wrong, "which is an edit itself"),
+        (unlike, "whose timestamp or author differs from what the edit records"),
+    ):
+        for i in np.flatnonzero(bad)[:MAX_EXAMPLES]:
+            yield f"{events.key(rows[i])} edits {wanted[i]}, {fault}"
+
+
+def _find_wrong_originals(table: pa.Table, rows: Int64Array, at: Int64Array) -> BoolArray:
+    """Flags of the edits that record another timestamp or author than their original has."""
+    edits, originals = table.take(pa.array(rows)), table.take(pa.array(at))
+    unlike = np.zeros(len(rows), bool)
+    for name in ("timestamp", "author"):
+        equal = pc.equal(edits[f"original_{name}"], originals[name]).fill_null(False)
+        unlike |= ~equal.to_numpy().astype(bool)
+    return unlike
+
+
+def _check_head(events: _Events, head: SeriesIndex) -> Iterator[str]:
+    states = compute_state(events.table, -1).sort_by("series")
+    known = head.lookup(events.names)
+    for name in known:
+        found = to_int64(states[name])
+        for code in np.flatnonzero(known[name] != found)[:MAX_EXAMPLES]:
+            known_value = (
+                "nothing" if known[name][code] in (NO_SEQUENCE, NEVER_US) else known[name][code]
+            )
+            yield (
+                f"series '{events.names[int(code)]}': the head has {name} {known_value}, "
+                f"its events have {found[code]}"
+            )
+
 
 MAX_SLICE_BYTES = 64 * 1024 * 1024
 """Uncompressed size of the columns that are checked."""

@@ -23,8 +23,7 @@ from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.data_files import Snapshot
-from pyspark_tseries.storage.durability import list_directories, sync
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
 from pyspark_tseries.write.rows import EDIT_OF, staged_schema

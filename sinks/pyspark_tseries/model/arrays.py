@@ -1,32 +1,21 @@
-"""Columns of whole numbers as NumPy arrays: types, the numbers that stand for null, and order.
+"""Columns of whole numbers as NumPy arrays, in blocks, and by ranges of keys.
 
 Sequences, timestamps and positions are 64-bit integers. A null is a number that no legal value
 reaches, so that arithmetic on it neither fails nor overflows.
+
+Immutable, so that a reader in another thread keeps the columns it has.
+
+A key is (series, sequence). Names compare by their UTF-8 bytes, in Python as in Arrow.
 """
 
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-__all__ = [
-    "MAX_NUMBER",
-    "MIN_NUMBER",
-    "NEVER_US",
-    "NO_ORIGINAL",
-    "NO_SEQUENCE",
-    "UNTIMED",
-    "BoolArray",
-    "Int64Array",
-    "encode_names",
-    "encode_runs",
-    "is_same",
-    "sort_by_code",
-    "sort_keys",
-    "to_int64",
-]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -119,3 +108,185 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(is_same, one, other))
     return bool(one == other)
+
+
+BLOCK_ROWS: Final = 1 << 14
+MAX_SEPARATE_BLOCKS: Final = 8
+"""Above this number of blocks, one NumPy call on the whole column is faster."""
+
+
+class BlockColumns(Mapping[str, Int64Array]):
+    """Columns of equal length by name; `columns[name]` is a copy in one piece."""
+
+    def __init__(self, columns: Mapping[str, Int64Array]) -> None:
+        self._blocks = {name: _split_blocks(column) for name, column in columns.items()}
+        self.rows = max(map(len, columns.values()), default=0)
+        self._bounds: dict[str, Int64Array] = {}
+
+    def __getitem__(self, name: str) -> Int64Array:
+        return _concatenate(self._blocks[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._blocks
+
+    def bounds(self, name: str) -> Int64Array:
+        """The lowest and the highest number of a non-empty column; found once."""
+        if name not in self._bounds:
+            blocks = self._blocks[name]
+            self._bounds[name] = np.array([min(map(np.min, blocks)), max(map(np.max, blocks))])
+        return self._bounds[name]
+
+    def take(self, rows: Int64Array, absent: Mapping[str, int]) -> dict[str, Int64Array]:
+        """The columns of `absent` at `rows`; its number stands for a missing row or column."""
+        known = (rows >= 0) & (rows < self.rows)
+        there = rows[known]
+        found = {}
+        for name, missing in absent.items():
+            found[name] = np.full(len(rows), missing, np.int64)
+            if name in self._blocks:
+                found[name][known] = _gather(self._blocks[name], there)
+        return found
+
+    def put(
+        self, rows: Int64Array, changes: Mapping[str, Int64Array], absent: Mapping[str, int]
+    ) -> "BlockColumns":
+        """A copy with `changes` at the distinct `rows`, which may lie beyond the end.
+
+        The copy has the columns of `absent`, whose numbers fill what is not set.
+        """
+        result = BlockColumns({})
+        result.rows = max(self.rows, int(rows.max(initial=-1)) + 1)
+        for name, missing in absent.items():
+            blocks = _extend(self._blocks.get(name, []), result.rows, missing)
+            if name in changes:
+                blocks = _overwrite(blocks, rows, changes[name])
+            result._blocks[name] = blocks
+        return result
+
+
+def _split_blocks(column: Int64Array) -> list[Int64Array]:
+    return [column[first : first + BLOCK_ROWS] for first in range(0, len(column), BLOCK_ROWS)]
+
+
+def _concatenate(blocks: list[Int64Array]) -> Int64Array:
+    return np.concatenate(blocks) if blocks else np.empty(0, np.int64)
+
+
+def _gather(blocks: list[Int64Array], rows: Int64Array) -> Int64Array:
+    touched = _touched_blocks(rows)
+    if len(touched) > MAX_SEPARATE_BLOCKS:
+        return _concatenate(blocks)[rows]
+    found = np.empty(len(rows), np.int64)
+    for block in touched.tolist():
+        mine = rows // BLOCK_ROWS == block
+        found[mine] = blocks[block][rows[mine] - block * BLOCK_ROWS]
+    return found
+
+
+def _touched_blocks(rows: Int64Array) -> npt.NDArray[np.intp]:
+    return np.flatnonzero(np.bincount(rows // BLOCK_ROWS))
+
+
+def _extend(blocks: list[Int64Array], rows: int, absent: int) -> list[Int64Array]:
+    """`blocks` extended to `rows` rows with `absent`."""
+    have = sum(map(len, blocks[-1:])) + BLOCK_ROWS * max(len(blocks) - 1, 0)
+    if have == rows:
+        return list(blocks)
+    kept = have // BLOCK_ROWS
+    new = np.full(rows - kept * BLOCK_ROWS, absent, np.int64)
+    new[: have - kept * BLOCK_ROWS] = _concatenate(blocks[kept:])
+    return blocks[:kept] + _split_blocks(new)
+
+
+def _overwrite(blocks: list[Int64Array], rows: Int64Array, values: Int64Array) -> list[Int64Array]:
+    touched = _touched_blocks(rows)
+    if len(touched) > MAX_SEPARATE_BLOCKS:
+        whole = _concatenate(blocks)
+        whole[rows] = values
+        return _split_blocks(whole)
+    blocks = list(blocks)
+    for block in touched.tolist():
+        mine = rows // BLOCK_ROWS == block
+        blocks[block] = blocks[block].copy()
+        blocks[block][rows[mine] - block * BLOCK_ROWS] = values[mine]
+    return blocks
+
+
+Key = tuple[str, int]
+Sample = tuple[str, int, int]
+"""A series, a sequence, and the number of bytes that this event represents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The events from `first`, inclusive, to `end`, exclusive; None does not bound."""
+
+    first: Key | None = None
+    end: Key | None = None
+
+    def expression(self) -> pc.Expression | None:
+        """The slice as a filter on the columns `series` and `sequence`."""
+        bounds = []
+        series, sequence = pc.field("series"), pc.field("sequence")
+        if self.first is not None:
+            name, number = self.first
+            bounds.append((series > name) | ((series == name) & (sequence >= number)))
+        if self.end is not None:
+            name, number = self.end
+            bounds.append((series < name) | ((series == name) & (sequence < number)))
+        if not bounds:
+            return None
+        return bounds[0] if len(bounds) == 1 else bounds[0] & bounds[1]
+
+    def contains(self, series: pa.Array | pa.ChunkedArray, sequence: Int64Array) -> BoolArray:
+        """A flag for each event inside the slice."""
+        inside = np.ones(len(sequence), bool)
+        if self.first is not None:
+            name, number = self.first
+            inside &= _flags(pc.greater, series, name) | (
+                _flags(pc.equal, series, name) & (sequence >= number)
+            )
+        if self.end is not None:
+            name, number = self.end
+            inside &= _flags(pc.less, series, name) | (
+                _flags(pc.equal, series, name) & (sequence < number)
+            )
+        return inside
+
+    def overlaps(self, first: str, last: str) -> bool:
+        """True if it may contain events of the series from `first` to `last`, both inclusive."""
+        above = self.first is None or last >= self.first[0]
+        return above and (self.end is None or first <= self.end[0])
+
+
+FULL_SLICE: Final = Slice()
+
+
+def _flags(compare: Any, series: pa.Array | pa.ChunkedArray, name: str) -> BoolArray:
+    flags: BoolArray = np.asarray(compare(series, pa.scalar(name, pa.string())), bool)
+    return flags
+
+
+def split_slices(samples: Iterable[Sample], budget: int, *, whole_series: bool) -> Iterator[Slice]:
+    """Slices that cover everything, of about `budget` bytes each.
+
+    Args:
+        samples: events spread evenly over the rows, with the bytes each represents.
+        budget: a slice ends where the next sample would exceed it.
+        whole_series: True keeps each series in one slice, however large it is.
+    """
+    first: Key | None = None
+    held = 0
+    for name, sequence, size in sorted(samples):
+        end = (name, 0 if whole_series else sequence)
+        if held and held + size > budget and end != (first or ("", -1)):
+            yield Slice(first, end)
+            first, held = end, 0
+        held += size
+    yield Slice(first, None)

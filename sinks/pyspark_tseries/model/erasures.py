@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.instants import parse_instant
+from pyspark_timestream.core.instants import parse_instant
 from pyspark_tseries.model.arrays import NO_SEQUENCE, BoolArray, to_int64
 from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
 

@@ -11,10 +11,8 @@ from typing import Any, Final
 
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import PermissionDenied
+from pyspark_tseries.model.columns import is_valid_text
 from pyspark_tseries.model.query import FULL_RANGE, Query
-from pyspark_tseries.model.valid_text import is_valid_text
-
-__all__ = ["PERMISSIONS", "AccessCheck", "Policy", "ensure_owner", "format_policy", "parse_policy"]
 
 PERMISSIONS: Final = ("read", "update", "edit", "edit_own", "query_obsolete", "own")
 

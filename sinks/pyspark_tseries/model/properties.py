@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from pyspark_timestream.connector.instants import format_duration, parse_duration
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.core.instants import format_duration, parse_duration
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.policy import Policy, format_policy, parse_policy
 from pyspark_tseries.model.retention import (
@@ -18,18 +18,6 @@ from pyspark_tseries.model.retention import (
     parse_range,
 )
 from pyspark_tseries.model.series_index import CommitMetadata
-
-__all__ = [
-    "READERS_PROPERTIES",
-    "check_unchanged",
-    "check_version",
-    "current_policy",
-    "min_retention_us",
-    "new_properties",
-    "retained_range",
-    "subscription_range",
-    "tseries_properties",
-]
 
 Properties = Mapping[str, str]
 

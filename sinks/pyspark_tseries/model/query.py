@@ -10,21 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from pyspark_timestream.connector.instants import from_datetime, parse_duration, parse_instant
+from pyspark_timestream.core.instants import from_datetime, parse_duration, parse_instant
 from pyspark_tseries.errors import InvalidQuery
-
-__all__ = [
-    "FULL_RANGE",
-    "NO_LIMIT",
-    "QUERY_KINDS",
-    "Point",
-    "Query",
-    "Range",
-    "datetime_to_us",
-    "parse_anchor",
-    "parse_span",
-    "timedelta_to_us",
-]
 
 NO_LIMIT: Final = 2**63 - 1
 """The limit of a query without one."""

@@ -18,23 +18,6 @@ import numpy as np
 
 from pyspark_tseries.model.arrays import BoolArray, Int64Array
 
-__all__ = [
-    "DEFAULT_INITIAL",
-    "DEFAULT_RANGE",
-    "NO_EVENTS",
-    "UNLIMITED",
-    "RetainedRange",
-    "format_initial",
-    "format_range",
-    "lower_bounds",
-    "min_retained",
-    "parse_initial",
-    "parse_range",
-    "parse_start_sequences",
-    "retained_mask",
-]
-
-
 _UNITS_US: Final = {
     "D": 86_400_000_000,
     "H": 3_600_000_000,

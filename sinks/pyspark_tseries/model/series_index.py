@@ -1,4 +1,9 @@
-"""The series index: the last sequence and newest timestamps of each series, and commit metadata.
+"""The series index: the last sequence and newest timestamps of each series.
+
+Arrow does not verify what it reads. So the schema metadata of a head file has a key of ours, filled
+in last: a mark, eight hexadecimal digits for the file (computed with zeros in their place), and
+eight for the commit metadata. Arrow writes the schema at both ends of a file. Files of earlier
+versions lack the key and are not checked.
 
 The index is a fold over commits. Each commit writes a *head file*: its *delta*, which has the
 series that the commit touched. The file's metadata names its parent, the head file of the commit
@@ -7,12 +12,15 @@ commit names the current head file, so an index and the events it counts become 
 
 Some numbers cannot be recomputed from the events: the counts of dropped and adjusted rows, a
 changed retained range, a changed policy. They are in `CommitMetadata`, which every head file has.
+
+That is possible because compaction always keeps a series' last event, and its newest original and
+newest edit that are not erased, so `compute_state` of the remaining events gives the same.
 """
 
 import dataclasses
 import json
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
 from typing import Any, Final
@@ -21,34 +29,63 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, Int64Array, to_int64
-from pyspark_tseries.model.block_columns import BlockColumns
+from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BlockColumns, Int64Array, to_int64
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.head_checksums import (
-    CHECKSUM_KEYS,
-    checksum_placeholder,
-    verify_metadata,
-)
-from pyspark_tseries.promise.record import NO_RECORD, CtiRecord
+from pyspark_tseries.model.commits import NO_RECORD, CtiRecord
 
-__all__ = [
-    "MIN_RETAINED_DEFAULTS",
-    "NO_COMMIT",
-    "CommitMetadata",
-    "SeriesIds",
-    "SeriesIndex",
-    "advance_index",
-    "apply_delta",
-    "attach_metadata",
-    "filter_series",
-    "make_delta",
-    "make_full_table",
-    "merge_deltas",
-    "min_retained_table",
-    "needs_full_table",
-    "next_metadata",
-    "read_metadata",
-]
+_KEY: Final = b"tseries.crc32"
+CHECKSUM_KEYS: Final = frozenset([_KEY])
+"""The keys of this module in a file's schema metadata."""
+
+_MARK: Final = b"\x1etseries.crc32\x1e"
+"""JSON escapes its first byte, so commit metadata cannot contain it."""
+
+_CHECKSUM_DIGITS: Final = 8
+_ZEROS: Final = b"0" * _CHECKSUM_DIGITS
+
+
+def checksum_placeholder(metadata: bytes) -> dict[bytes, bytes]:
+    """The key for a file with this commit metadata, with zeros as the file's checksum."""
+    return {_KEY: _MARK + _ZEROS + _format_crc(zlib.crc32(metadata))}
+
+
+def fill_in_checksum(content: bytearray) -> None:
+    """Write its checksum into a file with the key of `checksum_placeholder`."""
+    digits = _format_crc(zlib.crc32(content))
+    for at in _checksum_offsets(content):
+        content[at : at + _CHECKSUM_DIGITS] = digits
+
+
+def verify_file(content: bytes) -> bool:
+    """True if a file has a checksum; raises ValueError if it has changed since it was written."""
+    offsets = _checksum_offsets(content)
+    if not offsets:
+        return False
+    crc, whole, done = 0, memoryview(content), 0
+    for at in offsets:
+        crc = zlib.crc32(_ZEROS, zlib.crc32(whole[done:at], crc))
+        done = at + _CHECKSUM_DIGITS
+    crc = zlib.crc32(whole[done:], crc)
+    if any(content[at : at + _CHECKSUM_DIGITS] != _format_crc(crc) for at in offsets):
+        raise ValueError("its checksum is another one")
+    return True
+
+
+def verify_metadata(schema_metadata: Mapping[bytes, bytes], metadata: bytes) -> None:
+    """Raise ValueError if commit metadata has changed since it was written."""
+    sums = schema_metadata.get(_KEY)
+    if sums is not None and sums[-_CHECKSUM_DIGITS:] != _format_crc(zlib.crc32(metadata)):
+        raise ValueError("the checksum of its commit metadata is wrong")
+
+
+def _format_crc(crc: int) -> bytes:
+    return b"%08x" % crc
+
+
+def _checksum_offsets(content: bytes | bytearray) -> list[int]:
+    """The offsets of the file's checksum: before the rows, and after them."""
+    first, last = content.find(_MARK), content.rfind(_MARK)
+    return [at + len(_MARK) for at in sorted({first, last} - {-1})]
 
 
 MAX_DELTAS: Final = 64
@@ -68,7 +105,7 @@ _METADATA_KEY: Final = b"tseries"
 _CTIS_KEY: Final = b"tseries.ctis"
 """The record of CTIs, after its checksum. Versions that know no CTIs read over this key."""
 
-_CHECKSUM_DIGITS: Final = 8
+
 _INDEX_COLUMNS: Final = {
     "last_sequence": (pa.int64(), NO_SEQUENCE),
     "newest_us": (INSTANT, NEVER_US),
@@ -139,7 +176,7 @@ class CommitMetadata:
         future: rows too far in the future that were left out, since the store's creation.
         last_future: the latest example of these.
         erasure: the id of the last act that erased events; None if there was none.
-        marks: the transactions of the batch that the commit stored (`write/replay.py`); None if it
+        marks: the transactions of the batch that the commit stored (`write/batch.py`); None if it
             has none. They are also in the log entry, which `repair` may have to make again.
         ctis: what the writers have promised.
     """
@@ -360,3 +397,78 @@ def _read_ctis(entries: Mapping[bytes, bytes]) -> CtiRecord:
 
 def _checksum(text: bytes) -> bytes:
     return b"%08x" % zlib.crc32(text)
+
+
+STATE_COLUMNS: Final = (
+    *("series", "sequence", "timestamp", "original_sequence", "commit", "commit_time", "erasure"),
+)
+"""The columns of events that the state of a series is computed from."""
+
+_EMPTY: Final = {
+    "last_sequence": NO_SEQUENCE,
+    "newest_us": NEVER_US,
+    "original_sequence": NO_SEQUENCE,
+    "original_us": NEVER_US,
+    "edit_sequence": NO_SEQUENCE,
+    "horizon_sequence": NO_SEQUENCE,
+    "horizon_us": NEVER_US,
+}
+
+
+def compute_state(events: pa.Table, horizon: int) -> pa.Table:
+    """The state of each series, one row each; NO_SEQUENCE or NEVER_US if no event counts.
+
+    `last_sequence`: of any event; `newest_us`: of any event that is not erased, an edit's time at
+    most that of its commit; `original_sequence`, `original_us`: of originals that are not erased;
+    `edit_sequence`: of edits that are not; `horizon_sequence`, `horizon_us`: the last sequence and
+    the newest such original's timestamp among the commits up to `horizon`, inclusive.
+
+    Args:
+        events: the columns `STATE_COLUMNS`.
+        horizon: a commit's number.
+    """
+    sequence = events["sequence"]
+    us = events["timestamp"].cast(pa.int64())
+    there = pc.is_null(events["erasure"])
+    is_edit = pc.is_valid(events["original_sequence"])
+    original, edit = pc.and_not(there, is_edit), pc.and_(there, is_edit)
+    # An edit may have its time from an original in the future, which is erased by now (18.8).
+    counted_us = pc.if_else(
+        edit, pc.min_element_wise(us, events["commit_time"].cast(pa.int64())), us
+    )
+    early = pc.less_equal(events["commit"], horizon)
+    none = pa.scalar(None, pa.int64())
+    columns = {
+        "last_sequence": sequence,
+        "newest_us": pc.if_else(there, counted_us, none),
+        "original_sequence": pc.if_else(original, sequence, none),
+        "original_us": pc.if_else(original, us, none),
+        "edit_sequence": pc.if_else(edit, sequence, none),
+        "horizon_sequence": pc.if_else(early, sequence, none),
+        "horizon_us": pc.if_else(pc.and_(early, original), us, none),
+    }
+    return _max_per_series(pa.table({"series": events["series"].cast(pa.string()), **columns}))
+
+
+def combine_states(parts: Iterable[pa.Table]) -> pa.Table:
+    """The state of all events from the states of their parts."""
+    held = list(parts)
+    if not held:
+        columns = {name: pa.array([], pa.int64()) for name in _EMPTY}
+        return pa.table({"series": pa.array([], pa.string()), **columns})
+    return _max_per_series(pa.concat_tables(held))
+
+
+def _max_per_series(table: pa.Table) -> pa.Table:
+    grouped = table.group_by("series").aggregate([(name, "max") for name in _EMPTY])
+    columns = {
+        name: grouped[f"{name}_max"].fill_null(absent).combine_chunks()
+        for name, absent in _EMPTY.items()
+    }
+    return pa.table({"series": grouped["series"], **columns})
+
+
+def state_to_delta(table: pa.Table) -> pa.Table:
+    """States as the rows of a delta, without commit metadata."""
+    names = table["series"].combine_chunks()
+    return make_delta(names, {name: to_int64(table[name]) for name in _EMPTY})

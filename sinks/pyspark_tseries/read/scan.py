@@ -16,11 +16,13 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import (
+    FULL_SLICE,
     MAX_NUMBER,
     MIN_NUMBER,
     NO_SEQUENCE,
     BoolArray,
     Int64Array,
+    Slice,
     encode_runs,
     sort_keys,
     to_int64,
@@ -36,22 +38,9 @@ from pyspark_tseries.model.columns import (
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, retained_mask
 from pyspark_tseries.model.series_index import MIN_RETAINED_DEFAULTS, SeriesIndex
-from pyspark_tseries.model.slices import FULL_SLICE, Slice
-from pyspark_tseries.read.bounds import Bounds, compute_bounds
-from pyspark_tseries.read.select import Events, select
+from pyspark_tseries.read.select import Bounds, Events, compute_bounds, select
 from pyspark_tseries.storage.data_files import DataFile, Snapshot
-from pyspark_tseries.storage.row_filter import ANY_VALUE, RowFilter
-from pyspark_tseries.storage.row_groups import read_files, stream_file
-
-__all__ = [
-    "EVALUATED_COLUMNS",
-    "Answer",
-    "Scan",
-    "pick_columns",
-    "run_query",
-    "select_visible",
-    "stored_columns",
-]
+from pyspark_tseries.storage.row_reader import ANY_VALUE, RowFilter, read_files, stream_file
 
 EVALUATED_COLUMNS = ("series", "sequence", "timestamp", "original_sequence", "original_timestamp")
 """The columns that evaluate a query."""

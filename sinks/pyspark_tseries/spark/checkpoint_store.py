@@ -15,19 +15,10 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from pyspark_tseries.errors import HistoryChanged, StoreMismatch
-from pyspark_tseries.model.commit_mark import CommitMark
+from pyspark_tseries.model.commits import CommitMark
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.history import describe_change, is_given_up, last_mark
 from pyspark_tseries.store.store import Store
-
-__all__ = [
-    "CheckpointStore",
-    "check_before_batch",
-    "check_in_commit",
-    "checkpoint_directory",
-    "checkpoint_path",
-    "remember_commit",
-]
 
 _FILE_PATH: Final = ("sinks", "tseries.json")
 _CHECKPOINT_OPTION: Final = "checkpointlocation"

@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pyspark_timestream.connector.instants import format_instant, parse_duration
+from pyspark_timestream.core.instants import format_instant, parse_duration
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.maintain.background import maintain_after_commit
 from pyspark_tseries.maintain.withdrawal import (
@@ -37,21 +37,25 @@ from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.row_digest import digest_rows
-from pyspark_tseries.spark.corrections import Corrections, refuse_limit
+from pyspark_tseries.spark.corrections import (
+    MERGES,
+    ROWS,
+    Corrections,
+    Merge,
+    WindowStep,
+    advance_windows,
+    refuse_limit,
+)
 from pyspark_tseries.spark.late_checks import (
     JudgedStream,
+    QueryIdentity,
     refuse_other_streams,
     refuse_without_ctis,
 )
-from pyspark_tseries.spark.late_windows import MERGES, ROWS, Merge, WindowStep, advance_windows
-from pyspark_tseries.spark.query_identity import QueryIdentity
-from pyspark_tseries.storage.durability import list_directories, sync
-from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.location import Location, list_directories, parse_location, sync
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.replay import is_replay
-
-__all__ = ["correct_late"]
+from pyspark_tseries.write.batch import is_replay
 
 _LOG: Final = logging.getLogger(__name__)
 

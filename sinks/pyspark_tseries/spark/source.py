@@ -15,16 +15,17 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from pyspark_timestream.connector.catalog_tables import (
+from pyspark_timestream.core.worker import (
+    RefusedReader,
     drop_options,
+    freeze_objects,
+    hide_tracebacks,
     keep_options,
+    log_like_spark,
     read_definition,
     restore_options,
 )
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.connector.spark_errors import RefusedReader, hide_tracebacks
-from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
-from pyspark_timestream.errors import wrap_methods
+from pyspark_timestream.errors import OptionError, wrap_methods
 from pyspark_tseries.errors import IncompatibleValue, TseriesError
 from pyspark_tseries.model.columns import (
     INSTANT,
@@ -47,21 +48,18 @@ from pyspark_tseries.options import (
     parse_subscribe,
     parse_write,
 )
-from pyspark_tseries.read.as_of import find_snapshot_as_of
+from pyspark_tseries.read.position import InitialEvents
 from pyspark_tseries.read.scan import pick_columns
+from pyspark_tseries.read.snapshots import find_snapshot_as_of
 from pyspark_tseries.spark.checkpoint_store import check_before_batch, checkpoint_directory
-from pyspark_tseries.spark.reader import RangeReader, check_schema
-from pyspark_tseries.spark.stream_reader import SubscriptionReader
+from pyspark_tseries.spark.readers import RangeReader, SubscriptionReader, check_schema
 from pyspark_tseries.spark.writer import BatchWriter, StreamWriter, WriteTarget
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store, now_us
-from pyspark_tseries.subscribe.position import InitialEvents
 from pyspark_tseries.write.rows import plan_rows
 from pyspark_tseries.write.task_output import ExpectedCommit
-
-__all__ = ["DefaultSource"]
 
 
 @hide_tracebacks

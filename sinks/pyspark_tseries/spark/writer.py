@@ -20,24 +20,21 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US
-from pyspark_timestream.connector.spark_errors import hide_tracebacks
-from pyspark_timestream.connector.watermark_settings import read_batch_watermark
-from pyspark_timestream.connector.worker import freeze_objects
+from pyspark_timestream.core.instants import FINAL_US, MIN_US
+from pyspark_timestream.core.session import read_batch_watermark
+from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks
 from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import OutOfOrder, UpdateFailed
-from pyspark_tseries.model.commit_mark import CommitMark
+from pyspark_tseries.model.commits import CommitMark, name_writer
 from pyspark_tseries.model.row_digest import add_digests, digest_rows
 from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
-from pyspark_tseries.promise.record import name_writer
-from pyspark_tseries.storage import staging
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write.batch import Appendable, Batch
+from pyspark_tseries.write import task_output
+from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX, Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.numbering import REORDER_ADVICE, FutureLimit
-from pyspark_tseries.write.replay import APPLICATION_PREFIX, QUERY_PREFIX
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
@@ -48,8 +45,6 @@ from pyspark_tseries.write.task_output import (
 
 if TYPE_CHECKING:
     from pyspark_tseries.store.store import Store
-
-__all__ = ["BatchWriter", "StreamWriter", "WriteTarget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +241,7 @@ def _build_batch(
     few = [output.inline for output in outputs if output.inline is not None]
     if len(few) == len(outputs) and sum(output.size for output in outputs) <= DEFAULT_LIMITS.memory:
         return Batch(
-            staging.read_staged(target.location, few),
+            task_output.read_staged(target.location, few),
             options.out_of_order,
             target.author,
             token,

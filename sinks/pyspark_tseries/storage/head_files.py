@@ -1,6 +1,10 @@
-"""Head files: written under new names, and a chain of them read back as one series index.
+"""Head files, read back as one series index, and the records of erasures.
 
 A head file is in use once a commit names it, so a crash leaves unused files at worst.
+
+The head names the last act, so a record is in force if the chain from there reaches it. What a
+crash leaves is not in the chain. Maintenance marks an act with `log` once no entry of the log has
+its values any more, and with `done` once nothing has.
 """
 
 import contextlib
@@ -12,30 +16,18 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.head_checksums import fill_in_checksum, verify_file
+from pyspark_tseries.model.erasures import ErasureRecord, parse_record
 from pyspark_tseries.model.series_index import (
     CommitMetadata,
     SeriesIndex,
     apply_delta,
+    fill_in_checksum,
     filter_series,
     merge_deltas,
     read_metadata,
+    verify_file,
 )
 from pyspark_tseries.storage.location import Location
-
-__all__ = [
-    "MAX_PARTIAL_LOADS",
-    "LastIndex",
-    "head_chain",
-    "head_path",
-    "last_index",
-    "load_index",
-    "load_partial_index",
-    "read_head_metadata",
-    "readable_metadata",
-    "unreadable_head_error",
-    "write_head",
-]
 
 _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 SMALL_FILE_ROWS: Final = 64
@@ -257,3 +249,66 @@ _last_indexes: dict[Location, LastIndex] = {}
 def last_index(location: Location) -> LastIndex:
     """The index of the store that a task of this process loaded last, for its next tasks."""
     return _last_indexes.setdefault(location, LastIndex(location))
+
+
+ERASURES: Final = ("_tseries", "erasures")
+
+
+def record_path(location: Location, act: str) -> str:
+    """The path of the record of `act`."""
+    return location.file(*ERASURES, f"{act}.json")
+
+
+def write_record(location: Location, record: ErasureRecord) -> str:
+    """Write the record of an act; return its path."""
+    path = record_path(location, record.act.id)
+    with location.write(path) as file:
+        file.write(record.to_json().encode())
+    return path
+
+
+def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord]:
+    """The records of the act `last` and all before it, newest first.
+
+    Raises:
+        UnusableStore: one is missing or damaged.
+        OSError: one cannot be read now.
+    """
+    while last is not None:
+        path = record_path(location, last)
+        try:
+            with location.read(path) as file:
+                record = parse_record(file.read().decode())
+        except (FileNotFoundError, ValueError) as error:
+            raise UnusableStore(
+                f"the record '{path}' of an erasure cannot be read: {location.redact(str(error))}",
+                "a store copied whole, '_tseries' included",
+                "restore that file from a copy; the values stay erased without it",
+            ) from error
+        yield record
+        last = record.previous
+
+
+def list_records(location: Location) -> list[ErasureRecord]:
+    """All records that can be read, also those that are not in force."""
+    found = []
+    for path, _ in location.list_files(location.file(*ERASURES)):
+        if path.endswith(".json"):
+            try:
+                with location.read(path) as file:
+                    found.append(parse_record(file.read().decode()))
+            except (FileNotFoundError, ValueError):
+                continue
+    return found
+
+
+def mark_act(location: Location, act: str, mark: str) -> None:
+    """Note of `act` that no entry of the `log`, or nothing (`done`), has a value of it any more."""
+    with location.write(location.file(*ERASURES, f"{act}.{mark}")) as file:
+        file.write(b"")
+
+
+def marked_acts(location: Location, mark: str) -> set[str]:
+    """The ids of the acts with the mark `log` or `done`."""
+    names = (os.path.basename(path) for path, _ in location.list_files(location.file(*ERASURES)))
+    return {name.removesuffix(f".{mark}") for name in names if name.endswith(f".{mark}")}

@@ -17,8 +17,6 @@ from typing import Final
 
 from pyspark_tseries.storage.location import Location
 
-__all__ = ["commit_lock", "exclusive", "heartbeat", "try_lock"]
-
 _COMMIT_LOCK_FILE: Final = "commit.lock"
 
 MAX_SILENCE_S: Final = 10.0

@@ -14,14 +14,13 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from pyspark_tseries.model.commit_mark import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
-from pyspark_tseries.storage.durability import sync
-from pyspark_tseries.storage.location import Location
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
+from pyspark_tseries.storage.location import Location, sync
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
 
 if TYPE_CHECKING:
-    from pyspark_tseries.store.state import StoreState
+    from pyspark_tseries.store.store import StoreState
 
 LOST_FILE: Final = "lost.json"
 """In a folder of `_tseries/lost`: the commits that a repair has given up."""

@@ -18,38 +18,18 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.storage.data_files import outside_file_error
-from pyspark_tseries.storage.durability import list_directories
 from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
-from pyspark_tseries.storage.location import Location, is_inside_store
-from pyspark_tseries.store.foreign_changes import ForeignChange, find_foreign_change
-from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT, CheckpointMark, read_mark
+from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
 from pyspark_tseries.store.log_entries import (
     Entry,
+    ForeignChange,
     TornEntry,
     entry_path,
+    find_foreign_change,
     has_wrong_checksum,
     parse_entry,
 )
-
-__all__ = [
-    "HEAD_TRANSACTION",
-    "LogDamage",
-    "check_checksums",
-    "check_entries",
-    "check_log_at",
-    "check_undamaged",
-    "damaged_log_error",
-    "entry_damage",
-    "find_log_damage",
-    "find_readable_log",
-    "newest_version",
-    "read_entry",
-    "read_plain_entry",
-    "torn_files",
-    "unchecked_entries",
-    "unknown_changes_error",
-    "unsynced_files",
-]
+from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, CheckpointMark, read_mark
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json)")

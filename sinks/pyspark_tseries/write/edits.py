@@ -1,4 +1,4 @@
-"""A batch's edits as events: each is checked against its original, and numbered after the appends.
+"""A batch's edits as events: each is checked against its original.
 
 An edit is an ordinary event at the end of its series that also carries sequence, timestamp and
 author of the original it overrides. As in `numbering`, nothing is kept between attempts: after a
@@ -8,6 +8,7 @@ The rules are semantics 18.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,13 +18,13 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.errors import NoSuchEvent
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BoolArray, Int64Array, encode_names
-from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.columns import ERASURE_FIELD, EVENT_FIELDS, INSTANT
 from pyspark_tseries.model.retention import RetainedRange, retained_mask
 from pyspark_tseries.model.series_index import SeriesIndex, make_delta
+from pyspark_tseries.storage.data_files import DataFile
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.write.numbering import NumberedRows
-
-__all__ = ["EditTargets", "NumberedEdits", "lookup_after", "make_targets", "number_edits"]
-
 
 _REASON_ABSENT: Final = "the series has no such event"
 _REASON_ERASED: Final = "that event was erased"
@@ -213,3 +214,56 @@ def _original_columns(targets: EditTargets, order: Int64Array) -> list[pa.Array]
     rows = pa.array(order)
     stamps = pa.array(targets.us[order]).cast(INSTANT)
     return [pa.array(targets.sequence[order]), stamps, targets.author.take(rows)]
+
+
+EVENT_NAMES: Final = tuple(field.name for field in (*EVENT_FIELDS, ERASURE_FIELD))
+
+
+def find_originals(
+    location: Location, files: Iterable[DataFile], targets: EditTargets
+) -> EditTargets:
+    """`targets` with timestamp and author of the originals that are in `files`.
+
+    Opens the files of originals whose series and sequences reach a target's, and reads the row
+    groups that may hold one.
+
+    Args:
+        location: of the store.
+        files: the store's.
+        targets: what the edits name.
+    """
+    data = [file for file in files if _may_hold(file, targets)]
+    if not data:
+        return targets
+    row_filter = RowFilter(targets.names.to_pylist(), sequences=_sequence_bounds(targets))
+    wanted = pc.field("sequence").isin(pa.array(np.unique(targets.sequence)))
+    return _join_originals(
+        targets, read_rows(location, data, BASE_SCHEMA, EVENT_NAMES, row_filter, wanted)
+    )
+
+
+def _sequence_bounds(targets: EditTargets) -> tuple[int, int]:
+    return int(targets.sequence.min()), int(targets.sequence.max())
+
+
+def _may_hold(file: DataFile, targets: EditTargets) -> bool:
+    low, high = _sequence_bounds(targets)
+    if file.kind != "event" or file.max_sequence < low or file.min_sequence > high:
+        return False
+    names = targets.names.to_pylist()
+    return bool(names) and file.first <= names[-1] and file.last >= names[0]
+
+
+def _join_originals(targets: EditTargets, found: pa.Table) -> EditTargets:
+    edits = pa.table(
+        {
+            "series": targets.names.take(pa.array(targets.codes)),
+            "sequence": pa.array(targets.sequence),
+            "row": pa.array(np.arange(len(targets.codes))),
+        }
+    )
+    joined = edits.join(found, ["series", "sequence"], join_type="left outer").sort_by("row")
+    us = joined["timestamp"].cast(pa.int64()).fill_null(NEVER_US).to_numpy()
+    author = joined["author"].combine_chunks().cast(pa.string())
+    erased = joined[ERASURE_FIELD.name].is_valid().to_numpy()
+    return dataclasses.replace(targets, us=us, author=author, erased=erased)

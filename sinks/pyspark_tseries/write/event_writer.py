@@ -23,8 +23,12 @@ from pyspark_tseries.storage.data_files import (
     write_events,
 )
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.parquet_checksums import checksum_placeholder
-from pyspark_tseries.storage.parquet_layout import ROWS_PER_GROUP, rows_for_bytes, writer_options
+from pyspark_tseries.storage.parquet import (
+    ROWS_PER_GROUP,
+    checksum_placeholder,
+    rows_for_bytes,
+    writer_options,
+)
 from pyspark_tseries.write.edits import lookup_after
 from pyspark_tseries.write.numbering import (
     FutureRule,
@@ -33,8 +37,6 @@ from pyspark_tseries.write.numbering import (
     number_rows,
 )
 from pyspark_tseries.write.rows import build_events
-
-__all__ = ["WriteResult", "WriteRules", "sum_results", "write_numbered", "write_sorted"]
 
 MAX_GROUP_BYTES: Final = 4 * 1024 * 1024
 """The uncompressed size at which a row group of large rows ends."""

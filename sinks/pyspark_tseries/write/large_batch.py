@@ -23,9 +23,8 @@ from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.series_index import advance_index, next_metadata
 from pyspark_tseries.storage.data_files import WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import write_head
-from pyspark_tseries.storage.staging import read_staged_task
-from pyspark_tseries.write.batch import CommitContext, EditContext, PreparedCommit
-from pyspark_tseries.write.edits import make_targets, number_edits
+from pyspark_tseries.write.batch import CommitContext, EditContext, PreparedCommit, make_marks
+from pyspark_tseries.write.edits import find_originals, make_targets, number_edits
 from pyspark_tseries.write.event_writer import (
     WriteResult,
     WriteRules,
@@ -34,8 +33,6 @@ from pyspark_tseries.write.event_writer import (
     write_sorted,
 )
 from pyspark_tseries.write.numbering import FutureLimit, NumberedRows, add_counts, record_cti
-from pyspark_tseries.write.originals import find_originals
-from pyspark_tseries.write.replay import make_marks
 from pyspark_tseries.write.rows import EDIT_OF, build_events
 from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
 from pyspark_tseries.write.task_output import (
@@ -43,10 +40,9 @@ from pyspark_tseries.write.task_output import (
     ExpectedCommit,
     SpillLimits,
     TaskOutput,
+    read_staged_task,
     split_edits,
 )
-
-__all__ = ["LargeBatch"]
 
 MAX_EXPECTED_TIME_ERROR_US: Final = 60_000_000
 """How far the time of the expected commit may be from the clock; `asOf` counts from that time."""

@@ -16,12 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.instants import (
-    FINAL_US,
-    MIN_US,
-    format_duration,
-    format_instant,
-)
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_duration, format_instant
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -31,23 +26,9 @@ from pyspark_tseries.model.arrays import (
     encode_names,
     sort_by_code,
 )
+from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata, make_delta
-from pyspark_tseries.promise.record import name_writer
-
-__all__ = [
-    "DEFAULT_LIMIT",
-    "FutureLimit",
-    "FutureRule",
-    "NumberedRows",
-    "SeriesLookup",
-    "add_counts",
-    "number_rows",
-    "record_cti",
-    "series_column",
-    "sort_rows",
-]
-
 
 MIN_DEFAULT_FUTURE_US: Final = 86_400_000_000
 """In a `last` range shorter than a day a timestamp may still lie a day ahead by default."""

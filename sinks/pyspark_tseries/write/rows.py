@@ -6,36 +6,23 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.columns import split_cti_rows
-from pyspark_timestream.connector.instants import format_instant
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.core.instants import format_instant, split_cti_rows
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import (
     EVENT_FIELDS,
     INSTANT,
     ORIGINAL_FIELDS,
     RESERVED_NAMES,
+    check_text,
     new_value_field,
     table_schema,
     type_name,
     value_type,
 )
 from pyspark_tseries.model.series_index import CommitMetadata
-from pyspark_tseries.model.valid_text import check_text
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.write.numbering import NumberedRows, series_column
-
-__all__ = [
-    "EDIT_OF",
-    "RowPlan",
-    "author_column",
-    "build_events",
-    "plan_rows",
-    "split_ctis",
-    "stage_rows",
-    "staged_schema",
-]
-
 
 EDIT_OF: Final = ORIGINAL_FIELDS[0]
 """The column of a batch that names the edited originals; null in appends."""

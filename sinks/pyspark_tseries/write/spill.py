@@ -17,11 +17,9 @@ import pyarrow.parquet as pq
 
 from pyspark_tseries.model.arrays import UNTIMED, Int64Array
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.parquet_layout import rows_for_bytes
+from pyspark_tseries.storage.parquet import rows_for_bytes
 from pyspark_tseries.write.numbering import SeriesLookup, sort_rows
 from pyspark_tseries.write.rows import EDIT_OF
-
-__all__ = ["SpillSorter", "TempPaths", "merge_sorted", "read_run", "reduce_runs"]
 
 MAX_PART_ROWS: Final = 10_000
 """The rows of a run that are read at once; fewer if they are large."""

@@ -36,17 +36,15 @@ from pyspark_timestream.clock.ticks import (
     find_delivered_range,
     has_ended,
 )
-from pyspark_timestream.connector.instants import format_instant
-from pyspark_timestream.connector.offsets import (
+from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.offsets import (
     FORMAT_VERSION,
     INITIAL_OFFSET,
     check_offset,
     is_initial_offset,
 )
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.connector.spark_errors import hide_tracebacks
-
-__all__ = ["TIME_SCHEMA", "TickPartition", "TimeStreamReader", "TimeTransport", "read_wall_clock"]
+from pyspark_timestream.core.worker import hide_tracebacks
+from pyspark_timestream.errors import OptionError
 
 TIME_SCHEMA: Final = (
     StructType().add("timestamp", TimestampType(), False).add("value", LongType(), False)

@@ -19,26 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from pyspark_timestream.connector.instants import FINAL_US, clamp_instant
-
-__all__ = [
-    "BLOCK_TICKS",
-    "MAX_PERIOD_DENOMINATOR",
-    "NO_TICKS",
-    "Clock",
-    "Ticks",
-    "advance",
-    "compute_cti",
-    "compute_simulated_time",
-    "compute_tick_times",
-    "count_due_ticks",
-    "count_ticks",
-    "cut_blocks",
-    "cut_evenly",
-    "find_delivered_range",
-    "fits_calendar",
-    "has_ended",
-]
+from pyspark_timestream.core.instants import FINAL_US, clamp_instant
 
 BLOCK_TICKS: Final = 1 << 16
 """Ticks that are computed, and handed to Spark, at a time."""

@@ -12,14 +12,72 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from pyspark_timestream.demo.errors import NoDemo
-from pyspark_timestream.demo.example import example
-from pyspark_timestream.demo.kafka_settings import KAFKA_VERSION
+from pyspark_timestream.demo.broker import KAFKA_VERSION, NoDemo
+from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, trips
 from pyspark_timestream.demo.progress import step
-from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TOPIC, trips
 from pyspark_timestream.errors import compose_message
 
-__all__ = ["add_arguments", "choose_port", "main"]
+ADDRESS: Final = "localhost:9092"
+
+EXAMPLE: Final = """\
+import json
+from tempfile import mkdtemp
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pyspark_timestream import advance_time, configure_spark
+
+spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
+
+trips = (
+    spark.readStream.format("timestream")
+    .option("transport", "kafka")
+    .option("kafka.bootstrap.servers", "localhost:9092")
+    .option("subscribe", "trips")
+    .option("startingOffsets", "earliest")
+    .option("valueFormat", "json")
+    .option("startTime", "departed")  # a field of the JSON value is the event's time
+    .option("ctiFrequency", "10")  # in each partition a CTI at every tenth event,
+    .option("ctiDelay", "5 minutes")  # five minutes behind it
+    .option("finalCti", "true")  # the end of this run is the end of the stream
+    .schema("station string, minutes double, start_time timestamp, cti timestamp")
+    .load()
+)
+
+hourly = (
+    advance_time(trips)  # Spark's watermark follows the CTIs from here
+    .groupBy("station", F.window("start_time", "1 hour").alias("hour"))
+    .agg(F.count("*").alias("trips"), F.avg("minutes").alias("mean_minutes"))
+    .select(
+        F.col("station").alias("series"),
+        F.col("hour.start").alias("timestamp"),
+        "trips",
+        "mean_minutes",
+    )
+)
+
+place = mkdtemp(prefix="trips-")
+query = (
+    hourly.writeStream.format("tseries")
+    .option("retainedRange", "unlimited")
+    .option("checkpointLocation", f"{place}/checkpoint")
+    .trigger(availableNow=True)
+    .start(f"{place}/store")
+)
+query.awaitTermination()
+
+store = spark.read.format("tseries").load(f"{place}/store")
+store.groupBy("timestamp").pivot("series").sum("trips").orderBy("timestamp").show()
+report = json.loads(query.lastProgress.sources[0].latestOffset)
+print(report["events"], "trips,", report["dropped"], "dropped")
+"""
+
+
+def example(address: str) -> str:
+    """The example for a broker at `address`."""
+    return EXAMPLE.replace(ADDRESS, address)
+
 
 _DEFAULT_PORT: Final = 9092
 _REGISTRY_PORT: Final = 8081
@@ -45,9 +103,14 @@ A schema registry with their schemas is at {registry}.
 class Server(Protocol):
     """A broker that this command starts and ends."""
 
-    def start(self) -> None: ...
-    def close(self) -> None: ...
-    def failure(self) -> str | None: ...
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+
+    def close(self) -> None:
+        """End it, and remove its files."""
+
+    def failure(self) -> str | None:
+        """Why it ended by itself; None while it runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,8 +199,7 @@ def _broker(kind: str, port: int) -> Iterator[Server]:
 
 
 def _start_broker(kind: str, port: int) -> Server:
-    from pyspark_timestream.demo.java import find_java
-    from pyspark_timestream.demo.kafka_container import docker_answers
+    from pyspark_timestream.demo.broker import docker_answers, find_java
 
     # Spark needs Java, too: check before anything is fetched.
     java = find_java()
@@ -152,7 +214,7 @@ def _start_broker(kind: str, port: int) -> Server:
 
 
 def _create_container(port: int) -> Server:
-    from pyspark_timestream.demo.kafka_container import IMAGE, KafkaContainer, pull
+    from pyspark_timestream.demo.broker import IMAGE, KafkaContainer, pull
 
     with step(f"Fetching image {IMAGE}, unless it is there", 60) as doing:
         pull(IMAGE, lambda line: setattr(doing, "detail", line.strip()))
@@ -160,8 +222,14 @@ def _create_container(port: int) -> Server:
 
 
 def _create_process(port: int, java: str) -> Server:
-    from pyspark_timestream.demo.kafka_jars import JARS, fetch_jars, has_jars, user_cache
-    from pyspark_timestream.demo.kafka_process import KafkaProcess, free_port
+    from pyspark_timestream.demo.broker import (
+        JARS,
+        KafkaProcess,
+        fetch_jars,
+        free_port,
+        has_jars,
+        user_cache,
+    )
 
     cache = user_cache()
     if not has_jars(cache):
@@ -180,7 +248,7 @@ def _create_process(port: int, java: str) -> Server:
 
 
 def _wait_until_ready(server: Server, port: int) -> Server:
-    from pyspark_timestream.demo.topic import wait_for_broker
+    from pyspark_timestream.demo.data import wait_for_broker
 
     try:
         with step("Starting a Kafka broker", 6):
@@ -193,7 +261,7 @@ def _wait_until_ready(server: Server, port: int) -> Server:
 
 
 def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int:
-    from pyspark_timestream.demo.topic import create_topic, fill_topic
+    from pyspark_timestream.demo.data import create_topic, fill_topic
 
     if given.topics:
         return _serve_pages(given, address, server)
@@ -208,8 +276,7 @@ def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int
 
 
 def _serve_pages(given: argparse.Namespace, address: str, server: Server) -> int:
-    from pyspark_timestream.demo.page_registry import serve_registry
-    from pyspark_timestream.demo.topic import make_page_topics
+    from pyspark_timestream.demo.data import make_page_topics, serve_registry
 
     port = choose_port(given.registry_port, _REGISTRY_PORT, "--registry-port")
     with serve_registry(port):
@@ -227,7 +294,7 @@ def _serve_pages(given: argparse.Namespace, address: str, server: Server) -> int
 
 def _list_differences(data: str, address: str, registry_port: int) -> Iterator[str]:
     """What a reader has to do before the pages run as they are."""
-    from pyspark_timestream.demo.page_topics import STOPS_DESCRIPTORS
+    from pyspark_timestream.demo.data import STOPS_DESCRIPTORS
 
     try:
         Path(data).mkdir(parents=True, exist_ok=True)

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["main", "processes_of"]
-
 _PASSES = 3
 _PAUSE_S = 0.3
 

@@ -12,11 +12,8 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.errors import compose_message
-from pyspark_timestream.frames.end_requests import EndRequests, find_directory
-from pyspark_timestream.frames.server_requests import ServerEndRequests
+from pyspark_timestream.frames.end_requests import EndRequests, ServerEndRequests, find_directory
 from pyspark_timestream.frames.watermark import has_ended
-
-__all__ = ["end_stream"]
 
 _CTI_SOURCES: Final = frozenset({"ctiFrequency", "ctiHeader", "ctiImport"})
 """The settings in an offset that give a stream CTIs."""

@@ -16,23 +16,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructType, TimestampType
 
-from pyspark_timestream.connector.instants import (
-    FINAL_US,
-    TICK_US,
-    format_instant,
-    parse_duration,
-)
-from pyspark_timestream.connector.watermark_settings import (
+from pyspark_timestream.core.instants import FINAL_US, TICK_US, format_instant, parse_duration
+from pyspark_timestream.core.session import (
     ZERO_DELAY_SETTING,
     explain_setting,
     find_wrong_settings,
     suggest_fix,
 )
 from pyspark_timestream.errors import SchemaRefused, SettingRefused
-from pyspark_timestream.frames.cti_watch import parse_report
-from pyspark_timestream.frames.plans import keep_cti_rows
-
-__all__ = ["advance_time", "await_end", "import_ctis"]
+from pyspark_timestream.frames.plans import keep_cti_rows, parse_report
 
 _WATERMARK_KEY: Final = "spark.watermarkDelayMs"
 _MILLISECOND: Final = "INTERVAL '0.001' SECOND"
@@ -194,6 +186,7 @@ def read_schema(df: DataFrame) -> StructType:
 
 
 def check_times(df: DataFrame, event_time: str) -> None:
+    """Check that `df` has CTIs, and `event_time` is a timestamp; SchemaRefused otherwise."""
     types = {field.name: field.dataType for field in read_schema(df).fields}
     if "cti" not in types:
         raise SchemaRefused(
@@ -236,6 +229,7 @@ def _adds_to_zero_delay(df: DataFrame) -> bool:
 
 
 def check_timestamp(df: DataFrame, name: str, argument: str = "event_time") -> None:
+    """Check that column `name`, given as `argument`, is a timestamp; SchemaRefused otherwise."""
     types = {field.name: field.dataType for field in df.schema.fields}
     if not isinstance(types.get(name), TimestampType):
         raise SchemaRefused(
@@ -273,8 +267,10 @@ def _subtract_tick(cti: Column) -> Column:
 
 
 def is_final(cti: Column) -> Column:
+    """Whether a CTI is the last one that a stream has."""
     return cti >= F.lit(format_instant(FINAL_US)).cast("timestamp")
 
 
 def quote_name(name: str) -> Column:
+    """The column of this name, which may contain dots."""
     return F.col(f"`{name}`")

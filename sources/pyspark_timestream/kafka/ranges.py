@@ -5,8 +5,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["Partition", "Range", "assign_tasks", "count_tasks", "cut_ranges", "limit_ranges"]
-
 MIN_TASK_RECORDS: Final = 20_000
 """Another Python task (about 50 ms) is not worth it for fewer records."""
 

@@ -17,49 +17,48 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from pyspark_timestream.connector.offsets import INITIAL_OFFSET, is_initial_offset
-from pyspark_timestream.connector.spark_errors import hide_tracebacks
-from pyspark_timestream.connector.watermark_settings import find_wrong_settings
-from pyspark_timestream.connector.worker import freeze_objects, log_like_spark
-from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.batch_read import ReadSlice, plan_slice, select_partitions, slice_read
+from pyspark_timestream.core.offsets import INITIAL_OFFSET, is_initial_offset
+from pyspark_timestream.core.session import find_wrong_settings
+from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
+from pyspark_timestream.kafka.batch import (
+    ReadSlice,
+    adapt_to_batch,
+    adapt_to_stream,
+    ignored_in_batch,
+    plan_slice,
+    plan_stream_tasks,
+    select_partitions,
+    slice_read,
+)
 from pyspark_timestream.kafka.client.broker import Broker, acquire_broker
-from pyspark_timestream.kafka.client.native.library import warn_of_slow_reading
+from pyspark_timestream.kafka.client.native.consumer import warn_of_slow_reading
 from pyspark_timestream.kafka.client.prefetch import prefetch_small_ranges
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.columns import Projection, default_schema, project
 from pyspark_timestream.kafka.decode.payload import check_schemas, required_columns
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.driver.warner import warn_about_read
-from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.readers import ReaderSchema
-from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
-from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
-from pyspark_timestream.kafka.plan.offset import (
+from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
+from pyspark_timestream.kafka.offsets.offset import (
+    MalformedValues,
     StreamOffset,
     check_stream_offset,
     group_name,
 )
-from pyspark_timestream.kafka.plan.positions import (
+from pyspark_timestream.kafka.offsets.positions import (
     ending_timestamps,
     resolve_ends,
     resolve_starts,
     starting_timestamps,
 )
-from pyspark_timestream.kafka.plan.tasks import TaskPlan
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.kafka.read_modes import (
-    adapt_to_batch,
-    adapt_to_stream,
-    ignored_in_batch,
-    plan_stream_tasks,
-)
-from pyspark_timestream.kafka.registry.readers import fix_readers, with_readers
-from pyspark_timestream.kafka.registry.schema_files import load_schemas
+from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
 from pyspark_timestream.kafka.task import run_task
-
-__all__ = ["KafkaTransport"]
+from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
 

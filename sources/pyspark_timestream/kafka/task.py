@@ -14,25 +14,28 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.connector.columns import Instants, Mask
-from pyspark_timestream.connector.instants import TICK_US, format_instant
-from pyspark_timestream.cti.clues import find_early
-from pyspark_timestream.cti.step import PartitionState, raise_cti, step
-from pyspark_timestream.cti.stream_cti import TaskFrontier, max_known
-from pyspark_timestream.cti.violations import check_times
+from pyspark_timestream.core.instants import TICK_US, Instants, Mask, format_instant
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError, ViolationFound
 from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.fields import FINE, REASONS, RECORD_REASONS
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
-from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
+from pyspark_timestream.kafka.decode.records import (
+    FINE,
+    REASONS,
+    RECORD_REASONS,
+    ColumnSet,
+    ReadRange,
+    RecordBlock,
+)
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
+from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, MalformedValues
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
-from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Partition, Range
-
-__all__ = ["compute_end_state", "follow_clock", "run_task"]
+from pyspark_timestream.rules.policies import check_times
+from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
+from pyspark_timestream.rules.step import step
+from pyspark_timestream.rules.stream_cti import TaskFrontier, max_known
 
 _LOG = logging.getLogger(__name__)
 _NAMES: Final = {"json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}

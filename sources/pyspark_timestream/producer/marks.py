@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from pyspark_timestream.connector.instants import (
+from pyspark_timestream.core.instants import (
     check_instant,
     format_instant,
     from_datetime,
     parse_instant,
 )
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import compose_message
-
-__all__ = ["Writer", "list_partitions", "parse_mark_time", "require_idempotence"]
+from pyspark_timestream.errors import OptionError, compose_message
 
 Headers = list[tuple[str, bytes]]
 

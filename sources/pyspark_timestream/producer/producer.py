@@ -1,6 +1,6 @@
 """A Kafka producer that notes its progress in time by marks among its records (semantics 4.7).
 
-    with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
+with PunctuatedProducer({"bootstrap.servers": "localhost:9092"}, "trips", "depot-7") as trips:
         trips.produce(value, key=station)
         trips.note_time(now)  # nothing before `now` will follow
 
@@ -21,14 +21,17 @@ from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import KafkaException, Producer
 
-from pyspark_timestream.connector.options import OptionError, hide_secrets
-from pyspark_timestream.errors import DeliveryFailed, compose_message
+from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.errors import DeliveryFailed, OptionError, compose_message
 from pyspark_timestream.kafka.client.bounded import GRACE_S, CallAbandoned
-from pyspark_timestream.kafka.client.broker_errors import is_login_refused, no_answer_error
-from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import new_bounded_client
-from pyspark_timestream.kafka.client.retry import RetryBudget, is_retriable
-from pyspark_timestream.producer.delivery import DeliveryReports, Report
+from pyspark_timestream.kafka.client.errors import (
+    ClientLog,
+    RetryBudget,
+    is_login_refused,
+    is_retriable,
+    no_answer_error,
+)
 from pyspark_timestream.producer.marks import (
     Headers,
     Writer,
@@ -36,9 +39,151 @@ from pyspark_timestream.producer.marks import (
     parse_mark_time,
     require_idempotence,
 )
-from pyspark_timestream.producer.transaction import Transaction
 
-__all__ = ["PunctuatedProducer"]
+_RECENT_FAILURES_S: Final = 60.0
+
+Report = Callable[[Any, Any], None]
+"""Called by the client with an error, or None, and the message."""
+
+
+class DeliveryReports:
+    """Receives every delivery report, and keeps the first failure until it is raised.
+
+    Args:
+        writer: the writer's name.
+        topic: where records go.
+        config: librdkafka's configuration, whose secrets are hidden.
+        log: the client's errors, which explain why nothing is delivered.
+
+    Attributes:
+        count: changes with each report.
+    """
+
+    def __init__(self, writer: str, topic: str, config: Mapping[str, Any], log: ClientLog) -> None:
+        self._writer, self._topic, self._config, self._log = writer, topic, config, log
+        self._failure: str | None = None
+        self.count = 0
+
+    def record_report(self, error: Any, message: Any) -> None:
+        """The report of one record or mark."""
+        self.count += 1
+        if error is not None:
+            self.fail(self.describe_failure(f"partition {message.partition()}: {error.str()}"))
+
+    def combine_with(self, other: Report | None) -> Report:
+        """A report callback that also calls `other`."""
+        if other is None:
+            return self.record_report
+
+        def both(error: Any, message: Any) -> None:
+            self.record_report(error, message)
+            other(error, message)
+
+        return both
+
+    def fail(self, failure: str) -> None:
+        """Keep `failure`, unless there is an earlier one."""
+        self._failure = self._failure or failure
+
+    def clear_failure(self) -> None:
+        """Forget the failure: its records were rolled back on purpose."""
+        self._failure = None
+
+    def raise_failure(self) -> None:
+        """Raise the failure, once.
+
+        Raises:
+            DeliveryFailed: something failed since the last call.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise DeliveryFailed(failure)
+
+    def describe_failure(self, why: str) -> str:
+        """The message for a record or mark that did not get into the log."""
+        return compose_message(
+            f"writer '{self._writer}' could not deliver to topic '{self._topic}', "
+            f"{hide_secrets(why, self._config)}{self._describe_unreachable()}",
+            next_step="produce again what is missing, before its time is noted",
+        )
+
+    def _describe_unreachable(self) -> str:
+        """The brokers that could not be reached lately, in parentheses."""
+        failures = self._log.recent_failures(_RECENT_FAILURES_S)
+        reasons = ", ".join(
+            f"{at}: {each.reason}" if at else each.reason for at, each in failures.items()
+        )
+        return f" ({reasons})" if reasons else ""
+
+
+_RETRY_TIMEOUT_S: Final = 60.0
+_STEP_TIMEOUT_S: Final = 10.0
+
+
+class Transaction:
+    """The open transaction of `client`, if any.
+
+    Args:
+        client: a producer, as a `BoundedClient`.
+        topic: for messages.
+        error_text: an error's text without secrets.
+        wanted: transactions are in use; if not, every call does nothing.
+    """
+
+    def __init__(
+        self, client: Any, topic: str, error_text: Callable[[KafkaException], str], wanted: bool
+    ) -> None:
+        self._client, self._topic, self._error_text, self._wanted = (
+            client,
+            topic,
+            error_text,
+            wanted,
+        )
+        self._ready = False
+        self.is_open = False
+
+    def begin(self) -> None:
+        """Open one, unless one is open."""
+        if not self._wanted or self.is_open:
+            return
+        if not self._ready:
+            self._retry(partial(self._client.init_transactions, timeout=_STEP_TIMEOUT_S))
+            self._ready = True
+        self._retry(self._client.begin_transaction)
+        self.is_open = True
+
+    def commit(self) -> None:
+        """Commit the open one."""
+        if self.is_open:
+            self._retry(partial(self._client.commit_transaction, timeout=_STEP_TIMEOUT_S))
+            self.is_open = False
+
+    def abort(self) -> None:
+        """Abort the open one."""
+        if self.is_open:
+            self._retry(partial(self._client.abort_transaction, timeout=_STEP_TIMEOUT_S))
+            self.is_open = False
+
+    def _retry(self, step: Callable[[], None]) -> None:
+        """Run one step of the protocol, and retry while the client calls the error retriable."""
+        deadline = time.monotonic() + _RETRY_TIMEOUT_S
+        while True:
+            try:
+                step()
+                return
+            except KafkaException as error:
+                is_abandoned = isinstance(error, CallAbandoned)
+                is_over = is_abandoned or time.monotonic() > deadline
+                if is_over or not error.args[0].retriable():
+                    anew = "produce it again with a new producer, which ends this transaction"
+                    raise DeliveryFailed(
+                        f"the transaction into '{self._topic}' failed: {self._error_text(error)}",
+                        next_step=anew
+                        if is_abandoned
+                        else "abort() and produce it again; after a fatal error, with a new "
+                        "producer",
+                    ) from None
+
 
 T = TypeVar("T")
 

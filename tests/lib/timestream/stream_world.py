@@ -12,20 +12,19 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
-from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
-from pyspark_timestream.kafka.plan.aligned_reading import MaxSkew
-from pyspark_timestream.kafka.plan.losses import reconcile
-from pyspark_timestream.kafka.plan.next_offset import (
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
+from pyspark_timestream.kafka.offsets.alignment import MaxSkew
+from pyspark_timestream.kafka.offsets.next_offset import (
     Observation,
     RunContext,
     find_instants_ms,
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.plan.offset import StreamOffset
-from pyspark_timestream.kafka.plan.tasks import TaskRange, plan_tasks
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.positions import reconcile
+from pyspark_timestream.kafka.offsets.tasks import TaskRange, plan_tasks
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 
 TIMEOUT = 3

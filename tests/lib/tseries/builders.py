@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.read.as_of import find_head_as_of, find_snapshot_as_of
+from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 

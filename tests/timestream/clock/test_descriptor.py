@@ -6,10 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from pyspark_timestream.clock.descriptor import CARRIED_OPTIONS, load_descriptor
-from pyspark_timestream.clock.options import DESCRIPTOR_KEYS, TimeOptions, read_time_options
-from pyspark_timestream.connector.instants import parse_instant
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.clock.options import (
+    CARRIED_OPTIONS,
+    DESCRIPTOR_KEYS,
+    TimeOptions,
+    load_descriptor,
+    read_time_options,
+)
+from pyspark_timestream.core.instants import parse_instant
+from pyspark_timestream.errors import OptionError
 
 FASTSCORE = """{
   "Transport": {

@@ -26,7 +26,7 @@ from pyspark_timestream.clock.ticks import (
     fits_calendar,
     has_ended,
 )
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_instant
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
 
 SECOND = 1_000_000
 # A busy machine is no counterexample.

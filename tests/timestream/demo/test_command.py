@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.demo import kafka_container
-from pyspark_timestream.demo.command import choose_port
-from pyspark_timestream.demo.errors import NoDemo
-from pyspark_timestream.demo.example import EXAMPLE, example
-from pyspark_timestream.demo.java import java_version
-from pyspark_timestream.demo.kafka_jars import fetch_jars, has_jars, user_cache
-from pyspark_timestream.demo.kafka_process import free_port
+from pyspark_timestream.demo import broker
+from pyspark_timestream.demo.broker import (
+    NoDemo,
+    fetch_jars,
+    free_port,
+    has_jars,
+    java_version,
+    user_cache,
+)
+from pyspark_timestream.demo.command import EXAMPLE, choose_port, example
 
 
 @pytest.fixture
@@ -144,9 +147,9 @@ def test_engine_that_does_not_answer_is_no_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not kafka_container.docker_answers()
+    assert not broker.docker_answers()
     monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', 'exit 1')}:/bin")
-    assert not kafka_container.docker_answers()
+    assert not broker.docker_answers()
 
 
 def test_image_that_no_registry_gives_is_named_with_dockers_reason(
@@ -155,7 +158,7 @@ def test_image_that_no_registry_gives_is_named_with_dockers_reason(
     script = '[ "$1" = image ] || { echo "no such host"; exit 1; }'
     monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
     with pytest.raises(NoDemo, match=r"Docker could not fetch apache/kafka:\S+: no such host$"):
-        kafka_container.pull()
+        broker.pull()
 
 
 def test_container_is_published_on_this_machine_alone_and_removed(
@@ -163,13 +166,13 @@ def test_container_is_published_on_this_machine_alone_and_removed(
 ) -> None:
     script = f'echo "$@" >>{tmp_path}/asked; [ "$1" != network ] || echo bridge-id'
     monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
-    server = kafka_container.KafkaContainer(9092)
+    server = broker.KafkaContainer(9092)
     server.start()
     server.close()
     _, run, remove = (tmp_path / "asked").read_text().splitlines()
     assert " --publish 127.0.0.1:9092:9092 " in run
     assert " --env KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:9092 " in run
-    assert run.endswith(f" {kafka_container.IMAGE}")
+    assert run.endswith(f" {broker.IMAGE}")
     assert remove == f"rm --force --volumes timestream-demo-{os.getpid()}-9092"
 
 

@@ -9,8 +9,7 @@ import fastavro
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from pyspark_timestream.demo.page_registry import answer
-from pyspark_timestream.demo.page_topics import STOPS_DESCRIPTORS, SUBJECTS, page_topics
+from pyspark_timestream.demo.data import STOPS_DESCRIPTORS, SUBJECTS, answer, page_topics
 
 DAY_MS = 1_704_067_200_000
 

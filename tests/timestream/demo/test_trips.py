@@ -4,7 +4,7 @@ import json
 from datetime import datetime
 from itertools import pairwise
 
-from pyspark_timestream.demo.trips import LAG_HOURS, LAGGING, STATIONS, TRIPS_PER_STATION, trips
+from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TRIPS_PER_STATION, trips
 
 HOUR_MS = 3_600_000
 DELAY_MS = 5 * 60_000

@@ -10,8 +10,7 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream import SchemaRefused, advance_time, import_ctis, shift_time, why
 from pyspark_timestream.frames.cti_path import Condition, keep_ctis
-from pyspark_timestream.frames.cti_watch import _CtiWatch, loses_ctis, watch_ctis
-from pyspark_timestream.frames.plans import keep_cti_rows
+from pyspark_timestream.frames.plans import _CtiWatch, keep_cti_rows, loses_ctis, watch_ctis
 
 CTI = Condition("CTI")
 OTHER = Condition("AttributeReference")

@@ -10,8 +10,7 @@ from timestream.builders import options
 
 from pyspark_timestream import end_stream
 from pyspark_timestream.frames import end
-from pyspark_timestream.frames.end_requests import EndRequests
-from pyspark_timestream.frames.server_requests import EndRequestSource
+from pyspark_timestream.frames.end_requests import EndRequests, EndRequestSource
 
 STREAM = "0123456789abcdef" * 2
 

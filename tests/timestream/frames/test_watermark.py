@@ -10,7 +10,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 
 from pyspark_timestream import advance_time, order_by_time, shift_time, why
-from pyspark_timestream.connector.watermark_settings import ZERO_DELAY_SETTING
+from pyspark_timestream.core.session import ZERO_DELAY_SETTING
 from pyspark_timestream.errors import SettingRefused
 
 pytestmark = pytest.mark.spark

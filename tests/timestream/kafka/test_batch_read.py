@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, block, micros, options, projection
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.kafka.batch_read import plan_slice, select_partitions, slice_read
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.batch import plan_slice, select_partitions, slice_read
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import run_task
 

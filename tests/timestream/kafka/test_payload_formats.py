@@ -12,7 +12,6 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from timestream.builders import INSTANT, at, block, options, projection
 
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import (
     CheckpointMismatch,
     SchemaRefused,
@@ -20,13 +19,18 @@ from pyspark_timestream.errors import (
     ViolationFound,
 )
 from pyspark_timestream.kafka.decode.payload import check_schemas
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.options.schemas import RegisteredSchema
 from pyspark_timestream.kafka.ranges import Range
-from pyspark_timestream.kafka.registry.readers import check_recorded, fix_readers, read_registered
-from pyspark_timestream.kafka.registry.schema_files import load_schemas
-from pyspark_timestream.kafka.schemas import RegisteredSchema
+from pyspark_timestream.kafka.registry.schemas import (
+    check_recorded,
+    fix_readers,
+    load_schemas,
+    read_registered,
+)
 from pyspark_timestream.kafka.task import follow_clock, run_task
+from pyspark_timestream.rules.state import PartitionState
 
 COLUMNS = [("origin", pa.string()), ("delay", pa.float64()), ("start_time", INSTANT)]
 CTI = ("cti", INSTANT)

@@ -7,12 +7,11 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 from timestream.builders import at, options
 
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka import reader as kafka_reader
-from pyspark_timestream.kafka.batch_read import ReadSlice
+from pyspark_timestream.kafka.batch import ReadSlice
 from pyspark_timestream.kafka.decode.columns import default_schema, project
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.reader import (
     BatchTask,
@@ -20,6 +19,7 @@ from pyspark_timestream.kafka.reader import (
     KafkaStreamReader,
     KafkaTask,
 )
+from pyspark_timestream.rules.state import PartitionState
 
 pytestmark = pytest.mark.spark
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pyspark_timestream.kafka.schemas import (
+from pyspark_timestream.kafka.options.schemas import (
     AVRO,
     RegisteredSchema,
     SchemaReference,

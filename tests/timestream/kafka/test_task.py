@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.driver.importer import derive_import_options
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import compute_end_state, run_task
+from pyspark_timestream.rules.state import PartitionState
 
 NUMBER = [("offset", pa.int64()), ("n", pa.int64())]
 CTI = ("cti", INSTANT)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.producer.batch_transaction import limit_chunk
+from pyspark_timestream.producer.transactions import limit_chunk
 
 BOUND = 64 * 1024 * 1024
 

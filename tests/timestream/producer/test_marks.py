@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US, parse_instant
-from pyspark_timestream.connector.options import OptionError, hide_secrets
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, parse_instant
+from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.errors import OptionError
 from pyspark_timestream.producer.marks import (
     Writer,
     list_partitions,

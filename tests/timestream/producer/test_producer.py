@@ -13,10 +13,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 import pyspark_timestream.producer.producer
-import pyspark_timestream.producer.transaction
 from pyspark_timestream import PunctuatedProducer
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed
+from pyspark_timestream.errors import BrokerUnreachable, DeliveryFailed, OptionError
 from pyspark_timestream.kafka.client import bounded
 
 T1, T2 = "2024-01-01T00:00:01Z", "2024-01-01T00:00:02Z"
@@ -398,7 +396,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bounded, "GRACE_S", 0.3)
     monkeypatch.setattr(pyspark_timestream.producer.producer, "_FLUSH_STEP_S", 0.05)
     monkeypatch.setattr(pyspark_timestream.producer.producer, "_REQUEST_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(pyspark_timestream.producer.transaction, "_STEP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(pyspark_timestream.producer.producer, "_STEP_TIMEOUT_S", 0.05)
 
     def hang(client: FakeClient, name: str) -> None:
         monkeypatch.setattr(client, name, lambda *_, **__: gate.wait())

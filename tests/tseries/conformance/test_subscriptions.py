@@ -7,9 +7,8 @@ from tseries.subscribe.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.retention import DEFAULT_INITIAL, parse_initial
-from pyspark_tseries.subscribe.delivery import read_delivery
-from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import InitialEvents
+from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.read.subscription import Follower, read_delivery
 
 
 @pytest.fixture

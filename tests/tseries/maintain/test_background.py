@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tseries.builders import VALUE, batch, stored
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.errors import NoSuchStore, UnusableStore
 from pyspark_tseries.maintain import background as maintenance
@@ -30,8 +30,8 @@ from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import head_path, load_index
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
 
 HOUR_US = 3_600_000_000
 

@@ -14,12 +14,17 @@ from tseries.builders import VALUE, batch, stored
 
 from pyspark_tseries import describe
 from pyspark_tseries.errors import StoreBusy
-from pyspark_tseries.maintain import compaction, compactor
-from pyspark_tseries.maintain.compaction import MIN_RUNS_TO_MERGE, choose_files
-from pyspark_tseries.maintain.compactor import CompactionResult, compact, merge_runs
+from pyspark_tseries.maintain import compactor
+from pyspark_tseries.maintain.compactor import (
+    MIN_RUNS_TO_MERGE,
+    CompactionResult,
+    choose_files,
+    compact,
+    merge_runs,
+)
 from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.model.arrays import FULL_SLICE, split_slices
 from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
-from pyspark_tseries.model.slices import FULL_SLICE, split_slices
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
 from pyspark_tseries.store import admin_commits
@@ -310,7 +315,7 @@ def run(path, store, model, kind, what):
         compact(str(path), now)
     elif kind == "merge":
         with pytest.MonkeyPatch.context() as few:
-            few.setattr(compaction, "MIN_RUNS_TO_MERGE", 2)
+            few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
             merge_runs(store, now, everything=False)
     elif kind == "rebuild":
         rebuild(str(path))

@@ -12,12 +12,17 @@ from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import describe
-from pyspark_tseries.maintain.invariants import CompactionHorizon, find_violations
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, rebuild, verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import SeriesIndex, apply_delta, attach_metadata
-from pyspark_tseries.model.series_state import combine_states, compute_state, state_to_delta
+from pyspark_tseries.model.series_index import (
+    SeriesIndex,
+    apply_delta,
+    attach_metadata,
+    combine_states,
+    compute_state,
+    state_to_delta,
+)
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.log_entries import seal

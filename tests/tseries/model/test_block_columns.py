@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_tseries.model import block_columns
-from pyspark_tseries.model.block_columns import BLOCK_ROWS, BlockColumns
+from pyspark_tseries.model import arrays
+from pyspark_tseries.model.arrays import BLOCK_ROWS, BlockColumns
 
 ABSENT = {"a": -1, "b": 7, "floor": 0}
 ROWS = st.lists(st.integers(0, 30), max_size=12, unique=True)
@@ -21,7 +21,7 @@ def longs(values):
 @given(STEPS, st.integers(1, 5), st.integers(0, 3), st.lists(st.integers(-1, 40)))
 def test_columns_in_blocks_are_what_dictionaries_of_rows_would_be(steps, block, few, asked):
     small = {"BLOCK_ROWS": block, "MAX_SEPARATE_BLOCKS": few}
-    with mock.patch.multiple(block_columns, **small):
+    with mock.patch.multiple(arrays, **small):
         columns, named, plain, size = BlockColumns({}), set(), {}, 0
         history = []
         for step, (rows, names) in enumerate(steps):

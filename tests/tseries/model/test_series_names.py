@@ -21,12 +21,12 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import UNLIMITED, parse_range
-from pyspark_tseries.spark.reader import RangeReader
+from pyspark_tseries.read import subscription
+from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe import follower
 
 V1_PLANES = Path(__file__).parents[1] / "stores" / "v1_planes"
 
@@ -165,14 +165,14 @@ def test_a_healed_file_keeps_its_commits_and_its_content(old):
 
 
 def test_a_store_that_is_compacted_meanwhile_is_not_healed_twice(old, monkeypatch):
-    from pyspark_tseries.maintain import log_statistics
+    from pyspark_tseries.maintain import rebuild
 
     def late(*args):
         monkeypatch.undo()
         compact(str(old))
-        return log_statistics.replace_files(*args)
+        return rebuild.replace_files(*args)
 
-    monkeypatch.setattr(log_statistics, "replace_files", late)
+    monkeypatch.setattr(rebuild, "replace_files", late)
     with pytest.raises(Exception, match="a compaction was first"):
         repair(str(old))
     check(old, EXPECTED)
@@ -202,7 +202,7 @@ def test_a_compaction_that_would_lose_rows_changes_nothing(old, monkeypatch):
 
 
 def test_a_subscriber_of_an_old_store_misses_no_event(old, monkeypatch):
-    monkeypatch.setattr(follower, "MAX_ROWS_PER_TASK", 1)  # Several tasks, each of some series.
+    monkeypatch.setattr(subscription, "MAX_ROWS_PER_TASK", 1)  # Several tasks, each of some series.
     client = Client(old, parse_range("unlimited"))
     assert sorted(client.drain(1)) == sorted(
         (name, n) for name, numbers in EXPECTED.items() for n in numbers

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pyspark_tseries import IncompatibleValue, InvalidQuery, TimeSeries, describe
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.valid_text import check_text
+from pyspark_tseries.model.columns import check_text
 
 LISTS = pa.list_(pa.string())
 NESTED = pa.struct([("m", pa.map_(pa.string(), LISTS)), ("n", pa.int64())])

@@ -11,11 +11,11 @@ from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.model.arrays import Slice
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
-from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.read.as_of import find_head_as_of
 from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.snapshots import find_head_as_of
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range

@@ -14,8 +14,7 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
-from pyspark_tseries.read.bounds import compute_bounds
-from pyspark_tseries.read.select import Events, select
+from pyspark_tseries.read.select import Events, compute_bounds, select
 
 ALL = Point("last_count", 0)
 

@@ -25,8 +25,8 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
 
 UTC = datetime.UTC
 VALUES = {

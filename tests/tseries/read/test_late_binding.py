@@ -11,10 +11,10 @@ from tseries.builders import batch, new_store
 from pyspark_tseries.errors import IncompatibleValue, NoSuchStore, PermissionDenied, UnusableStore
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.model.query import Query
-from pyspark_tseries.read import late_binding
-from pyspark_tseries.read.late_binding import find_snapshot_at
-from pyspark_tseries.spark import reader
-from pyspark_tseries.spark.reader import RangeReader
+from pyspark_tseries.read import snapshots
+from pyspark_tseries.read.snapshots import find_snapshot_at
+from pyspark_tseries.spark import readers
+from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_policy
@@ -28,7 +28,7 @@ SECOND_US = 1_000_000
 
 @pytest.fixture(autouse=True)
 def no_worker_has_looked_before():
-    late_binding._last_snapshots.clear()
+    snapshots._last_snapshots.clear()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def later(monkeypatch):
 
     def again(us=None):
         us = now_us() if us is None else us
-        monkeypatch.setattr(reader, "find_later_start", lambda planned_us: us)
+        monkeypatch.setattr(readers, "find_later_start", lambda planned_us: us)
         return us
 
     return again
@@ -46,14 +46,14 @@ def later(monkeypatch):
 @pytest.fixture
 def times_of_log(monkeypatch):
     """Gives the log's entries times; those that are not there have none."""
-    real = late_binding._entry_time_ns
+    real = snapshots._entry_time_ns
 
     def given(seconds):
         def time_ns(location, version):
             there = real(location, version) is not None
             return seconds[version] * 1_000_000_000 if there else None
 
-        monkeypatch.setattr(late_binding, "_entry_time_ns", time_ns)
+        monkeypatch.setattr(snapshots, "_entry_time_ns", time_ns)
 
     return given
 
@@ -90,7 +90,7 @@ def test_snapshot_of_the_present_waits_until_its_entries_are_visible(tmp_path):
     planned = commits(tmp_path / "s", 1).snapshot()
     began_us = now_us()
     find_snapshot_at(planned, began_us)
-    assert now_us() - began_us >= late_binding.LOCAL_VISIBILITY_DELAY_US
+    assert now_us() - began_us >= snapshots.LOCAL_VISIBILITY_DELAY_US
     began = time.monotonic()
     assert find_snapshot_at(planned, began_us) is find_snapshot_at(planned, began_us)
     assert time.monotonic() - began < 0.04
@@ -104,7 +104,7 @@ def test_snapshot_is_the_same_after_a_checkpoint_and_after_an_entry(tmp_path):
     write_checkpoint(store.location, 3)
     change = {"tseries.minRetentionAge": "1S"}
     capture_entry(store.location, 3, lambda table: table.alter.set_table_properties(change, False))
-    late_binding._last_snapshots.clear()  # Another worker.
+    snapshots._last_snapshots.clear()  # Another worker.
     assert find_snapshot_at(planned, began_us).metadata.commit == 2
 
 
@@ -119,12 +119,12 @@ def test_snapshot_while_an_entry_is_published_is_the_same_in_all_tasks(tmp_path)
     began_us = now_us()
     early = find_snapshot_at(planned, began_us).metadata.commit
     writer.join()
-    late_binding._last_snapshots.clear()  # Another worker.
+    snapshots._last_snapshots.clear()  # Another worker.
     assert find_snapshot_at(planned, began_us).metadata.commit == early == -1
 
 
 def test_snapshot_of_an_entry_with_two_names_is_found(tmp_path, monkeypatch):
-    monkeypatch.setattr(late_binding, "MAX_PUBLISH_US", 20_000)
+    monkeypatch.setattr(snapshots, "MAX_PUBLISH_US", 20_000)
     planned = new_store(tmp_path / "s").snapshot()
     commits(tmp_path / "s", 2)
     os.link(tmp_path / "s" / "_delta_log" / f"{2:020d}.json", tmp_path / "draft")
@@ -159,7 +159,7 @@ def read(planned, parts):
 def test_read_of_a_grown_store_gives_all_of_it_once_however_it_was_planned(
     tmp_path, monkeypatch, later, size
 ):
-    monkeypatch.setattr(reader, "MAX_BYTES_PER_PARTITION", size)
+    monkeypatch.setattr(readers, "MAX_BYTES_PER_PARTITION", size)
     store = commits(tmp_path / "s", 3)
     planned, parts = plan(tmp_path / "s")
     whole = read(planned, parts)
@@ -185,7 +185,7 @@ def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later
     time.sleep(0.01)
     first = read(planned, parts)
     store.append(batch(("b", 1)))
-    late_binding._last_snapshots.clear()  # Another worker.
+    snapshots._last_snapshots.clear()  # Another worker.
     storage._open_stores.clear()
     assert read(planned, parts) == first
     assert len(first) == 5

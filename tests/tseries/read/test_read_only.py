@@ -19,12 +19,12 @@ except OSError:
 else:
     raise SystemExit("the directory can be written to, so this shows nothing")
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.subscribe.delivery import read_delivery
-from pyspark_tseries.subscribe.follower import Follower
+from pyspark_tseries.read.subscription import read_delivery
+from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.model.retention import parse_initial
-from pyspark_tseries.subscribe.position import InitialEvents
+from pyspark_tseries.read.position import InitialEvents
 
 def read(**options):
     source = DefaultSource({"path": path, **options})

@@ -4,7 +4,7 @@ import pytest
 from tseries.builders import batch, new_store
 
 from pyspark_tseries import InvalidQuery, TimeSeries
-from pyspark_tseries.model.slices import Slice
+from pyspark_tseries.model.arrays import Slice
 from pyspark_tseries.options import parse_read
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.store.store import Store

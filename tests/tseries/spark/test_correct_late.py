@@ -21,15 +21,15 @@ from pyspark_tseries import (
 from pyspark_tseries.maintain import withdrawal
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.promise.record import name_writer
+from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.spark.correct_late import _Plan
+from pyspark_tseries.spark.corrections import ROWS, advance_windows
 from pyspark_tseries.spark.late_checks import (
     note_writer,
     read_streams,
     refuse_other_streams,
     refuse_without_ctis,
 )
-from pyspark_tseries.spark.late_windows import ROWS, advance_windows
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch

@@ -8,11 +8,11 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries import describe
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
 from pyspark_tseries.model.query import Query
-from pyspark_tseries.spark.reader import RangeReader
+from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.store.store import Store

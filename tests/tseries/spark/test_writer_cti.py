@@ -9,8 +9,8 @@ from pyspark.sql.types import StructType
 from pyspark_tseries import DefaultSource, TimeSeries
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.spark.writer import StagedTask
-from pyspark_tseries.storage import staging
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.write import task_output
 from pyspark_tseries.write.task_output import TaskOutput
 
 ROWS = StructType().add("series", "string").add("timestamp", "timestamp").add("value", "double")
@@ -35,7 +35,7 @@ class Query:
         schema = writer._target.plan.staged
         rows = [{"series": n, "timestamp": us, "value": float(v)} for n, us, v in rows]
         table = pa.Table.from_pylist(rows, schema)
-        inline = staging.stage(
+        inline = task_output.stage(
             parse_location(self.store), table.to_batches(), schema, f"{self.store}/x"
         )
         output = TaskOutput(table.num_rows, table.nbytes, inline)

@@ -17,23 +17,21 @@ from tseries.model.test_series_names import V1_PLANES
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.file_check import check_file
 from pyspark_tseries.maintain.repair.repair import repair
-from pyspark_tseries.maintain.verify import verify
+from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
 from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_delta
-from pyspark_tseries.storage import row_groups
+from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import write_events
-from pyspark_tseries.storage.footer_cache import FOOTER_CACHE
 from pyspark_tseries.storage.head_files import head_path, load_index, read_head_metadata, write_head
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.storage.parquet_checksums import (
+from pyspark_tseries.storage.parquet import (
     checksum_placeholder,
     count_leaves,
     fill_in_checksums,
     read_footer,
 )
-from pyspark_tseries.storage.row_filter import ALL_ROWS, RowFilter
+from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.event_writer import _EventFile
@@ -81,7 +79,7 @@ def content(store, file, row_filter=ALL_ROWS, columns=None):
     FOOTER_CACHE._kept.clear()
     schema = query_schema(store.values)
     wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-    return row_groups.read_files(store.location, [file], wanted, row_filter)
+    return row_reader.read_files(store.location, [file], wanted, row_filter)
 
 
 def content_or_error(*asked):

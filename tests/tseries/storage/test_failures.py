@@ -13,14 +13,13 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import DeltaError
 
-from pyspark_timestream.connector.why import why
+from pyspark_timestream.core.why import why
 from pyspark_tseries import NoSuchStore, StorageFailed, TimeSeries, UnusableStore
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain.background import COMMITS_PER_MAINTENANCE, maintain
-from pyspark_tseries.storage import durability, failures
-from pyspark_tseries.storage.durability import move_exclusively
+from pyspark_tseries.storage import failures, location
 from pyspark_tseries.storage.failures import name_failure, named_failures
-from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.storage.location import move_exclusively, parse_location
 
 VALUES = {"value": pa.float64()}
 NOBODY = 65534
@@ -205,7 +204,7 @@ def test_file_system_that_cannot_commit_exclusively_is_refused_by_its_cause(tmp_
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), to)
 
     monkeypatch.setattr(os, "link", without_links)
-    monkeypatch.setattr(durability, "_rename_exclusively", without_renaming)
+    monkeypatch.setattr(location, "_rename_exclusively", without_renaming)
     with pytest.raises(StorageFailed, match="has hard links or exclusive renaming"):
         new_store(tmp_path / "s")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.options import parse_read, parse_subscribe, parse_write
 from pyspark_tseries.storage.location import (

@@ -27,20 +27,18 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.read.position import InitialEvents
 from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.subscription import Follower, read_delivery
 from pyspark_tseries.spark import writer
 from pyspark_tseries.storage import location as locations
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.locks import exclusive
-from pyspark_tseries.storage.staging import read_staged, stage
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_entries import TornEntry, entry_path, parse_entry
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
-from pyspark_tseries.subscribe.delivery import read_delivery
-from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import InitialEvents
-from pyspark_tseries.write.task_output import SpillLimits
+from pyspark_tseries.write.task_output import SpillLimits, read_staged, stage
 
 pytestmark = pytest.mark.timeout(600)
 

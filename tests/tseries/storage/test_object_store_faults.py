@@ -11,10 +11,10 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.store import retry as races
+from pyspark_tseries.store import store as races
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table
 
 pytestmark = pytest.mark.timeout(600)
 

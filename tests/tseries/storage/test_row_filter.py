@@ -5,10 +5,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, encode_runs, sort_keys
+from pyspark_tseries.model.arrays import MAX_NUMBER, MIN_NUMBER, Slice, encode_runs, sort_keys
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.storage.row_filter import RowFilter
+from pyspark_tseries.storage.row_reader import RowFilter
 
 NAMES = ["", "a", "ab", "b", "\uffff", "\U0001f600"]
 """In the order of their UTF-8 bytes, in which the last two are not as in UTF-16."""

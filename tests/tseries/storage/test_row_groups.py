@@ -11,15 +11,12 @@ from tseries.storage.test_row_filter import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
-from pyspark_tseries.model.arrays import MIN_NUMBER
+from pyspark_tseries.model.arrays import MIN_NUMBER, Slice
 from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, query_schema
-from pyspark_tseries.model.slices import Slice
-from pyspark_tseries.storage import row_groups
+from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import DataFile, write_events
-from pyspark_tseries.storage.footer_cache import FooterCache
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.storage.row_filter import RowFilter
-from pyspark_tseries.storage.row_groups import read_files, stream_file
+from pyspark_tseries.storage.row_reader import FooterCache, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
 
 SCHEMA = query_schema([pa.field("value", pa.float64()), pa.field("later", pa.string())])
@@ -74,7 +71,7 @@ def test_what_is_read_is_what_passes(
         wanted = wanted.append_column("later", pa.nulls(wanted.num_rows, pa.string()))
         expected.append(wanted.select(SCHEMA.names).cast(SCHEMA))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_groups, "ROWS_PER_PIECE", piece)
+        patch.setattr(row_reader, "ROWS_PER_PIECE", piece)
         found = read_files(location, data, SCHEMA, row_filter)
         streamed = [one for file in data for one in stream_file(location, file, SCHEMA, row_filter)]
     assert found.to_pylist() == pa.concat_tables(expected).to_pylist()
@@ -267,15 +264,15 @@ def test_of_a_time_slice_other_columns_are_read_from_groups_that_have_rows(tmp_p
 
 
 def test_a_file_is_opened_once_for_many_pieces(tmp_path, watched, monkeypatch):
-    monkeypatch.setattr(row_groups, "ROWS_PER_PIECE", 1)
-    monkeypatch.setattr(row_groups, "JOBS_PER_THREAD", 1)
-    monkeypatch.setattr(row_groups, "CPU_COUNT", 2)
+    monkeypatch.setattr(row_reader, "ROWS_PER_PIECE", 1)
+    monkeypatch.setattr(row_reader, "JOBS_PER_THREAD", 1)
+    monkeypatch.setattr(row_reader, "CPU_COUNT", 2)
     location = parse_location(str(tmp_path))
     rows = [((f"{number:02}", 0), number, 0) for number in range(40)]
     written = write_events(location, "kind=event/0.parquet", events(rows, ["me"], False), 1)
     opened = []
-    real = row_groups.OpenFile
-    monkeypatch.setattr(row_groups, "OpenFile", lambda *a: opened.append(a) or real(*a))
+    real = row_reader.OpenFile
+    monkeypatch.setattr(row_reader, "OpenFile", lambda *a: opened.append(a) or real(*a))
     found = read_files(location, [data_file(written.path, written.size)], SCHEMA, RowFilter())
     assert found["timestamp"].cast(pa.int64()).to_pylist() == list(range(40))
     assert len(opened) == 2

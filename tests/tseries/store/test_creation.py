@@ -14,8 +14,8 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.storage.location import Location, bears_mark, marked_id, parse_location
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import _missing_checkpoint, create_table
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import _missing_checkpoint, create_table
 
 DAYS_LATER = 2_000_000_000_000_000
 

@@ -22,16 +22,15 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import rebuild
 from pyspark_tseries.model.retention import parse_initial
+from pyspark_tseries.read.position import InitialEvents
+from pyspark_tseries.read.subscription import Follower, read_delivery
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import LastIndex
-from pyspark_tseries.store import retry as races
+from pyspark_tseries.store import store as races
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.subscribe.delivery import read_delivery
-from pyspark_tseries.subscribe.follower import Follower
-from pyspark_tseries.subscribe.position import InitialEvents
 from pyspark_tseries.write import batch as attempts
 
 VALUES = {"value": pa.float64()}

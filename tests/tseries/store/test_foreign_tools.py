@@ -17,8 +17,8 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
-from pyspark_tseries.read.as_of import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.read.scan import run_query
+from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store, now_us
 

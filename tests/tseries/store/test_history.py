@@ -16,7 +16,7 @@ from pyspark_tseries.errors import HistoryChanged, ReplayDiffers, StoreMismatch,
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
-from pyspark_tseries.model.commit_mark import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
+from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.store import history
 from pyspark_tseries.store import store as storage
@@ -198,7 +198,7 @@ def test_subscriber_of_a_store_that_was_put_back_is_told_and_nothing_is_skipped(
 
 
 def test_running_subscriber_notices_that_the_store_was_put_back_and_has_grown(tmp_path):
-    from pyspark_tseries.subscribe.follower import Follower
+    from pyspark_tseries.read.subscription import Follower
 
     client = fork(tmp_path)
     running = Follower(client.path, client.initial)
@@ -210,7 +210,7 @@ def test_running_subscriber_notices_that_the_store_was_put_back_and_has_grown(tm
 
 
 def test_planned_batch_of_a_store_that_was_put_back_is_refused(tmp_path):
-    from pyspark_tseries.subscribe.follower import Follower
+    from pyspark_tseries.read.subscription import Follower
 
     client = fork(tmp_path)
     append(tmp_path / "s", *range(7, 9))

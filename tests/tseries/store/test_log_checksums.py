@@ -14,9 +14,9 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.store.table import load_table_at
 
 NOW = 1_900_000_000_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from tseries.builders import stored
 
 from pyspark_tseries import StorageFailed, TimeSeries, UpdateFailed
-from pyspark_tseries.store import retry as races
+from pyspark_tseries.store import store as races
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
 

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tseries.builders import VALUE, batch, new_store, stored
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries import describe
 from pyspark_tseries.errors import (
     NoSuchStore,

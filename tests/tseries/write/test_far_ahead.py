@@ -14,7 +14,7 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange, parse_range
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.options.values import NO_MAX_US
+from pyspark_tseries.options import NO_MAX_US
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.numbering import FutureLimit, number_rows
@@ -200,7 +200,7 @@ def test_the_default_follows_the_range():
 
 def test_one_thread_s_refusal_does_not_affect_others_of_a_shared_commit(tmp_path):
     store = Store.create(str(tmp_path / "s"), [VALUE], parse_range("last 1D"))
-    from pyspark_tseries.write.shared_batch import Refused, SharedBatch, can_share
+    from pyspark_tseries.store.shared_commits import Refused, SharedBatch, can_share
 
     near, far = batch(("a", NOW_US)), batch(("a", NOW_US + 2 * DAY_US))
     assert can_share(near, far)

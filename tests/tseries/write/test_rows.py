@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pyspark_timestream.connector.options import OptionError
+from pyspark_timestream.errors import OptionError
 from pyspark_tseries.errors import IncompatibleValue, UpdateFailed
 from pyspark_tseries.model.columns import INSTANT, RESERVED_NAMES, query_schema, table_schema
 from pyspark_tseries.options import WriteOptions

@@ -10,8 +10,8 @@ from tseries.builders import batch
 from pyspark_tseries.errors import OutOfOrder, PermissionDenied, UpdateFailed
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage.location import parse_location
+from pyspark_tseries.store.shared_commits import AppendedEvent, Refused, SharedBatch, can_share
 from pyspark_tseries.write.batch import CommitContext
-from pyspark_tseries.write.shared_batch import AppendedEvent, Refused, SharedBatch, can_share
 
 EVENTS = st.tuples(st.sampled_from("ab"), st.none() | st.integers(0, 9))
 NOW = 5

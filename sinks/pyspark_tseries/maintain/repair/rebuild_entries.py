@@ -27,17 +27,13 @@ from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import TseriesError
-from pyspark_tseries.maintain.file_check import check_file
-from pyspark_tseries.maintain.invariants import CompactionHorizon
-from pyspark_tseries.maintain.verify import check_rows
+from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
 from pyspark_tseries.model.columns import value_fields
 from pyspark_tseries.model.properties import retained_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.data_files import DataFile, compute_stats, data_files
-from pyspark_tseries.storage.durability import make_directories, sync
 from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
-from pyspark_tseries.storage.location import Location
-from pyspark_tseries.store.last_checkpoint import LAST_CHECKPOINT
+from pyspark_tseries.storage.location import Location, make_directories, sync
 from pyspark_tseries.store.log_check import (
     HEAD_TRANSACTION,
     entry_damage,
@@ -56,10 +52,8 @@ from pyspark_tseries.store.log_entries import (
     format_entry,
     parse_entry,
 )
-from pyspark_tseries.store.log_writer import shadow_log
-from pyspark_tseries.store.state import HORIZON_TRANSACTION
-
-__all__ = ["RebuiltEntry", "put_rebuilt", "rebuild_entries"]
+from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, shadow_log
+from pyspark_tseries.store.store import HORIZON_TRANSACTION
 
 MAX_DAMAGED: Final = 200
 """So many damaged entries are looked at: more are a log that is gone."""

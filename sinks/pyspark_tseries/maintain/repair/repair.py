@@ -1,4 +1,7 @@
-"""Repair of a store that was damaged from outside (semantics 26).
+"""Repair of a store that was damaged or changed from outside (semantics 26).
+
+Commits of this package that came in between stay as they are. Copies of the files that another tool
+has added are kept in `_tseries/lost`.
 
 Repair runs a list of steps, one for each kind of damage, ordered so that each can rely on those
 before it: first the log, then the files that it names, the bounds that it records for them, the
@@ -9,43 +12,155 @@ the end is reported as left. Writers should pause meanwhile.
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_timestream.connector.instants import format_instant
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import UnusableStore, WrongClock
-from pyspark_tseries.maintain.head_recovery import RecoveredHead, recover_head
-from pyspark_tseries.maintain.log_statistics import correct_statistics, find_wrong_statistics
+from pyspark_tseries.maintain.rebuild import (
+    RecoveredHead,
+    correct_statistics,
+    find_wrong_statistics,
+    recover_head,
+)
 from pyspark_tseries.maintain.repair.future_commits import (
     FutureCommits,
     correct_future_commits,
     find_future_commits,
 )
-from pyspark_tseries.maintain.repair.lost_commits import describe_lost_commit, find_lost_commits
 from pyspark_tseries.maintain.repair.rebuild_entries import put_rebuilt, rebuild_entries
-from pyspark_tseries.maintain.repair.revert import Revert, plan_revert, revert_changes
 from pyspark_tseries.maintain.repair.rewind import (
     Rewind,
     carry_out_rewind,
+    describe_lost_commit,
+    find_lost_commits,
     find_max_lost_commit,
     plan_rewind,
     read_state_at,
 )
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.arrays import NEVER_US
-from pyspark_tseries.model.commit_time import MAX_CLOCK_SKEW_US, check_commit_time
+from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, check_commit_time
 from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.storage import locks as host_locks
+from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
 from pyspark_tseries.storage.location import Location, is_inside_store, parse_location
-from pyspark_tseries.store.admin_commits import replace_index
-from pyspark_tseries.store.log_check import find_log_damage, unknown_changes_error
-from pyspark_tseries.store.log_entries import entry_path
-from pyspark_tseries.store.ownership import require_owner_of_damaged
+from pyspark_tseries.store.admin_commits import replace_index, require_owner_of_damaged
+from pyspark_tseries.store.log import load_table_at
+from pyspark_tseries.store.log_check import (
+    find_log_damage,
+    unchecked_entries,
+    unknown_changes_error,
+)
+from pyspark_tseries.store.log_entries import (
+    AddedFile,
+    ForeignChange,
+    RemovedFile,
+    entry_path,
+    find_foreign_change,
+)
 from pyspark_tseries.store.store import Store, now_us
 
-__all__ = ["RepairResult", "repair"]
+
+@dataclass(frozen=True, slots=True)
+class Revert:
+    """The actions that undo the changes of other tools.
+
+    Attributes:
+        change: the changes; None if the log only names files outside the store.
+        again: files to add to the log again.
+        removed: paths and sizes of files to remove from the log.
+        gone: paths of files that should be added again but no longer exist.
+    """
+
+    change: ForeignChange | None
+    again: tuple[DataFile, ...]
+    removed: tuple[tuple[str, int], ...]
+    gone: tuple[str, ...]
+
+
+def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
+    """Plan how to undo the changes of other tools in `store`.
+
+    Returns:
+        The plan, None if there are no such changes; and the version of a log entry that is needed
+        for certainty but no longer exists, normally None.
+
+    Raises:
+        UnusableStore: an entry of the log is torn.
+        OSError: the log cannot be read.
+    """
+    entries, missing = unchecked_entries(store.location, store.version(), -1)
+    change = find_foreign_change(entries)
+    sizes = dict(store.log.sizes())
+    outside = [path for path in sizes if not is_inside_store(path)]
+    if change is None and not outside:
+        return None, missing
+    again: list[DataFile] = []
+    gone: list[str] = []
+    if change is not None:
+        sound = _list_files_at(store.location, change.sound)
+        there = {path for path in change.missing if path in sound and _is_there(sound[path], store)}
+        again = [sound[path] for path in change.missing if path in there]
+        gone = [path for path in change.missing if path not in there]
+    extra = dict.fromkeys([*(change.extra if change else ()), *outside])
+    removed = tuple((path, sizes.get(path, 0)) for path in extra)
+    return Revert(change, tuple(again), removed, tuple(gone)), missing
+
+
+def _list_files_at(location: Location, version: int) -> dict[str, DataFile]:
+    """The store's files at `version` by path; empty if the log does not reach back that far."""
+    try:
+        table = load_table_at(location, version)
+    except UnusableStore:
+        return {}
+    files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
+    return {file.path: file for file in files}
+
+
+def _is_there(file: DataFile, store: Store) -> bool:
+    try:
+        return store.location.size(store.location.file(file.path)) == file.size
+    except FileNotFoundError:
+        return False
+
+
+def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]) -> None:
+    """Commit the actions of `revert`.
+
+    Args:
+        store: opened as damaged, without other writers.
+        revert: as `plan_revert` gives it, with nothing gone.
+        kept: paths of files to keep copies of, relative to the store, and of the copies.
+
+    Raises:
+        DeltaError: a commit was made meanwhile.
+        OSError: the storage failed.
+    """
+    location, now_ms = store.location, time.time_ns() // 1_000_000
+    for path, copy in kept:
+        location.copy(location.file(path), location.file(copy))
+    actions: list[AddedFile | RemovedFile] = [
+        RemovedFile(path, size, "edit" if path.startswith("kind=edit/") else "event", now_ms, True)
+        for path, size in revert.removed
+    ]
+    actions += [
+        AddedFile(file.path, file.size, file.kind, now_ms, True, _format_statistics(file))
+        for file in revert.again
+    ]
+    with store.commit_lock() as log:
+        log.mark_checked()
+        log.commit(actions, {}, files=[location.file(file.path) for file in revert.again])
+
+
+def _format_statistics(file: DataFile) -> str:
+    series, sequence = (file.first, file.last), (file.min_sequence, file.max_sequence)
+    return FileStats(file.rows, series, sequence, (file.min_us, file.max_us)).to_json()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,6 @@ from typing import Any, Final, TypeVar, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
-__all__ = ["GRACE_S", "BoundedClient", "CallAbandoned", "call_bounded", "close_with_timeout"]
-
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 

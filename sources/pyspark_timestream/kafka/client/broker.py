@@ -23,35 +23,31 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from pyspark_timestream.kafka.client.bounded import BoundedClient, CallAbandoned
-from pyspark_timestream.kafka.client.broker_errors import (
-    abandoned_error,
-    is_login_refused,
-    lasting_error,
-    no_answer_error,
-    refusal_error,
-)
-from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import (
+    Pool,
     admin_config,
     consumer_config,
     create_client,
     new_bounded_client,
 )
-from pyspark_timestream.kafka.client.pool import Pool
-from pyspark_timestream.kafka.client.retry import (
+from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     MISSING_CODES,
     REFUSED_CODES,
     REQUEST_TIMEOUT_S,
+    ClientLog,
     RetryBudget,
+    abandoned_error,
     error_text,
+    is_login_refused,
     is_retriable,
+    lasting_error,
+    no_answer_error,
+    refusal_error,
 )
+from pyspark_timestream.kafka.offsets.group_metadata import describe_missing_states
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.plan.group_metadata import describe_missing_states
 from pyspark_timestream.kafka.ranges import Partition
-
-__all__ = ["Broker", "acquire_broker"]
 
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)

@@ -18,23 +18,11 @@ from pyspark_timestream.kafka.client.bounded import (
     CallAbandoned,
     close_with_timeout,
 )
-from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import new_logged_client
+from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition, Range
-
-__all__ = [
-    "MAX_BLOCK_RECORDS",
-    "BoundedConsumer",
-    "ColumnConsumer",
-    "ConsumerError",
-    "MessageConsumer",
-    "PollResult",
-    "build_block",
-    "clip",
-    "discard_fetched",
-]
 
 T = TypeVar("T")
 

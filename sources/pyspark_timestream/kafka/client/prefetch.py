@@ -15,20 +15,18 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from pyspark_timestream.kafka.client.bounded import BoundedClient
-from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.config import (
+    Pool,
     consumer_config,
     create_client,
     new_bounded_client,
 )
 from pyspark_timestream.kafka.client.consumer import build_block, clip, discard_fetched
-from pyspark_timestream.kafka.client.fetch_size import get_compression_stats
-from pyspark_timestream.kafka.client.pool import Pool
+from pyspark_timestream.kafka.client.errors import ClientLog
+from pyspark_timestream.kafka.client.range_reader import get_compression_stats
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
-
-__all__ = ["PartialFetch", "Prefetcher", "choose_small_ranges", "prefetch_small_ranges"]
 
 _MAX_RECORDS: Final = 20_000
 _MAX_BYTES: Final = 32 * 1024 * 1024

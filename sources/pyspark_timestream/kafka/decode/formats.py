@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_timestream.errors import SchemaRefused, SchemaRegistryError
-from pyspark_timestream.kafka.decode.fields import FRAMING, DecodedBlock, WantedFields
 from pyspark_timestream.kafka.decode.framing import (
     HEADERS,
     FramedBlock,
@@ -26,13 +25,14 @@ from pyspark_timestream.kafka.decode.framing import (
     split_value_frames,
 )
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import FRAMING, DecodedBlock, WantedFields
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.payloads import PayloadRules
-from pyspark_timestream.kafka.options.readers import ReaderSchema
-from pyspark_timestream.kafka.schemas import (
+from pyspark_timestream.kafka.options.reading import PayloadRules
+from pyspark_timestream.kafka.options.schemas import (
     AVRO,
     JSON,
     PROTOBUF,
+    ReaderSchema,
     RegisteredSchema,
     inline_references,
 )
@@ -40,8 +40,6 @@ from pyspark_timestream.kafka.schemas import (
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.decode.avro.schemas import AvroReader
     from pyspark_timestream.kafka.decode.protobuf.reader import ProtobufReader
-
-__all__ = ["can_read", "check_fields", "decode_part", "have_own_unit"]
 
 _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 
@@ -102,12 +100,12 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: WantedField
         SchemaRefused: it does not.
     """
     if rules.format == "avro":
-        from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
+        from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
         reader = _create_avro_reader(options.readers[rules.part])
         check_avro_columns(reader, wanted.columns, wanted.raw)
     if rules.format == "protobuf":
-        from pyspark_timestream.kafka.decode.protobuf.columns import check_protobuf_columns
+        from pyspark_timestream.kafka.decode.protobuf.reader import check_protobuf_columns
 
         message = _create_protobuf_reader(options.readers[rules.part])
         check_protobuf_columns(message, wanted.columns, wanted.raw)
@@ -118,9 +116,9 @@ def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
     reader = options.readers.get(options.value_rules.part)
     if options.value_format != "avro" or reader is None:
         return False
-    from pyspark_timestream.kafka.decode.avro import wanted
+    from pyspark_timestream.kafka.decode.avro import schemas
 
-    return wanted.have_own_unit(_create_avro_reader(reader), names)
+    return schemas.have_own_unit(_create_avro_reader(reader), names)
 
 
 def _split_frames(rules: PayloadRules, payloads: pa.Array, headers: pa.Array | None) -> FramedBlock:

@@ -18,19 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pyspark_timestream.connector.columns import Mask
-from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, Reasons
-from pyspark_timestream.kafka.decode.records import find_header, take_header_values
-
-__all__ = [
-    "HEADERS",
-    "MAX_INDEXES",
-    "FramedBlock",
-    "Writer",
-    "split_header_frames",
-    "split_unframed",
-    "split_value_frames",
-]
+from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.records import (
+    FINE,
+    FRAMING,
+    Reasons,
+    find_header,
+    take_header_values,
+)
 
 HEADERS: Final = {"key": "__key_schema_id", "value": "__value_schema_id"}
 """The record header with the frame, by the part of the record that it is about."""

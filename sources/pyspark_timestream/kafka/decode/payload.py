@@ -9,23 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.columns import NEVER, Instants, Mask
-from pyspark_timestream.connector.event_time import (
+from pyspark_timestream.core.event_time import (
     Times,
     read_record_times,
     read_text_times,
     read_value_times,
 )
-from pyspark_timestream.cti.step import NO_MARKS, Events, Marks
+from pyspark_timestream.core.instants import NEVER, Instants, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.columns import Projection, strip_key_prefix
-from pyspark_timestream.kafka.decode.fields import (
-    RECORD_REASONS,
-    DecodedBlock,
-    Reasons,
-    WantedFields,
-    find_record_reasons,
-)
 from pyspark_timestream.kafka.decode.formats import (
     can_read,
     check_fields,
@@ -33,25 +25,24 @@ from pyspark_timestream.kafka.decode.formats import (
     have_own_unit,
 )
 from pyspark_timestream.kafka.decode.records import (
+    RECORD_REASONS,
     ColumnSet,
+    DecodedBlock,
+    Reasons,
     RecordBlock,
+    WantedFields,
     find_header,
+    find_record_reasons,
     read_header,
     take_header_values,
     to_texts,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
-from pyspark_timestream.kafka.options.payloads import Part, PayloadRules
-
-__all__ = [
-    "Payload",
-    "can_read_writer",
-    "check_schemas",
-    "find_unused_unit",
-    "read_payload",
-    "required_columns",
-]
+from pyspark_timestream.kafka.options.reading import Part, PayloadRules
+from pyspark_timestream.rules.marks import Marks
+from pyspark_timestream.rules.policies import Events
+from pyspark_timestream.rules.step import NO_MARKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,16 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.columns import NEVER, Mask
-from pyspark_timestream.connector.event_time import read_record_timestamps
-from pyspark_timestream.cti.step import ADJUSTED, VIOLATIONS, Verdicts
+from pyspark_timestream.core.event_time import read_record_timestamps
+from pyspark_timestream.core.instants import NEVER, Mask
 from pyspark_timestream.kafka.decode.columns import METADATA, Projection
-from pyspark_timestream.kafka.decode.fields import RECORD_REASONS, Reasons
 from pyspark_timestream.kafka.decode.payload import Payload
-from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.decode.records import RECORD_REASONS, Reasons, RecordBlock
 from pyspark_timestream.kafka.ranges import Partition
-
-__all__ = ["JudgedBlock", "build_cti_rows", "interleave_ctis"]
+from pyspark_timestream.rules.policies import ADJUSTED, VIOLATIONS, Verdicts
 
 T = TypeVar("T")
 Indices = npt.NDArray[np.int64]

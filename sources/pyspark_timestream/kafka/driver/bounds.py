@@ -1,4 +1,4 @@
-"""How far each partition may be read: to the end of its log, or to the bounds of the run.
+"""How far each partition may be read, and what the driver remembers of the brokers.
 
 A bounded run (semantics 7.1) reads to the ends of one moment. Bounds that are too low are only late
 where another run follows, but a final CTI (7.3, 11.12) would cut off what lies above them for good.
@@ -7,15 +7,79 @@ an old end of its log: so a running stream takes its bounds once nothing that it
 missing, and none of them is below what it has seen.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Final, Protocol
 
-from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
-from pyspark_timestream.kafka.plan.losses import LEADER_CHANGE_GRACE_S
+from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = ["RunEnds"]
+
+def make_steady_clock() -> Callable[[], int]:
+    """Create a clock, in us, that starts at the wall clock and does not follow its jumps."""
+    ahead_us = (time.time_ns() - time.monotonic_ns()) // 1_000
+    return lambda: ahead_us + time.monotonic_ns() // 1_000
+
+
+_REFRESH_AGE_S: Final = 1.0
+"""Age after which the partitions are refreshed in the background."""
+
+_MAX_AGE_S: Final = 2.0
+"""Age after which the cache is not used: rare batches must not miss new partitions."""
+
+
+class PartitionCache:
+    """The partitions of a running query.
+
+    Args:
+        ask: lists the partitions, from any thread.
+        clock_s: a monotonic clock.
+    """
+
+    def __init__(
+        self, ask: Callable[[], list[Partition]], clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask, self._clock_s = ask, clock_s
+        self._coming: tuple[float, Future[list[Partition]]] | None = None
+        self._partitions: list[Partition] = []
+        self.asked_at_s = float("-inf")
+        """Time of the request that returned the cached partitions."""
+
+    def get(self, fresh: bool = False) -> list[Partition]:
+        """Return the partitions as of a moment ago, or as of now if `fresh`.
+
+        Raises:
+            BrokerUnreachable: a request was needed, and the broker did not answer.
+        """
+        now_s = self._clock_s()
+        if self._coming is not None and self._coming[1].done():
+            asked_at, answer = self._coming
+            self._coming = None
+            if answer.exception() is None:
+                self.asked_at_s, self._partitions = asked_at, answer.result()
+        if fresh or now_s - self.asked_at_s > _MAX_AGE_S:
+            self._coming = None
+            self.asked_at_s, self._partitions = now_s, self._ask()
+        elif now_s - self.asked_at_s > _REFRESH_AGE_S and self._coming is None:
+            self._coming = now_s, _ask_in_background(self._ask)
+        return self._partitions
+
+
+def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partition]]:
+    """Call `ask` in a daemon thread, which does not keep the process alive."""
+    answer: Future[list[Partition]] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return answer
+
 
 Ends = dict[Partition, int]
 

@@ -12,31 +12,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark_timestream.connector.instants import format_duration
-from pyspark_timestream.connector.offsets import is_initial_offset
-from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.core.instants import format_duration
+from pyspark_timestream.core.offsets import is_initial_offset
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schemas
-from pyspark_timestream.kafka.driver.bounds import RunEnds
-from pyspark_timestream.kafka.driver.cti_importer import CtiImporter, derive_import_options
-from pyspark_timestream.kafka.driver.end_states import EndStates
-from pyspark_timestream.kafka.driver.idle_tracker import IdleTracker
-from pyspark_timestream.kafka.driver.partition_cache import PartitionCache
-from pyspark_timestream.kafka.driver.restored_states import find_restored_states, read_again
-from pyspark_timestream.kafka.driver.steady_clock import make_steady_clock
+from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
+from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
+from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
 from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
-from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.readers import ReaderSchema
-from pyspark_timestream.kafka.plan.aligned_reading import read_max_skew
-from pyspark_timestream.kafka.plan.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.plan.losses import reconcile, recreated_topics, unchanged_topics
-from pyspark_timestream.kafka.plan.next_offset import (
+from pyspark_timestream.kafka.offsets.alignment import read_max_skew
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.offsets.next_offset import (
     Observation,
     RunContext,
+    build_progress,
     empty_offset,
     find_instants_ms,
     has_new_import,
@@ -44,24 +37,23 @@ from pyspark_timestream.kafka.plan.next_offset import (
     plan_first_offset,
     plan_next_offset,
 )
-from pyspark_timestream.kafka.plan.offset import (
-    StreamOffset,
-    check_stream_offset,
-    group_name,
-)
-from pyspark_timestream.kafka.plan.positions import (
+from pyspark_timestream.kafka.offsets.offset import StreamOffset, check_stream_offset, group_name
+from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
     fix_ends,
     limit_ends,
+    reconcile,
+    recreated_topics,
     resolve_starts,
     starting_timestamps,
+    unchanged_topics,
 )
-from pyspark_timestream.kafka.plan.progress import build_progress
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, join_batches
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, join_batches
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.registry.readers import add_newer_readers, fix_readers
-
-__all__ = ["StreamDriver"]
+from pyspark_timestream.kafka.registry.schemas import add_newer_readers, fix_readers
+from pyspark_timestream.rules.state import PartitionState
 
 _LOG: Final = logging.getLogger(__name__)
 

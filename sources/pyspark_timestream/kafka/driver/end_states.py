@@ -1,28 +1,34 @@
-"""Finds the clocks after a batch (semantics 8.3).
+"""Finds the clocks after a batch, or restores them from the broker (semantics 8.3).
 
 Tasks commit the clocks at their end to the consumer group. If a state is missing there, the records
 are read again for the clock alone. A stream without CTIs and event rules has no clock: then only
 the counts of those records are missing. Whatever cost time or counts becomes a finding, so that the
 user is warned.
+
+The rules are in `end_states`. This asks the group for what the tasks committed, and reads the
+records again of which no state is there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from pyspark_timestream.connector.watermark_settings import explain_setting, suggest_fix
-from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.kafka.plan.findings import Finding, Kind, name_partitions
-from pyspark_timestream.kafka.plan.group_metadata import (
+from pyspark_timestream.core.session import explain_setting, suggest_fix
+from pyspark_timestream.errors import DataLost
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.offsets.findings import Finding, Kind, name_partitions
+from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
     describe_missing_states,
 )
-from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
-from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset, group_name
+from pyspark_timestream.kafka.offsets.tasks import TaskRange
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
-
-__all__ = ["EndStates", "copy_start_states", "find_end_states"]
+from pyspark_timestream.kafka.task import compute_end_state
+from pyspark_timestream.rules.state import PartitionState
 
 _REPEATED_KINDS: Final = (Kind.SESSION_SETTING, Kind.LARGE_CLOCK, Kind.SHARED_GROUP, Kind.UNCOUNTED)
 
@@ -132,3 +138,58 @@ def _find_missing_states(
     elif not is_read_again:
         text = f"what the tasks have counted is not there: {describe_missing_states(is_read_again)}"
         yield Finding(Kind.UNCOUNTED, f"group '{group}'", text)
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Group(Protocol):
+    """The query that is sent to the broker."""
+
+    def committed_metadata(self, partitions: Sequence[Partition]) -> Mapping[Partition, str]:
+        """Return the metadata that tasks committed."""
+
+
+def find_restored_states(
+    options: KafkaOptions,
+    offset: StreamOffset,
+    broker: Group,
+    read_again: Callable[[Range], PartitionState],
+) -> EndStates:
+    """Return the clocks after the batch `offset`; `read_again` restores one from its records.
+
+    Raises:
+        DataLost: no task committed a state, and its records are gone.
+    """
+    if options.is_cut:
+        # No task sees a whole partition, and without CTIs a state only holds counts.
+        return copy_start_states(offset)
+    left = broker.committed_metadata([span.partition for span in offset.ranges() if span.size])
+    own = group_name(options.group_prefix, offset.stream)
+    again = read_again if options.is_ordered else None
+    return find_end_states(offset, left, again, options.client.get("group.id", own))
+
+
+def read_again(
+    options: KafkaOptions,
+    offset: StreamOffset,
+    span: Range,
+    create_reader: Callable[[KafkaOptions, str], RangeReader],
+) -> PartitionState:
+    """Restore a state that no task committed, by reading `span` again.
+
+    Raises:
+        DataLost: its records are gone.
+    """
+    state = offset.partitions[span.partition].state
+    _LOG.info("reading %s again: no task committed its state to the group", span)
+    reader = create_reader(options, group_name(options.group_prefix, offset.stream))
+    try:
+        return compute_end_state(options, TaskRange(span, state), reader.read)
+    except DataLost as error:
+        raise DataLost(
+            f"no task committed the clock of {span.partition} after offset "
+            f"{span.end_exclusive - 1}, and reading its records again failed: {error}"
+        ) from error
+    finally:
+        reader.close()

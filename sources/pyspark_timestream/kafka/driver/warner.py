@@ -6,42 +6,50 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from pyspark_timestream.cti.step import PartitionState, step
-from pyspark_timestream.explain.diagnosis import find_warnings
-from pyspark_timestream.explain.history import BatchRecord
-from pyspark_timestream.explain.mistakes import (
+from pyspark_timestream.diagnose.causes import find_warnings
+from pyspark_timestream.diagnose.history import BatchRecord
+from pyspark_timestream.diagnose.mistakes import (
+    RecentCounts,
+    find_recent_mistakes,
     find_short_replays,
     report_improbable_bounds,
     report_start_at_end,
     report_two_timestamps,
     report_unused_unit,
-)
-from pyspark_timestream.explain.recent_counts import (
-    RecentCounts,
-    find_recent_mistakes,
     update_counts,
 )
-from pyspark_timestream.kafka.decode.columns import Projection
-from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
-from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
-from pyspark_timestream.kafka.decode.value_samples import (
+from pyspark_timestream.diagnose.value_samples import (
     describe_malformed,
     describe_payloads,
     describe_unit,
     describe_values,
     has_field_timestamp,
 )
+from pyspark_timestream.kafka.decode.columns import Projection
+from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.offsets.findings import (
+    REPEATED_RUN_ADVICE,
+    Finding,
+    Kind,
+    Warnings,
+    find_new_warnings,
+    update_warnings,
+)
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+    group_name,
+)
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.plan.findings import REPEATED_RUN_ADVICE, Finding, Kind
-from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
-from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset, group_name
-from pyspark_timestream.kafka.plan.warnings import Warnings, find_new_warnings, update_warnings
 from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import step
 
 if TYPE_CHECKING:
     from pyspark_timestream.kafka.client.range_reader import RangeReader
-
-__all__ = ["Warner", "log_new_warnings", "warn_about_read"]
 
 T = TypeVar("T")
 

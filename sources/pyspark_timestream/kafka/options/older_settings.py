@@ -8,9 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pyspark_timestream.kafka.options.paths import format_path
-
-__all__ = ["translate_older_settings"]
+from pyspark_timestream.kafka.options.parsers import format_path
 
 _TIME_OPTIONS: Final = ("startTime", "endTime", "edge")
 

@@ -4,15 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pyspark_timestream.connector.event_time import TIME_UNITS
-from pyspark_timestream.connector.options import boolean, choice, fixed_settings, option, text
-from pyspark_timestream.cti.step import TimeRules
-from pyspark_timestream.cti.violations import FUTURE_POLICIES, POLICIES
-from pyspark_timestream.kafka.options.client_keys import select_record_settings
-from pyspark_timestream.kafka.options.cti_import import CTI_IMPORT, ImportSource
+from pyspark_timestream.core.event_time import TIME_UNITS
+from pyspark_timestream.core.options import boolean, choice, fixed_settings, option, text
+from pyspark_timestream.kafka.options.keys import select_record_settings
 from pyspark_timestream.kafka.options.parsers import (
     CTI_DELAY,
     CTI_FREQUENCY,
+    CTI_IMPORT,
     EDGE_FROM,
     INSTANT,
     MAX_FUTURE,
@@ -24,12 +22,13 @@ from pyspark_timestream.kafka.options.parsers import (
     WRITER_TIMEOUT,
     WRITERS,
     Frequency,
+    ImportSource,
     TimeFrom,
 )
-from pyspark_timestream.kafka.options.payloads import PAYLOAD_SETTINGS, PayloadOptions
-from pyspark_timestream.kafka.options.time_settings import TIME_SETTINGS, SettingsPlace
-
-__all__ = ["PRESETS", "KafkaOptions"]
+from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
+from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
+from pyspark_timestream.rules.policies import FUTURE_POLICIES, POLICIES
+from pyspark_timestream.rules.step import TimeRules
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
 _CTI_SOURCES: Final = ("ctiFrequency", "advanceTime")

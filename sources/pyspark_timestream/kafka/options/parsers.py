@@ -1,49 +1,119 @@
-"""Parsers for the texts of the Kafka transport's options."""
+"""The texts of the Kafka transport's options, and paths of fields (semantics 13.2).
 
+A path is written as Spark writes the name of a nested column: names with dots between them. A name
+in backquotes is literal, dots and all, and a backquote in it is doubled. `a.b` is the field `b` of
+the object `a`, and ``a.`b.c` `` its field `b.c`.
+"""
+
+import functools
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 
-from pyspark_timestream.connector.instants import (
+from pyspark_timestream.core.instants import (
     format_duration,
     format_instant,
     parse_duration,
     parse_instant,
 )
-from pyspark_timestream.connector.options import Parser, whole_number
-from pyspark_timestream.kafka.options.paths import Path, format_path, parse_path
+from pyspark_timestream.core.options import Parser, whole_number
 from pyspark_timestream.kafka.ranges import Partition
 
-__all__ = [
-    "ASSIGN",
-    "CTI_DELAY",
-    "CTI_FREQUENCY",
-    "EARLIEST",
-    "EDGE_FROM",
-    "ENDING_OFFSETS",
-    "INSTANT",
-    "LATEST",
-    "MAX_FUTURE",
-    "MILLISECONDS",
-    "NAME",
-    "POSITIVE_DURATION",
-    "STARTING_OFFSETS",
-    "SUBSCRIBE",
-    "TIMESTAMP",
-    "TIMESTAMPS",
-    "TIME_FROM",
-    "TOPIC_PATTERN",
-    "TRIGGER_DELAY",
-    "WRITERS",
-    "WRITER_FROM",
-    "WRITER_GRACE",
-    "WRITER_TIMEOUT",
-    "Frequency",
-    "TimeFrom",
-    "is_whole",
-]
+Path = tuple[str, ...]
+"""The names from the outermost object to the field; at least one."""
+
+PATH_FORM: Final = (
+    "names with dots between them, each in backquotes if it contains a dot or a backquote itself"
+)
+
+
+@functools.lru_cache(4096)
+def parse_path(text: str) -> Path:
+    """Read a path.
+
+    >>> parse_path("payload.`a.b`.c")
+    ('payload', 'a.b', 'c')
+
+    Raises:
+        ValueError: a name is empty, or a backquote is not where it can be.
+    """
+    names: list[str] = []
+    at = 0
+    while True:
+        name, at = _read_quoted(text, at) if text[at : at + 1] == "`" else _read_plain(text, at)
+        names.append(name)
+        if at == len(text):
+            return tuple(names)
+        at += 1
+
+
+def _read_quoted(text: str, start: int) -> tuple[str, int]:
+    """Read the name whose opening backquote is at `start`; return also the place after it."""
+    at = start + 1
+    while True:
+        close = text.find("`", at)
+        if close < 0:
+            raise ValueError("a backquote is not closed")
+        if text[close + 1 : close + 2] != "`":
+            break
+        at = close + 2
+    if text[close + 1 : close + 2] not in ("", "."):
+        raise ValueError("a name in backquotes must end before a dot or at the end")
+    return text[start + 1 : close].replace("``", "`"), close + 1
+
+
+def _read_plain(text: str, start: int) -> tuple[str, int]:
+    dot = text.find(".", start)
+    end = len(text) if dot < 0 else dot
+    name = text[start:end]
+    if not name.strip():
+        raise ValueError("the name is empty" if not text.strip() else "a name in it is empty")
+    if "`" in name:
+        raise ValueError("a backquote is inside a name that is not in backquotes")
+    return name, end
+
+
+def format_path(path: Path) -> str:
+    """Return the text that reads back to `path`, with backquotes only where they are needed.
+
+    >>> format_path(("payload", "a.b", "c"))
+    'payload.`a.b`.c'
+    """
+    return ".".join(map(_quote, path))
+
+
+def _quote(name: str) -> str:
+    if name.strip() and not {".", "`"} & set(name):
+        return name
+    return "`" + name.replace("`", "``") + "`"
+
+
+class Found(NamedTuple):
+    """The end of a walk along a path.
+
+    Attributes:
+        value: the value at the end of the path; None if it is absent, or its parent is.
+        depth: how many names of the path were followed.
+        blocked: the walk met a value that is neither an object nor null, and the path goes on.
+    """
+
+    value: Any
+    depth: int
+    blocked: bool
+
+
+def descend(value: Any, path: Path) -> Found:
+    """Walk along `path` through the objects of parsed JSON, from `value` on."""
+    for depth, name in enumerate(path):
+        if not isinstance(value, dict):
+            return Found(None, depth, value is not None)
+        if name not in value:
+            return Found(None, depth, False)
+        value = value[name]
+    return Found(value, len(path), False)
+
 
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -397,4 +467,84 @@ POSITIVE_DURATION: Final = Parser(
     "soon",
     "0 s",
     format=format_duration,
+)
+
+
+_KEYS: Final = ("topic", "frequency", "delay", "startTime", "header")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSource:
+    """The topic whose CTIs are imported, and the way it makes them.
+
+    Attributes:
+        topic: the topic.
+        frequency: they are generated this often; None: they are in-band only.
+        delay_us: generated CTIs lie this far behind their event.
+        start_time: the source of the event times for generated CTIs.
+        header: the header of in-band CTIs; None: none with `frequency`, else the stream's own
+            `ctiHeader`, or `cti`.
+    """
+
+    topic: str
+    frequency: Frequency | None = None
+    delay_us: int = 0
+    start_time: TimeFrom = TimeFrom("timestamp")
+    header: str | None = None
+
+    def __str__(self) -> str:
+        """The option's canonical text, which reads back to this."""
+        found = {
+            "topic": self.topic,
+            "frequency": str(self.frequency) if self.frequency else None,
+            "delay": format_duration(self.delay_us) if self.frequency else None,
+            "startTime": str(self.start_time) if self.frequency else None,
+            "header": self.header,
+        }
+        named = {name: value for name, value in found.items() if value is not None}
+        return self.topic if len(named) == 1 else json.dumps(named)
+
+
+def _parse_import(value: str) -> ImportSource:
+    if not value.lstrip().startswith("{"):
+        return ImportSource(_parse_topic(value.strip()))
+    given = json.loads(value)
+    unknown = sorted(set(given) - set(_KEYS))
+    if unknown:
+        raise ValueError(f"unknown key '{unknown[0]}'; the keys are {', '.join(_KEYS)}")
+    if "topic" not in given:
+        raise ValueError("the key 'topic' is missing")
+    texts = {key: _read_text(key, each) for key, each in given.items()}
+    for key in ("delay", "startTime"):
+        if key in texts and "frequency" not in texts:
+            raise ValueError(f"the key '{key}' has no effect without 'frequency'")
+    return ImportSource(
+        _parse_topic(texts["topic"]),
+        CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
+        CTI_DELAY.parse(texts.get("delay", "0 s")),
+        TIME_FROM.parse(texts.get("startTime", "timestamp")),
+        NAME.parse(texts["header"]) if "header" in texts else None,
+    )
+
+
+def _read_text(key: str, value: Any) -> str:
+    if is_whole(value):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"the value of '{key}' must be a string")
+    return value
+
+
+def _parse_topic(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
+        raise ValueError(f"'{name}' is not a topic name")
+    return name
+
+
+CTI_IMPORT: Final = Parser(
+    _parse_import,
+    'a topic\'s name, or JSON such as {"topic": "fast", "frequency": "10", "delay": "5 seconds", '
+    '"startTime": "header:time"} or {"topic": "fast", "header": "cti"}',
+    "no/topic",
+    '{"topic": "fast", "frequency": "0"}',
 )

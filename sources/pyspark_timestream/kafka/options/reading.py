@@ -1,12 +1,23 @@
-"""The options that say which records are read, in which batches and tasks.
+"""The options that say which records are read, and in what formats their payloads are.
 
 `PayloadOptions` adds those about payloads, `KafkaOptions` those about metadata, times and CTIs.
+
+A value and a key are described by options of the same kind. `PayloadRules` is one such set, so that
+what follows from it is written once for both.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
-from pyspark_timestream.connector.options import boolean, choice, option, whole_number
+from pyspark_timestream.core.options import (
+    Parser,
+    boolean,
+    choice,
+    option,
+    option_specs,
+    whole_number,
+)
 from pyspark_timestream.kafka.options.parsers import (
     ASSIGN,
     ENDING_OFFSETS,
@@ -20,9 +31,8 @@ from pyspark_timestream.kafka.options.parsers import (
     TOPIC_PATTERN,
     TRIGGER_DELAY,
 )
+from pyspark_timestream.kafka.options.schemas import ReaderSchema, SchemaSource, fingerprint_schema
 from pyspark_timestream.kafka.ranges import Partition
-
-__all__ = ["ReadingOptions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +248,320 @@ class ReadingOptions:
         10,
         description="the first wait between two tries; waits grow to a second",
     )
+
+
+Part = Literal["value", "key"]
+
+FORMATS: Final = ("binary", "json", "avro", "protobuf")
+SCHEMA_FORMATS: Final = ("avro", "protobuf")
+"""Formats that cannot be read without a schema."""
+
+FRAMINGS: Final = ("confluent", "header", "none")
+LATEST_SCHEMA: Final = "latest"
+
+
+def is_schema_text(value: str) -> bool:
+    """True if `value` is an Avro schema itself, and not the path of a file.
+
+    >>> is_schema_text('{"type": "long"}'), is_schema_text("schemas/trip.avsc")
+    (True, False)
+    """
+    return value.lstrip()[:1] in ("{", "[", '"')
+
+
+def _parse_schema(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+_SCHEMA: Final = Parser(
+    _parse_schema,
+    "for 'avro' a schema as JSON text or the path of such a file; for 'protobuf' the path of a "
+    "file that protoc --include_imports --descriptor_set_out wrote",
+    wrong_type=" ",
+)
+_READER_SCHEMA: Final = Parser(
+    _parse_schema, "an Avro schema as JSON text, the path of such a file, or 'latest'", " "
+)
+
+
+class PayloadRules(NamedTuple):
+    """How the values are read, or the keys.
+
+    Attributes:
+        part: `value` or `key`.
+        format: `binary`, `json`, `avro` or `protobuf`.
+        framing: `confluent`, `header` or `none`.
+        has_registry: the registry knows the ids in the framing.
+        schema: the writer's schema, where no registry has it: for Avro JSON, for Protobuf a
+            descriptor set in base64 (before `load_schemas`: what the option says).
+        reader_schema: Avro's reader's schema as JSON; None: `schema`, or the subject's latest.
+        message: the full name of Protobuf's message, or of the one Avro record that is wanted.
+        subject: the registry's subject with the reader's schema.
+    """
+
+    part: Part
+    format: str
+    framing: str
+    has_registry: bool
+    schema: str | None
+    reader_schema: str | None
+    message: str | None
+    subject: str | None
+
+    @property
+    def needs_latest(self) -> bool:
+        """True if the reader's schema is the latest one of `subject` when the query starts."""
+        is_read = self.has_registry and self.format in SCHEMA_FORMATS
+        return is_read and self.reader_schema is None
+
+    def option_name(self, attribute: str) -> str:
+        """The option behind an attribute, such as `readerSchema` or `keyReaderSchema`."""
+        words = attribute.title().replace("_", "")
+        if (self.part, attribute) == ("value", "reader_schema"):
+            return words[0].lower() + words[1:]
+        return self.part + words
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadOptions(ReadingOptions):
+    """The options that say how bytes become fields.
+
+    Attributes:
+        registry: the registry client's configuration, `schemaRegistry.` stripped; may hold secrets.
+        schema_texts: option name -> the schema that `load_schemas` found under it.
+        readers: part -> the schema that it is read by, once the query has fixed it.
+        source: returns the schemas that payloads were written with; None without a registry.
+    """
+
+    registry: Mapping[str, str] = field(default_factory=dict, repr=False)
+    schema_texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    readers: Mapping[str, ReaderSchema] = field(default_factory=dict, repr=False)
+    source: SchemaSource | None = field(default=None, repr=False)
+    value_format: str = option(
+        "valueFormat",
+        choice(*FORMATS),
+        "binary",
+        description=(
+            "`json`, `avro`, `protobuf`: schema columns that are not metadata are fields of the "
+            "value; the name `payload.after.id` leads into objects, and a name in backquotes is "
+            "literal. On a checkpoint `binary` may become `json`, and the other way round"
+        ),
+        may_change=False,
+    )
+    value_framing: str | None = option(
+        "valueFraming",
+        choice(*FRAMINGS),
+        None,
+        description=(
+            "where the id of a value's schema is: in front of it, as Confluent's serializers write "
+            "it (`confluent`; before Protobuf the message's index too), in the record's header "
+            "`__value_schema_id` (`header`), or nowhere (`none`); by default `confluent` with "
+            "`schemaRegistry.url`, else `none`"
+        ),
+        may_change=False,
+    )
+    value_schema: str | None = option(
+        "valueSchema",
+        _SCHEMA,
+        None,
+        description=(
+            "the values' schema where no registry has it, the writer's and the reader's: Avro's "
+            "JSON or the path of a file with it, for Protobuf the path of a descriptor set; a path "
+            "is read on the driver when the query starts. A checkpoint keeps a fingerprint"
+        ),
+        may_change=False,
+    )
+    value_message: str | None = option(
+        "valueMessage",
+        NAME,
+        None,
+        description=(
+            "the full name of the values' Protobuf message, such as `shop.Order`, required there "
+            "with `valueSchema`; or of the one Avro record to read, also out of a union. A value "
+            "of another name is malformed, with the reason `name`"
+        ),
+        may_change=False,
+    )
+    reader_schema: str | None = option(
+        "readerSchema",
+        _READER_SCHEMA,
+        None,
+        description=(
+            "the Avro schema that values are converted to, by Avro's rules: JSON text, a path, or "
+            "`latest`, the default with a registry: the subject's latest one when the query first "
+            "starts. A checkpoint keeps a fingerprint"
+        ),
+        may_change=False,
+    )
+    value_subject: str | None = option(
+        "valueSubject",
+        NAME,
+        None,
+        description=(
+            "the registry's subject with the reader's schema of the values; by default the topic's "
+            "name and `-value`, which needs exactly one topic"
+        ),
+    )
+    key_format: str = option(
+        "keyFormat",
+        choice(*FORMATS),
+        "binary",
+        description=(
+            "as `valueFormat`, for the keys: schema columns that begin with `keyPrefix` are their "
+            "fields"
+        ),
+        may_change=False,
+    )
+    key_prefix: str = option(
+        "keyPrefix",
+        NAME,
+        "key.",
+        description=(
+            "what the names of columns begin with that are fields of the key, where `keyFormat` is "
+            "not `binary`"
+        ),
+    )
+    key_framing: str | None = option(
+        "keyFraming",
+        choice(*FRAMINGS),
+        None,
+        description="as `valueFraming`, for the keys; the header is `__key_schema_id`",
+        may_change=False,
+    )
+    key_schema: str | None = option(
+        "keySchema", _SCHEMA, None, description="as `valueSchema`, for the keys", may_change=False
+    )
+    key_message: str | None = option(
+        "keyMessage", NAME, None, description="as `valueMessage`, for the keys", may_change=False
+    )
+    key_reader_schema: str | None = option(
+        "keyReaderSchema",
+        _READER_SCHEMA,
+        None,
+        description="as `readerSchema`, for the keys",
+        may_change=False,
+    )
+    key_subject: str | None = option(
+        "keySubject",
+        NAME,
+        None,
+        description="as `valueSubject`, for the keys; by default the topic's name and `-key`",
+    )
+    parse_mode: str = option(
+        "parseMode",
+        choice("PERMISSIVE", "DROPMALFORMED", "FAILFAST"),
+        "PERMISSIVE",
+        description=(
+            "a malformed value or key gives nulls; `DROPMALFORMED`: no row; `FAILFAST`: the query "
+            "fails"
+        ),
+    )
+    corrupt_column: str = option(
+        "columnNameOfCorruptRecord",
+        NAME,
+        "_corrupt_record",
+        description=(
+            "a column of this name in the schema gets a malformed value: a string for `json`, else "
+            "binary; with `_reason` after it (a string) why it is malformed, with `_schema_id` (an "
+            "int) the id of its schema"
+        ),
+    )
+
+    @property
+    def has_schemas(self) -> bool:
+        """True if values or keys are read by schemas, or their schemas are looked up."""
+        formats = {self.value_format, self.key_format}
+        return bool(self.registry) or not formats.isdisjoint(SCHEMA_FORMATS)
+
+    @property
+    def value_rules(self) -> PayloadRules:
+        """How the values are read."""
+        return self._make_rules(
+            "value",
+            self.value_format,
+            self.value_framing,
+            self.value_schema,
+            self.reader_schema,
+            self.value_message,
+            self.value_subject,
+        )
+
+    @property
+    def key_rules(self) -> PayloadRules:
+        """How the keys are read."""
+        return self._make_rules(
+            "key",
+            self.key_format,
+            self.key_framing,
+            self.key_schema,
+            self.key_reader_schema,
+            self.key_message,
+            self.key_subject,
+        )
+
+    def _make_rules(
+        self,
+        part: Part,
+        format: str,
+        framing: str | None,
+        schema: str | None,
+        reader_schema: str | None,
+        message: str | None,
+        subject: str | None,
+    ) -> PayloadRules:
+        if framing is None:
+            framing = "confluent" if self.registry and format != "binary" else "none"
+        has_registry = bool(self.registry) and framing != "none"
+        if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
+            reader_schema = None
+        rules = PayloadRules(
+            part, format, framing, has_registry, schema, reader_schema, message, subject
+        )
+        texts = {name: self.schema_texts.get(rules.option_name(name), getattr(rules, name))
+                 for name in ("schema", "reader_schema")}  # fmt: skip
+        rules = rules._replace(**texts)
+        if subject is None and rules.needs_latest and (topic := self._only_topic()) is not None:
+            rules = rules._replace(subject=f"{topic}-{part}")
+        return rules
+
+    def _only_topic(self) -> str | None:
+        """The one topic that is read; None if there may be several."""
+        topics = set(self.subscribe or ()) | {each.topic for each in self.assign or ()}
+        return topics.pop() if len(topics) == 1 else None
+
+    def payload_settings(self) -> dict[str, str]:
+        """Return those options that a checkpoint keeps, as option name -> text.
+
+        Nothing of values and keys without schema and framing: older checkpoints have no entries.
+
+        Raises:
+            ValueError: a schema is still a path.
+        """
+        kept: dict[str, str] = {}
+        for rules in (self.value_rules, self.key_rules):
+            has_schema = rules.format in SCHEMA_FORMATS
+            found = {
+                "format": rules.format if has_schema else None,
+                "framing": rules.framing if has_schema or rules.framing != "none" else None,
+                "message": rules.message,
+                "schema": self._fingerprint(rules, "schema"),
+                "reader_schema": self._fingerprint(rules, "reader_schema"),
+            }
+            kept |= {rules.option_name(name): text for name, text in found.items() if text}
+        return kept
+
+    def _fingerprint(self, rules: PayloadRules, attribute: str) -> str | None:
+        text, name = getattr(rules, attribute), rules.option_name(attribute)
+        if text is None:
+            return None
+        if name not in self.schema_texts and not is_schema_text(text):
+            raise ValueError(f"the schema of '{name}' is still a path")
+        return fingerprint_schema(text)
+
+
+PAYLOAD_SETTINGS: Final = frozenset(
+    spec.name for spec in option_specs(PayloadOptions).values() if not spec.may_change
+) - frozenset(spec.name for spec in option_specs(ReadingOptions).values())
+"""The options of which `payload_settings` says what a checkpoint keeps."""

@@ -13,8 +13,6 @@ from typing import Final
 from pyspark_timestream.errors import ReplayDiffers
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 
-__all__ = ["MARKS", "Entry", "Place", "check_other_tasks", "check_rows", "is_written"]
-
 _ANY_TOPIC: Final = "*"
 """Stands for the topics of a column; no topic has this name."""
 

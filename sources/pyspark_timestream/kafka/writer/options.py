@@ -4,20 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pyspark_timestream.connector.instants import FINAL_US, MIN_US, format_duration, parse_duration
-from pyspark_timestream.connector.options import (
-    OptionError,
-    Parser,
-    choice,
-    option,
-    option_specs,
-    read_options,
-)
-from pyspark_timestream.kafka.options.client_keys import read_client_settings
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_duration, parse_duration
+from pyspark_timestream.core.options import Parser, choice, option, option_specs, read_options
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.options.keys import read_client_settings
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import NAME
-
-__all__ = ["KafkaWriteOptions", "read_write_options"]
 
 _CLIENT: Final = "kafka."
 _MILLISECOND_US: Final = 1_000

@@ -10,22 +10,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.connector.columns import split_cti_rows
-from pyspark_timestream.connector.instants import format_instant
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import SchemaRefused
-
-__all__ = [
-    "CTI",
-    "TOPIC",
-    "Block",
-    "SplitRows",
-    "TaskRows",
-    "build_messages",
-    "check_columns",
-    "find_cti_source",
-    "split_ctis",
-]
+from pyspark_timestream.core.instants import format_instant, split_cti_rows
+from pyspark_timestream.errors import OptionError, SchemaRefused
 
 CTI: Final = "cti"
 """The column of CTI rows."""

@@ -19,7 +19,7 @@ from pyspark_timestream.kafka.client.bounded import (
     call_bounded,
     close_with_timeout,
 )
-from pyspark_timestream.kafka.client.retry import is_retriable
+from pyspark_timestream.kafka.client.errors import is_retriable
 
 
 @pytest.fixture(autouse=True)

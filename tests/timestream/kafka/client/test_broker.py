@@ -10,9 +10,9 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException
 from timestream.builders import at, options
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import client_log
+from pyspark_timestream.kafka.client import errors
 from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.retry import RetryBudget
+from pyspark_timestream.kafka.client.errors import RetryBudget
 from pyspark_timestream.kafka.ranges import Partition
 
 DEAD = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -200,7 +200,7 @@ def test_unreachable_broker_fails_in_time_naming_its_addresses(where, monkeypatc
 
 def test_librdkafkas_repeats_are_one_line_a_minute(caplog, capfd, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(client_log._REPEATS, "_passed", {})
+    monkeypatch.setattr(errors._REPEATS, "_passed", {})
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "kafkaConsumer.connectTimeoutMs": "4000"}
     for _ in range(2):
         with pytest.raises(BrokerUnreachable):

@@ -3,12 +3,12 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from pyspark_timestream.kafka.client.broker_errors import (
+from pyspark_timestream.kafka.client.errors import (
+    BrokerFailure,
     is_login_refused,
     no_answer_error,
     refusal_error,
 )
-from pyspark_timestream.kafka.client.client_log import BrokerFailure
 
 CLIENT = {"bootstrap.servers": "a:1, SSL://b ,c:3"}
 

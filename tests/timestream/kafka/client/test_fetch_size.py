@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyspark_timestream.kafka.client.fetch_size import CompressionStats
+from pyspark_timestream.kafka.client.range_reader import CompressionStats
 
 KB = 1024
 

@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.client import bounded, broker, prefetch, range_reader
 from pyspark_timestream.kafka.client.broker import Broker
+from pyspark_timestream.kafka.client.config import Pool
 from pyspark_timestream.kafka.client.consumer import BoundedConsumer, PollResult
-from pyspark_timestream.kafka.client.pool import Pool
 from pyspark_timestream.kafka.client.prefetch import Prefetcher
 from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
@@ -54,7 +54,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounded, "GRACE_S", 0.5)
     monkeypatch.setattr(broker, "REQUEST_TIMEOUT_S", 0.05)
     monkeypatch.setattr(broker, "_GROUP_TIMEOUT_S", 0.05)
-    monkeypatch.setattr("pyspark_timestream.kafka.client.retry._FIRST_REQUEST_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("pyspark_timestream.kafka.client.errors._FIRST_REQUEST_TIMEOUT_S", 0.05)
     yield made
     made.gate.set()
 

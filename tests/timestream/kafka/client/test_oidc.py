@@ -10,8 +10,7 @@ import pytest
 from timestream.builders import options
 
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.native.consumer import NativeConsumer
-from pyspark_timestream.kafka.client.native.library import load_gather
+from pyspark_timestream.kafka.client.native.consumer import NativeConsumer, load_gather
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 
 Asked = queue.Queue[tuple[str, str]]

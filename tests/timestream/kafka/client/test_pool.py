@@ -2,7 +2,7 @@
 
 import pytest
 
-from pyspark_timestream.kafka.client.pool import Pool
+from pyspark_timestream.kafka.client.config import Pool
 
 
 class Thing:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from pyspark_timestream.kafka.client import consumer as client_consumer
 from pyspark_timestream.kafka.client import prefetch
-from pyspark_timestream.kafka.client.client_log import ClientLog
 from pyspark_timestream.kafka.client.consumer import MessageConsumer
-from pyspark_timestream.kafka.client.fetch_size import CompressionStats
+from pyspark_timestream.kafka.client.errors import ClientLog
 from pyspark_timestream.kafka.client.prefetch import PartialFetch, Prefetcher, choose_small_ranges
+from pyspark_timestream.kafka.client.range_reader import CompressionStats
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range

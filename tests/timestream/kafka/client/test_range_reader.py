@@ -9,14 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import BrokerUnreachable, DataLost
+from pyspark_timestream.errors import BrokerUnreachable, DataLost, OptionError
 from pyspark_timestream.kafka.client import range_reader
-from pyspark_timestream.kafka.client.client_log import BrokerFailure, ClientLog
+from pyspark_timestream.kafka.client.config import Pool
 from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
-from pyspark_timestream.kafka.client.pool import Pool
+from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, RetryBudget
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.client.retry import RetryBudget
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range

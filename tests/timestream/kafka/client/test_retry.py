@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaError
 
-from pyspark_timestream.kafka.client.retry import (
+from pyspark_timestream.kafka.client.errors import (
     API_TIMEOUT_S,
     MISSING_CODES,
     RetryBudget,

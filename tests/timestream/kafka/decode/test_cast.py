@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
-from pyspark_timestream.kafka.decode.cast import can_cast, cast_column
+from pyspark_timestream.kafka.decode.convert import can_cast, cast_column
 
 INTEGERS = [
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),

@@ -4,8 +4,7 @@ import pyarrow as pa
 import pytest
 from timestream.builders import HEADERS, INSTANT, options, projection
 
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.decode.columns import METADATA, default_schema, project
 
 SPARKS = {

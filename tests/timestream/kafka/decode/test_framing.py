@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.kafka.decode.fields import FINE, FRAMING
 from pyspark_timestream.kafka.decode.framing import (
     HEADERS,
     Writer,
@@ -18,6 +17,7 @@ from pyspark_timestream.kafka.decode.framing import (
     split_unframed,
     split_value_frames,
 )
+from pyspark_timestream.kafka.decode.records import FINE, FRAMING
 
 HEADER_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 GUID = bytes(range(16))

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.errors import ViolationFound
 from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
 from pyspark_timestream.kafka.decode.records import ColumnSet
-from pyspark_timestream.kafka.plan.tasks import TaskPlan, TaskRange
+from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.kafka.task import compute_end_state, run_task
+from pyspark_timestream.rules.state import PartitionState
 
 COLUMNS = [("offset", pa.int64()), ("cti", INSTANT)]
 MARKED = {"ctiHeader": "cti", "timeUnit": "ms"}

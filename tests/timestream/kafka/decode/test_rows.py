@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT, at, block, micros, options, projection
 
-from pyspark_timestream.cti.step import PartitionState, step
 from pyspark_timestream.kafka.decode import rows
 from pyspark_timestream.kafka.decode.payload import read_payload
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, build_cti_rows, interleave_ctis
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import step
 
 PLAIN = options(ctiFrequency="1")
 WANTED = projection(PLAIN, ("offset", pa.int64()), ("cti", INSTANT), ("topic", pa.string()))

@@ -7,18 +7,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
-from pyspark_timestream.connector.offsets import INITIAL_OFFSET
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.cti.step import PartitionState
-from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost
-from pyspark_timestream.explain.diagnosis import diagnose
-from pyspark_timestream.explain.history import BatchRecord
+from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.diagnose.causes import diagnose
+from pyspark_timestream.diagnose.history import BatchRecord
+from pyspark_timestream.errors import BrokerUnreachable, CheckpointMismatch, DataLost, OptionError
 from pyspark_timestream.kafka.driver.driver import StreamDriver
-from pyspark_timestream.kafka.plan.group_metadata import encode_group_metadata
-from pyspark_timestream.kafka.plan.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
-from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.rules.state import PartitionState
 
 
 class FakeBroker:
@@ -385,8 +383,8 @@ def test_beginnings_are_remembered_until_a_batch_after_them_is_noted():
 
 
 def test_no_batch_lists_partitions_before_it_is_time_to(monkeypatch):
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._REFRESH_AGE_S", 3_600.0)
-    monkeypatch.setattr("pyspark_timestream.kafka.driver.partition_cache._MAX_AGE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds._REFRESH_AGE_S", 3_600.0)
+    monkeypatch.setattr("pyspark_timestream.kafka.driver.bounds._MAX_AGE_S", 3_600.0)
     broker = FakeBroker(p0=(0, 2))
     listed, list_all = [], broker.partitions
     broker.partitions = lambda: listed.append(1) or list_all()

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from timestream.builders import at
 from timestream.kafka.driver.test_driver import Driven, FakeBroker
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
-from pyspark_timestream.kafka.plan.offset import StreamOffset
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.rules.state import PartitionState
 
 SHARED_DIRECTORY = [HealthCheck.function_scoped_fixture]
 STREAM = "0123456789abcdef" * 2

@@ -6,14 +6,11 @@ from dataclasses import replace
 import pytest
 from timestream.builders import at
 
-from pyspark_timestream.cti.state import WriterState
-from pyspark_timestream.cti.step import PartitionState
 from pyspark_timestream.kafka.driver.end_states import find_end_states
-from pyspark_timestream.kafka.plan.findings import Kind
-from pyspark_timestream.kafka.plan.group_metadata import drop_state, encode_group_metadata
-from pyspark_timestream.kafka.plan.malformed_values import MalformedValues
-from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import update_warnings
+from pyspark_timestream.kafka.offsets.findings import Kind, update_warnings
+from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_group_metadata
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.rules.state import PartitionState, WriterState
 
 START = PartitionState(events=7)
 END = PartitionState(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))

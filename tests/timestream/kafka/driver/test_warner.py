@@ -7,15 +7,17 @@ import pyarrow as pa
 import pytest
 from timestream.builders import at, block, options, projection
 
-from pyspark_timestream.cti.clues import Clues
-from pyspark_timestream.cti.step import PartitionState
+from pyspark_timestream.diagnose.mistakes import report_improbable_bounds
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.explain.mistakes import report_improbable_bounds
 from pyspark_timestream.kafka.driver.warner import Warner, warn_about_read
-from pyspark_timestream.kafka.plan.findings import Kind
-from pyspark_timestream.kafka.plan.malformed_values import NO_MALFORMED_VALUES, MalformedValues
-from pyspark_timestream.kafka.plan.offset import PartitionOffset, StreamOffset
-from pyspark_timestream.kafka.plan.warnings import active_warnings, find_new_warnings
+from pyspark_timestream.kafka.offsets.findings import Kind, active_warnings, find_new_warnings
+from pyspark_timestream.kafka.offsets.offset import (
+    NO_MALFORMED_VALUES,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+)
+from pyspark_timestream.rules.state import Clues, PartitionState
 
 JSON = {"valueFormat": "json", "startTime": "at", "ctiFrequency": "1"}
 COLUMNS = [("price", pa.float64())]

@@ -5,14 +5,15 @@ import dataclasses
 import pytest
 from timestream.builders import GIVEN, at, options
 
-from pyspark_timestream.connector.instants import parse_duration
-from pyspark_timestream.connector.options import OptionError, option_specs
-from pyspark_timestream.cti.step import TimeRules
-from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
+from pyspark_timestream.core.instants import parse_duration
+from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.driver.importer import derive_import_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.client_keys import RECORD_KEYS
+from pyspark_timestream.kafka.options.keys import RECORD_KEYS
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST, Frequency, TimeFrom
+from pyspark_timestream.rules.step import TimeRules
 from pyspark_timestream.source import DefaultSource
 
 DECLARED = list(option_specs(KafkaOptions).values())

@@ -8,13 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import GIVEN, options
 
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.driver.cti_importer import derive_import_options
+from pyspark_timestream.errors import CheckpointMismatch, OptionError
+from pyspark_timestream.kafka.driver.importer import derive_import_options
+from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.parsers import TimeFrom
-from pyspark_timestream.kafka.options.paths import descend, format_path, parse_path
-from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, check_stream_offset
+from pyspark_timestream.kafka.options.parsers import TimeFrom, descend, format_path, parse_path
 
 OLD_OFFSETS = FilePath(__file__).parents[2] / "offsets"
 names = st.text(st.sampled_from("a.` :é\n")) | st.sampled_from(["timestamp", "header:x", "field:"])

@@ -9,7 +9,7 @@ from timestream.builders import GIVEN, options
 from pyspark_timestream import OptionError
 from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
-from pyspark_timestream.kafka.options.registry_keys import REGISTRY_KEYS, read_registry_settings
+from pyspark_timestream.kafka.options.keys import REGISTRY_KEYS, read_registry_settings
 
 URL = {"schemaRegistry.url": "http://registry:8081"}
 AVRO = {"valueFormat": "avro", **URL}

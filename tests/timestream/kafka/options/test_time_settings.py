@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import GIVEN
 
-from pyspark_timestream.connector.offsets import CheckpointMismatch
-from pyspark_timestream.connector.options import OptionError, option_specs
-from pyspark_timestream.kafka.client.described_times import read_time_settings
+from pyspark_timestream.core.options import option_specs
+from pyspark_timestream.errors import CheckpointMismatch, OptionError
+from pyspark_timestream.kafka.client.topic_settings import read_time_settings
+from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
-from pyspark_timestream.kafka.options.time_settings import (
+from pyspark_timestream.kafka.options.topic_settings import (
     DESCRIBABLE,
     TIME_SETTINGS,
     merge_descriptions,
@@ -21,7 +22,6 @@ from pyspark_timestream.kafka.options.time_settings import (
     read_description,
     select_settings,
 )
-from pyspark_timestream.kafka.plan.offset import OFFSET_VERSION, check_stream_offset
 from pyspark_timestream.source import DefaultSource
 
 SPECS = {spec.name: spec for spec in option_specs(KafkaOptions).values()}

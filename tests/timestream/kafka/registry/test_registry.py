@@ -14,13 +14,14 @@ from schema_registry import Mode, Reference, serve_schema_registry
 from timestream.builders import options as build_options
 
 from pyspark_timestream import MissingExtra, OptionError, SchemaRegistryError
-from pyspark_timestream.kafka.registry import registry as module
-from pyspark_timestream.kafka.registry.answers import read_retry_after
-from pyspark_timestream.kafka.registry.client import request_limit_s
-from pyspark_timestream.kafka.registry.readers import fix_readers
-from pyspark_timestream.kafka.registry.registry import SchemaRegistry
-from pyspark_timestream.kafka.registry.schema_files import load_schemas
-from pyspark_timestream.kafka.schemas import RegisteredSchema, SchemaReference
+from pyspark_timestream.kafka.options.schemas import RegisteredSchema, SchemaReference
+from pyspark_timestream.kafka.registry import client as module
+from pyspark_timestream.kafka.registry.client import (
+    SchemaRegistry,
+    read_retry_after,
+    request_limit_s,
+)
+from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas
 
 LONG = '{"type": "long"}'
 QUICK = {

@@ -19,13 +19,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import DeliveryFailed
 from pyspark_timestream.kafka.client import bounded
-from pyspark_timestream.kafka.writer import commits, rows, stream_writer
-from pyspark_timestream.kafka.writer.commits import BatchCommits, QueryRun
+from pyspark_timestream.kafka.writer import rows, stream_writer
 from pyspark_timestream.kafka.writer.ledger import MARKS, Place
 from pyspark_timestream.kafka.writer.options import KafkaWriteOptions
 from pyspark_timestream.kafka.writer.rows import TaskRows
-from pyspark_timestream.producer import batch_transaction, entries, requests
-from pyspark_timestream.producer.entries import read_entries
+from pyspark_timestream.kafka.writer.stream_writer import BatchCommits, QueryRun
+from pyspark_timestream.producer import transactions
+from pyspark_timestream.producer.transactions import read_entries
 
 OPTIONS = KafkaWriteOptions("t", "w", client={"bootstrap.servers": "b:1"})
 RUN = QueryRun("q", "run")
@@ -162,12 +162,12 @@ class Admin:
 def cluster(monkeypatch: pytest.MonkeyPatch):
     made = Cluster()
     monkeypatch.setattr(bounded, "GRACE_S", 0.3)
-    for module in (batch_transaction, entries, requests):
+    for module in (transactions, transactions, transactions):
         monkeypatch.setattr(module, "STEP_TIMEOUT_S", 0.1)
     for module, name, kind in (
-        (batch_transaction, "Producer", Producer),
-        (batch_transaction, "Consumer", Consumer),
-        (entries, "AdminClient", Admin),
+        (transactions, "Producer", Producer),
+        (transactions, "Consumer", Consumer),
+        (transactions, "AdminClient", Admin),
     ):
         monkeypatch.setattr(module, name, lambda config, logger, kind=kind: kind(made, config))
     yield made
@@ -213,7 +213,7 @@ def test_a_call_that_never_returns_again_and_again_fails_the_batch_by_name_in_ti
     began_s = time.monotonic()
     with pytest.raises(DeliveryFailed, match=r"has not returned from send_offsets_to.*start the"):
         BatchCommits().write_mark(OPTIONS, RUN, 0, 10**6)
-    assert cluster.made == commits._ATTEMPTS
+    assert cluster.made == stream_writer._ATTEMPTS
     assert time.monotonic() - began_s < 10
     assert cluster.records == []
 
@@ -254,7 +254,7 @@ def task_rows(count: int = 3) -> TaskRows:
 
 def write(some: TaskRows) -> None:
     assert some.has_rows()
-    commits.repeat(lambda: stream_writer._write(OPTIONS, TASK, 0, some), some.rewind)
+    stream_writer.repeat(lambda: stream_writer._write(OPTIONS, TASK, 0, some), some.rewind)
 
 
 @pytest.mark.parametrize("before_effect", [True, False], ids=["before", "after"])
@@ -285,8 +285,8 @@ def test_a_task_with_too_many_rows_to_keep_leaves_its_batch_to_spark(
 def test_a_full_queue_that_is_never_emptied_ends_the_task_by_name(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_transaction, "_MAX_QUEUED_BYTES", 1)
-    monkeypatch.setattr(batch_transaction, "_FLUSH_STEP_S", 0.05)
+    monkeypatch.setattr(transactions, "_MAX_QUEUED_BYTES", 1)
+    monkeypatch.setattr(transactions, "_FLUSH_STEP_S", 0.05)
     cluster.hanging = {"flush": 99}
     with pytest.raises(DeliveryFailed, match="has not returned from flush"):
         write(task_rows())
@@ -298,7 +298,7 @@ def test_entries_whose_request_has_no_answer_are_read_by_another_client(
 ) -> None:
     cluster.groups, cluster.offsets = ["g"], {"g": (5, "{}")}
     cluster.hanging = {name: 1}
-    found = commits.repeat(lambda: read_entries({}, "t", lambda group: 7))
+    found = stream_writer.repeat(lambda: read_entries({}, "t", lambda group: 7))
     assert found == {7: (5, "{}")}
 
 

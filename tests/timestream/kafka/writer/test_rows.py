@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.writer.rows import (
     TaskRows,
     build_messages,

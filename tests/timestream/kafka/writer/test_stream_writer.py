@@ -15,8 +15,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import SchemaRefused
+from pyspark_timestream.errors import OptionError, SchemaRefused
 from pyspark_timestream.kafka.writer.stream_writer import open_batch_writer, open_stream_writer
 from pyspark_timestream.source import DefaultSource
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_timestream.connector.instants import FINAL_US
-from pyspark_timestream.connector.options import OptionError
-from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.writer.watermark import find_checkpoint, read_watermark
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import CheckpointUnreadable, OptionError
+from pyspark_timestream.kafka.writer.stream_writer import find_checkpoint, read_watermark
 
 
 def plan(root: Path, batch: int, text: str) -> None:

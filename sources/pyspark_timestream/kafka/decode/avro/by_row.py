@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pyspark_timestream.kafka.decode.avro.binaries import convert_bytes, format_uuid
 from pyspark_timestream.kafka.decode.avro.resolution import (
     Again,
     Misfit,
@@ -20,10 +19,10 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
     Scalar,
     Step,
     Union,
+    convert_bytes,
+    format_uuid,
 )
-from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, TYPE, Reasons
-
-__all__ = ["RowReader"]
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, Reasons
 
 _MAX_DEPTH: Final = 100
 """Records may be nested so deep, where the writer's schema has a type that contains itself."""

@@ -16,19 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.avro.by_block import can_read_block, read_block
+from pyspark_timestream.kafka.decode.avro.by_block import Places, can_read_block, read_block
 from pyspark_timestream.kafka.decode.avro.by_row import RowReader
-from pyspark_timestream.kafka.decode.avro.places import Places
 from pyspark_timestream.kafka.decode.avro.resolution import Plan, resolve
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
     ParsedSchema,
+    build_wanted,
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.avro.wanted import build_wanted
-from pyspark_timestream.kafka.decode.cast import cast_column
-from pyspark_timestream.kafka.decode.fields import (
+from pyspark_timestream.kafka.decode.convert import cast_column
+from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
     SYNTAX,
@@ -37,9 +36,7 @@ from pyspark_timestream.kafka.decode.fields import (
     Reasons,
     WantedFields,
 )
-from pyspark_timestream.kafka.options.paths import parse_path
-
-__all__ = ["can_read_avro", "read_avro"]
+from pyspark_timestream.kafka.options.parsers import parse_path
 
 Longs = npt.NDArray[np.int64]
 

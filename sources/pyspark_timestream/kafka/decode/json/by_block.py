@@ -1,5 +1,14 @@
 """Parses blocks of JSON values with Arrow's parser, isolating malformed values.
 
+Arrow reads values that Python's parser refuses, since these exceed its limits of nesting and of the
+digits of a number. Finding them costs next to nothing for most values: what is short exceeds no
+limit. The bytes of the others are looked at in NumPy, a piece at a time, which costs a small part
+of parsing them.
+
+Paths that share a parent become one struct, and a struct wanted as a column takes in the paths that
+lead into it. Each read gives a name one type, so what contradicts an earlier field (another type,
+or a path into what is wanted as a text) is read in another pass over the same values.
+
 The result for a value never depends on its neighbours: parsing a block and parsing its values one
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON
 string cannot contain unescaped. Only values that begin with ``{`` and end with ``}`` are joined, so
@@ -11,6 +20,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,15 +29,228 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from pyspark_timestream.connector.columns import Mask
-from pyspark_timestream.kafka.decode.fields import FINE, TYPE, DecodedBlock, WantedFields
-from pyspark_timestream.kafka.decode.json.by_row import parse_rows
-from pyspark_timestream.kafka.decode.json.joinable import find_joinable
-from pyspark_timestream.kafka.decode.json.types import convert_column, has_map, wire_type
-from pyspark_timestream.kafka.decode.json.wire_schemas import WireSchemas, take_field
-from pyspark_timestream.kafka.options.paths import descend
+from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.json.by_row import (
+    convert_column,
+    has_map,
+    parse_rows,
+    wire_type,
+)
+from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
+from pyspark_timestream.kafka.decode.records import FINE, TYPE, DecodedBlock, WantedFields
+from pyspark_timestream.kafka.options.parsers import Path, descend
 
-__all__ = ["parse_json"]
+Bytes = npt.NDArray[np.uint8]
+
+_WHITESPACE: Final = " \t\n\r"
+"""JSON's whitespace."""
+
+_MAX_SAFE_DEPTH: Final = 250
+"""Python's parser reads values that are nested this deep."""
+
+_MAX_SAFE_LENGTH: Final = 2 * _MAX_SAFE_DEPTH
+"""A text up to this length exceeds no limit: each level takes two brackets.
+
+A text that does not close its brackets may nest deeper, but is malformed to both parsers.
+"""
+
+_MAX_SAFE_DIGITS: Final = 999
+_TOO_MANY_DIGITS: Final = f"[0-9]{{{_MAX_SAFE_DIGITS + 1}}}"
+
+_SAMPLED_DIGITS: Final = 10
+"""Too many digits in a row contain as many bytes of those that are looked at."""
+
+_SAMPLE_STEP: Final = (_MAX_SAFE_DIGITS + 1) // _SAMPLED_DIGITS
+
+_PIECE_BYTES: Final = 1 << 18
+"""Temporary arrays of this size stay in the processor's cache."""
+
+_OPENING: Final = np.uint8(ord("{"))
+_LOWER_CASE: Final = np.uint8(ord("{") - ord("["))
+"""The bit by which the brackets differ."""
+
+
+def find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
+    """Return the values as trimmed texts, and a mask of those that may be joined."""
+    try:
+        texts = values.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Some value is not UTF-8. Arrow's JSON parser would accept it, so it is excluded.
+        texts = pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
+    joinable = _find_objects(texts)
+    if not joinable.all():
+        texts = pc.ascii_trim(texts, characters=_WHITESPACE)
+        joinable = _find_objects(texts)
+    return texts, joinable
+
+
+def _find_objects(texts: pa.Array) -> Mask:
+    shaped = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+    joinable = np.array(pc.fill_null(shaped, False).to_numpy(zero_copy_only=False))
+    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    long = np.flatnonzero(joinable & (lengths > _MAX_SAFE_LENGTH))
+    if len(long):
+        joinable[long] = ~_find_extreme(texts.take(pa.array(long)))
+    return joinable
+
+
+def _find_extreme(texts: pa.Array) -> Mask:
+    """Find texts that may nest deeper, or hold longer numbers, than Python's parser allows.
+
+    Args:
+        texts: one or more, and no nulls.
+    """
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.frombuffer(data, np.uint8)[: bounds[-1]]
+    brackets = np.diff(np.searchsorted(_find_brackets(content), bounds))
+    extreme: Mask = brackets > _MAX_SAFE_DEPTH
+    if _may_hold_long_number(content):
+        # Slow, but exact: the sample does not know where a text ends.
+        matching = pc.match_substring_regex(texts, _TOO_MANY_DIGITS)
+        extreme |= np.array(matching.to_numpy(zero_copy_only=False))
+    return extreme
+
+
+def _find_brackets(content: Bytes) -> npt.NDArray[np.int64]:
+    """Return the places of opening brackets, increasing."""
+    found = []
+    for start in range(0, len(content), _PIECE_BYTES):
+        piece = content[start : start + _PIECE_BYTES]
+        found.append(start + np.flatnonzero((piece | _LOWER_CASE) == _OPENING))
+    return np.concatenate(found)
+
+
+def _may_hold_long_number(content: Bytes) -> bool:
+    """Look at one byte in a hundred: too many digits in a row contain ten of them."""
+    # Below "0" the difference wraps around to a large number.
+    sample = content[::_SAMPLE_STEP] - np.uint8(ord("0"))
+    others = np.flatnonzero(sample > 9)
+    return bool(np.diff(others, prepend=-1, append=len(sample)).max() > _SAMPLED_DIGITS)
+
+
+_Tree = dict[str, "_Tree | pa.DataType"]
+"""The fields of an object by name; the types of those that are not objects themselves."""
+
+_ALIKE: Final = (pa.string(), pa.int64())
+"""Types that are read alike as a column and as a raw field."""
+
+
+class Place(NamedTuple):
+    """The place of a field in what was read.
+
+    Attributes:
+        read: the number of the read.
+        path: the field's path.
+        kind: the field's type; None for whatever its place has.
+    """
+
+    read: int
+    path: Path
+    kind: pa.DataType | None
+
+
+@dataclass(slots=True)
+class WireSchemas:
+    """The reads that are needed; fields are added one by one."""
+
+    _trees: list[_Tree]
+
+    def __init__(self) -> None:
+        self._trees = [{}]
+
+    def add(self, path: Path, kind: pa.DataType) -> Place:
+        """Add a field to the first read that it fits into."""
+        node: _Tree | pa.DataType = _to_node(kind)
+        for name in reversed(path):
+            node = {name: node}
+        assert isinstance(node, dict)
+        for read, tree in enumerate(self._trees):
+            if _fits(tree, node):
+                _merge(tree, node)
+                return Place(read, path, kind)
+        self._trees.append(node)
+        return Place(len(self._trees) - 1, path, kind)
+
+    def find(self, path: Path) -> Place | None:
+        """Find a field among those added whose values are read alike as a raw field."""
+        for read, tree in enumerate(self._trees):
+            node: _Tree | pa.DataType | None = tree
+            for name in path:
+                node = node.get(name) if isinstance(node, dict) else None
+            if node is not None and not isinstance(node, dict) and node in _ALIKE:
+                return Place(read, path, None)
+        return None
+
+    def schemas(self) -> list[pa.Schema]:
+        """Return the explicit schema of each read."""
+        return [
+            pa.schema([(name, _to_type(node)) for name, node in tree.items()])
+            for tree in self._trees
+        ]
+
+
+def take_field(tables: list[pa.Table], place: Place) -> pa.Array:
+    """Take the field at `place` out of what was read; null where a parent is."""
+    column = tables[place.read].column(place.path[0])
+    if len(place.path) > 1:
+        column = pc.struct_field(column, _find_indices(column.type, place.path[1:]))
+    array = column.combine_chunks()
+    return array if place.kind is None else _narrow(array, place.kind)
+
+
+def _find_indices(kind: pa.DataType, path: Path) -> list[int]:
+    indices = []
+    for name in path:
+        indices.append(kind.get_field_index(name))
+        kind = kind.field(indices[-1]).type
+    return indices
+
+
+def _narrow(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Leave out the fields of structs that `kind` does not have."""
+    if not pa.types.is_struct(kind) or array.type.equals(kind):
+        return array
+    parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+    children = [_narrow(parts[field.name], field.type) for field in kind]
+    return pa.StructArray.from_arrays(children, fields=list(kind), mask=array.is_null())
+
+
+def _to_node(kind: pa.DataType) -> _Tree | pa.DataType:
+    if not pa.types.is_struct(kind):
+        return kind
+    tree: _Tree = {field.name: _to_node(field.type) for field in kind}
+    # Names that are there twice, or none at all, leave nothing to lead a path to.
+    return tree if len(tree) == kind.num_fields > 0 else kind
+
+
+def _to_type(node: _Tree | pa.DataType) -> pa.DataType:
+    if not isinstance(node, dict):
+        return node
+    return pa.struct([(name, _to_type(inner)) for name, inner in node.items()])
+
+
+def _fits(tree: _Tree, added: _Tree) -> bool:
+    for name, inner in added.items():
+        node = tree.get(name)
+        if isinstance(node, dict) and isinstance(inner, dict):
+            if not _fits(node, inner):
+                return False
+        elif node is not None and (
+            isinstance(node, dict) or isinstance(inner, dict) or node != inner
+        ):
+            return False
+    return True
+
+
+def _merge(tree: _Tree, added: _Tree) -> None:
+    for name, inner in added.items():
+        node = tree.get(name)
+        if isinstance(node, dict) and isinstance(inner, dict):
+            _merge(node, inner)
+        else:
+            tree[name] = inner
+
 
 _MAX_SINGLE_VALUES: Final = 32
 """Up to this many values are parsed one by one: calling Arrow costs as much as about 20."""

@@ -1,20 +1,17 @@
-"""Parses JSON values one by one: unreadable parts become null, readable parts stay."""
+"""Types of JSON fields, and JSON values parsed one by one."""
 
 import itertools
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pyspark_timestream.kafka.decode.fields import (
-    FINE,
-    SYNTAX,
-    TYPE,
-    DecodedBlock,
-    WantedFields,
-)
+from pyspark_timestream.core.event_time import Times, read_number_times, read_text_times
+from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.kafka.decode.json.scalars import (
     ExactFloat,
     check_type,
@@ -25,10 +22,166 @@ from pyspark_timestream.kafka.decode.json.scalars import (
     to_float,
     to_text,
 )
-from pyspark_timestream.kafka.decode.json.types import convert_times
-from pyspark_timestream.kafka.options.paths import descend
+from pyspark_timestream.kafka.decode.records import (
+    FINE,
+    SYNTAX,
+    TYPE,
+    ConvertedColumn,
+    DecodedBlock,
+    WantedFields,
+)
+from pyspark_timestream.kafka.options.parsers import descend
 
-__all__ = ["parse_rows"]
+_ZONED_TIME: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
+"""The end of a text with a time of day and a zone."""
+
+
+def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
+    """Find a type inside `data_type` that JSON cannot be read as; None if there is none."""
+    if pa.types.is_struct(data_type):
+        inner = [data_type.field(i).type for i in range(data_type.num_fields)]
+        return next((bad for bad in map(find_unsupported_type, inner) if bad), None)
+    if pa.types.is_list(data_type):
+        return find_unsupported_type(data_type.value_type)
+    if pa.types.is_map(data_type):
+        keyed = pa.types.is_string(data_type.key_type)
+        return find_unsupported_type(data_type.item_type) if keyed else data_type
+    fits = (
+        pa.types.is_string(data_type)
+        or pa.types.is_binary(data_type)
+        or pa.types.is_integer(data_type)
+        or pa.types.is_float32(data_type)
+        or pa.types.is_float64(data_type)
+        or pa.types.is_boolean(data_type)
+        or pa.types.is_decimal128(data_type)
+        or pa.types.is_timestamp(data_type)
+        or pa.types.is_date32(data_type)
+    )
+    return None if fits else data_type
+
+
+def has_map(data_type: pa.DataType) -> bool:
+    """Check for a map inside `data_type`, which Arrow's parser cannot read."""
+    if pa.types.is_struct(data_type):
+        return any(has_map(data_type.field(i).type) for i in range(data_type.num_fields))
+    if pa.types.is_list(data_type):
+        return has_map(data_type.value_type)
+    return bool(pa.types.is_map(data_type))
+
+
+def wire_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type that Arrow parses: times and bytes are strings, and converted later."""
+    if (
+        pa.types.is_timestamp(data_type)
+        or pa.types.is_date32(data_type)
+        or pa.types.is_binary(data_type)
+    ):
+        return pa.string()
+    if pa.types.is_struct(data_type):
+        inner = [data_type.field(i) for i in range(data_type.num_fields)]
+        return pa.struct([(field.name, wire_type(field.type)) for field in inner])
+    if pa.types.is_list(data_type):
+        return pa.list_(wire_type(data_type.value_type))
+    return data_type
+
+
+def convert_column(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    """Convert the parsed column `wire` to type `target`."""
+    if pa.types.is_timestamp(target) or pa.types.is_date32(target):
+        column, bad = convert_times(wire, target)
+        return ConvertedColumn(column, bad, bad)
+    if pa.types.is_struct(target):
+        return _convert_struct(wire, target)
+    if pa.types.is_list(target):
+        return _convert_list(wire, target)
+    if pa.types.is_decimal(target):
+        return _convert_decimal(wire, target)
+    if pa.types.is_binary(target):
+        return _convert_bytes(wire)
+    fine = np.zeros(len(wire), dtype=np.bool_)
+    return ConvertedColumn(wire if wire.type == target else wire.cast(target), fine, fine)
+
+
+def _convert_struct(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    inner = [target.field(i) for i in range(target.num_fields)]
+    parts = [
+        convert_column(child, field.type)
+        for child, field in zip(wire.flatten(), inner, strict=True)
+    ]
+    partial = np.zeros(len(wire), dtype=np.bool_)
+    for part in parts:
+        partial |= part.partial
+    children = [part.column for part in parts]
+    column = pa.StructArray.from_arrays(children, fields=inner, mask=wire.is_null())
+    return ConvertedColumn(column, partial, np.zeros(len(wire), dtype=np.bool_))
+
+
+def _convert_list(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    items = convert_column(wire.flatten(), target.value_type)
+    lengths = pc.fill_null(pc.list_value_length(wire), 0).to_numpy(zero_copy_only=False)
+    rows = np.repeat(np.arange(len(wire)), lengths)
+    partial, void = (np.zeros(len(wire), dtype=np.bool_) for _ in range(2))
+    partial[rows[items.partial]] = True
+    void[rows[items.void]] = True
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    absent = pc.or_(wire.is_null(), pa.array(void))
+    column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
+    return ConvertedColumn(column, partial, void)
+
+
+def _convert_decimal(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
+    """Check the digits before the point: Arrow's parser checks only those after it."""
+    nines = (9,) * target.precision
+    smallest, largest = (
+        pa.scalar(Decimal((sign, nines, -target.scale)), target) for sign in (1, 0)
+    )
+    fits = pc.and_(pc.less_equal(wire, largest), pc.greater_equal(wire, smallest))
+    fits = pc.fill_null(fits, True)
+    bad = ~np.array(fits.to_numpy(zero_copy_only=False))
+    return ConvertedColumn(pc.if_else(fits, wire, None), bad, bad)
+
+
+def _convert_bytes(wire: pa.Array) -> ConvertedColumn:
+    bad = np.zeros(len(wire), dtype=np.bool_)
+    read: list[bytes | None] = []
+    for row, text in enumerate(wire.to_pylist()):
+        try:
+            read.append(None if text is None else to_bytes(text))
+        except ValueError:
+            read.append(None)
+            bad[row] = True
+    return ConvertedColumn(pa.array(read, pa.binary()), bad, bad)
+
+
+def convert_times(wire: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
+    """Convert texts to timestamps or dates, or seconds to timestamps; return also the failures."""
+    if pa.types.is_date32(target):
+        # As in Spark, anything after the day is ignored.
+        trimmed = pc.utf8_trim_whitespace(wire)
+        dated = pc.match_substring_regex(trimmed, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ]|$)")
+        suffix = pc.if_else(dated, "T00:00:00Z", None)
+        texts_of_day = pc.binary_join_element_wise(
+            pc.utf8_slice_codeunits(trimmed, 0, 10), suffix, ""
+        )
+        instants, readable = read_text_times(texts_of_day, None)
+        column = pa.array(instants // 86_400_000_000, pa.int32(), mask=~readable).cast(target)
+    else:
+        instants, readable = _read_timestamps(wire, zoned=target.tz is not None)
+        column = pa.array(instants, pa.int64(), mask=~readable).cast(target)
+    present = np.array(wire.is_valid().to_numpy(zero_copy_only=False))
+    return column, present & ~readable
+
+
+def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
+    """Read times as Spark does: without `zoned`, numbers and texts with a zone are unreadable."""
+    if pa.types.is_integer(wire.type):
+        instants, readable = read_number_times(wire, "s")
+        return instants, readable & zoned
+    instants, readable = read_text_times(wire, None)
+    if not zoned:
+        with_zone = pc.fill_null(pc.match_substring_regex(wire, _ZONED_TIME), False)
+        readable &= ~np.array(with_zone.to_numpy(zero_copy_only=False))
+    return instants, readable
 
 
 Reader = Callable[[Any], tuple[Any, bool]]

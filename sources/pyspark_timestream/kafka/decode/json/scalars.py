@@ -13,18 +13,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-__all__ = [
-    "ExactFloat",
-    "check_type",
-    "decode_or_none",
-    "integer_reader",
-    "parse_integer",
-    "to_bytes",
-    "to_decimal",
-    "to_float",
-    "to_text",
-]
-
 
 def decode_or_none(value: bytes | None) -> str | None:
     """Decode `value`; None if it is null or not UTF-8."""

@@ -1,4 +1,4 @@
-"""Descriptors of Protobuf schemas: sets of files, complete and in one form.
+"""Descriptors of Protobuf schemas, and the optional libraries that read them.
 
 A set that comes from a registry, a compiler or Python differs in what reading does not need. All
 of it is left out, and so are Protobuf's own files, which come from the installed library: the same
@@ -7,14 +7,48 @@ schema has the same fingerprint wherever it was compiled and whatever library re
 
 import base64
 import binascii
+import functools
+import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.protobuf.libraries import import_libraries
+from pyspark_timestream.errors import MissingExtra, SchemaRefused
 
-__all__ = ["build_descriptor_set", "find_message_name", "list_messages", "normalize", "well_known"]
+
+class Libraries(NamedTuple):
+    """The modules that read Protobuf: Google's own reader, and the one that yields Arrow."""
+
+    descriptor_pb2: Any
+    descriptor_pool: Any
+    message_factory: Any
+    ptars: Any
+    DecodeError: type[Exception]
+
+    @staticmethod
+    def import_module(name: str) -> Any:
+        """Import a module of compiled messages."""
+        return importlib.import_module(name)
+
+
+@functools.cache
+def import_libraries() -> Libraries:
+    """Import the modules.
+
+    Raises:
+        MissingExtra: one of them is not installed.
+    """
+    try:
+        return Libraries(
+            importlib.import_module("google.protobuf.descriptor_pb2"),
+            importlib.import_module("google.protobuf.descriptor_pool"),
+            importlib.import_module("google.protobuf.message_factory"),
+            importlib.import_module("ptars"),
+            importlib.import_module("google.protobuf.message").DecodeError,
+        )
+    except ImportError as error:
+        raise MissingExtra.create("reading Protobuf", error.name or "ptars", "protobuf") from error
+
 
 _WELL_KNOWN: Final = {
     f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyspark_timestream
-from pyspark_timestream.kafka.client.native import library as library_module
-from pyspark_timestream.kafka.client.native.library import (
+from pyspark_timestream.kafka.client.native import consumer as library_module
+from pyspark_timestream.kafka.client.native.consumer import (
     Block,
     Gather,
     adopt_block,

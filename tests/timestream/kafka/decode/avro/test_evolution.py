@@ -25,7 +25,7 @@ from timestream.kafka.decode.avro.drawn_schemas import (
 from timestream.kafka.decode.avro.test_read import COPIES, read, rows_of
 
 from pyspark_timestream import SchemaRefused
-from pyspark_timestream.kafka.decode.fields import FINE, TYPE
+from pyspark_timestream.kafka.decode.records import FINE, TYPE
 
 WITH_DEFAULT = [each for each in PLAIN if each.default is not None]
 WIDER = {

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from timestream.kafka.decode.avro.test_read import read
 
-from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX
 
 COPIES = 60
 

@@ -12,9 +12,8 @@ from timestream.builders import INSTANT
 from timestream.kafka.decode.avro.drawn_schemas import comparable, parse, records, write
 
 from pyspark_timestream.kafka.decode.avro.read import read_avro
-from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
-from pyspark_timestream.kafka.decode.avro.wanted import check_avro_columns
-from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, WantedFields
+from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, WantedFields
 
 COPIES = 25
 """With so many copies, two payloads are read in columns."""

@@ -11,11 +11,12 @@ from timestream.builders import INSTANT
 from pyspark_timestream import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.avro import schemas
 from pyspark_timestream.kafka.decode.avro.schemas import (
+    build_wanted,
+    check_avro_columns,
     parse_avro_reader,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.avro.wanted import build_wanted, check_avro_columns
-from pyspark_timestream.kafka.decode.fields import WantedFields
+from pyspark_timestream.kafka.decode.records import WantedFields
 
 POINT = {
     "type": "record",

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
-from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.types import find_unsupported_type
+from pyspark_timestream.kafka.decode.json.by_row import find_unsupported_type
+from pyspark_timestream.kafka.decode.records import WantedFields
 
 PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
 SCHEMA = pa.schema(

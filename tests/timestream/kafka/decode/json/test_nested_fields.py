@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
-from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, TYPE, WantedFields
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, WantedFields
 
 OBJECT = pa.struct([("x", pa.int64()), ("q", pa.struct([("y", pa.string())]))])
 KINDS = (pa.int64(), pa.string(), pa.float64(), INSTANT, pa.list_(pa.int64()), OBJECT)

@@ -5,9 +5,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from pyspark_timestream.kafka.decode.fields import WantedFields
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
+from pyspark_timestream.kafka.decode.records import WantedFields
 
 BAD = object()
 WIDE, NARROW = pa.decimal128(38, 0), pa.decimal128(5, 2)

@@ -22,8 +22,8 @@ from timestream.kafka.decode.protobuf.schemas import (
 from timestream.kafka.decode.protobuf.wire import HOSTILE, delimited, spoil
 from timestream.kafka.decode.protobuf.wire import message as random_message
 
-from pyspark_timestream.kafka.decode.fields import FINE, SYNTAX, TYPE, WantedFields
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, WantedFields
 
 SCALARS = [name.removeprefix("TYPE_").lower() for name in NATURAL if name != "TYPE_ENUM"]
 WELL_KNOWN = [

@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 from timestream.kafka.decode.protobuf.schemas import Schema, field, file, message
 
-from pyspark_timestream.kafka.decode.protobuf import blocks
-from pyspark_timestream.kafka.decode.protobuf.blocks import BlockReader, parse_block
-from pyspark_timestream.kafka.decode.protobuf.projection import create_handler
+from pyspark_timestream.kafka.decode.protobuf import decode
+from pyspark_timestream.kafka.decode.protobuf.decode import BlockReader, create_handler, parse_block
 from pyspark_timestream.kafka.decode.protobuf.reader import compile_reader
 
 SCHEMA = Schema(file(message("M", field("i", 1, "int64"), field("s", 2, "string"))))
@@ -74,8 +73,8 @@ def test_a_library_that_returns_too_few_rows_is_not_believed():
 def test_the_size_of_pieces_changes_nothing(monkeypatch, rows, size):
     messages = [number(i) + b"\x0f" * (i % 7 == 0) + b"\x12\2ab" * (i % 3) for i in range(1, 51)]
     expected = parse(messages)
-    monkeypatch.setattr(blocks, "_MAX_ROWS", rows)
-    monkeypatch.setattr(blocks, "_MAX_BYTES", size)
+    monkeypatch.setattr(decode, "_MAX_ROWS", rows)
+    monkeypatch.setattr(decode, "_MAX_BYTES", size)
     assert parse(messages) == expected
     assert expected[1] == [i % 7 != 0 for i in range(1, 51)]
 
@@ -94,7 +93,7 @@ HOSTILE = r"""
 import random, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 import pyarrow as pa
-from pyspark_timestream.kafka.decode.fields import WantedFields
+from pyspark_timestream.kafka.decode.records import WantedFields
 from pyspark_timestream.kafka.decode.framing import split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
 from timestream.kafka.decode.protobuf.test_against_google import natural_columns, rich_schema

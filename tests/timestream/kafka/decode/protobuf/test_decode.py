@@ -15,14 +15,8 @@ from timestream.kafka.decode.protobuf.schemas import (
 )
 from timestream.kafka.decode.protobuf.wire import delimited, tag, varint
 
-from pyspark_timestream.kafka.decode.fields import (
-    FINE,
-    FRAMING,
-    SYNTAX,
-    TYPE,
-    WantedFields,
-)
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
+from pyspark_timestream.kafka.decode.records import FINE, FRAMING, SYNTAX, TYPE, WantedFields
 
 UTC = datetime.UTC
 COLORS = {0: "RED", 1: "GREEN"}

@@ -16,8 +16,7 @@ from timestream.kafka.decode.protobuf.schemas import (
 )
 
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
-from pyspark_timestream.kafka.decode.fields import WantedFields
-from pyspark_timestream.kafka.decode.protobuf import libraries
+from pyspark_timestream.kafka.decode.protobuf import descriptors
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     build_descriptor_set,
@@ -25,6 +24,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     list_messages,
 )
 from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+from pyspark_timestream.kafka.decode.records import WantedFields
 
 PLACE = file(message("Place", field("x", 1, "int32")), name="place.proto", package="p", imports=())
 TIMES = file(
@@ -214,11 +214,11 @@ def test_schemas_of_editions_are_read():
 
 
 def test_a_missing_library_is_named_with_the_way_to_install_it(monkeypatch):
-    libraries.import_libraries.cache_clear()
+    descriptors.import_libraries.cache_clear()
     monkeypatch.setitem(sys.modules, "ptars", None)
     with pytest.raises(MissingExtra) as caught:
-        libraries.import_libraries()
-    libraries.import_libraries.cache_clear()
+        descriptors.import_libraries()
+    descriptors.import_libraries.cache_clear()
     assert str(caught.value).startswith("reading Protobuf needs ptars, which is not installed")
     assert "pip install 'pyspark-timestream[protobuf]'" in str(caught.value)
 

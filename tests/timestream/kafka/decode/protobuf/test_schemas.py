@@ -16,11 +16,11 @@ from timestream.kafka.decode.protobuf.schemas import (
 from timestream.kafka.decode.protobuf.wire import delimited, tag
 
 from pyspark_timestream.errors import SchemaRefused
-from pyspark_timestream.kafka.decode.fields import FINE, FRAMING, NAME, TYPE, WantedFields
 from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
 from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
+from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, WantedFields
 
 COLORS = {0: "RED", 1: "GREEN"}
 SCHEMA = Schema(file(message("M", field("s", 1, "string"), field("i", 2, "int64"))))

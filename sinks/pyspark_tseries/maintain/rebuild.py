@@ -1,0 +1,201 @@
+"""Heads, and bounds in the log, computed again from what is whole.
+
+The state of each series is computed from its events; the rest of a head, its commit metadata
+and floors, exists nowhere else. The log names the heads that were committed: of those the newest
+readable metadata count, and the floors of the newest head that is whole, deltas included. Files
+that no entry of the log names come last, since their commits may never have been made; what they
+promise does not count, for the same reason.
+
+Readers skip files by these bounds. Logs written before 2026-11-22 hold names as escaped JSON, in
+which deltalake 1.6 reads a character of an even plane, such as U+20BB7, as another one. This
+package allows for such wrong bounds; deltalake and tools that build on it lose rows.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from pyspark_tseries.errors import StoreBusy, UnusableStore
+from pyspark_tseries.model.commits import CtiRecord
+from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
+from pyspark_tseries.storage.data_files import (
+    DataFile,
+    FileStats,
+    WrittenFile,
+    compute_stats,
+    logged_series_bounds,
+)
+from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file
+from pyspark_tseries.store.admin_commits import replace_files
+from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
+from pyspark_tseries.store.log_entries import TornEntry
+from pyspark_tseries.store.store import Store, backoff
+
+MAX_LOG_ENTRIES: Final = 200
+"""So many entries of the log are looked at for the heads that they name."""
+
+_UNREADABLE: Final = (UnusableStore, OSError, ValueError, KeyError, TypeError)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredHead:
+    """The readable parts of a head.
+
+    Attributes:
+        metadata: the newest readable one; NO_COMMIT if there is none.
+        head: the newest whole head, for its floors; an empty one where there is none.
+        current: whether `metadata` is that of the current head.
+    """
+
+    metadata: CommitMetadata
+    head: SeriesIndex
+    current: bool
+
+
+def recover_head(store: Store) -> RecoveredHead:
+    """Read what is readable of the head of `store`, or of earlier heads."""
+    ids = list(_list_committed_heads(store))
+    readable = {
+        head_id: metadata
+        for head_id in ids
+        if (metadata := _read_metadata(store, head_id)) is not None
+    }
+    current = store.head_id() in readable
+    if not readable:
+        found = readable_metadata(store.location)
+        readable = {head_id: _without_promises(metadata) for head_id, metadata in found.items()}
+    ids += sorted(readable.keys() - set(ids), key=lambda known: -readable[known].commit)
+    metadata = next((readable[head_id] for head_id in ids if head_id in readable), NO_COMMIT)
+    for head_id in ids:
+        with contextlib.suppress(*_UNREADABLE):
+            return RecoveredHead(
+                metadata, load_index(store.location, head_id, None, SeriesIndex()), current
+            )
+    return RecoveredHead(metadata, SeriesIndex(), current)
+
+
+def _read_metadata(store: Store, head_id: int) -> CommitMetadata | None:
+    with contextlib.suppress(*_UNREADABLE):
+        return read_head_metadata(store.location, head_id)
+    return None
+
+
+def _without_promises(metadata: CommitMetadata) -> CommitMetadata:
+    """`metadata` with writers that have given no CTI."""
+    return replace(metadata, ctis=CtiRecord(dict.fromkeys(metadata.ctis.writers)))
+
+
+def _list_committed_heads(store: Store) -> Iterator[int]:
+    """The ids of the heads in the log, newest first, each once."""
+    newest = last = store.head_id()
+    if newest is not None:
+        yield newest
+    for version in range(store.version(), max(store.version() - MAX_LOG_ENTRIES, -1), -1):
+        try:
+            entry = read_entry(store.location, version)
+        except TornEntry:
+            continue
+        if entry is None:
+            return
+        head_id = entry.transactions.get(HEAD_TRANSACTION)
+        if head_id is not None and head_id not in (newest, last):
+            last = head_id
+            yield head_id
+
+
+MAX_ATTEMPTS: Final = 5
+
+
+def find_wrong_statistics(store: Store) -> Iterator[tuple[DataFile, FileStats, str]]:
+    """The readable files with rows outside their logged bounds, their true bounds, and why.
+
+    Files of other tools, which write their own statistics, are skipped.
+    """
+    logged = read_logged_bounds(store)
+    for file in (file for file in store.data_files() if not file.is_foreign):
+        try:
+            rows = _read_extent(store.location, file)
+        except (OSError, UnusableStore):
+            continue
+        why = rows and describe_contradiction(file, logged[file.path], rows)
+        if rows and why:
+            yield file, rows, why
+
+
+def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
+    """The first and the last series of each file by its path, as deltalake reads the log."""
+    return logged_series_bounds(pa.table(store.log.table.get_add_actions(flatten=True)))
+
+
+def _read_extent(location: Location, file: DataFile) -> FileStats | None:
+    whole: FileStats | None = None
+    for rows in scan_file(location, file, BASE_SCHEMA, ("series", "sequence", "timestamp")):
+        part = compute_stats(rows)
+        whole = part if whole is None else whole.extended_with(part)
+    return whole
+
+
+def describe_contradiction(file: DataFile, logged: tuple[str, str], rows: FileStats) -> str | None:
+    """Describe the logged bounds of `file` that exclude some of its `rows`; None if none do.
+
+    `logged` are the first and the last series as deltalake reads the log.
+    """
+    pairs = {
+        "series": (logged, rows.series),
+        "sequences": ((file.min_sequence, file.max_sequence), rows.sequence),
+        "microseconds": ((file.min_us, file.max_us), rows.us),
+    }
+    for what, ((low, high), (first, last)) in pairs.items():
+        if low > first or high < last:  # type: ignore[operator]
+            return (
+                f"file '{file.path}' has {what} {first!r} to {last!r}, the log is read as "
+                f"{low!r} to {high!r}: other readers may pass over its rows"
+            )
+    return None
+
+
+def correct_statistics(store: Store, wrong: Mapping[DataFile, FileStats], now_us: int) -> None:
+    """Log the files `wrong` again, with the bounds of their rows; their content stays the same.
+
+    Each gets a new name, so that this and a concurrent compaction cannot both succeed.
+
+    Raises:
+        StoreBusy: a compaction has just replaced the files, which corrects their bounds, too.
+        OSError, DeltaError: the storage failed.
+    """
+    location, lost = store.location, None
+    ids: dict[str, str] = {}
+    written = []
+    for file, rows in wrong.items():
+        path = _new_path(file, ids.setdefault(file.run, f"{store.new_id():016x}"))
+        location.copy(location.file(file.path), location.file(path))
+        written.append(WrittenFile(path, file.size, rows.to_json()))
+    for attempt in range(MAX_ATTEMPTS):
+        try:
+            if not replace_files(store, list(wrong), written, None, now_us):
+                break
+        except DeltaError as error:
+            lost = error
+        if {file.path for file in written} <= {file.path for file in store.snapshot().files}:
+            return
+        backoff(attempt)
+    location.remove(location.file(file.path) for file in written)
+    raise StoreBusy(
+        f"store '{store.root}': a compaction was first; nothing was changed", next_step="try again"
+    ) from lost
+
+
+def _new_path(file: DataFile, new_id: str) -> str:
+    """The path of `file` with another id, which follows the last dash of its name."""
+    directory, name = os.path.split(file.path)
+    stem, dot, rest = name.partition(".")
+    commits, dash, own = stem.rpartition("-")
+    _, line, number = own.partition("_")
+    return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{rest}"

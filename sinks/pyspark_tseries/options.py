@@ -1,0 +1,638 @@
+"""The options of writes and reads: frozen dataclasses, and the texts that make them."""
+
+import dataclasses
+import getpass
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from pyspark_timestream.core.instants import format_duration, parse_duration, parse_instant
+from pyspark_timestream.core.options import (
+    Parser,
+    boolean,
+    choice,
+    option,
+    option_specs,
+    read_options,
+    text,
+    whole_number,
+)
+from pyspark_timestream.errors import OptionError
+from pyspark_tseries.model.query import (
+    FULL_RANGE,
+    NO_LIMIT,
+    QUERY_KINDS,
+    Point,
+    Query,
+    Range,
+    parse_anchor,
+    parse_span,
+)
+from pyspark_tseries.model.retention import (
+    RetainedRange,
+    parse_initial,
+    parse_range,
+    parse_start_sequences,
+)
+from pyspark_tseries.storage.location import (
+    Location,
+    OptionPairs,
+    normalize_location,
+    parse_location,
+)
+
+DURABILITIES: Final = ("fsync", "os")
+"""`fsync`: every acknowledged commit survives a power loss. `os`: commits survive that the
+operating system has written to the disk by then."""
+
+
+def os_user() -> str:
+    """The user of the operating system, who is the author and principal by default."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container's user may have no name.
+        return str(os.getuid())
+
+
+def _series_names(value: str) -> tuple[str, ...]:
+    if not value.lstrip().startswith("["):
+        return (value,)
+    names = json.loads(value)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("every element of the list must be a text")
+    return tuple(names)
+
+
+def _column_names(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise ValueError("a name is empty")
+    if len(set(names)) < len(names):
+        raise ValueError("a column is named twice")
+    return names
+
+
+def _fixed_location(value: str) -> str:
+    """A location that does not depend on the working directory of the process."""
+    location = normalize_location(value)
+    if not location.startswith(("/", "s3://")):
+        raise ValueError(
+            "a relative path would be taken from the working directory of Spark's processes, which "
+            f"need not be your program's: give os.path.abspath({value!r})"
+        )
+    return location
+
+
+PATH: Final = Parser(
+    _fixed_location,
+    "an absolute local path, a file: URI, or an s3: URI",
+    wrong_type="gs://bucket/a",
+    out_of_range="trips/store",
+)
+NAME: Final = Parser(str, "the name of a column")
+RANGE: Final = Parser(
+    parse_range,
+    "'limit N', 'last DURATION' or both (DURATION such as 30S, 5M, 1D), or 'unlimited'",
+    wrong_type="last 5 parsecs",
+    out_of_range="limit 0",
+)
+_POINTS: Final = "'start', 'sequence N', an ISO-8601 time, 'last N', 'last DURATION'"
+ANCHOR: Final = Parser(parse_anchor, _POINTS, wrong_type="next 4", out_of_range="last -1")
+SPAN: Final = Parser(
+    parse_span,
+    f"{_POINTS}, 'next N', 'next DURATION', 'previous N', 'previous DURATION'",
+    wrong_type="some day",
+    out_of_range="sequence -1",
+)
+INSTANT: Final = Parser(parse_instant, "an ISO-8601 time with a zone", wrong_type="yesterday")
+SERIES: Final = Parser(
+    _series_names,
+    'one name, or a JSON list of names such as ["a", "b"]',
+    wrong_type="[1, 2]",
+)
+COLUMNS: Final = Parser(
+    _column_names,
+    "names of columns, separated by commas, such as 'timestamp, celsius'",
+    out_of_range="a,,b",
+)
+
+
+def _parse_delay(value: str) -> int:
+    us = parse_duration(value)
+    if not 0 <= us <= _MAX_DELAY_US:
+        raise ValueError("it must be at least 0 and at most 500000 weeks")
+    return us
+
+
+def _parse_cti(value: str) -> str:
+    word = value.strip().lower()
+    if word in ("true", "false"):
+        return "cti" if word == "true" else ""
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value
+
+
+NO_MAX_US: Final = 2**62
+"""`maxFuture` = `none`."""
+
+_MAX_DELAY_US: Final = parse_duration("500000 weeks")
+DELAY: Final = Parser(
+    _parse_delay,
+    "a duration such as '1 hour', at least '0 seconds'",
+    wrong_type="some",
+    out_of_range="-1 second",
+    format=format_duration,
+)
+FUTURE: Final = Parser(
+    lambda value: NO_MAX_US if value.strip().lower() == "none" else _parse_delay(value),
+    "a duration such as '1 day', at least '0 seconds', or 'none'",
+    wrong_type="some",
+    out_of_range="-1 second",
+    format=lambda us: "none" if us == NO_MAX_US else format_duration(us),
+)
+CTI: Final = Parser(
+    _parse_cti,
+    "'true', 'false' or the name of a column",
+    wrong_type=" ",
+    format=lambda column: column or "false",
+)
+INITIAL: Final = Parser(
+    parse_initial,
+    "'limit N', 'last DURATION', both, 'unlimited', or 'none'",
+    wrong_type="some",
+    out_of_range="limit 0",
+)
+STARTS: Final = Parser(
+    parse_start_sequences, 'JSON such as {"series": 7}', wrong_type="[7]", out_of_range='{"a": -1}'
+)
+
+
+def location_with(path: str, storage: OptionPairs) -> Location:
+    """The store at `path`, reached with these storage options."""
+    return parse_location(path, dict(storage))
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a DataFrame is added to a store.
+
+    Column names are None where the option was not given: the default name is then used if the
+    DataFrame has such a column.
+    """
+
+    path: str = option(
+        "path",
+        PATH,
+        description=(
+            "the store; `.start(path)` or `.save(path)`; an absolute path or a URI, since Spark's "
+            "processes have their own working directories"
+        ),
+        help="name the store in .start(path) or .save(path)",
+    )
+    series_column: str | None = option(
+        "seriesColumn",
+        NAME,
+        None,
+        description="the column that names the series; none: `series`",
+        excludes=("seriesName",),
+    )
+    series_name: str | None = option(
+        "seriesName", text, None, description="one constant series instead"
+    )
+    timestamp_column: str | None = option(
+        "timestampColumn",
+        NAME,
+        None,
+        description=(
+            "event time; none: `timestamp` if there is one; null or absent: assigned at commit"
+        ),
+    )
+    edit_of_column: str | None = option(
+        "editOfColumn",
+        NAME,
+        None,
+        description=(
+            "none: `edit_of` if there is one; its sequence makes a row an edit of that original of "
+            "its series, null an append"
+        ),
+    )
+    cti_column: str | None = option(
+        "ctiColumn",
+        NAME,
+        None,
+        description=(
+            "CTIs: a row in which it is set is not stored, and moves the CTI that the query "
+            "commits with; none: `cti` if there is a timestamp column of that name, and no such "
+            "value column in the store"
+        ),
+    )
+    cti_delay_us: int | None = option(
+        "ctiDelay",
+        DELAY,
+        None,
+        description=(
+            "a stream commits its CTI with each batch: that of `ctiColumn`, else Spark's watermark "
+            "in a checkpoint on this machine, minus this; `0 seconds` for the end of a window as "
+            "`timestamp`, the window's length for its start; none: only what `ctiColumn` has"
+        ),
+        effect="stream",
+    )
+    author_column: str | None = option(
+        "authorColumn", NAME, None, description="who wrote the row; none: `author` if there is one"
+    )
+    author: str | None = option(
+        "author",
+        text,
+        None,
+        description=(
+            "who wrote rows without an author; none: the OS user of the driver's Python worker"
+        ),
+    )
+    retained_range: RetainedRange | None = option(
+        "retainedRange",
+        RANGE,
+        None,
+        description=(
+            "how much a series keeps, set when the store is created: `limit 10`, `last 30D`, both, "
+            "or `unlimited`; none: `limit 10`"
+        ),
+    )
+    subscription_range: RetainedRange | None = option(
+        "subscriptionRange",
+        INITIAL,
+        None,
+        description=(
+            "what subscribers get first unless they ask for something else, set when the store is "
+            "created; none: `limit 1`"
+        ),
+    )
+    out_of_order: str = option(
+        "outOfOrder",
+        choice("fail", "drop", "adjust"),
+        "fail",
+        description=(
+            "a timestamp before the series' newest of earlier commits: `fail`, `drop`, `adjust` "
+            "(raised to the newest)"
+        ),
+    )
+    max_future_us: int | None = option(
+        "maxFuture",
+        FUTURE,
+        None,
+        description=(
+            "how far a timestamp may lie after the time of its commit, or `none`; none: in a store "
+            "whose retained range has `last`, that duration, at least `1 day`"
+        ),
+    )
+    future_policy: str = option(
+        "futurePolicy",
+        choice("fail", "drop"),
+        "fail",
+        description=(
+            "rows that are further ahead: `fail`, or `drop`, which leaves them out and counts them"
+        ),
+    )
+    missing_original: str = option(
+        "missingOriginal",
+        choice("fail", "drop"),
+        "fail",
+        description=(
+            "an edit whose original does not exist, is itself an edit or was discarded: `fail`, "
+            "`drop`"
+        ),
+    )
+    clock: str = option(
+        "clock",
+        choice("wall", "event"),
+        "wall",
+        description=(
+            "assigned timestamps (none given; every edit): `wall` = commit time, or the series' "
+            "newest where that is later; `event` = the series' newest"
+        ),
+    )
+    merge_schema: bool = option(
+        "mergeSchema",
+        boolean,
+        False,
+        description=(
+            "a value column that the store lacks is added to it, before anything is written; "
+            "earlier events have nulls there"
+        ),
+    )
+    auto_compact: bool = option(
+        "autoCompact",
+        boolean,
+        True,
+        description=(
+            "every 32 commits a background process merges small files and cleans log, staging and "
+            "head files"
+        ),
+    )
+    durability: str = option(
+        "durability",
+        choice(*DURABILITIES),
+        "fsync",
+        description=(
+            "`fsync`: on a local path a commit is on the disk, and survives a power loss, when it "
+            "is acknowledged; `os`: the operating system writes it there later, usually within "
+            "half a minute"
+        ),
+    )
+    txn_app_id: str | None = option(
+        "txnAppId",
+        text,
+        None,
+        description="with `txnVersion`: a batch write of that number happens once",
+        effect="batch",
+        needs=("txnVersion",),
+    )
+    txn_version: int | None = option(
+        "txnVersion",
+        whole_number(),
+        None,
+        description="with `txnAppId`: the number, not below 0",
+        effect="batch",
+        needs=("txnAppId",),
+    )
+    principal: str | None = option(
+        "principal",
+        text,
+        None,
+        description=(
+            "who writes, where the store has a policy: then the author too; none: the OS user of "
+            "the driver's Python worker"
+        ),
+    )
+
+    storage: OptionPairs = field(default=(), repr=False)
+
+    @property
+    def location(self) -> Location:
+        """The location of the store."""
+        return location_with(self.path, self.storage)
+
+    @property
+    def synced(self) -> bool:
+        """True if an acknowledged commit survives a power loss."""
+        return self.durability == "fsync"
+
+    def author_and_principal(self) -> tuple[str, str]:
+        """The author of rows that name none, and the principal."""
+        principal = os_user() if self.principal is None else self.principal
+        return principal if self.author is None else self.author, principal
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The options of a batch read; None: all series, or the default end of a range."""
+
+    path: str = option(
+        "path",
+        PATH,
+        description="the store; `.load(path)`",
+        effect="batch",
+        help="name the store in .load(path)",
+    )
+    query: str = option(
+        "query",
+        choice(*QUERY_KINDS),
+        "values",
+        description=(
+            "`values`: originals, each replaced by its latest edit, in the order of the originals "
+            "and at their times (`edit_timestamp` is the edit's); "
+            "`allEdits`: originals and all their edits, `latestEdits`: originals and the latest "
+            "edit of each, both in the order of sequences"
+        ),
+        effect="batch",
+    )
+    series: tuple[str, ...] | None = option(
+        "series",
+        SERIES,
+        None,
+        description="one name, or a JSON list of names; none: all",
+        effect="batch",
+    )
+    view_from: Point | None = option(
+        "from",
+        ANCHOR,
+        None,
+        description=(
+            "where the view range, which originals, begins: `start`, `sequence N`, an ISO-8601 "
+            "time, `last N`, `last DURATION`; none: `start`"
+        ),
+        effect="batch",
+    )
+    view_to: Point | None = option(
+        "to",
+        SPAN,
+        None,
+        description=(
+            "where it ends, inclusive: the same, where `last` leaves off that much, or `next N`, "
+            "`next DURATION`, `previous N`, `previous DURATION`; none: `last 0`"
+        ),
+        effect="batch",
+    )
+    edit_from: Point | None = option(
+        "editFrom",
+        ANCHOR,
+        None,
+        description=(
+            "where the edit range begins, outside of which no event is in the result; none: `start`"
+        ),
+        effect="batch",
+    )
+    edit_to: Point | None = option(
+        "editTo",
+        SPAN,
+        None,
+        description="where it ends, inclusive; none: `last 0`",
+        effect="batch",
+    )
+    limit: int | None = option(
+        "limit",
+        whole_number(),
+        None,
+        description=("at most this many events a series, the last of the query's order; none: all"),
+        effect="batch",
+    )
+    columns: tuple[str, ...] | None = option(
+        "columns",
+        COLUMNS,
+        None,
+        description=(
+            "names of columns, separated by commas, such as `timestamp, celsius`: only these are "
+            "read, in this order; none: all"
+        ),
+        effect="batch",
+    )
+    as_of: int | None = option(
+        "asOf",
+        INSTANT,
+        None,
+        description=(
+            "the store, its retained range included, as it was at that commit time (ISO-8601), "
+            "while its rows exist; else an error names the oldest possible time; none: now"
+        ),
+        effect="batch",
+    )
+    principal: str | None = option(
+        "principal",
+        text,
+        None,
+        description=(
+            "who reads, where the store has a policy; none: the OS user of the driver's Python "
+            "worker"
+        ),
+        effect="batch",
+    )
+    storage: OptionPairs = field(default=(), repr=False)
+
+    @property
+    def location(self) -> Location:
+        """The location of the store."""
+        return location_with(self.path, self.storage)
+
+    def to_query(self) -> Query:
+        """The query that the options describe."""
+        return Query(
+            self.query,
+            _range(self.view_from, self.view_to),
+            _range(self.edit_from, self.edit_to),
+            NO_LIMIT if self.limit is None else self.limit,
+        )
+
+
+def _range(anchor: Point | None, span: Point | None) -> Range:
+    return Range(anchor or FULL_RANGE.anchor, span or FULL_RANGE.span)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """How a streaming query follows a store."""
+
+    path: str = option(
+        "path",
+        PATH,
+        description="the store; `.load(path)`",
+        effect="stream",
+        help="name the store in .load(path)",
+    )
+    subscription_range: RetainedRange | None = option(
+        "subscriptionRange",
+        INITIAL,
+        None,
+        description=(
+            "the initial events: `limit N`, `last DURATION` (before the series' newest original), "
+            "both, `unlimited`, or `none`; none given: as the store was created"
+        ),
+        effect="stream",
+    )
+    starting_sequence: Mapping[str, int] | None = option(
+        "startingSequence",
+        STARTS,
+        None,
+        description=(
+            'JSON `{"series": n}`: of that series every event from `n` on instead, as far as it is '
+            "there"
+        ),
+        effect="stream",
+    )
+    max_events: int | None = option(
+        "maxEventsPerTrigger",
+        whole_number(at_least=1),
+        None,
+        description="the most events of a batch; initial events come by whole series",
+        effect="stream",
+    )
+    cti: str = option(
+        "cti",
+        CTI,
+        "",
+        description=(
+            "`true`, or a name: adds a column `cti`, or of that name, and rows in which it alone "
+            "is set: CTIs, before which no further original comes"
+        ),
+        effect="stream",
+    )
+    principal: str | None = option(
+        "principal",
+        text,
+        None,
+        description=(
+            "who subscribes, where the store has a policy; none: the OS user of the driver's "
+            "Python worker"
+        ),
+        effect="stream",
+    )
+    storage: OptionPairs = field(default=(), repr=False)
+
+    @property
+    def location(self) -> Location:
+        """The location of the store."""
+        return location_with(self.path, self.storage)
+
+
+T = TypeVar("T", "WriteOptions", "ReadOptions", "SubscribeOptions")
+
+_STORAGE: Final = "storageoptions."
+"""Options that begin so, in any case, say how an object store is reached."""
+
+
+def parse_write(raw: Mapping[str, str]) -> WriteOptions:
+    """The write options of Spark's map; raises OptionError before anything is written."""
+    return _parse(WriteOptions, raw)
+
+
+def parse_read(raw: Mapping[str, str]) -> ReadOptions:
+    """The read options of Spark's map; raises OptionError before anything is read."""
+    return _parse(ReadOptions, raw)
+
+
+def parse_subscribe(raw: Mapping[str, str]) -> SubscribeOptions:
+    """The options of a subscription in Spark's map; raises OptionError before anything is read."""
+    return _parse(SubscribeOptions, raw)
+
+
+def parse_any_read(raw: Mapping[str, str]) -> ReadOptions | SubscribeOptions:
+    """The options of a read that may be a subscription; raises OptionError where it is neither."""
+    both = {spec.name.lower() for spec in option_specs(ReadOptions).values()}
+    only_streams = {spec.name.lower() for spec in option_specs(SubscribeOptions).values()} - both
+    streams = only_streams & {name.lower() for name in raw}
+    return parse_subscribe(raw) if streams else parse_read(raw)
+
+
+_BELONGS: Final = {
+    WriteOptions: "belongs to writes",
+    ReadOptions: "belongs to spark.read",
+    SubscribeOptions: "belongs to spark.readStream",
+}
+
+
+VIEW: Final = "CREATE TEMPORARY VIEW name USING tseries OPTIONS (path '/data/trips')"
+"""The statement of SQL where a table cannot have the options."""
+
+
+def _parse(mine: type[T], raw: Mapping[str, str]) -> T:
+    if not raw:
+        raise OptionError(
+            "path",
+            "it is missing, as it always is in a write to a table of Spark's catalog, and in a "
+            "read of one that was created with columns (CREATE TABLE, saveAsTable): Spark passes a "
+            "Python source no options of such a table",
+            PATH.accepts,
+            "name the store in .load(path), .save(path) or .start(path), in SQL INSERT INTO name "
+            "WITH (path '/data/trips'); to read a table, DROP such a table and create it without "
+            f"columns, or {VIEW} instead",
+        )
+    foreign = {
+        spec.name: belongs
+        for other, belongs in _BELONGS.items()
+        if other is not mine
+        for spec in option_specs(other).values()
+    }
+    read = read_options(mine, raw, foreign=foreign, prefixes=(_STORAGE,))
+    given = {key[len(_STORAGE) :]: raw[key] for key in raw if key.lower().startswith(_STORAGE)}
+    return dataclasses.replace(read, storage=parse_location(read.path, given).options)

@@ -1,0 +1,248 @@
+"""The position of a subscriber, and the end of its next batch (semantics 23).
+
+A subscription begins at the last commit of that moment. It first delivers the initial events of
+the commits up to it, series by series, and then every event of later commits, in the order
+(commit, series, sequence). A position is a point in this order; it is the Spark offset, as JSON.
+
+Rows keep the number of their commit for ever, so a position stays valid across compaction and
+needs no log. Events that compaction removed before they were delivered are counted as missed: a
+position also records how many events had ever been committed, and the difference to what is
+still stored is what was missed.
+"""
+
+import bisect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.arrays import Int64Array, Key
+from pyspark_tseries.model.commits import CommitMark, CtiRecord
+from pyspark_tseries.model.retention import RetainedRange, format_range
+from pyspark_tseries.model.series_index import CommitMetadata
+
+POSITION_VERSION: Final = 2
+"""1 had no `retained`, `retained_since` and `due`."""
+
+CTI_VERSION: Final = 3
+"""The version of a position with `cti`; those without stay readable by older versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitialEvents:
+    """The events that a new subscriber gets first.
+
+    Attributes:
+        retained: the last entries of each series; `limit 0` for none.
+        starts: per series the sequence from which on it gets every event instead.
+    """
+
+    retained: RetainedRange
+    starts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A point up to which a subscriber has received everything.
+
+    Attributes:
+        store: the Delta table's id; a position is only valid for its own store.
+        began: the commit at which the subscription began.
+        upto: the last series whose initial events were delivered, None before the first; only
+            while `initial`.
+        initial: whether initial events are still due.
+        commit: all events up to this commit were delivered.
+        after: the last delivered key of the next commit, inclusive; None for none of it.
+        seen: the number of events ever committed up to here, delivered or not.
+        missed: how many of these were removed before they were delivered, or were gone when
+            `startingSequence` asked for them.
+        retained: the retained range at `began`, which selects the initial events; None in offsets
+            of version 1, which use the present one.
+        retained_since: the commit that had last changed it by then; None if none had.
+        due: the number of initial events still due; None if not counted yet.
+        cti: the last CTI delivered, in microseconds; None if there was none.
+        mark: the newest commit of which something was delivered, or one before it; None: unknown.
+    """
+
+    store: str
+    began: int
+    upto: str | None
+    initial: bool
+    commit: int
+    after: Key | None
+    seen: int
+    missed: int
+    retained: str | None = None
+    retained_since: int | None = None
+    due: int | None = None
+    cti: int | None = None
+    mark: CommitMark | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The offset; keys sorted, because Spark compares offsets as JSON text."""
+        return {
+            "after": None if self.after is None else list(self.after),
+            "began": self.began,
+            "commit": self.commit,
+            **({} if self.cti is None else {"cti": self.cti}),
+            "due": self.due,
+            "initial": self.initial,
+            "mark": None if self.mark is None else self.mark.to_json(),
+            "missed": self.missed,
+            "retained": self.retained,
+            "retained_since": self.retained_since,
+            "seen": self.seen,
+            "store": self.store,
+            "upto": self.upto,
+            "version": POSITION_VERSION if self.cti is None else CTI_VERSION,
+        }
+
+    def with_cti(self, ctis: CtiRecord) -> "Position":
+        """The position with the CTI that its store had promised by then; it never goes back.
+
+        Nothing is promised while initial events are due.
+        """
+        promised = None if self.initial else ctis.promised_at(self.commit)
+        if promised is None or (self.cti is not None and promised <= self.cti):
+            return self
+        return replace(self, cti=promised)
+
+    def beginning(self) -> "Position":
+        """The position of the same subscription before its first batch."""
+        start = replace(
+            self,
+            upto=None,
+            initial=True,
+            commit=self.began,
+            after=None,
+            due=None,
+            cti=None,
+            mark=None,  # The end of the batch has a later one.
+        )
+        # A store without commits had no initial events, and had never seen any.
+        return start if self.began >= 0 else replace(start, initial=False, seen=0)
+
+    @staticmethod
+    def from_json(offset: Mapping[str, Any]) -> "Position":
+        """The position in a checkpoint's offset.
+
+        Raises:
+            UnusableStore: it is of a newer version.
+        """
+        version = offset.get("version")
+        if not isinstance(version, int) or version > CTI_VERSION:
+            raise UnusableStore(
+                f"the checkpoint's offsets have format version {version}",
+                f"{CTI_VERSION} or older",
+                "install a newer version of this package",
+            )
+        fields = {name: value for name, value in offset.items() if name != "version"}
+        after, mark = fields.pop("after"), CommitMark.from_json(fields.pop("mark", None))
+        key = None if after is None else (after[0], after[1])
+        return Position(after=key, mark=mark, **fields)
+
+
+def start_position(
+    store: str, metadata: CommitMetadata, retained: RetainedRange, seen: int, missed: int
+) -> Position:
+    """The position of a new subscriber.
+
+    Args:
+        store: the Delta table's id.
+        metadata: the store's last commit.
+        retained: its retained range.
+        seen: the events that were ever committed.
+        missed: how many the subscriber asked for that are gone.
+    """
+    commit = metadata.commit
+    return Position(
+        store=store,
+        began=commit,
+        upto=None,
+        initial=commit >= 0,
+        commit=commit,
+        after=None,
+        seen=seen,
+        missed=missed,
+        retained=format_range(retained),
+        retained_since=metadata.retained_since,
+    )
+
+
+def find_initial_end(
+    start: Position, series: list[str], counts: Int64Array, max_events: int | None
+) -> Position:
+    """The end of a batch of at most `max_events` initial events, but at least one whole series.
+
+    Events that were due at `start` and are gone count as missed.
+
+    Args:
+        start: a position with `initial`.
+        series: the series with initial events, in order.
+        counts: the number of events of each.
+        max_events: at least 1; None for all.
+    """
+    first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
+    within = np.cumsum(counts[first:])
+    there = int(within[-1]) if len(within) else 0
+    missed = start.missed + max(0, (there if start.due is None else start.due) - there)
+    size = len(within)
+    if max_events is not None:
+        size = max(int(np.searchsorted(within, max_events, "right")), 1)
+    if size >= len(within):
+        return replace(start, initial=False, upto=None, missed=missed, due=None)
+    due = there - int(within[size - 1])
+    return replace(start, upto=series[first + size - 1], missed=missed, due=due)
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The events that wait for a subscriber after a position.
+
+    Attributes:
+        commit: the store's last commit.
+        seen: the events that were ever committed.
+        stored: events on disk after the position; None if none can have been removed.
+    """
+
+    commit: int
+    seen: int
+    stored: int | None
+
+
+def find_live_end(
+    start: Position,
+    backlog: Backlog,
+    max_events: int | None,
+    counts: Callable[[], tuple[Int64Array, Int64Array]],
+    key_at: Callable[[int, Key | None, int], Key],
+) -> Position:
+    """The end of the next batch after the initial events; `start` itself if nothing is new.
+
+    Args:
+        start: a position without `initial`.
+        backlog: the events that wait.
+        max_events: the maximum number of events of a batch; None for all.
+        counts: returns the commits with events after `start`, in order, and their numbers.
+        key_at: (commit, after, number) -> the key of the commit's event of that number, counted
+            from 1, after the key `after`.
+    """
+    if backlog.commit == start.commit:
+        return start
+    there = backlog.seen - start.seen if backlog.stored is None else backlog.stored
+    missed = start.missed + backlog.seen - start.seen - there
+    if max_events is None or there <= max_events:
+        return replace(start, commit=backlog.commit, after=None, seen=backlog.seen, missed=missed)
+    commits, rows = counts()
+    before = backlog.seen - there
+    within = np.cumsum(rows)
+    whole = int(np.searchsorted(within, max_events, "right"))
+    if whole:
+        seen = before + int(within[whole - 1])
+        return replace(start, commit=int(commits[whole - 1]), after=None, seen=seen, missed=missed)
+    commit = int(commits[0])
+    after = start.after if commit == start.commit + 1 else None
+    key = key_at(commit, after, max_events)
+    return replace(start, commit=commit - 1, after=key, seen=before + max_events, missed=missed)

@@ -1,0 +1,202 @@
+"""Snapshots of a store: at an earlier moment, or as a batch read saw it when it was planned.
+
+Every row keeps its commit, and compaction removes only rows that were out of range at its horizon.
+From the horizon on, the rows of any moment are therefore still stored, and the head is computed
+from them. Each task computes it for its own series; nothing is written for them.
+
+The rules are semantics 22.
+
+All tasks of an evaluation must see the same commits, or a commit would be seen in part. They know
+when the evaluation began by the driver's clock, and every log entry has a time. The snapshot is
+that of the last entry not later than the start of the evaluation, whichever task asks and
+whenever. An entry can become visible shortly after its time, so an early task waits that long.
+
+The rules are semantics 21.10.
+"""
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import format_instant
+from pyspark_tseries.errors import InvalidQuery, NoSuchStore
+from pyspark_tseries.model.arrays import FULL_SLICE, MIN_NUMBER, Slice, to_int64
+from pyspark_tseries.model.series_index import (
+    NO_COMMIT,
+    SeriesIndex,
+    apply_delta,
+    attach_metadata,
+    min_retained_table,
+    state_to_delta,
+)
+from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, scan_file, scan_state
+
+if TYPE_CHECKING:
+    from pyspark_tseries.store.store import Store
+
+
+def find_snapshot_as_of(store: "Store", us: int) -> Snapshot:
+    """The store as it was at the commit time `us`, its retained range included.
+
+    Its head id remains that of the current head; see `find_head_as_of`.
+
+    Raises:
+        InvalidQuery: rows visible then may be gone; names the oldest possible time.
+    """
+    snapshot = store.snapshot()
+    if us >= snapshot.metadata.commit_us:
+        return snapshot
+    since = snapshot.metadata.retained_since
+    oldest = max(store.horizon(), -1 if since is None else since)
+    commit, oldest_us = _find_commits(snapshot, us, oldest)
+    if commit < oldest:
+        raise InvalidQuery(
+            f"asOf {format_instant(us)}: some events that were visible then may be gone",
+            f"{format_instant(oldest_us)} or later",
+            "ask for a later time, and keep more with tseries.minRetentionAge",
+        )
+    data = [file for file in snapshot.files if file.first_commit <= commit]
+    metadata = dataclasses.replace(snapshot.metadata, parent=None, commit=commit, commit_us=us)
+    metadata = NO_COMMIT if commit < 0 else metadata
+    return dataclasses.replace(snapshot, files=data, metadata=metadata, as_of=commit)
+
+
+def _find_commits(snapshot: Snapshot, us: int, oldest: int) -> tuple[int, int]:
+    """The last commit with rows not after `us`, and the time of the first from `oldest` on."""
+    commit, oldest_us = -1, 2**62
+    for file in snapshot.files:
+        for rows in scan_file(snapshot.location, file, BASE_SCHEMA, ("commit", "commit_time")):
+            numbers, times = to_int64(rows["commit"]), to_int64(rows["commit_time"])
+            commit = max(commit, int(numbers[times <= us].max(initial=-1)))
+            oldest_us = min(oldest_us, int(times[numbers >= oldest].min(initial=2**62)))
+    return commit, min(oldest_us, snapshot.metadata.commit_us)
+
+
+def find_head_as_of(
+    past: Snapshot, now: SeriesIndex, series: Sequence[str] | None = None, part: Slice = FULL_SLICE
+) -> SeriesIndex:
+    """The head at the moment of `past`, covering at least the wanted series.
+
+    Args:
+        past: as `find_snapshot_as_of` gives it.
+        now: the head of the store now, which has the floors.
+        series: the wanted ones; None for all.
+        part: only the series in it; it divides no series.
+    """
+    assert past.as_of is not None
+    names = None if series is None else sorted(set(series))
+    row_filter = RowFilter(names, part, commits=(MIN_NUMBER, past.as_of))
+    data = [file for file in past.files if part.overlaps(file.first, file.last)]
+    found, _ = scan_state(past.location, data, -1, row_filter)
+    head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), past.metadata))
+    floors = min_retained_table(now)
+    if floors is None:
+        return head
+    there = pc.is_in(floors["series"], found["series"].combine_chunks())
+    return apply_delta(head, attach_metadata(floors.filter(there), past.metadata))
+
+
+LOCAL_VISIBILITY_DELAY_US: Final = 50_000
+"""The longest time after which an entry of a local log appears: file systems have coarse clocks."""
+
+EVALUATION_RESOLUTION_US: Final = 999
+"""Spark reports the start of an evaluation in whole milliseconds."""
+
+MAX_PUBLISH_US: Final = 1_000_000
+"""The longest time that an entry of a local log has two names; a killed writer leaves both."""
+
+MAX_REMOTE_CLOCK_SKEW_US: Final = 1_000_000
+"""The largest difference between the clocks of an object store, in seconds, and of the driver."""
+
+REMOTE_VISIBILITY_DELAY_US: Final = 1_000_000
+"""The longest time after which an entry of an object store appears; its time is in seconds."""
+
+_last_snapshots: dict[Location, tuple[int, Snapshot]] = {}
+"""The last snapshot that this worker found of each store, with the time of the evaluation."""
+
+
+def find_snapshot_at(planned: Snapshot, began_us: int) -> Snapshot:
+    """The store of `planned` as it was at `began_us`, the same in every task.
+
+    Args:
+        planned: an earlier snapshot, returned if the log does not reach back to `began_us`.
+        began_us: as `find_later_start` gives it.
+
+    Raises:
+        NoSuchStore: the store is gone.
+        UnusableStore: it cannot be opened.
+    """
+    from pyspark_tseries.store.store import Store
+
+    location = planned.location
+    known = _last_snapshots.get(location)
+    if known is not None and known[0] == began_us:
+        return known[1]
+    latest_us = began_us + (
+        EVALUATION_RESOLUTION_US if location.is_local else MAX_REMOTE_CLOCK_SKEW_US
+    )
+    _wait_until(
+        latest_us + (LOCAL_VISIBILITY_DELAY_US if location.is_local else REMOTE_VISIBILITY_DELAY_US)
+    )
+    store = Store.find(location)
+    if store is None:
+        raise NoSuchStore(
+            f"the store '{location.root}' was removed while a query over it was in use",
+            next_step="load it again once it is there",
+        )
+    version = _find_version(location, store.version(), latest_us)
+    snapshot = planned if version is None else store.at(version)
+    _last_snapshots[location] = began_us, snapshot
+    return snapshot
+
+
+def _wait_until(us: int) -> None:
+    ahead_us = us - time.time_ns() // 1000
+    if (
+        0 < ahead_us < MAX_REMOTE_CLOCK_SKEW_US + REMOTE_VISIBILITY_DELAY_US
+    ):  # A longer wait means another clock, not an early task.
+        time.sleep(ahead_us / 1_000_000)
+
+
+def _find_version(location: Location, newest: int, latest_us: int) -> int | None:
+    """The last log entry up to `newest` that is not later than `latest_us`; None: none."""
+    if _is_visible(location, newest, latest_us):
+        return newest
+    there, later = -1, newest
+    while later - there > 1:
+        middle = (there + later) // 2
+        if _is_visible(location, middle, latest_us):
+            there = middle
+        else:
+            later = middle
+    return None if there < 0 else there
+
+
+def _is_visible(location: Location, version: int, latest_us: int) -> bool:
+    since_ns = _entry_time_ns(location, version)
+    return since_ns is None or since_ns <= latest_us * 1000  # Only old entries are removed.
+
+
+def _entry_time_ns(location: Location, version: int) -> int | None:
+    """The time since which a log entry is visible; None if it does not exist."""
+    path = location.file("_delta_log", f"{version:020d}.json")
+    if not location.is_local:
+        entry = location.identity(path)
+        return None if entry is None else entry[1]
+    until_us = time.time_ns() // 1000 + MAX_PUBLISH_US
+    try:
+        while (found := os.stat(path)).st_nlink > 1:
+            # Its writer is about to unlink the draft's name, which changes the time.
+            now_us = time.time_ns() // 1000
+            if now_us >= min(until_us, found.st_ctime_ns // 1000 + MAX_PUBLISH_US):
+                break
+            time.sleep(0.001)
+    except FileNotFoundError:
+        return None
+    return found.st_ctime_ns  # Changed by linking the name, the last step.

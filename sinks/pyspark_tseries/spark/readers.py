@@ -1,0 +1,379 @@
+"""Spark's batch reads and subscriptions.
+
+Spark keeps the reader and its partitions for later evaluations of the same DataFrame; see
+`pyspark_timestream.core.worker` and `late_binding`.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.offsets import is_initial_offset
+from pyspark_timestream.core.worker import find_later_start, hide_tracebacks
+from pyspark_timestream.errors import wrap_methods
+from pyspark_tseries.errors import IncompatibleValue
+from pyspark_tseries.model.arrays import FULL_SLICE, NO_SEQUENCE, Sample, Slice, split_slices
+from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
+from pyspark_tseries.model.commits import BATCH_WRITES, EARLIER_VERSIONS, CtiRecord
+from pyspark_tseries.model.policy import AccessCheck
+from pyspark_tseries.model.query import Query
+from pyspark_tseries.model.series_index import SeriesIndex
+from pyspark_tseries.options import SubscribeOptions
+from pyspark_tseries.read.position import POSITION_VERSION, InitialEvents, Position
+from pyspark_tseries.read.scan import Scan, run_query, select_visible, stored_columns
+from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_at
+from pyspark_tseries.read.subscription import Delivery, read_delivery
+from pyspark_tseries.storage import data_files as files
+from pyspark_tseries.storage.data_files import Snapshot
+from pyspark_tseries.storage.failures import named_failures
+from pyspark_tseries.storage.head_files import last_index
+
+MAX_BYTES_PER_PARTITION: Final = 32 * 1024 * 1024
+MAX_ROWS_PER_BATCH: Final = 64 * 1024
+
+MAX_SAMPLES: Final = 10_000
+"""Names of series that are sampled to divide the series evenly among tasks."""
+
+Part = tuple[str, ...] | Slice
+"""Files of successive commits, by their paths in the store, or whole series."""
+
+
+@dataclass
+class TaskPart(InputPartition):
+    """The part of the planned snapshot that one task reads.
+
+    In a later evaluation the task reads its share, `number` of `tasks`, of a later snapshot.
+    """
+
+    part: Part
+    number: int
+    tasks: int
+
+    def __init__(self, part: Part, number: int, tasks: int) -> None:
+        super().__init__(None)
+        self.part, self.number, self.tasks = part, number, tasks
+
+
+@hide_tracebacks
+@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
+class RangeReader(DataSourceReader):
+    """Runs a range query on the store as it is when Spark begins to evaluate the read.
+
+    Args:
+        snapshot: the store as it is when planning.
+        query: applies to each series.
+        series: the wanted ones; None for all.
+        schema: the columns wanted.
+        planned_us: the clock before the snapshot was made; later evaluations see the store as it
+            is then. None: every evaluation sees `snapshot`.
+        principal: the reader; None: the policy is not checked again.
+    """
+
+    def __init__(
+        self,
+        snapshot: files.Snapshot,
+        query: Query,
+        series: Sequence[str] | None,
+        schema: StructType,
+        *,
+        planned_us: int | None = None,
+        principal: str | None = None,
+    ) -> None:
+        self._snapshot = snapshot
+        self._location = snapshot.location
+        self._query = query
+        self._series = series
+        self._target = to_arrow_schema(schema, timezone="UTC")
+        self._planned_us = planned_us
+        self._principal = principal
+        check_schema(self._target, result_schema(snapshot.values))
+
+    def partitions(self) -> Sequence[TaskPart]:
+        """Groups of series; groups of files if each original is read alone."""
+        parts = self._plan_parts(self._snapshot)
+        return [TaskPart(part, number, len(parts)) for number, part in enumerate(parts)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The events of whole series, each in the query's order, or of files in their order."""
+        assert isinstance(partition, TaskPart)
+        snapshot = self._snapshot
+        parts: Sequence[Part] = [partition.part]
+        later_us = None if self._planned_us is None else find_later_start(self._planned_us)
+        if later_us is not None:
+            snapshot = self._rebind_snapshot(later_us)
+            parts = _divide_parts(self._plan_parts(snapshot), partition)
+        for part in parts:
+            if isinstance(part, Slice):
+                yield from self._read_series(snapshot, part)
+            else:
+                yield from self._read_files(snapshot, part)
+
+    def _rebind_snapshot(self, us: int) -> files.Snapshot:
+        snapshot = find_snapshot_at(self._snapshot, us)
+        check_schema(self._target, result_schema(snapshot.values))
+        if self._principal is not None:
+            AccessCheck(snapshot.policy, self._principal).require_query(self._query)
+        return snapshot
+
+    def _plan_parts(self, snapshot: files.Snapshot) -> list[Part]:
+        head = _read_current_head(snapshot, self._series)
+        data = snapshot.files
+        if snapshot.as_of is None:
+            scan = Scan(snapshot, head, self._query, self._series)
+            in_order = not any(file.is_foreign for file in scan.originals)
+            if self._query == Query(self._query.kind) and not scan.edits and in_order:
+                return _group_files(scan.originals)
+            data = [*scan.originals, *scan.edits]
+        samples = _sample_series(head, self._series, sum(file.size for file in data))
+        return list(split_slices(samples, MAX_BYTES_PER_PARTITION, whole_series=True))
+
+    def _read_series(self, snapshot: files.Snapshot, part: Slice) -> Iterator[pa.RecordBatch]:
+        head, names = _read_head(snapshot, self._series, part), self._target.names
+        found = run_query(snapshot, head, self._query, self._series, part, names).table
+        yield from found.cast(self._target).to_batches(MAX_ROWS_PER_BATCH)
+
+    def _read_files(
+        self, snapshot: files.Snapshot, paths: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        head = _read_head(snapshot, self._series)
+        needed = stored_columns(self._target.names)
+        scan = Scan(snapshot, head, self._query, self._series)
+        for path in paths:
+            for rows in scan.stream(path, needed):
+                inside = pa.array(select_visible(rows, head, snapshot.retained))
+                rows = show_columns(
+                    rows.filter(inside),
+                    self._target.names,
+                    at_originals=self._query.kind == "values",
+                )
+                yield from rows.cast(self._target).to_batches()
+
+
+def _divide_parts(parts: Sequence[Part], partition: TaskPart) -> Sequence[Part]:
+    """The task's share of `parts`; each part belongs to one task."""
+    first, end = (len(parts) * (partition.number + i) // partition.tasks for i in (0, 1))
+    return parts[first:end]
+
+
+def _group_files(originals: Sequence[files.DataFile]) -> list[Part]:
+    groups: list[list[str]] = [[]]
+    room = MAX_BYTES_PER_PARTITION
+    for file in originals:
+        if file.size > room and groups[-1]:
+            groups.append([])
+            room = MAX_BYTES_PER_PARTITION
+        groups[-1].append(file.path)
+        room -= file.size
+    return [tuple(paths) for paths in groups]
+
+
+def _sample_series(head: SeriesIndex, series: Sequence[str] | None, size: int) -> list[Sample]:
+    """Evenly spaced series, each standing for a part of `size` bytes."""
+    if series is None:
+        there = np.flatnonzero(head.columns["last_sequence"] != NO_SEQUENCE)
+        names = head.ids.names()
+        some = [names[i] for i in there[:: max(1, len(there) // MAX_SAMPLES)].tolist()]
+    else:
+        some = sorted(set(series))
+    return [(name, 0, size // len(some)) for name in some]
+
+
+def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
+    """Refuse a user's schema with other columns than those of the store.
+
+    Raises:
+        IncompatibleValue: a column is missing in the store, or has another type.
+    """
+    for field in wanted:
+        if field.name not in there.names:
+            raise IncompatibleValue(
+                f"column '{field.name}' is not in the store",
+                ", ".join(there.names),
+                "correct the schema, or leave it out",
+            )
+        known = there.field(field.name).type
+        if field.type != known:
+            raise IncompatibleValue(
+                f"column '{field.name}' is asked for as {type_name(field.type)}",
+                type_name(known),
+                "correct the schema, or leave it out",
+            )
+
+
+def _read_head(
+    snapshot: files.Snapshot, series: Sequence[str] | None, part: Slice = FULL_SLICE
+) -> SeriesIndex:
+    """The head of `snapshot`, at least for `series` and `part`."""
+    now = _read_current_head(snapshot, series)
+    return now if snapshot.as_of is None else find_head_as_of(snapshot, now, series, part)
+
+
+def _read_current_head(snapshot: files.Snapshot, series: Sequence[str] | None) -> SeriesIndex:
+    """The head that the snapshot names, at least for `series`."""
+    last = last_index(snapshot.location)
+    if series is None:
+        return last.load(snapshot.head_id)
+    return last.load_series(snapshot.head_id, series)
+
+
+_LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeliveryTask(InputPartition):
+    """One task of a batch: events, or the CTI that comes after all of them."""
+
+    delivery: Delivery | None
+    cti_us: int | None = None
+
+
+@hide_tracebacks
+@wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
+class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The initial events, then every event that is appended, exactly once per checkpoint.
+
+    The offset is a position in the order of commits; see `position`.
+
+    Args:
+        options: of the subscription.
+        initial: the initial events.
+        schema: the columns wanted.
+        check: refuses the store as it is by now, on the driver (semantics 23.6).
+    """
+
+    def __init__(
+        self,
+        options: SubscribeOptions,
+        initial: InitialEvents,
+        schema: StructType,
+        check: Callable[[Snapshot], None],
+    ) -> None:
+        self._options = options
+        self._check = check
+        self._location = options.location
+        self._initial = initial
+        self._target = to_arrow_schema(schema, timezone="UTC")
+        self._upto: int | None = None
+        self._begun: Position | None = None
+        self._latest: Position | None = None
+        self._follower: Any = None
+        self._told = False
+
+    def initialOffset(self) -> dict[str, Any]:
+        """A constant: Spark calls this again on a restart, so nothing may be decided here."""
+        return {"version": POSITION_VERSION}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxEventsPerTrigger`, or everything."""
+        max_events = self._options.max_events
+        return ReadAllAvailable() if max_events is None else ReadMaxRows(max_events)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the commit that this run reads up to."""
+        self._upto = self._open_follower().last_commit()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch; `start` itself if there is nothing to do."""
+        follower = self._open_follower()
+        position = self._first_position() if is_initial_offset(start) else Position.from_json(start)
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        upto = None if self._upto is None else max(self._upto, position.commit)
+        end = follower.find_end(position, max_events, upto)
+        if self._options.cti:
+            ctis = follower.ctis()
+            self._tell_without_cti(ctis)
+            end = end.with_cti(ctis)
+        self._latest = end
+        if end == position:
+            return start
+        offset: dict[str, Any] = end.to_json()
+        return offset
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[DeliveryTask]:
+        """The tasks of a batch, by series."""
+        if is_initial_offset(end):
+            return []  # A query with state runs a batch even if the store has no commit yet.
+        last = Position.from_json(end)
+        first = last.beginning() if is_initial_offset(start) else Position.from_json(start)
+        tasks = [DeliveryTask(task) for task in self._open_follower().plan_tasks(first, last)]
+        is_new = last.cti is not None and last.cti != first.cti
+        # Last, so that it follows the events that it covers also where order is kept.
+        return [*tasks, DeliveryTask(None, last.cti)] if self._options.cti and is_new else tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """A task's events, by series and sequence."""
+        assert isinstance(partition, DeliveryTask)
+        cti = self._options.cti
+        if partition.delivery is None:
+            row = {cti: pa.array([partition.cti_us], pa.int64()).cast(INSTANT)}
+            yield self._select([row.get(f.name, pa.nulls(1, f.type)) for f in self._target])
+            return
+        for batch in read_delivery(partition.delivery):
+            none = pa.nulls(batch.num_rows, INSTANT)
+            yield self._select([none if f.name == cti else batch[f.name] for f in self._target])
+
+    def _select(self, columns: list[pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(columns, schema=self._target)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The subscription's entry in the query's progress, at the end of the planned batch."""
+        if self._latest is None:
+            return None
+        commit = self._latest.commit
+        report = {"commit": commit, "initial": self._latest.initial, "missed": self._latest.missed}
+        if not self._options.cti:
+            return report
+        cti_us, blocking = self._latest.cti, self._open_follower().ctis().blocking()
+        cti = None if cti_us is None else format_instant(cti_us)
+        return {**report, "cti": cti, "ctiHeldBackBy": blocking}
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Do nothing: the store keeps no state of a subscriber."""
+
+    def _tell_without_cti(self, ctis: CtiRecord) -> None:
+        """Warn once of writers that let the store have no CTI."""
+        names = ctis.without_cti()
+        if names and not self._told:
+            self._told = True
+            _LOG.warning(
+                "the store '%s' gives no %sCTIs while a writer has given none: %s ('%s' stands for "
+                "all writes that are not streaming, '%s' for those of older versions); next step: "
+                "set 'ctiDelay' on those queries, or if a writer will append nothing any more, "
+                "run: python -m pyspark_tseries forget-writer STORE --writer NAME",
+                self._options.location.root,
+                "" if ctis.promised_us is None else "further ",
+                ", ".join(f"'{name}'" for name in names),
+                BATCH_WRITES,
+                EARLIER_VERSIONS,
+            )
+
+    def _first_position(self) -> Position:
+        # Kept, so that events added before the first batch do not become initial events.
+        if self._begun is None:
+            self._begun = self._open_follower().find_start()
+        return self._begun
+
+    def _open_follower(self) -> Any:
+        # Only the driver's side needs Delta; the tasks get this object pickled, without it.
+        if self._follower is None:
+            from pyspark_tseries.read.subscription import Follower
+
+            self._follower = Follower(self._options.location, self._initial, self._check)
+        return self._follower
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_follower": None, "_check": None}

@@ -1,0 +1,307 @@
+"""How events are laid out in Parquet, and the checksums in its footer.
+
+Parquet's own checksums cover the contents of pages. Neither page headers, with the number of
+values, nor the footer, with all offsets, have one: one wrong bit there can shift values without an
+error. So the footer of a file on a local path has a key of ours, whose
+value is written once all else is there: eight hexadecimal digits for the footer, with zeros in
+their place, then eight for each column chunk, row group by row group. Other readers ignore it.
+An object store checks by itself what it keeps, and lets no file be changed: there Parquet's own
+checksums must do.
+"""
+
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+ROWS_PER_GROUP: Final = 10_000
+"""Small row groups let a reader of one series skip most of a file that holds them all."""
+
+ENCODING_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""The bytes encoded at once, about; after each, Arrow checks the size of the dictionary."""
+
+_OFTEN_CONSTANT: Final = (
+    *("author", "original_sequence", "original_timestamp", "original_author"),
+    *("commit", "commit_time"),
+)
+"""Columns that are usually constant in the file of a commit."""
+
+
+def choose_compression(events: pa.Table) -> str | dict[str, str]:
+    """The compression of each column: none for constant ones, where it costs more than it saves.
+
+    Nested columns would need the names of their leaves, so with these all are compressed.
+    """
+    if any(pa.types.is_nested(field.type) for field in events.schema):
+        return "zstd"
+    alike = {name for name in _OFTEN_CONSTANT if _has_one_value(events[name])}
+    return {name: "none" if name in alike else "zstd" for name in events.column_names}
+
+
+def _has_one_value(column: pa.ChunkedArray) -> bool:
+    if column.null_count:
+        return bool(column.null_count == len(column))
+    if pa.types.is_dictionary(column.type):
+        return all(len(chunk.dictionary) == 1 for chunk in column.chunks)
+    ends = pc.min_max(column)
+    return bool(ends["min"] == ends["max"])
+
+
+def split_dictionaries(events: pa.Table, group_rows: int) -> pa.Table:
+    """`events`, sorted by series, with the names of each row group in a dictionary of its own.
+
+    Parquet writes the whole dictionary into every group, so a shared one would be repeated.
+    A table whose `series` is not a dictionary stays as it is.
+    """
+    if not pa.types.is_dictionary(events.schema.field("series").type):
+        return events
+    series = events["series"].unify_dictionaries().combine_chunks()
+    names, codes = series.dictionary, series.indices.to_numpy()
+    groups = []
+    for start in range(0, len(codes), group_rows):
+        mine = codes[start : start + group_rows]
+        own = names.slice(mine[0], mine[-1] - mine[0] + 1)
+        groups.append(pa.DictionaryArray.from_arrays(pa.array(mine - mine[0]), own))
+    return events.set_column(0, "series", pa.chunked_array(groups))
+
+
+def has_raw_bounds(column: Any) -> bool:
+    """True if the bounds of a column of integers or times are integers, times in microseconds.
+
+    Spark's Delta usually writes times as INT96, whose bounds are meaningless; other tools may use
+    milliseconds.
+
+    Args:
+        column: of a Parquet file's schema.
+    """
+    if column.physical_type != "INT64":
+        return False
+    return column.logical_type.type != "TIMESTAMP" or (
+        '"timeUnit":"microseconds"' in column.logical_type.to_json().replace(" ", "")
+    )
+
+
+def rows_for_bytes(rows: pa.Table, size: int, most: int) -> int:
+    """The number of rows like these in about `size` bytes, from 1 to `most`."""
+    return max(1, min(most, int(size * rows.num_rows // max(rows.nbytes, 1))))
+
+
+def choose_bounds(events: pa.Table, is_whole: bool) -> bool | list[str]:
+    """The leaves of which Parquet gets bounds: all (True) but floats that have, or may have, a NaN.
+
+    Arrow leaves NaN out of bounds, but to Spark, DuckDB and Polars it is above all numbers: they
+    would skip a group for a filter that a NaN in it meets.
+
+    Args:
+        events: the first rows of a file.
+        is_whole: they are all of them, so that a float column without a NaN is known.
+    """
+    leaves = [leaf for field in events.schema for leaf in _leaves(field.name, field.type)]
+    chosen = [
+        path
+        for path, kind in leaves
+        if not pa.types.is_floating(kind)
+        or (is_whole and path in events.column_names and not _has_nan(events[path]))
+    ]
+    return len(chosen) == len(leaves) or chosen
+
+
+def _leaves(path: str, kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """The leaves of a column in a Parquet file, by their paths, with their types."""
+    if pa.types.is_struct(kind):
+        return [leaf for part in kind for leaf in _leaves(f"{path}.{part.name}", part.type)]
+    if pa.types.is_map(kind):
+        return [
+            *_leaves(f"{path}.key_value.key", kind.key_type),
+            *_leaves(f"{path}.key_value.value", kind.item_type),
+        ]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _leaves(f"{path}.list.element", kind.value_type)
+    return [(path, kind)]
+
+
+def _has_nan(column: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.is_nan(column)).as_py())
+
+
+def writer_options(events: pa.Table, *, is_whole: bool) -> dict[str, Any]:
+    """The options to write events like these; `series` is encoded by `series_column`.
+
+    Args:
+        events: the first rows of a file.
+        is_whole: they are all of them.
+    """
+    schema = events.schema
+    deltas = dict.fromkeys(("sequence", "timestamp"), "DELTA_BINARY_PACKED")
+    floats = [field.name for field in schema if pa.types.is_floating(field.type)]
+    encoding = deltas | dict.fromkeys(floats, "BYTE_STREAM_SPLIT")
+    if not pa.types.is_dictionary(schema.field("series").type):
+        encoding["series"] = "PLAIN"
+    return {
+        "compression": "zstd",
+        "write_batch_size": rows_for_bytes(events, ENCODING_BATCH_BYTES, ROWS_PER_GROUP),
+        "use_dictionary": [name for name in schema.names if name not in encoding],
+        "column_encoding": encoding,
+        "write_statistics": choose_bounds(events, is_whole),
+        # The types are Delta's; Arrow's own would bring the dictionary of `series` back.
+        "store_schema": False,
+        "write_page_checksum": True,
+    }
+
+
+Checksums = npt.NDArray[np.uint32]
+
+_KEY: Final = "tseries.crc32"
+_CHECKSUM_DIGITS: Final = 8
+_TRAILER_BYTES: Final = 8
+"""A file ends with the length of the footer and a magic number, four bytes each."""
+
+_MARK: Final = b"PAR1"
+_THRIFT_VALUE_FIELD: Final = b"\x18"
+"""The Thrift header of the value after the key."""
+
+_TAIL_BYTES: Final = 64 * 1024
+"""The bytes at a file's end that are read first; a footer is rarely longer."""
+
+
+def count_leaves(kind: pa.DataType) -> int:
+    """The number of column chunks of a column of the type `kind` in each row group."""
+    if pa.types.is_map(kind):
+        return count_leaves(kind.key_type) + count_leaves(kind.item_type)
+    if pa.types.is_list(kind):
+        return count_leaves(kind.value_type)
+    if pa.types.is_struct(kind):
+        return sum(count_leaves(field.type) for field in kind)
+    return 1
+
+
+def checksum_placeholder(schema: pa.Schema, groups: int) -> dict[str, str]:
+    """The key for a file of `groups` row groups of `schema`, with zeros instead of checksums."""
+    chunks = groups * sum(count_leaves(field.type) for field in schema)
+    return {_KEY: "0" * _CHECKSUM_DIGITS * (1 + chunks)}
+
+
+def chunk_span(chunk: Any) -> tuple[int, int]:
+    """The offset and the size of a column chunk in its file, from Arrow's metadata."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page:
+        start = min(start, chunk.dictionary_page_offset)
+    return start, chunk.total_compressed_size
+
+
+def fill_in_checksums(path: str, metadata: Any) -> None:
+    """Fill the placeholder of a file that no commit names yet.
+
+    Args:
+        path: of the file, whole.
+        metadata: Arrow's, of the file.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        end = os.fstat(descriptor).st_size - _TRAILER_BYTES
+        length = int.from_bytes(os.pread(descriptor, 4, end), "little")
+        sums = [zlib.crc32(os.pread(descriptor, n, at)) for at, n in _chunk_spans(metadata)]
+        at, sealed = _compute_checksums(os.pread(descriptor, length, end - length), sums)
+        os.pwrite(descriptor, sealed, end - length + at)
+    finally:
+        os.close(descriptor)
+
+
+def fill_in_content(content: bytearray, metadata: Any) -> None:
+    """As `fill_in_checksums`, of a whole file that is in memory."""
+    end = len(content) - _TRAILER_BYTES
+    length = int.from_bytes(content[end : end + 4], "little")
+    whole = memoryview(content)
+    sums = [zlib.crc32(whole[at : at + size]) for at, size in _chunk_spans(metadata)]
+    at, sealed = _compute_checksums(bytes(whole[end - length : end]), sums)
+    whole[end - length + at : end - length + at + len(sealed)] = sealed
+
+
+def _chunk_spans(metadata: Any) -> Iterator[tuple[int, int]]:
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for column in range(metadata.num_columns):
+            yield chunk_span(row_group.column(column))
+
+
+def _compute_checksums(footer: bytes, sums: Iterable[int]) -> tuple[int, bytes]:
+    """The offset of the checksums in the footer, and the checksums."""
+    found = _find_value(footer)
+    assert found is not None, "the file was written without room for checksums"
+    at, size = found
+    chunks = b"".join(b"%08x" % one for one in sums)
+    assert len(chunks) == size - _CHECKSUM_DIGITS, "there is not as much room as there are chunks"
+    filled = footer[: at + _CHECKSUM_DIGITS] + chunks + footer[at + size :]
+    return at, b"%08x" % zlib.crc32(filled) + chunks
+
+
+def _find_value(footer: bytes) -> tuple[int, int] | None:
+    """Offset and size of the key's value; None if the key is missing."""
+    at = footer.rfind(_KEY.encode())
+    if at < 0:
+        return None
+    at += len(_KEY)
+    if footer[at : at + 1] != _THRIFT_VALUE_FIELD:
+        return at, 0
+    size = shift = 0
+    for byte in footer[at + 1 : at + 6]:
+        at += 1
+        size |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    return at + 1, size
+
+
+def read_footer(source: Any, size: int) -> tuple[Any, Checksums | None]:
+    """Arrow's metadata of a file, and the checksums of its column chunks; None if it has none.
+
+    Args:
+        source: the file, as Arrow opens it.
+        size: of the file, in bytes.
+
+    Raises:
+        OSError, pa.ArrowException: it cannot be read, or is broken.
+    """
+    tail = _read_tail(source, size, min(size, _TAIL_BYTES))
+    if tail[-4:] != _MARK:
+        raise pa.ArrowInvalid("it is not a Parquet file, or is cut short")
+    length = int.from_bytes(tail[-8:-4], "little") + _TRAILER_BYTES
+    if length > size:
+        raise pa.ArrowInvalid(f"its footer of {length} bytes is longer than the file")
+    if length > len(tail):
+        tail = _read_tail(source, size, length)
+    tail = tail[-length:]
+    sums = _verify_footer(tail[:-_TRAILER_BYTES])
+    return pq.read_metadata(pa.BufferReader(tail)), sums
+
+
+def _read_tail(source: Any, size: int, length: int) -> bytes:
+    tail: bytes = source.read_at(length, size - length)
+    if len(tail) < length:
+        raise pa.ArrowInvalid(f"it is shorter than {size} bytes")
+    return tail
+
+
+def _verify_footer(footer: bytes) -> Checksums | None:
+    found = _find_value(footer)
+    if found is None:
+        return None
+    at, size = found
+    zeros = footer[:at] + b"0" * _CHECKSUM_DIGITS + footer[at + _CHECKSUM_DIGITS :]
+    try:
+        sums = np.frombuffer(bytes.fromhex(footer[at : at + size].decode()), ">u4")
+    except ValueError:
+        sums = np.empty(0, np.uint32)
+    if not len(sums) or zlib.crc32(zeros) != sums[0]:
+        raise pa.ArrowInvalid("its footer is not what was written: the checksum is another one")
+    return sums[1:]

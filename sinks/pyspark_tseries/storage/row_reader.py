@@ -1,0 +1,700 @@
+"""Reads the needed rows of data files: by bounds of row groups, then row by row.
+
+A data file never changes and its name is unique, so a cached footer stays valid whatever other
+processes commit, compact or remove.
+
+A filter may pass too many rows, never too few: the query decides again on whole series.
+
+The columns with conditions are read first. The others are read only if a row is needed.
+
+Needs no Delta: the files are those of a snapshot.
+"""
+
+import functools
+import os
+import threading
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pyspark_tseries.model.arrays import (
+    FULL_SLICE,
+    MAX_NUMBER,
+    MIN_NUMBER,
+    BoolArray,
+    Int64Array,
+    Sample,
+    Slice,
+    to_int64,
+)
+from pyspark_tseries.model.columns import file_schema
+from pyspark_tseries.model.series_index import STATE_COLUMNS, combine_states, compute_state
+from pyspark_tseries.storage.data_files import DataFile, explain_read_errors
+from pyspark_tseries.storage.location import Location
+from pyspark_tseries.storage.parquet import (
+    Checksums,
+    chunk_span,
+    count_leaves,
+    has_raw_bounds,
+    read_footer,
+)
+
+MAX_CACHED_BYTES: Final = 4 * 1024 * 1024
+"""The stored size of the footers kept; parsed they take some ten times as much memory."""
+
+_EXACT_BOUNDS: Final = frozenset(["author", "commit"])
+"""Columns whose bounds are exact values, never truncated."""
+
+_INTEGER_COLUMNS: Final = frozenset(["sequence", "timestamp", "commit"])
+"""Columns whose bounds are read as integers."""
+
+
+class Footer:
+    """The footer of a data file.
+
+    Attributes:
+        metadata: Arrow's; saves a reader of the file from reading it again.
+        sums: the checksums of its column chunks; None if it has none.
+        names: of the file's columns.
+    """
+
+    def __init__(self, metadata: Any, sums: Checksums | None = None) -> None:
+        self.metadata = metadata
+        self.sums = sums
+        schema = metadata.schema
+        columns = schema.to_arrow_schema()
+        self.names = frozenset(columns.names)
+        self._leaves: dict[str, range] = {}
+        first = 0
+        for field in columns:
+            self._leaves[field.name] = range(first, first := first + count_leaves(field.type))
+        self._at = {schema.column(i).path: i for i in range(metadata.num_columns)}
+        self._spans: dict[tuple[int, int], tuple[int, int]] = {}
+        self._constants: dict[str, list[tuple[Any] | None]] = {}
+        self._ends: dict[str, list[tuple[Any, Any] | None]] = {}
+
+    @property
+    def groups(self) -> int:
+        """The number of row groups."""
+        return int(self.metadata.num_row_groups)
+
+    def rows(self, group: int) -> int:
+        """The number of rows of a row group."""
+        return self._group_rows[group]
+
+    @functools.cached_property
+    def _group_rows(self) -> list[int]:
+        return [int(self.metadata.row_group(group).num_rows) for group in range(self.groups)]
+
+    def has_dictionary(self, group: int, column: str) -> bool:
+        """True if a plain column of a row group is stored as a dictionary."""
+        return bool(self.metadata.row_group(group).column(self._at[column]).has_dictionary_page)
+
+    def chunks(
+        self, groups: Iterable[int], columns: Iterable[str]
+    ) -> Iterator[tuple[int, int, int]]:
+        """Offset, size and checksum of the chunks of some columns; empty without checksums."""
+        if self.sums is None:
+            return
+        which = [leaf for name in columns for leaf in self._leaves[name]]
+        width = self.metadata.num_columns
+        for group in groups:
+            for leaf in which:
+                span = self._spans.get((group, leaf))
+                if span is None:
+                    span = chunk_span(self.metadata.row_group(group).column(leaf))
+                    self._spans[group, leaf] = span
+                yield *span, int(self.sums[group * width + leaf])
+
+    def bounds(self, column: str) -> list[tuple[Any, Any] | None]:
+        """The lowest and the highest value of `column` in each row group; None if unknown."""
+        if column not in self._ends:
+            self._ends[column] = [self._bounds(group, column) for group in range(self.groups)]
+        return self._ends[column]
+
+    def constant(self, groups: Sequence[int], column: str) -> tuple[Any] | None:
+        """The one value of `column` in all rows of some `groups`; None if unknown.
+
+        Known for texts and integers only, and for columns of nulls.
+        """
+        if column not in self._at or "." in column:  # A dotted name may be a nested field.
+            return None
+        if column not in self._constants:
+            every = range(self.groups)
+            self._constants[column] = [self._constant(group, column) for group in every]
+        known = self._constants[column]
+        value = known[groups[0]]
+        return value if all(known[group] == value for group in groups) else None
+
+    def _constant(self, group: int, column: str) -> tuple[Any] | None:
+        chunk = self.metadata.row_group(group).column(self._at[column])
+        known = chunk.statistics
+        if known is None or not known.has_null_count:
+            return None
+        if known.null_count:
+            return (None,) if known.null_count == chunk.num_values else None
+        if column not in _EXACT_BOUNDS or not known.has_min_max or known.min_raw != known.max_raw:
+            return None
+        return (known.min,)
+
+    def _bounds(self, group: int, column: str) -> tuple[Any, Any] | None:
+        # Arrow leaves out the bounds of texts of more than 4 KiB.
+        at = self._at[column]
+        known = self.metadata.row_group(group).column(at).statistics
+        if known is None or not known.has_min_max:
+            return None
+        if column in _INTEGER_COLUMNS:
+            whole = has_raw_bounds(self.metadata.schema.column(at))
+            return (known.min_raw, known.max_raw) if whole else None
+        return known.min, known.max
+
+
+class FooterCache:
+    """The footers used last; safe for threads.
+
+    Args:
+        max_bytes: how much is kept; the footer used last is kept in any case.
+    """
+
+    def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._most_bytes = max_bytes
+        self._kept: OrderedDict[tuple[Location, str, int], Footer] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def kept_bytes(self) -> int:
+        """The bytes of all footers that are kept, as they are stored."""
+        return self._bytes
+
+    def __contains__(self, key: tuple[Location, DataFile]) -> bool:
+        location, file = key
+        return (location, file.path, file.size) in self._kept
+
+    def get(self, location: Location, file: DataFile) -> Footer:
+        """The footer of `file`.
+
+        Raises:
+            OSError, pa.ArrowException: it must be read and cannot, or is broken.
+        """
+        key = location, file.path, file.size
+        with self._lock:
+            footer = self._kept.get(key)
+            if footer is not None:
+                self._kept.move_to_end(key)
+                return footer
+        with location.read(location.file(file.path)) as source:
+            return self._keep(key, Footer(*read_footer(source, file.size)))
+
+    def _keep(self, key: tuple[Location, str, int], footer: Footer) -> Footer:
+        with self._lock:
+            if key in self._kept:
+                return self._kept[key]  # Another thread read it first.
+            self._kept[key] = footer
+            self._bytes += _footer_bytes(footer)
+            while self._bytes > self._most_bytes and len(self._kept) > 1:
+                self._bytes -= _footer_bytes(self._kept.popitem(last=False)[1])
+            return footer
+
+
+def _footer_bytes(footer: Footer) -> int:
+    return int(footer.metadata.serialized_size)
+
+
+FOOTER_CACHE: Final = FooterCache()
+"""The cache of this process."""
+
+
+GroupBounds = Callable[[str], list[tuple[Any, Any] | None]]
+"""The lowest and highest value of a column in each row group of a file; None if unknown."""
+
+ANY_VALUE: Final = (MIN_NUMBER, MAX_NUMBER)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Conditions on the rows that are needed; all must hold, and bounds are inclusive.
+
+    Attributes:
+        names: series, sorted and distinct; None allows all.
+        part: the slice that the row is in.
+        sequences: bounds of the sequence.
+        times: bounds of the timestamp, in microseconds.
+        commits: bounds of the commit number.
+    """
+
+    names: Sequence[str] | None = None
+    part: Slice = FULL_SLICE
+    sequences: tuple[int, int] = ANY_VALUE
+    times: tuple[int, int] = ANY_VALUE
+    commits: tuple[int, int] = ANY_VALUE
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that conditions are on."""
+        wanted = {
+            "series": self.names is not None or self.part != FULL_SLICE,
+            "sequence": self.part != FULL_SLICE or self.sequences != ANY_VALUE,
+            "timestamp": self.times != ANY_VALUE,
+            "commit": self.commits != ANY_VALUE,
+        }
+        return [name for name, needed in wanted.items() if needed]
+
+    def match_groups(self, count: int, ends: GroupBounds) -> list[int]:
+        """The numbers of a file's `count` row groups that may contain a needed row."""
+        tests: dict[str, Callable[[Any, Any], bool]] = {
+            "series": self._may_match_series,
+            "sequence": lambda low, high: _overlaps(self.sequences, low, high),
+            "timestamp": lambda low, high: _overlaps(self.times, low, high),
+            "commit": lambda low, high: _overlaps(self.commits, low, high),
+        }
+        groups = list(range(count))
+        for name in self.columns:
+            if not groups:
+                break
+            known, may_match = ends(name), tests[name]
+            groups = [i for i in groups if (bounds := known[i]) is None or may_match(*bounds)]
+        return groups
+
+    def _may_match_series(self, first: str, last: str) -> bool:
+        if not self.part.overlaps(first, last):
+            return False
+        if self.names is None:
+            return True
+        if not self.names or last < self.names[0] or first > self.names[-1]:
+            return False
+        return bisect_left(self.names, first) < bisect_right(self.names, last)
+
+    def match_rows(self, table: pa.Table, *, is_sorted: bool = True) -> tuple[int, BoolArray]:
+        """The needed rows of `table`: the offset of the first flag, and a flag for each row.
+
+        Args:
+            table: has `columns`.
+            is_sorted: True if it is sorted by series.
+        """
+        start, end = self._names_span(table) if is_sorted else (0, table.num_rows)
+        within = table.slice(start, end - start)
+        needed = np.ones(end - start, bool)
+        if self.names is not None and (len(self.names) > 1 or not is_sorted):
+            needed &= _to_flags(pc.is_in(within["series"], pa.array(self.names, pa.string())))
+        if self.part != FULL_SLICE:
+            needed &= self.part.contains(within["series"], to_int64(within["sequence"]))
+        for name, (low, high) in (
+            ("sequence", self.sequences),
+            ("timestamp", self.times),
+            ("commit", self.commits),
+        ):
+            if (low, high) != ANY_VALUE:
+                values = to_int64(within[name])
+                needed &= values >= low
+                needed &= values <= high
+        return start, needed
+
+    def _names_span(self, table: pa.Table) -> tuple[int, int]:
+        """The range of rows from the first to the last of `names`."""
+        if self.names is None:
+            return 0, table.num_rows
+        if not self.names:
+            return 0, 0
+        series = table["series"]
+        start = bisect_left(series, self.names[0], key=_to_text)
+        return start, bisect_right(series, self.names[-1], start, key=_to_text)
+
+
+ALL_ROWS: Final = RowFilter()
+
+
+def _to_text(scalar: pa.Scalar) -> str:
+    return str(scalar.as_py())
+
+
+def _to_flags(found: pa.ChunkedArray) -> BoolArray:
+    flags: BoolArray = found.to_numpy()
+    return flags
+
+
+def _overlaps(wanted: tuple[int, int], low: int, high: int) -> bool:
+    return high >= wanted[0] and low <= wanted[1]
+
+
+ROWS_PER_PIECE: Final = 100_000
+"""The rows that are read at once, about, before unneeded ones are dropped."""
+
+JOBS_PER_THREAD: Final = 4
+"""The parts of a long read that a thread takes, so that no thread waits long for the last one."""
+
+CPU_COUNT: Final = os.cpu_count() or 1
+MAX_REMOTE_READS: Final = 16
+"""Files of an object store that are read at once."""
+
+_From = TypeVar("_From")
+_To = TypeVar("_To")
+
+
+@dataclass(frozen=True, slots=True)
+class FilePiece:
+    """Row groups of one file."""
+
+    file: DataFile
+    footer: Footer
+    groups: list[int]
+
+
+def read_files(
+    location: Location, files: Sequence[DataFile], schema: pa.Schema, row_filter: RowFilter
+) -> pa.Table:
+    """The rows of `files` that pass `row_filter`, in the order of files.
+
+    Args:
+        location: of the store.
+        files: which of its files.
+        schema: the columns wanted; one that a file does not have is null.
+        row_filter: the conditions on rows.
+
+    Raises:
+        UnusableStore: a file is missing or damaged; names it and its contents.
+        OSError: an object store cannot be reached.
+    """
+    width = CPU_COUNT if location.is_local else MAX_REMOTE_READS
+    cold = any((location, file) not in FOOTER_CACHE for file in files)
+    known = _map_parallel(lambda file: _footer(location, file), files, width if cold else 1)
+    pieces = [
+        piece
+        for file, footer in zip(files, known, strict=True)
+        for piece in plan_pieces(file, footer, row_filter)
+    ]
+    alone = len(pieces) == 1
+    found = _map_parallel(
+        lambda job: _read_pieces(location, job, schema, row_filter, alone),
+        _divide_pieces(pieces, width),
+        width,
+    )
+    alike = groupby(chain.from_iterable(found), key=lambda part: part.fixed)
+    tables = [_assemble(fixed, list(parts), schema) for fixed, parts in alike]
+    return pa.concat_tables([schema.empty_table(), *tables])
+
+
+def stream_file(
+    location: Location, file: DataFile, schema: pa.Schema, row_filter: RowFilter
+) -> Iterator[pa.Table]:
+    """As `read_files`, for one file, piece by piece."""
+    for piece in plan_pieces(file, _footer(location, file), row_filter):
+        for found in _read_pieces(location, [piece], schema, row_filter, alone=True):
+            yield _assemble(found.fixed, [found], schema)
+
+
+def _footer(location: Location, file: DataFile) -> Footer:
+    with explain_read_errors(location, file):
+        return FOOTER_CACHE.get(location, file)
+
+
+def plan_pieces(file: DataFile, footer: Footer, row_filter: RowFilter) -> list[FilePiece]:
+    """The row groups of `file` to read, in pieces of limited size."""
+    pieces: list[FilePiece] = []
+    room = 0
+    for group in row_filter.match_groups(footer.groups, footer.bounds):
+        rows = footer.rows(group)
+        if rows > room:
+            pieces.append(FilePiece(file, footer, []))
+            room = ROWS_PER_PIECE
+        pieces[-1].groups.append(group)
+        room -= rows
+    return pieces
+
+
+def _divide_pieces(pieces: Iterable[FilePiece], width: int) -> list[list[FilePiece]]:
+    """`pieces`, in their order, as jobs for `width` threads; a job is about one file."""
+    pieces = list(pieces)
+    most = max(1, len(pieces) // (JOBS_PER_THREAD * width))
+    jobs: list[list[FilePiece]] = []
+    for _, of_file in groupby(pieces, key=lambda piece: piece.file.path):
+        group = list(of_file)
+        jobs += [group[at : at + most] for at in range(0, len(group), most)]
+    return jobs
+
+
+def _map_parallel(
+    function: Callable[[_From], _To], items: Sequence[_From], width: int
+) -> list[_To]:
+    """Apply `function` to each of `items`, several at once."""
+    width = min(width, len(items))
+    if width < 2:
+        return [function(item) for item in items]
+    # Not a shared pool: after a fork it would have no threads.
+    with ThreadPoolExecutor(width) as pool:
+        return list(pool.map(function, items))
+
+
+class _PieceRows(NamedTuple):
+    """The needed rows of a piece: constant columns by value, and the others."""
+
+    fixed: dict[str, Any]
+    columns: pa.Table
+    rows: int
+
+
+def _read_pieces(
+    location: Location,
+    pieces: Sequence[FilePiece],
+    schema: pa.Schema,
+    row_filter: RowFilter,
+    alone: bool,
+) -> list[_PieceRows]:
+    """The needed rows of some pieces of one file, which is opened once for all of them."""
+    first = pieces[0]
+    with (
+        explain_read_errors(location, first.file),
+        location.read(location.file(first.file.path)) as file,
+    ):
+        source = OpenFile(location, file, first.footer)
+        found = [_read_piece(source, piece, schema, row_filter, alone) for piece in pieces]
+    return [rows for rows in found if rows is not None]
+
+
+def _read_piece(
+    source: "OpenFile", piece: FilePiece, schema: pa.Schema, row_filter: RowFilter, alone: bool
+) -> _PieceRows | None:
+    judged = source.columns(piece.groups, row_filter.columns, alone)
+    sizes = np.array([piece.footer.rows(group) for group in piece.groups])
+    needed = np.ones(int(sizes.sum()), bool)
+    if judged:
+        needed = _match_rows(judged, row_filter, is_sorted=not piece.file.is_foreign)
+    count = int(np.count_nonzero(needed))
+    if not count:
+        return None
+    groups, needed_there = piece.groups, needed
+    if count < len(needed):
+        groups, needed_there = _select_groups(piece.groups, sizes, needed)
+    fixed = _constant_columns(piece.footer, groups, schema.names)
+    rest = [name for name in schema.names if name not in judged and name not in fixed]
+    columns = {
+        **_filter_columns({name: judged[name] for name in judged if name in schema.names}, needed),
+        **_filter_columns(source.columns(groups, rest, alone, encoded=True), needed_there),
+    }
+    return _PieceRows(fixed, _cast_columns(pa.table(columns), schema), count)
+
+
+def _match_rows(judged: Mapping[str, Any], row_filter: RowFilter, *, is_sorted: bool) -> BoolArray:
+    """A flag for each row: whether it is needed."""
+    table = pa.table(judged)
+    start, flags = row_filter.match_rows(table, is_sorted=is_sorted)
+    if len(flags) == table.num_rows:
+        return flags
+    needed = np.zeros(table.num_rows, bool)
+    needed[start : start + len(flags)] = flags
+    return needed
+
+
+def _select_groups(
+    groups: Sequence[int], sizes: Int64Array, needed: BoolArray
+) -> tuple[list[int], BoolArray]:
+    """Those of `groups`, of `sizes` rows, that have a needed row, and the flags of their rows."""
+    ends = np.cumsum(sizes)
+    there = [bool(needed[end - size : end].any()) for size, end in zip(sizes, ends, strict=True)]
+    kept = [group for group, is_there in zip(groups, there, strict=True) if is_there]
+    return kept, needed if len(kept) == len(groups) else needed[np.repeat(there, sizes)]
+
+
+def _filter_columns(columns: dict[str, Any], needed: BoolArray) -> dict[str, Any]:
+    if not columns or needed.all():
+        return columns
+    flags = pa.array(needed)
+    return {name: column.filter(flags) for name, column in columns.items()}
+
+
+def _constant_columns(
+    footer: Footer, groups: Sequence[int], names: Iterable[str]
+) -> dict[str, Any]:
+    """The columns that are constant in some row groups."""
+    fixed: dict[str, Any] = {}
+    for name in names:
+        if name not in footer.names:
+            fixed[name] = None
+        elif (value := footer.constant(groups, name)) is not None:
+            (fixed[name],) = value
+    return fixed
+
+
+class OpenFile:
+    """A file that is open: columns of its row groups, as they were written.
+
+    Args:
+        location: of the store.
+        file: the open file.
+        footer: the file's.
+    """
+
+    def __init__(self, location: Location, file: Any, footer: Footer) -> None:
+        self._file, self.footer = file, footer
+        self._open = functools.partial(
+            pq.ParquetFile,
+            file,
+            metadata=footer.metadata,
+            pre_buffer=not location.is_local,
+            page_checksum_verification=footer.sums is None,
+            coerce_int96_timestamp_unit="us",  # As nanoseconds they would end in the year 2262.
+        )
+        self._parquet = self._open()
+
+    @functools.cached_property
+    def _encoded(self) -> Any:
+        """The file with the names of series as they are stored, each once in a row group."""
+        return self._open(read_dictionary=["series"])
+
+    def columns(
+        self, groups: Sequence[int], names: Sequence[str], alone: bool, encoded: bool = False
+    ) -> dict[str, Any]:
+        """Some columns of some row groups by name.
+
+        Args:
+            groups: the row groups.
+            names: of the columns.
+            alone: with all cores.
+            encoded: `series` may be a dictionary, which pays where many rows are dropped.
+
+        Raises:
+            OSError, pa.ArrowException: they cannot be read, or are not as they were written.
+        """
+        if not names:
+            return {}
+        for at, size, wanted in self.footer.chunks(groups, names):
+            if zlib.crc32(self._file.read_at(size, at)) != wanted:
+                raise pa.ArrowInvalid(
+                    f"its {size} bytes from {at} on are not what was written: the checksum is "
+                    "another one"
+                )
+        encoded = encoded and "series" in names and self.footer.has_dictionary(groups[0], "series")
+        source = self._encoded if encoded else self._parquet
+        found = source.read_row_groups(groups, columns=names, use_threads=alone)
+        return {name: _in_microseconds(found[name]) for name in names}
+
+
+def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Times as a store has them; those of another tool's file may count otherwise."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit != "us":
+        return column.cast(pa.timestamp("us", kind.tz))
+    return column
+
+
+def _cast_columns(found: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns that are in `schema`, as it has them; a file has them so as a rule."""
+    names = [name for name in found.column_names if name in schema.names]
+    kinds = [schema.field(name).type for name in names]
+    columns = [
+        found[name] if found[name].type == kind else found[name].cast(kind)
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    return pa.table(columns, names)
+
+
+def _assemble(fixed: Mapping[str, Any], parts: Sequence[_PieceRows], schema: pa.Schema) -> pa.Table:
+    found = pa.concat_tables([part.columns for part in parts])
+    rows = sum(part.rows for part in parts)
+    columns = [
+        pa.repeat(pa.scalar(fixed[field.name], field.type), rows)
+        if field.name in fixed
+        else found[field.name]
+        for field in schema
+    ]
+    return pa.table(columns, schema)
+
+
+ROWS_PER_SAMPLE: Final = 1000
+
+BASE_SCHEMA: Final = file_schema([])
+"""The columns that every store has; files without erased events lack `erasure`."""
+
+
+def sample_sizes(keys: pa.Table, row_bytes: int) -> list[Sample]:
+    """One of every ROWS_PER_SAMPLE rows, with the bytes that it represents."""
+    some = keys.take(np.arange(0, keys.num_rows, ROWS_PER_SAMPLE))
+    sizes = np.full(some.num_rows, ROWS_PER_SAMPLE * row_bytes)
+    if some.num_rows:
+        sizes[-1] = (keys.num_rows - (some.num_rows - 1) * ROWS_PER_SAMPLE) * row_bytes
+    columns = some["series"].to_pylist(), some["sequence"].to_pylist(), sizes.tolist()
+    return list(zip(*columns, strict=True))
+
+
+def read_slice(
+    location: Location,
+    data: Iterable[DataFile],
+    part: Slice,
+    schema: pa.Schema,
+    columns: Sequence[str],
+) -> pa.Table:
+    """The rows of a slice, in the order of files; columns that a file lacks are null."""
+    return read_rows(location, data, schema, columns, RowFilter(part=part))
+
+
+def read_rows(
+    location: Location,
+    data: Iterable[DataFile],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    row_filter: RowFilter,
+    wanted: pc.Expression | None = None,
+) -> pa.Table:
+    """Some columns of the rows that pass, in the order of files; missing columns are null.
+
+    Args:
+        location: of the store.
+        data: files of it.
+        schema: has `columns`, those of `row_filter`, and those of `wanted`.
+        columns: the names of the result's columns.
+        row_filter: the conditions on rows.
+        wanted: a further condition, on columns of the result.
+
+    Raises:
+        UnusableStore: a file is missing or broken.
+    """
+    touched = [file for file in data if row_filter.part.overlaps(file.first, file.last)]
+    found = read_files(location, touched, _select_fields(schema, columns), row_filter)
+    return found if wanted is None else found.filter(wanted)
+
+
+def scan_file(
+    location: Location,
+    file: DataFile,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    row_filter: RowFilter = ALL_ROWS,
+    wanted: pc.Expression | None = None,
+) -> Iterator[pa.Table]:
+    """As `read_rows`, of one file, a part at a time; none is empty."""
+    for rows in stream_file(location, file, _select_fields(schema, columns), row_filter):
+        left = rows if wanted is None else rows.filter(wanted)
+        if left.num_rows:
+            yield left
+
+
+def _select_fields(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in columns])
+
+
+def scan_state(
+    location: Location,
+    data: Iterable[DataFile],
+    horizon: int,
+    row_filter: RowFilter = ALL_ROWS,
+    wanted: pc.Expression | None = None,
+) -> tuple[pa.Table, int]:
+    """The state of series from the events that pass, and the time of the newest commit."""
+    whole, newest_us = [], 0
+    for file in data:
+        parts = []
+        for table in scan_file(location, file, BASE_SCHEMA, STATE_COLUMNS, row_filter, wanted):
+            parts.append(compute_state(table, horizon))
+            newest_us = max(newest_us, int(to_int64(table["commit_time"]).max(initial=0)))
+        whole.append(combine_states(parts))
+    return combine_states(whole), newest_us

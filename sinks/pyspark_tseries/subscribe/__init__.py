@@ -1,1 +1,0 @@
-"""Subscriptions: the position of a subscriber, and the events it gets next."""

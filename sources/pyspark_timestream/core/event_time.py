@@ -1,0 +1,286 @@
+"""Reads event times from columns of text, numbers or record timestamps, all at once.
+
+Every function returns `(instants, readable)`: n int64 microseconds and n booleans; instants at
+unreadable places are 0. The rules are semantics 1.3 to 1.5: strings are ISO-8601, text of digits
+only is a number, numbers are in the time unit, no zone means UTC; digits past the microsecond are
+cut off.
+
+The texts of an ISO-8601 column have few *shapes*: a text with every digit replaced by a zero. The
+shape alone decides whether a text has ISO-8601 form and where its fields are, so the grammar is
+applied once per shape, and its texts are then read at fixed places by arithmetic. A date that does
+not exist is one unreadable row among its neighbours. `instants.parse_instant` reads a single text
+by the same grammar, slower.
+"""
+
+import functools
+import re
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MIN_US,
+    Instants,
+    Mask,
+    match_iso_form,
+    parse_instant,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Times = tuple[Instants, Mask]
+
+TIME_UNITS: Final = {"s": (1_000_000, 1), "ms": (1_000, 1), "us": (1, 1), "ns": (1, 1_000)}
+"""Unit -> (multiply by, then divide by) to get microseconds."""
+
+_MIN_MS: Final = -(2**63) // 1_000 + 1
+_MAX_MS: Final = (2**63 - 1) // 1_000
+"""The milliseconds that 64 bits hold in microseconds, both inclusive."""
+
+_NUMBER: Final = r"^\s*[+-]?[0-9]+\s*$"
+
+
+_MAX_SHAPES: Final = 64
+"""Ten lengths of a fraction and three kinds of zone make thirty."""
+
+_MAX_LENGTH: Final = 64
+_FIELDS: Final = (
+    "year",
+    "month",
+    "day",
+    "hour",
+    "minute",
+    "second",
+    "fraction",
+    "zone_hour",
+    "zone_minute",
+)
+_FRACTION_DIGITS: Final = 6
+_MINUTE_US: Final = 60_000_000
+_DAY_US: Final = 86_400_000_000
+_DIGIT: Final = re.compile(rb"[0-9]")
+
+
+def read_record_times(timestamps_ms: pa.Int64Array) -> Times:
+    """Record timestamps in milliseconds; null and negative ones are unreadable."""
+    values, valid = _fill_nulls(timestamps_ms)
+    valid &= (values >= 0) & (values <= FINAL_US // 1_000)
+    return _limit_to_calendar(np.where(valid, values, 0) * 1_000, valid)
+
+
+def read_record_timestamps(timestamps_ms: pa.Int64Array) -> Times:
+    """Record timestamps as Spark's own Kafka source shows them: legal event times or not.
+
+    Only values that 64 bits of microseconds cannot hold are unreadable; that source fails there.
+    """
+    values, valid = _fill_nulls(timestamps_ms)
+    valid &= (values >= _MIN_MS) & (values <= _MAX_MS)
+    return np.where(valid, values, 0) * 1_000, valid
+
+
+def read_number_times(numbers: pa.Array, unit: str) -> Times:
+    """Numbers in `unit` since the epoch; whole ones are rounded down to the microsecond.
+
+    Fractions are rounded to the nearest: 1357017420.123 s means .123000, although the nearest
+    double is a little less. A whole double equals the same whole number, because one fraction turns
+    a whole block into doubles.
+    """
+    values, valid = _fill_nulls(numbers)
+    times, over = TIME_UNITS[unit]
+    if values.dtype.kind == "f":
+        valid &= np.isfinite(values) & (np.abs(values) < 2.0**62 * over / times)
+        values = np.where(valid, values, 0.0)
+        whole = (values == np.trunc(values)) & (np.abs(values) <= 2.0**53)
+        scaled = np.rint(values * times / over).astype(np.int64)
+        scaled[whole] = values[whole].astype(np.int64) * times // over
+        return _limit_to_calendar(scaled, valid)
+    valid &= (values >= MIN_US * over // times) & (values <= FINAL_US * over // times)
+    return _limit_to_calendar(np.where(valid, values, 0) * times // over, valid)
+
+
+def read_text_times(texts: pa.Array, unit: str | None) -> Times:
+    """Texts: ISO-8601, or digits only as a number in `unit`; None: digits alone are unreadable."""
+    iso = read_iso_column(texts)
+    instants, readable = _limit_to_calendar(iso.instants, iso.readable)
+    rest = np.flatnonzero(~iso.readable & _to_mask(texts.is_valid()))
+    if not len(rest):
+        return instants, readable
+    others = texts.take(pa.array(rest))
+    numeric = _to_mask(pc.match_substring_regex(others, _NUMBER))
+    if unit is not None and numeric.any():
+        found, valid = _read_number_texts(others.filter(pa.array(numeric)), unit)
+        instants[rest[numeric]], readable[rest[numeric]] = found, valid
+    for place in rest[iso.odd[rest] & ~numeric]:
+        instants[place], readable[place] = _read_text(texts[int(place)].as_py())
+    return instants, readable
+
+
+def read_value_times(values: pa.Array, unit: str) -> Times:
+    """Times of a payload's column: texts, numbers, dates or timestamps; others are unreadable.
+
+    Dates and timestamps have their own unit, whatever `unit` is; a date is its midnight.
+    """
+    if pa.types.is_timestamp(values.type):
+        return read_number_times(values.view(pa.int64()), values.type.unit)
+    if pa.types.is_date32(values.type):
+        days = values.view(pa.int32()).cast(pa.int64())
+        return read_number_times(pc.multiply(days, _DAY_US // 1_000_000), "s")
+    if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
+        return read_text_times(values, unit)
+    if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
+        return read_number_times(values, unit)
+    return np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
+
+
+def _read_number_texts(texts: pa.Array, unit: str) -> Times:
+    trimmed = pc.utf8_ltrim(pc.utf8_trim_whitespace(texts), characters="+")
+    try:
+        return read_number_times(trimmed.cast(pa.int64()), unit)
+    except pa.ArrowInvalid:
+        # More digits than 64 bits hold are not a time; the others are still read.
+        read = [_parse_int64(text) for text in trimmed]
+        return read_number_times(pa.array(read, pa.int64()), unit)
+
+
+def _parse_int64(text: pa.Scalar) -> int | None:
+    try:
+        return int(text.cast(pa.int64()).as_py())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _read_text(value: str) -> tuple[int, bool]:
+    try:
+        return parse_instant(value), True
+    except ValueError:
+        return 0, False
+
+
+def _fill_nulls(values: pa.Array) -> Times:
+    valid = _to_mask(pc.is_valid(values))
+    if values.null_count:
+        values = pc.fill_null(values, 0)
+    return values.to_numpy(zero_copy_only=False), valid
+
+
+def _to_mask(booleans: pa.Array) -> Mask:
+    filled = pc.fill_null(booleans, False) if booleans.null_count else booleans
+    return np.array(filled.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _limit_to_calendar(instants: Instants, valid: Mask) -> Times:
+    readable = valid & (instants >= MIN_US) & (instants <= FINAL_US)
+    return np.where(readable, instants, 0), readable
+
+
+class IsoTimes(NamedTuple):
+    """The instants of a column of n texts.
+
+    Attributes:
+        instants: n microseconds; 0 where not readable. A zone or the last second's fraction may
+            carry them beyond the legal application times.
+        readable: n booleans: the text is an ISO-8601 instant.
+        odd: n booleans: the text was skipped, and has to be read by itself.
+    """
+
+    instants: Instants
+    readable: Mask
+    odd: Mask
+
+
+def read_iso_column(texts: pa.Array) -> IsoTimes:
+    """The instants of n texts of type string or large_string; a null is not readable."""
+    starts, lengths, data = _split_bytes(texts)
+    valid = np.array(texts.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+    instants, readable = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.bool_)
+    odd = valid & (lengths > _MAX_LENGTH)
+    left = np.flatnonzero(valid & ~odd)
+    for _ in range(_MAX_SHAPES):
+        if not len(left):
+            return IsoTimes(instants, readable, odd)
+        length = lengths[left[0]]
+        same_length = lengths[left] == length
+        rows = left[same_length]
+        matrix = _to_matrix(data, starts[rows], int(length))
+        shape = _DIGIT.sub(b"0", matrix[0].tobytes())
+        alike = _match_shape(matrix, shape)
+        if shape.isascii():
+            read = _read_shape(matrix, shape.decode(), alike)
+            if read is not None:
+                instants[rows], readable[rows] = read
+        else:
+            odd[rows] = alike
+        same_length[same_length] = alike
+        left = left[~same_length]
+    odd[left] = True
+    return IsoTimes(instants, readable, odd)
+
+
+def _split_bytes(texts: pa.Array) -> tuple[Instants, Instants, Bytes]:
+    """The start of each text in the buffer, its length in bytes, and the buffer."""
+    width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
+    _, offsets, data = texts.buffers()
+    if not len(texts):
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    narrow = np.frombuffer(offsets, width)[texts.offset : texts.offset + len(texts) + 1]
+    bounds: Instants = narrow.astype(np.int64)
+    return bounds[:-1], np.diff(bounds), np.frombuffer(data or b"", np.uint8)
+
+
+def _to_matrix(data: Bytes, starts: Instants, length: int) -> Bytes:
+    """The n texts of one length as n rows of bytes."""
+    if starts[-1] - starts[0] == length * (len(starts) - 1):
+        return data[starts[0] : starts[-1] + length].reshape(len(starts), length)
+    return data[np.add.outer(starts, np.arange(length))]
+
+
+def _match_shape(matrix: Bytes, shape: bytes) -> Mask:
+    lowest = np.frombuffer(shape, np.uint8)
+    span = np.where(lowest == ord("0"), np.uint8(9), np.uint8(0))
+    # Below `lowest` the difference wraps around to a large number.
+    differs = matrix - lowest > span
+    if not differs.any():
+        return np.ones(len(matrix), np.bool_)
+    return np.logical_not(differs.any(axis=1))
+
+
+def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask] | None:
+    """The instants of n texts, of which those `alike` have `shape`; None: it is not an ISO form."""
+    match = match_iso_form(shape.strip())
+    if match is None:
+        return None
+    margin = len(shape) - len(shape.lstrip())
+    fields = _read_fields(matrix, {name: match.span(name) for name in _FIELDS}, margin)
+    year, month, day, hour, minute, second, fraction, zone_hour, zone_minute = fields
+    dated = alike & (year > 0) & (month > 0) & (month <= 12) & (day > 0)
+    month_index = np.where(dated, (year - 1) * 12 + month - 1, 0)
+    days = _list_month_starts()[month_index]
+    readable = dated & (day <= _list_month_starts()[month_index + 1] - days)
+    readable &= (hour < 24) & (minute < 60) & (second < 60) & (zone_hour < 24) & (zone_minute < 60)
+    ahead = -1 if match["sign"] == "-" else 1
+    minutes = (hour - ahead * zone_hour) * 60 + minute - ahead * zone_minute
+    instants = (days + day - 1) * _DAY_US + minutes * _MINUTE_US + second * 1_000_000 + fraction
+    return np.where(readable, instants, 0), readable
+
+
+def _read_fields(matrix: Bytes, spans: dict[str, tuple[int, int]], margin: int) -> Instants:
+    """The number that stands in each field of each text; 0 where the form lacks the field."""
+    weights = np.zeros((matrix.shape[1], len(_FIELDS)), np.float32)
+    for column, name in enumerate(_FIELDS):
+        begin, end = spans[name]
+        digits = _FRACTION_DIGITS if name == "fraction" else end - begin
+        for place in range(begin, min(end, begin + digits)):
+            weights[margin + place, column] = 10 ** (digits - 1 - place + begin)
+    # Exact: no field has more than six digits, and a single float holds seven.
+    numbers = (matrix - np.uint8(ord("0"))).astype(np.float32) @ weights
+    return np.ascontiguousarray(numbers.T).astype(np.int64)
+
+
+@functools.cache
+def _list_month_starts() -> Instants:
+    """The days from 1970-01-01 to the first of every month, from January of year 1 on."""
+    months = np.arange("0001-01", "10000-02", dtype="datetime64[M]")
+    return months.astype("datetime64[D]").astype(np.int64)

@@ -1,0 +1,229 @@
+"""Instants and durations as whole microseconds, alone and in columns (semantics 1.1).
+
+An *instant* is an ``int``: microseconds since 1970-01-01T00:00:00Z. A *duration* is an ``int`` of
+microseconds too, and may be negative. One *tick* is one microsecond, Spark's resolution.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Instants = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NEVER: Final = np.iinfo(np.int64).min
+"""The sentinel for "no instant"; below every instant."""
+
+
+def instant_or_sentinel(us: int | None) -> int:
+    """`us` for a column: NEVER for None."""
+    return NEVER if us is None else us
+
+
+def instant_or_none(us: int) -> int | None:
+    """`us` from a column: None for NEVER."""
+    return None if us == NEVER else int(us)
+
+
+class CtiRows(NamedTuple):
+    """A block of rows and its CTI rows, apart (semantics 2.9).
+
+    Attributes:
+        rows: the rows of data, with all columns.
+        cti_us: the greatest CTI of the block; None if it has none.
+        misfit: a column in which a CTI row has something, and the CTI of the first such row; None
+            if CTI rows have nothing else.
+    """
+
+    rows: pa.RecordBatch
+    cti_us: int | None
+    misfit: tuple[str, int] | None
+
+
+def split_cti_rows(block: pa.RecordBatch, name: str) -> CtiRows:
+    """Separate rows of data from those in which column `name`, a timestamp, is set."""
+    if block[name].null_count == block.num_rows:
+        return CtiRows(block, None, None)
+    ctis = block[name].cast(pa.timestamp("us", "UTC")).cast(pa.int64())
+    is_cti = ctis.is_valid()
+    misfit = None
+    for each in block.schema.names:
+        row = pc.index(pc.and_(is_cti, block[each].is_valid()), True).as_py()
+        if row >= 0 and each != name:
+            misfit = each, ctis[row].as_py()
+            break
+    return CtiRows(block.filter(pc.invert(is_cti)), pc.max(ctis).as_py(), misfit)
+
+
+TICK_US: Final = 1
+_TICK: Final = timedelta(microseconds=TICK_US)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+MIN_US: Final = -62_135_596_800_000_000
+"""0001-01-01T00:00:00Z, the earliest instant that Spark and Python both hold (inclusive)."""
+
+FINAL_US: Final = 253_402_300_799_000_000
+"""9999-12-31T23:59:59Z: the latest application time (inclusive), and the final CTI: +infinity."""
+
+_UNITS_US: Final = {
+    "tick": 1,
+    "us": 1,
+    "microsecond": 1,
+    "ms": 1_000,
+    "millisecond": 1_000,
+    "s": 1_000_000,
+    "sec": 1_000_000,
+    "second": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "minute": 60_000_000,
+    "h": 3_600_000_000,
+    "hour": 3_600_000_000,
+    "d": 86_400_000_000,
+    "day": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+_DURATION_PART: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
+
+_ISO_FORM: Final = re.compile(
+    r"(?P<year>[0-9]{4})(?P<dash>-)?(?P<month>[0-9]{2})(?(dash)-)(?P<day>[0-9]{2})"
+    r"(?:(?:T|t|(?(dash)[ ]))(?P<hour>[0-9]{2})(?(dash):)(?P<minute>[0-9]{2})"
+    r"(?:(?(dash):)(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]+))?)?"
+    r"\s*(?:[Zz]|(?P<sign>[+-])(?P<zone_hour>[0-9]{2})(?::?(?P<zone_minute>[0-9]{2}))?)?)?"
+)
+
+
+def match_iso_form(text: str) -> re.Match[str] | None:
+    """The fields of an ISO-8601 text by name, whatever their values; None: it has another form.
+
+    Extended form (`2013-01-01T05:00:00Z`) or basic form (`20130101T050000Z`), without mixing
+    them, except in the zone. A date alone is in the extended form: digits only are a number.
+    """
+    match = _ISO_FORM.fullmatch(text)
+    return match if match is None or match["dash"] or match["hour"] else None
+
+
+def parse_instant(text: str) -> int:
+    """Microseconds since the epoch of an ISO-8601 text; without a zone it is UTC.
+
+    Digits past the microsecond are cut off (rounded down).
+
+    Raises:
+        ValueError: the text is not an ISO-8601 instant, or lies outside [MIN_US, FINAL_US].
+
+    >>> parse_instant("1970-01-01T00:00:01.5Z"), parse_instant("19700101T000001,5Z")
+    (1500000, 1500000)
+    >>> parse_instant("1970-01-01 01:00:00+01:00")
+    0
+    """
+    match = match_iso_form(text.strip())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is not an ISO-8601 instant such as 2013-01-01T05:00:00Z or 20130101T050000Z"
+        )
+    fields = match.groupdict(default="0")
+    year, month, day = int(fields["year"]), int(fields["month"]), int(fields["day"])
+    hour, minute, second = int(fields["hour"]), int(fields["minute"]), int(fields["second"])
+    moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+    zone_hour, zone_minute = int(fields["zone_hour"]), int(fields["zone_minute"])
+    if zone_hour > 23 or zone_minute > 59:
+        raise ValueError(f"{text!r} has no zone such as Z, +01:00 or -0530")
+    ahead = timedelta(hours=zone_hour, minutes=zone_minute)
+    whole = (moment - _EPOCH + (ahead if fields["sign"] == "-" else -ahead)) // _TICK
+    return check_instant(whole + int(fields["fraction"][:6].ljust(6, "0")))
+
+
+def check_instant(us: int) -> int:
+    """`us` itself if it is a legal application time.
+
+    Raises:
+        ValueError: it lies outside [MIN_US, FINAL_US].
+    """
+    if not MIN_US <= us <= FINAL_US:
+        raise ValueError(f"{us} us is outside 0001-01-01T00:00:00Z .. 9999-12-31T23:59:59Z")
+    return us
+
+
+def clamp_instant(us: int) -> int:
+    """The legal application time nearest to `us`."""
+    return min(max(us, MIN_US), FINAL_US)
+
+
+def from_datetime(moment: datetime) -> int:
+    """Microseconds since the epoch of an aware datetime."""
+    return (moment - _EPOCH) // _TICK
+
+
+def to_datetime(us: int) -> datetime:
+    """The instant as an aware datetime in UTC."""
+    return _EPOCH + timedelta(microseconds=us)
+
+
+def format_instant(us: int) -> str:
+    """ISO-8601 with a Z, as short as is exact; parse_instant reads it back.
+
+    >>> format_instant(1_500_000)
+    '1970-01-01T00:00:01.500000Z'
+    """
+    return to_datetime(us).isoformat().replace("+00:00", "Z")
+
+
+def parse_duration(text: str) -> int:
+    """Microseconds of one or more `NUMBER UNIT`, units from ticks to weeks, in any case.
+
+    Raises:
+        ValueError: not of that form, or no whole number of microseconds.
+
+    >>> parse_duration("1 minute 30 seconds"), parse_duration("-1 tick"), parse_duration("10S")
+    (90000000, -1, 10000000)
+    """
+    rest, total = text.strip().lower(), Fraction(0)
+    if not rest:
+        raise ValueError("an empty text is not a duration")
+    while rest:
+        part = _DURATION_PART.match(rest)
+        unit = part and (_UNITS_US.get(part[2]) or _UNITS_US.get(part[2].removesuffix("s")))
+        if not part or not unit:
+            raise ValueError(f"{text!r} is not a duration such as '5 seconds' or '-1 tick'")
+        total += Fraction(part[1]) * unit
+        rest = rest[part.end() :]
+    if total.denominator != 1:
+        raise ValueError(f"{text!r} is not a whole number of microseconds")
+    return int(total)
+
+
+def format_duration(us: int) -> str:
+    """The duration in its largest whole unit; parse_duration reads it back.
+
+    >>> format_duration(90_000_000), format_duration(-1)
+    ('90 seconds', '-1 tick')
+    """
+    for name in ("day", "hour", "minute", "second", "millisecond"):
+        count, rest = divmod(us, _UNITS_US[name])
+        if us and rest == 0:
+            return f"{count} {name}" if abs(count) == 1 else f"{count} {name}s"
+    return f"{us} tick" if abs(us) == 1 else f"{us} ticks"
+
+
+def parse_fraction(text: str) -> Fraction:
+    """The exact value of a decimal (`0.001`) or a fraction (`1/3`).
+
+    Raises:
+        ValueError: neither, or a denominator of zero.
+    """
+    numerator, slash, denominator = text.strip().partition("/")
+    try:
+        if not text.isascii() or "_" in text:
+            raise ValueError("digits are 0 to 9")
+        over = int(denominator) if slash else 1
+        top = Fraction(int(numerator)) if slash else Fraction(Decimal(numerator))
+        return top / over
+    except (InvalidOperation, ValueError, ZeroDivisionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is neither an exact decimal nor a fraction") from error

@@ -1,0 +1,377 @@
+"""Declares options as fields of a dataclass, and reads them from Spark's string map.
+
+Both packages declare their options with `option(...)` and read them with `read_options(...)`.
+Every error names the option, the value, what is accepted, and the next step.
+"""
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from pyspark_timestream.errors import OptionError
+
+T = TypeVar("T")
+Effect = Literal["stream", "batch", "both"]
+_KEY: Final = "option"
+
+SPARK_INJECTED: Final = frozenset(
+    {"path", "queryname", "checkpointlocation", "outputmode", "triggerinterval", "numrows"}
+)
+"""Lower-cased option names that Spark itself puts into the map of a source or sink."""
+
+
+SECRET: Final = re.compile("passw|secret|token|credential|jaas|private|user[.]info|[.](key|pem)$")
+_LOGIN: Final = re.compile("://[^/]*@")
+
+
+def is_secret(name: str, value: str) -> bool:
+    """True if `name` names a secret, or `value` is an address that contains one."""
+    is_address = name.lower().endswith(".url") and "@" not in value
+    named = bool(SECRET.search(name.lower())) and not is_address
+    return named or _LOGIN.search(value) is not None
+
+
+def quote_value(name: str, value: str) -> str:
+    """`value` for a message: quoted, or hidden if `name` names a secret."""
+    return "[hidden]" if is_secret(name, value) else f"'{value}'"
+
+
+def hide_secrets(text: str, config: Mapping[str, Any]) -> str:
+    """`text`, which may quote `config`, with the values of secret settings hidden."""
+    for key, value in config.items():
+        if isinstance(value, str) and value and is_secret(key, value):
+            text = text.replace(value, "[hidden]")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Parser(Generic[T]):
+    """Reads one option's text.
+
+    Attributes:
+        parse: text -> value; raises ValueError with the reason.
+        accepts: what is accepted, as errors and the reference put it.
+        wrong_type: a text of the wrong kind, refused by `parse`; None where every text is legal.
+        out_of_range: a text of the right kind with an illegal value; None where there is none.
+        format: value -> text that reads back to it.
+        none_text: the text that reads as None; None where None means "not given".
+    """
+
+    parse: Callable[[str], T]
+    accepts: str
+    wrong_type: str | None = None
+    out_of_range: str | None = None
+    format: Callable[[Any], str] = str
+    none_text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OptionSpec:
+    """The declaration of one option, all but its type and default.
+
+    Attributes:
+        name: lowerCamelCase, as the reference writes it; Spark matches it in any case.
+        parser: reads its text.
+        description: its entry in the reference, one line of Markdown.
+        excludes: options that may not be given with it.
+        needs: options of which at least one must be given with it.
+        required: it must be given.
+        effect: the kind of query that it changes. A batch read ignores an option of streams.
+        may_change: a query may go on from its checkpoint with another value.
+        help: the next step, where "correct or remove it" does not say enough.
+    """
+
+    name: str
+    parser: Parser[Any]
+    description: str
+    excludes: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    required: bool = False
+    effect: Effect = "both"
+    may_change: bool = True
+    help: str | None = None
+
+    def next_step(self) -> str:
+        """The advice about a wrong value."""
+        if self.help:
+            return self.help
+        return "correct it" if self.required else "correct it, or leave it out for the default"
+
+    def text_of(self, value: Any) -> str | None:
+        """The text that reads back to `value`; None where it means "not given"."""
+        return self.parser.none_text if value is None else self.parser.format(value)
+
+    def error(self, problem: str) -> OptionError:
+        """The error of this option with the problem `problem`."""
+        return OptionError(self.name, problem, self.parser.accepts, self.next_step())
+
+
+def option(
+    name: str,
+    parser: Parser[Any],
+    default: Any = dataclasses.MISSING,
+    *,
+    description: str,
+    excludes: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+    effect: Effect = "both",
+    may_change: bool = True,
+    help: str | None = None,
+) -> Any:
+    """Declare a dataclass field as the option `name`; without a default it is required."""
+    required = default is dataclasses.MISSING
+    spec = OptionSpec(
+        name, parser, description, excludes, needs, required, effect, may_change, help
+    )
+    return dataclasses.field(default=default, metadata={_KEY: spec})
+
+
+def option_specs(options_class: type) -> dict[str, OptionSpec]:
+    """Field name -> its option's declaration, in the order of declaration."""
+    fields = dataclasses.fields(options_class)
+    return {field.name: field.metadata[_KEY] for field in fields if _KEY in field.metadata}
+
+
+@dataclass(frozen=True, slots=True)
+class OptionRow:
+    """One row of the reference table; every text is Markdown.
+
+    Attributes:
+        name: the option.
+        default: `required`, `none`, `empty`, or the default's text as code.
+        accepted: what its text may be.
+        description: what it does.
+        effect: `stream`, `batch` or `both`.
+        may_change: a query may go on from its checkpoint with another value.
+    """
+
+    name: str
+    default: str
+    accepted: str
+    description: str
+    effect: Effect
+    may_change: bool
+
+
+def option_rows(options_class: type) -> Iterator[OptionRow]:
+    """The reference table of an options dataclass, in the order of declaration."""
+    for field in dataclasses.fields(options_class):
+        spec = field.metadata.get(_KEY)
+        if spec is not None:
+            yield OptionRow(
+                spec.name,
+                _default_cell(spec, field.default),
+                spec.parser.accepts,
+                spec.description,
+                spec.effect,
+                spec.may_change,
+            )
+
+
+def _default_cell(spec: OptionSpec, default: Any) -> str:
+    if spec.required:
+        return "required"
+    text = spec.text_of(default)
+    if text is None:
+        return "none"
+    return f"`{text}`" if text else "empty"
+
+
+def fixed_settings(options: Any) -> dict[str, str]:
+    """The options that may not change on a checkpoint, as option name -> text.
+
+    Equal values have equal texts, however they were spelt. Options without a value are left out.
+    """
+    texts = {
+        spec.name: spec.text_of(getattr(options, field))
+        for field, spec in option_specs(type(options)).items()
+        if not spec.may_change
+    }
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def read_options(
+    options_class: type[T],
+    raw: Mapping[str, str],
+    *,
+    injected: frozenset[str] = SPARK_INJECTED,
+    foreign: Mapping[str, str] | None = None,
+    prefixes: Iterable[str] = (),
+    settings: Sequence[str] = (),
+) -> T:
+    """Read `raw` into an options dataclass.
+
+    Args:
+        options_class: a frozen dataclass of `option(...)` fields.
+        raw: option name in any case -> text.
+        injected: lower-cased names to ignore.
+        foreign: names that belong elsewhere -> where they belong, for the error.
+        prefixes: lower-cased prefixes of names that are read elsewhere.
+        settings: likely settings of clients, which `raw` lacks, with their prefixes: a name that
+            lacks its prefix is then told it, the first one's if the name is none of them.
+
+    Raises:
+        OptionError: an unknown, unreadable, missing, conflicting or unaccompanied option.
+    """
+    given = {key.lower(): value for key, value in raw.items()}
+    declared = option_specs(options_class)
+    by_key = {spec.name.lower(): field for field, spec in declared.items()}
+    own = {key: value for key, value in given.items() if not key.startswith(tuple(prefixes))}
+    _refuse_unknown(own, declared.values(), injected, foreign or {}, settings)
+    values = {
+        by_key[key]: _parse(declared[by_key[key]], value)
+        for key, value in given.items()
+        if key in by_key
+    }
+    for spec in declared.values():
+        _check_companions(spec, declared.values(), given)
+    return options_class(**values)
+
+
+def _refuse_unknown(
+    given: Mapping[str, str],
+    declared: Iterable[OptionSpec],
+    injected: frozenset[str],
+    foreign: Mapping[str, str],
+    settings: Sequence[str],
+) -> None:
+    names = {spec.name.lower(): spec.name for spec in declared}
+    elsewhere = {name.lower(): (name, place) for name, place in foreign.items()}
+    for key, value in given.items():
+        if key in names or key in injected:
+            continue
+        if key in elsewhere:
+            name, place = elsewhere[key]
+            raise OptionError(
+                name,
+                f"{quote_value(name, value)} was given, but it {place}",
+                "nothing here",
+                "leave it out",
+            )
+        raise _unknown_option(key, value, names, settings)
+
+
+def _unknown_option(
+    key: str, value: str, names: Mapping[str, str], settings: Sequence[str]
+) -> OptionError:
+    """The error of an option that is not declared.
+
+    The value is shown only if the name is close to a known one: otherwise it may be a secret under
+    a misspelled name.
+    """
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    alike = bool(difflib.get_close_matches(key, names, n=1, cutoff=0.75))
+    name = _find_setting(key, settings)
+    if name is None and settings and "." in key and not alike:
+        name = f"{settings[0].partition('.')[0]}.{key}"
+    elif name is None and near:
+        name = names[near[0]]
+    meant = f": did you mean '{name}'?" if name is not None else ""
+    given = quote_value(key, value) if alike else "[hidden]"
+    return OptionError(
+        key,
+        f"there is no such option{meant} (its value was {given})",
+        ", ".join(sorted(names.values())),
+        "correct the name, or leave it out",
+        list_last=True,
+    )
+
+
+def _find_setting(key: str, settings: Sequence[str]) -> str | None:
+    """The setting of a client that `key` names without its prefix, or spells in another way."""
+    for setting in settings:
+        prefix, _, bare = setting.partition(".")
+        if _flatten(key) in (_flatten(bare), _flatten(prefix + bare)):
+            return setting
+    return None
+
+
+def _flatten(name: str) -> str:
+    return name.lower().translate(str.maketrans("", "", "._-"))
+
+
+def _parse(spec: OptionSpec, value: str) -> Any:
+    try:
+        return spec.parser.parse(value)
+    except ValueError as error:
+        raise spec.error(f"cannot read '{value}' ({error})") from error
+
+
+def _check_companions(
+    spec: OptionSpec, declared: Iterable[OptionSpec], given: Mapping[str, str]
+) -> None:
+    value = given.get(spec.name.lower())
+    if value is None:
+        rivals = (other for other in declared if spec.name in other.excludes)
+        replaced = any(rival.name.lower() in given for rival in rivals)
+        if spec.required and not replaced:
+            raise OptionError(spec.name, "it is missing", spec.parser.accepts, "set it")
+        return
+    for other in spec.excludes:
+        if other.lower() in given:
+            raise OptionError(
+                spec.name,
+                f"'{value}' conflicts with option '{other}' ('{given[other.lower()]}')",
+                f"one of '{spec.name}' and '{other}'",
+                "leave one of the two out",
+            )
+    if spec.needs and not any(need.lower() in given for need in spec.needs):
+        raise OptionError(
+            spec.name,
+            f"'{value}' has no effect alone",
+            "it together with " + " or ".join(f"'{need}'" for need in spec.needs),
+            f"set {' or '.join(repr(need) for need in spec.needs)} too, or leave it out",
+        )
+
+
+text: Final = Parser(str, "any text")
+"""Every text is legal, the empty one included."""
+
+
+def _parse_boolean(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("neither true nor false")
+    return value.strip().lower() == "true"
+
+
+def _format_boolean(value: bool) -> str:
+    return str(value).lower()
+
+
+boolean: Final = Parser(
+    _parse_boolean, "'true' or 'false'", wrong_type="maybe", format=_format_boolean
+)
+
+
+def choice(*names: str) -> Parser[str]:
+    """One of `names`, in any case; the value is the name as given here."""
+
+    def parse(value: str) -> str:
+        for name in names:
+            if value.strip().lower() == name.lower():
+                return name
+        raise ValueError("none of the accepted words")
+
+    return Parser(parse, ", ".join(f"'{name}'" for name in names), wrong_type="42")
+
+
+_WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]+")
+
+
+def whole_number(at_least: int = 0) -> Parser[int]:
+    """A whole number, `at_least` inclusive, below 2**63."""
+
+    def parse(value: str) -> int:
+        # int() takes digits of every script, and underscores.
+        if not _WHOLE_NUMBER.fullmatch(value.strip()):
+            raise ValueError("not a whole number")
+        number = int(value)
+        if not at_least <= number < 2**63:
+            raise ValueError(f"must be at least {at_least} and below 2^63")
+        return number
+
+    accepts = f"a whole number, at least {at_least}"
+    return Parser(parse, accepts, wrong_type="many", out_of_range=str(at_least - 1))

@@ -1,0 +1,478 @@
+"""A Spark session as these formats need it: its settings, the Python of its workers, its watermark.
+
+Spark looks for a format, and reads and writes it, with the Python that its JVM finds in the
+environment variable PYSPARK_DRIVER_PYTHON, else PYSPARK_PYTHON, else as `python3` on PATH. The
+setting `spark.pyspark.python` and the interpreter that runs the driver do not count. A job that is
+started as `venv/bin/python job.py`, from an IDE, cron or a notebook, therefore does not find
+packages of its virtual environment unless PYSPARK_PYTHON names it before the JVM starts.
+
+Spark puts `SPARK_HOME/python/lib/pyspark.zip` first on the path of every Python process that it
+starts, and Python compiles what it imports from a zip in each process again: half a second of a
+core or more, and each query starts such a process. The home made here consists of links to the
+installed one without that zip. The processes then find the same PySpark, of the same installation,
+among the packages of their interpreter, with its bytecode.
+
+The rules are semantics 11.5, 29.2 and 30.1. Spark tells a sink neither the watermark nor the CTIs
+that moved it. It writes the entry `offsets/N` of the checkpoint before it runs batch N, and there
+`batchWatermarkMs` is the watermark that batch N evicts state with: in output mode append, batches
+up to N contain all windows that end at or before it.
+"""
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession, is_remote
+
+from pyspark_timestream.core.instants import FINAL_US
+from pyspark_timestream.errors import WrongInterpreter, compose_message
+
+INTERPRETER_VARIABLES: Final = ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON")
+"""The variables that Spark's JVM reads, in this order."""
+
+_DEFAULT_COMMAND: Final = "python3"
+_HAS_PACKAGE: Final = (
+    "import importlib.util as u, sys; sys.exit(0 if u.find_spec('pyspark_timestream') else 3)"
+)
+_START_TIMEOUT_S: Final = 30
+
+
+def use_this_interpreter(environment: MutableMapping[str, str]) -> None:
+    """Name the running interpreter in PYSPARK_PYTHON, unless `environment` names one already."""
+    if sys.executable and not environment.get("PYSPARK_PYTHON"):
+        environment["PYSPARK_PYTHON"] = sys.executable
+
+
+def find_worker_command(environment: Mapping[str, str]) -> tuple[str, str]:
+    """The command with which a JVM in this environment starts workers, and its origin."""
+    for name in INTERPRETER_VARIABLES:
+        if name in environment:
+            return environment[name], name
+    return _DEFAULT_COMMAND, "PATH"
+
+
+def is_this_interpreter(environment: Mapping[str, str]) -> bool:
+    """True if a JVM in this environment starts workers with the running interpreter."""
+    command, _ = find_worker_command(environment)
+    path = shutil.which(command, path=environment.get("PATH", os.defpath))
+    return path is not None and _is_running_interpreter(Path(path))
+
+
+def find_interpreter_fault(environment: Mapping[str, str]) -> str | None:
+    """The reason why a JVM with this environment would not find the formats; None if it would.
+
+    Starts the interpreter in question once, where it is not the running one.
+    """
+    command, source = find_worker_command(environment)
+    named = "found on PATH" if source == "PATH" else f"from the environment variable {source}"
+    path = shutil.which(command, path=environment.get("PATH", os.defpath))
+    if path is None:
+        return f"Spark starts its Python workers as '{command}', {named}, but there is no such file"
+    if _is_running_interpreter(Path(path)) or _has_package(path, environment):
+        return None
+    found = "" if path == command else f" ({path})"
+    return (
+        f"Spark starts its Python workers as '{command}'{found}, {named}, and pyspark_timestream "
+        "is not installed there"
+    )
+
+
+def _is_running_interpreter(path: Path) -> bool:
+    """True for the same file in the same directory: a virtual environment is a directory."""
+    here = Path(sys.executable)
+    return path.parent.absolute() == here.parent.absolute() and path.resolve() == here.resolve()
+
+
+def _has_package(path: str, environment: Mapping[str, str]) -> bool:
+    try:
+        return not subprocess.run(
+            [path, "-c", _HAS_PACKAGE],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_START_TIMEOUT_S,
+            check=False,
+        ).returncode
+    except (OSError, subprocess.SubprocessError):
+        return False
+
+
+SPARK_HOME: Final = "SPARK_HOME"
+
+_LINKED: Final = ("bin", "sbin", "jars", "conf", "data", "examples", "licenses", "RELEASE")
+"""Parts of a home beside Python's packages; an installation may lack some of them."""
+
+
+def use_installed_pyspark(environment: MutableMapping[str, str]) -> None:
+    """Set SPARK_HOME in `environment` to `link_spark_home`, unless it is set.
+
+    Nothing is set where PySpark is not an installation with a Spark of its own, where another
+    process would not find it, such as by a `sys.path` of this one alone, or where the links cannot
+    be made, such as without a writable home directory: Spark then starts as it always does.
+    """
+    if SPARK_HOME in environment:
+        return
+    installed, cache = _find_installed_spark(), _find_cache(environment)
+    if installed is None or cache is None:
+        return
+    if installed.parent.resolve() in _list_inherited_paths(environment):
+        with suppress(OSError):
+            environment[SPARK_HOME] = str(link_spark_home(installed, cache))
+
+
+def link_spark_home(installed: Path, cache: Path) -> Path:
+    """Make, or repair, a directory in `cache` with links to the Spark that is `installed`.
+
+    Several processes may do so at once.
+
+    Raises:
+        OSError: a link cannot be made.
+    """
+    # Each installation has a home of its own, for as long as it is at this place.
+    place = hashlib.sha256(os.fsencode(installed)).hexdigest()[:16]
+    home = cache / "pyspark-timestream" / f"spark-home-{place}"
+    home.mkdir(parents=True, exist_ok=True)
+    for name in _LINKED:
+        link, target = home / name, installed / name
+        if link.is_symlink() and (link.readlink() != target or not target.exists()):
+            link.unlink(missing_ok=True)
+        if target.exists():
+            # Another process may have made it since.
+            with suppress(FileExistsError):
+                link.symlink_to(target)
+    return home
+
+
+def _find_installed_spark() -> Path | None:
+    """The directory of the PySpark that would be imported, if Spark is a part of it."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        return None
+    installed = Path(found.origin).parent
+    parts = ("bin/spark-submit", "jars", "python/lib/pyspark.zip")
+    return installed if all((installed / part).exists() for part in parts) else None
+
+
+def _list_inherited_paths(environment: Mapping[str, str]) -> set[Path]:
+    """The directories that the running interpreter imports from in every process."""
+    given = environment.get("PYTHONPATH", "").split(os.pathsep)
+    places = [*site.getsitepackages(), site.getusersitepackages(), *filter(None, given)]
+    return {Path(place).resolve() for place in places}
+
+
+def _find_cache(environment: Mapping[str, str]) -> Path | None:
+    """The user's directory for what can be made again (XDG Base Directory Specification)."""
+    # A relative path would make the home depend on where the process was started.
+    given, home = environment.get("XDG_CACHE_HOME", ""), environment.get("HOME", "")
+    if Path(given).is_absolute():
+        return Path(given)
+    return Path(home) / ".cache" if Path(home).is_absolute() else None
+
+
+_SERVER_SCHEME: Final = "sc://"
+"""Of the URL of a Spark Connect server; another URL starts one in this process."""
+
+_GATEWAY: Final = "PYSPARK_GATEWAY_PORT"
+"""Set in the processes that spark-submit starts: their JVM runs already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that a session needs.
+
+    Attributes:
+        name: of Spark's configuration, or of an environment variable.
+        value: the value that `configure_spark` sets.
+        reason: the consequence of leaving it out.
+    """
+
+    name: str
+    value: str
+    reason: str
+
+
+INTERPRETER: Final = Setting(
+    "PYSPARK_PYTHON",
+    "the running Python",
+    "an environment variable, which must be there when Spark starts. Without it Spark looks for "
+    "the formats with the `python3` of PATH, and does not find what is installed in a virtual "
+    "environment that is not activated: IDE, cron, notebook, `venv/bin/python job.py`",
+)
+
+HOME: Final = Setting(
+    SPARK_HOME,
+    "links to the installed Spark, in the user's cache, without `pyspark.zip`; for a local master",
+    "an environment variable, which must be there when Spark starts. Without it each process of "
+    "Python that Spark starts, one for every query, compiles PySpark again, which takes half a "
+    "second of a core or more",
+)
+
+SETTINGS: Final = (
+    Setting(
+        "spark.sql.shuffle.partitions",
+        "4",
+        "windows, joins and sorts keep their state in this many parts, and each costs time and "
+        "files in every batch: with Spark's 200 a small stream takes eight times as long. A "
+        "checkpoint keeps the number that it began with; on a cluster take about one for each core",
+    ),
+    Setting(
+        "spark.python.unix.domain.socket.enabled",
+        "true",
+        "rows reach Python without TCP's waiting for acknowledgements: some 45 ms less a task",
+    ),
+    Setting(
+        "spark.hadoop.fs.AbstractFileSystem.file.impl",
+        "org.apache.hadoop.fs.local.RawLocalFs",
+        "for checkpoints on a local disk: one file where there were two. Without it Hadoop keeps a "
+        "file of checksums beside each, which Spark never uses, and runs the program `chmod` for "
+        "both: a third of the time of a small batch",
+    ),
+    Setting(
+        "spark.sql.session.timeZone",
+        "UTC",
+        "days begin, and times are shown, in UTC, as CTIs are; without it in the machine's zone",
+    ),
+)
+
+
+def spark_settings() -> dict[str, str]:
+    """The Spark settings that `configure_spark` makes, for sessions that are configured elsewhere.
+
+    - `spark.sql.shuffle.partitions`: with Spark's 200 a small stream takes eight times as long.
+    - `spark.python.unix.domain.socket.enabled`: saves about 45 ms a task on the way to Python.
+    - `spark.hadoop.fs.AbstractFileSystem.file.impl`: a local checkpoint has half of the files, by
+      which a small batch takes a third less time.
+    - `spark.sql.session.timeZone`: days begin, and times are shown, in UTC, as CTIs are.
+
+    Two more are environment variables, which must be there before Spark starts. Spark looks the
+    formats up with PYSPARK_PYTHON: set it to a path that all nodes have. SPARK_HOME may be a Spark
+    home without `pyspark.zip`, which each process of Python would compile again.
+
+    Returns:
+        Name -> value, for `builder.config(map=...)` or spark-defaults.conf.
+    """
+    return {setting.name: setting.value for setting in SETTINGS}
+
+
+def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Give `builder` the settings that these formats need: `INTERPRETER`, `HOME` and `SETTINGS`.
+
+    Settings made by `builder` or spark-submit stay; `.config(...)` after this call overrides.
+    Where the environment variable PYSPARK_PYTHON is not set, it is set to the running interpreter,
+    for this process and those that it starts, so that Spark finds what is installed there. On a
+    cluster set it yourself, to a path that all nodes have. With a local master, and the running
+    interpreter for its workers, SPARK_HOME is set as well unless it is: to links to the installed
+    Spark without its `pyspark.zip`, so that these processes need not compile PySpark.
+
+        spark = configure_spark(SparkSession.builder.master("local[2]")).getOrCreate()
+
+    Where `builder` is for a Spark Connect server that runs already, only the settings of a session
+    (`spark.sql.*`) are made, and they go before the server's own; its interpreter is not checked.
+
+    Raises:
+        WrongInterpreter: Spark would start, or has started, with a Python that lacks this package.
+    """
+    if _is_for_server(builder):
+        return _configure(builder, [each for each in SETTINGS if each.name.startswith("spark.sql")])
+    jvm = _get_running_jvm()
+    if jvm is None:
+        use_this_interpreter(os.environ)
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
+        raise WrongInterpreter(fault, next_step=_suggest_next_step(environment, jvm is not None))
+    if jvm is None and _is_local(builder) and is_this_interpreter(environment):
+        use_installed_pyspark(os.environ)
+    started = SparkConf() if jvm is not None else None
+    return _configure(builder, [e for e in SETTINGS if not (started and started.contains(e.name))])
+
+
+def _configure(builder: SparkSession.Builder, settings: Iterable[Setting]) -> SparkSession.Builder:
+    """Give `builder` those of `settings` that it does not have."""
+    given = getattr(builder, "_options", {})
+    for setting in settings:
+        if setting.name not in given:
+            builder = builder.config(setting.name, setting.value)
+    return builder
+
+
+def _is_local(builder: SparkSession.Builder) -> bool:
+    """True if `builder` names a master in this process; YARN would look for the zip."""
+    master = str(getattr(builder, "_options", {}).get("spark.master", ""))
+    return master == "local" or master.startswith("local[")
+
+
+def _is_for_server(builder: SparkSession.Builder) -> bool:
+    """True if `builder` makes sessions of a Spark Connect server that runs already."""
+    given = getattr(builder, "_options", {})
+    url = given.get("spark.remote") or os.environ.get("SPARK_REMOTE") or ""
+    has_channel = getattr(builder, "_channel_builder", None) is not None
+    return has_channel or str(url).startswith(_SERVER_SCHEME)
+
+
+def is_connect_client() -> bool:
+    """True if this process talks to a Spark Connect server, whose environment it does not know."""
+    url = os.environ.get("SPARK_REMOTE", "")
+    return (is_remote() or url.startswith(_SERVER_SCHEME)) and _get_running_jvm() is None
+
+
+def warn_of_interpreter(stacklevel: int) -> None:
+    """Warn if Spark would not find these formats."""
+    if is_connect_client():
+        return
+    jvm = _get_running_jvm()
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
+        warnings.warn(
+            compose_message(
+                f"{fault}: formats 'timestream' and 'tseries' will not be found",
+                next_step=_suggest_next_step(environment, jvm is not None),
+            ),
+            stacklevel=stacklevel + 1,
+        )
+
+
+def explain_missing_format(name: str) -> str:
+    """Explain why Spark has not found the format `name`, with the next step."""
+    if is_connect_client():
+        return compose_message(
+            f"format '{name}' was not found: it is looked up by the Spark Connect server, with the "
+            "Python that PYSPARK_PYTHON names there",
+            next_step="install pyspark-timestream there and on the workers, and start the server "
+            "again; the server's log says 'Skipping the lookup of Python Data Sources' if a "
+            "package called pyspark_* fails",
+        )
+    jvm = _get_running_jvm()
+    environment = _get_environment(jvm)
+    if fault := find_interpreter_fault(environment):
+        step = _suggest_next_step(environment, jvm is not None)
+    else:
+        fault = "Spark imports every package that is called pyspark_*, and one that fails hides all"
+        step = "look in Spark's log for 'Skipping the lookup of Python Data Sources'"
+    return compose_message(f"format '{name}' was not found: {fault}", next_step=step)
+
+
+def _suggest_next_step(environment: Mapping[str, str], is_running: bool) -> str:
+    _, source = find_worker_command(environment)
+    if is_running:
+        unset = f", {source} unset" if source in INTERPRETER_VARIABLES else ""
+        return (
+            "Spark runs already: start this process or kernel again with PYSPARK_PYTHON="
+            f"{sys.executable} in its environment{unset}, or build the session with "
+            "pyspark_timestream.configure_spark before anything else starts Spark"
+        )
+    if source in INTERPRETER_VARIABLES:
+        return f"leave {source} unset, or set it to {sys.executable}"
+    return (
+        "build the session with pyspark_timestream.configure_spark(SparkSession.builder), or set "
+        f"PYSPARK_PYTHON={sys.executable} before Spark starts"
+    )
+
+
+def _get_running_jvm() -> Any | None:
+    """The JVM of this process, None before the first session."""
+    if _GATEWAY in os.environ:
+        SparkContext._ensure_initialized()
+    return SparkContext._jvm
+
+
+def _get_environment(jvm: Any | None) -> Mapping[str, str]:
+    """The environment that decides: the JVM's, as it was at its start, or this process's."""
+    return os.environ if jvm is None else dict(jvm.System.getenv())
+
+
+ZERO_DELAY_SETTING: Final = "spark.sql.streaming.eventTimeWatermark.bumpZeroDelayToOneMs"
+"""If true, a watermark's delay of none is one millisecond; proposed in Spark PR 56043."""
+
+_MILLISECOND_US: Final = 1_000
+_WATERMARK: Final = "batchWatermarkMs"
+
+
+class WatermarkSetting(NamedTuple):
+    """A setting that must have one value.
+
+    Attributes:
+        value: that value, Spark's default.
+        otherwise: the consequence of another one.
+    """
+
+    value: str
+    otherwise: str
+
+
+_REQUIRED_SETTINGS: Final = {
+    "spark.sql.streaming.multipleWatermarkPolicy": WatermarkSetting(
+        "min",
+        "where streams are joined or united, rows of the slower one are silently dropped",
+    ),
+    "spark.sql.streaming.noDataMicroBatches.enabled": WatermarkSetting(
+        "true",
+        "what a CTI releases waits for the next record, and a bounded run ends without its last "
+        "results",
+    ),
+}
+
+
+def find_wrong_settings(read: Callable[[str], str | None]) -> dict[str, str]:
+    """The settings with a wrong value: name -> value.
+
+    Args:
+        read: name -> value; None: not set.
+    """
+    values = {name: read(name) for name in _REQUIRED_SETTINGS}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value.lower() != _REQUIRED_SETTINGS[name].value
+    }
+
+
+def explain_setting(name: str) -> str:
+    """The consequence of another value of the setting `name`."""
+    return _REQUIRED_SETTINGS[name].otherwise
+
+
+def suggest_fix(name: str) -> str:
+    """The advice about another value of the setting `name`."""
+    return (
+        f"spark.conf.set('{name}', '{_REQUIRED_SETTINGS[name].value}') before the query is built; "
+        "a checkpoint may keep the value that it began with, so start with a new one"
+    )
+
+
+def read_batch_watermark(checkpoint: str | Path, batch: int) -> int | None:
+    """The watermark of a batch, in microseconds; None while it is at 1970, where it says nothing.
+
+    The last millisecond before the final CTI is the final CTI: where rows at exactly a CTI stay
+    legal, Spark's watermark is a millisecond before it.
+
+    Args:
+        checkpoint: a directory of this machine.
+        batch: its number.
+
+    Raises:
+        OSError: the batch's entry cannot be read.
+        ValueError: it has no watermark.
+    """
+    file = Path(checkpoint) / "offsets" / str(batch)
+    try:
+        watermark_ms = json.loads(file.read_text(encoding="utf-8").splitlines()[1])[_WATERMARK]
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"it has no {_WATERMARK}") from error
+    if not isinstance(watermark_ms, int):
+        raise ValueError(f"its {_WATERMARK} is {watermark_ms!r}")
+    if watermark_ms <= 0:
+        return None
+    is_final = (watermark_ms + 1) * _MILLISECOND_US >= FINAL_US
+    return FINAL_US if is_final else watermark_ms * _MILLISECOND_US

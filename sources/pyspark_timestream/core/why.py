@@ -1,0 +1,203 @@
+"""`why`: prints the message of this package out of the text that Spark makes of an error.
+
+Spark wraps an exception of a Python data source in messages of its own, with the query's id and
+plan and the frames of JVM and Python. Somewhere in it stands `pyspark_timestream.DataLost: ` or
+the like, the name that users import, followed by the sentence with the next step.
+"""
+
+import functools
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TextIO
+
+from pyspark_timestream.errors import compose_message, walk_causes
+
+_OF_A_CLOSED_PIPE: Final = 128 + signal.SIGPIPE
+"""The exit code of a command whose reader went away, as shells have it."""
+
+
+def end_with_its_reader(main: Callable[..., int]) -> Callable[..., int]:
+    """Let a command end without a traceback when the reader of its output has (`... | head -1`)."""
+
+    @functools.wraps(main)
+    def run(arguments: list[str] | None = None) -> int:
+        try:
+            code = main(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes standard output once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return _OF_A_CLOSED_PIPE
+        return code
+
+    return run
+
+
+_PACKAGES: Final = ("pyspark_timestream", "pyspark_tseries")
+_OWN: Final = re.compile(rf"\b(?:{'|'.join(_PACKAGES)})(?:\.\w+)+: ")
+_END: Final = re.compile(
+    r"\s*(?:\sSQLSTATE: |\n\s*at [\w$.]+[(/]|\n+JVM stacktrace:|\n+Driver stacktrace:"
+    r"|\n=== Streaming Query ===|\n+Traceback \(most|\n+The above exc|\n+During handling|\Z)"
+)
+_NOT_FOUND: Final = re.compile(r"\[DATA_SOURCE_NOT_FOUND\].*: (timestream|tseries)\b")
+
+
+_CAUSED_BY: Final = re.compile(r"^Caused by: (.+)$", re.MULTILINE)
+_RESUMES: Final = "start the query again: it goes on where it was"
+_FOREIGN_CAUSES: Final = (
+    (
+        # Microseconds, as pyarrow names them: 9999-12-31T23:59:59Z.
+        re.compile(r"out of bounds timestamp: 253402300799000000"),
+        "pandas got the row of the final CTI, 9999-12-31T23:59:59Z, and its times end in 2262",
+        "keep CTI rows from it: batch.where('cti IS NULL').drop('cti') before toPandas(), and "
+        "advance_time(df) before mapInPandas; or let it see F.expr(\"if(cti > '2262-01-01', "
+        "timestamp'2262-01-01', cti)\"), or use toArrow and mapInArrow, which hold all times",
+    ),
+    (
+        re.compile(r"out of bounds timestamp: -?\d+"),
+        "pandas got a time that it cannot hold: its times are from 1677-09-22 to 2262-04-11",
+        "leave such rows out, or use toArrow and mapInArrow, which hold all times",
+    ),
+    (
+        re.compile(
+            r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log"
+            r"|Multiple streaming queries are concurrently using"
+        ),
+        "two queries run on one checkpoint, and Spark has ended this one",
+        "let one of them run alone, and give the other a checkpointLocation of its own",
+    ),
+    (
+        re.compile(r"No space left on device|Disk quota exceeded", re.IGNORECASE),
+        "a disk that Spark writes to is full",
+        f"free space where the checkpoint and spark.local.dir are, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"Read-only file system", re.IGNORECASE),
+        "a file system that Spark writes to is read-only",
+        f"mount the one with the checkpoint and spark.local.dir writable, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"AccessControlException|AccessDeniedException|\(Permission denied\)"),
+        "Spark may not read or write a file",
+        f"give its user the right to the checkpoint and spark.local.dir, then {_RESUMES}",
+    ),
+    (
+        re.compile(r"Too many open files"),
+        "Spark may open no more files",
+        f"raise the limit (ulimit -n), then {_RESUMES}",
+    ),
+    (
+        re.compile(r"java\.lang\.OutOfMemoryError"),
+        "Spark's JVM has too little memory",
+        f"raise spark.driver.memory or spark.executor.memory, then {_RESUMES}",
+    ),
+)
+"""Errors of Spark and Java that a user of the formats meets: pattern, problem, next step."""
+
+
+def is_own_error(error: BaseException) -> bool:
+    """True if the class of `error` belongs to one of the two packages."""
+    return type(error).__module__.partition(".")[0] in _PACKAGES
+
+
+def find_own_message(text: str) -> str | None:
+    """The message of the last own error that `text` quotes, without the name of its class.
+
+    >>> find_own_message("[STREAM_FAILED] pyspark_timestream.DataLost: gone; do this")
+    'gone; do this'
+    """
+    found = list(_OWN.finditer(text))
+    if not found:
+        return None
+    begin = found[-1].end()
+    end = _END.search(text, begin)
+    return text[begin : end.start() if end else None]
+
+
+def why(error_or_query: Any = None, *, file: TextIO | None = None) -> None:
+    """Print the reason of an error as one sentence, without Spark's traces.
+
+        try:
+            query.awaitTermination()
+        except Exception as error:
+            why(error)
+
+    Args:
+        error_or_query: an exception that Spark, a store or a helper raised, or a streaming query;
+            None: the last uncaught exception, at a prompt or in a notebook.
+        file: where to print; None: standard output.
+    """
+    print(_explain(error_or_query), file=file)
+
+
+def _explain(subject: Any) -> str:
+    if subject is None:
+        subject = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if subject is None:
+            return "no exception has been left uncaught: pass an exception or a streaming query"
+    if isinstance(subject, BaseException):
+        return _find_reason(subject)
+    if not callable(getattr(subject, "exception", None)):
+        raise TypeError(
+            f"why({subject!r}): accepted are an exception and a streaming query, such as "
+            "'query' in query = df.writeStream...start()"
+        )
+    failure = subject.exception()
+    if failure is not None:
+        return _find_reason(failure)
+    if subject.isActive:
+        return "the query runs: explain_time(query) says what holds its results back"
+    return "the query has stopped without an error"
+
+
+def _find_reason(error: BaseException) -> str:
+    chain = list(walk_causes(error))
+    for each in chain:
+        if is_own_error(each) or _is_raised_here(each):
+            return str(each)
+    texts = [text for each in chain for text in _find_texts(each)]
+    for text in texts:
+        if message := find_own_message(text):
+            return message
+        if missing := _NOT_FOUND.search(text):
+            # Imported late: this module is read where there is no Spark.
+            from pyspark_timestream.core.session import explain_missing_format
+
+            return explain_missing_format(missing.group(1))
+    for pattern, problem, next_step in _FOREIGN_CAUSES:
+        if any(pattern.search(text) for text in texts):
+            return compose_message(f"{problem} ({_find_root(texts, pattern)})", None, next_step)
+    said = f"not an error of timestream or tseries: {type(error).__name__}: {_first_line(texts[0])}"
+    causes = [line for text in texts for line in _CAUSED_BY.findall(text)]
+    root = causes[-1] if causes else f"{type(chain[-1]).__name__}: {_first_line(str(chain[-1]))}"
+    return said if len(chain) == 1 and not causes else f"{said}; caused by {root}"
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """True if code of the two packages has refused an argument with an error of Python's own."""
+    if not isinstance(error, TypeError | ValueError) or error.__traceback__ is None:
+        return False
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES
+
+
+def _find_texts(error: BaseException) -> list[str]:
+    """The texts of an error: its own, and the stack trace that Spark keeps of Java's errors."""
+    kept = (getattr(error, name, None) for name in ("_stackTrace", "_stacktrace"))
+    return [str(error), *(text for text in kept if isinstance(text, str))]
+
+
+def _find_root(texts: Sequence[str], pattern: re.Pattern[str]) -> str:
+    """The last line of `texts` that `pattern` finds, which is the root's."""
+    lines = [line for text in texts for line in text.splitlines() if pattern.search(line)]
+    line = lines[-1].strip().removeprefix("Caused by: ")
+    return line.rsplit("with exception: ", 1)[-1].partition(" SQLSTATE")[0]
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")

@@ -1,0 +1,410 @@
+"""Apache Kafka for the demo: a local JVM, or a container."""
+
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from pyspark_timestream.demo import end_run
+from pyspark_timestream.demo.orphan_watch import OrphanWatch
+from pyspark_timestream.demo.progress import run_with_output
+
+
+class NoDemo(Exception):
+    """The demo cannot run here; the text gives the reason and the next step."""
+
+
+KAFKA_VERSION: Final = "4.3.0"
+LOG_BINDING_VERSION: Final = "2.25.4"
+"""Of the log4j2 that Kafka brings; without a binding the broker would log nothing at all."""
+
+LOG4J_FILE: Final = """appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{ISO8601} %p %c: %m%n
+rootLogger.level = warn
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+def broker_properties(listen: str, advertise: str, controller: str, voter: str) -> dict[str, str]:
+    """Settings of a one-node broker for tests, for both the process and the container."""
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{voter}",
+        "listeners": f"PLAINTEXT://{listen},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{advertise}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        # So that a test can forbid something by name; what no rule names is allowed.
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+        # A misspelt topic must be an error in a test, not an empty topic.
+        "auto.create.topics.enable": "false",
+        # After a SIGKILL the old registration blocks the new one until it times out.
+        "broker.session.timeout.ms": "2000",
+        "broker.heartbeat.interval.ms": "500",
+        # A compacted topic is compacted within a second or two, not within fifteen.
+        "log.cleaner.backoff.ms": "1000",
+        # Transactions that a test abandons are aborted soon after their timeout.
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+    }
+
+
+_MIN_VERSION: Final = 17
+_ADVICE: Final = (
+    f"Spark and Kafka need Java {_MIN_VERSION} or newer: install one (Debian: apt-get install "
+    "openjdk-17-jre-headless), or set JAVA_HOME"
+)
+
+
+def find_java() -> str:
+    """The path of a `java` that is new enough.
+
+    Raises:
+        NoDemo: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    try:
+        printed = subprocess.run(
+            [java or "java", "-version"], check=True, capture_output=True, text=True
+        ).stderr
+    except (OSError, subprocess.CalledProcessError):
+        missing = f"JAVA_HOME is {home}, which has no working bin/java" if home else "no Java here"
+        raise NoDemo(f"{missing}; {_ADVICE}") from None
+    version = java_version(printed)
+    if version < _MIN_VERSION:
+        raise NoDemo(f"{java} is Java {version}; {_ADVICE}")
+    return str(java)
+
+
+def java_version(printed: str) -> int:
+    """The major version in what `java -version` prints: 8 for "1.8.0", 0 where there is none."""
+    found = re.search(r'version "(?:1\.)?(\d+)', printed)
+    return int(found[1]) if found else 0
+
+
+JARS: Final = 45
+"""About how many there are; together they have 44 MB."""
+
+_IVY_FILE: Final = f"""<ivy-module version="2.0">
+  <info organisation="timestream" module="broker"/>
+  <configurations><conf name="default"/></configurations>
+  <dependencies>
+    <dependency org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}"
+                conf="default->default"/>
+    <dependency org="org.apache.logging.log4j" name="log4j-slf4j-impl" rev="{LOG_BINDING_VERSION}"
+                conf="default->default"/>
+  </dependencies>
+</ivy-module>
+"""
+
+
+def user_cache() -> Path:
+    """The directory of this user's cache that the demo keeps Kafka in."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "timestream"
+
+
+def has_jars(cache: Path) -> bool:
+    """True if nothing has to be fetched."""
+    return _place(cache).is_dir()
+
+
+def fetch_jars(
+    cache: Path, java: str = "java", on_line: Callable[[str], None] = lambda _: None
+) -> Path:
+    """The directory with the broker's jars; they are fetched where they are missing.
+
+    Args:
+        cache: a directory that several processes may share.
+        java: the Java to run Ivy with.
+        on_line: is called with each line that Ivy prints.
+
+    Raises:
+        NoDemo: they could not be fetched.
+    """
+    with locked(cache):
+        if not has_jars(cache):
+            partial = cache / "partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            _retrieve(cache, partial, java, on_line)
+            partial.rename(_place(cache))
+    return _place(cache)
+
+
+def _place(cache: Path) -> Path:
+    return cache / f"kafka-{KAFKA_VERSION}"
+
+
+def _retrieve(cache: Path, into: Path, java: str, on_line: Callable[[str], None]) -> None:
+    recipe, log = cache / "ivy.xml", cache / "ivy.log"
+    recipe.write_text(_IVY_FILE)
+    command = [java, "-jar", str(_ivy_jar()), "-ivy", str(recipe), "-confs", "default"]
+    command += ["-cache", str(cache / "ivy")]
+    command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    with log.open("w") as kept:
+
+        def keep(line: str) -> None:
+            kept.write(line)
+            on_line(line)
+
+        failed = run_with_output(command, keep)
+    if failed or not any(into.glob("kafka_2.13-*.jar")):
+        raise NoDemo(
+            f"Kafka {KAFKA_VERSION} could not be fetched from Maven Central: check the network "
+            f"(behind a proxy set JAVA_TOOL_OPTIONS), then try again; details are in {log}"
+        )
+
+
+def _ivy_jar() -> Path:
+    spark = find_spec("pyspark")
+    assert spark is not None
+    assert spark.origin is not None
+    return next((Path(spark.origin).parent / "jars").glob("ivy-*.jar"))
+
+
+@contextmanager
+def locked(cache: Path, name: str = "lock") -> Iterator[None]:
+    """Let one process at a time into the block."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def free_port() -> int:
+    """A port on 127.0.0.1 that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class KafkaProcess:
+    """A broker that keeps its data when it is killed, and that ends with this process.
+
+    Args:
+        jars: the directory with the broker's jars.
+        directory: for all its files; removed by `close`.
+        ports: of the broker and of its controller; free ones by default.
+        changes: settings that differ from those of a single broker.
+        cluster: the cluster's id; a new one by default.
+        heap: of the JVM.
+        java: the Java to run it with.
+        flags: further flags of the JVM.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        directory: Path,
+        ports: tuple[int, int] | None = None,
+        changes: Mapping[str, str] | None = None,
+        cluster: str | None = None,
+        heap: str = "512m",
+        java: str = "java",
+        flags: Sequence[str] = (),
+    ) -> None:
+        port, controller = ports or (free_port(), free_port())
+        self.bootstrap = f"127.0.0.1:{port}"
+        self.directory = directory
+        self._command = [java, f"-Xmx{heap}", *flags]
+        self._command += [f"-Dlog4j2.configurationFile={directory / 'log4j2.properties'}"]
+        self._command += ["-cp", f"{jars}/*"]
+        self._process: subprocess.Popen[bytes] | None = None
+        # First of all, so that a kill at any moment leaves nothing behind.
+        self._watch = OrphanWatch([sys.executable, "-P", end_run.__file__, str(directory)])
+        voter = f"127.0.0.1:{controller}"
+        properties = broker_properties(self.bootstrap, self.bootstrap, voter, voter)
+        properties |= {"log.dirs": str(directory / "data"), **(changes or {})}
+        try:
+            self._format(properties, cluster or _random_id())
+        except BaseException:
+            self.close()
+            raise
+
+    def _format(self, properties: Mapping[str, str], cluster: str) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        (self.directory / "log4j2.properties").write_text(LOG4J_FILE)
+        text = "".join(f"{name}={value}\n" for name, value in properties.items())
+        self._settings.write_text(text)
+        tool = [*self._command, "kafka.tools.StorageTool", "format", "-t", cluster]
+        done = subprocess.run(
+            [*tool, "-c", str(self._settings)], check=False, capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError(f"Kafka could not format its storage: {done.stdout}{done.stderr}")
+
+    @property
+    def _settings(self) -> Path:
+        return self.directory / "server.properties"
+
+    @property
+    def _log(self) -> Path:
+        return self.directory / "broker.log"
+
+    def start(self) -> None:
+        """Start the broker, with its previous data and ports if it ran before."""
+        with self._log.open("ab") as log:
+            # In a separate session, which Ctrl-C does not reach.
+            self._process = subprocess.Popen(
+                [*self._command, "kafka.Kafka", str(self._settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def stop(self, timeout: float = 60.0) -> None:
+        """Send SIGTERM: the broker hands over its partitions before it ends."""
+        if self._process is not None:
+            self._process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout)
+            self.kill()
+
+    def kill(self) -> None:
+        """Send SIGKILL: no notice to clients, no clean shutdown of the log."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """End the broker and remove its data."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        self._watch.stop()
+
+    def failure(self) -> str | None:
+        """The end of the log of a broker that ended by itself; None if it did not."""
+        if self._process is None or self._process.poll() is None:
+            return None
+        return self._log.read_text(errors="replace")[-4000:]
+
+
+def _random_id() -> str:
+    # With the first bit set it might begin with a dash, and Kafka's tool would read an option.
+    first = bytes([secrets.randbelow(128)])
+    return urlsafe_b64encode(first + secrets.token_bytes(15)).decode().rstrip("=")
+
+
+IMAGE: Final = f"apache/kafka:{KAFKA_VERSION}"
+CLUSTER_ID: Final = "5L6g3nShT-eMCtK--X86sw"
+"""Any 16 bytes in base64; the image formats its storage for it once."""
+
+_ANSWER_TIMEOUT_S: Final = 10
+
+
+def docker_answers() -> bool:
+    """True if the command exists and reaches an engine."""
+    try:
+        _docker("version", timeout=_ANSWER_TIMEOUT_S)
+    except (NoDemo, subprocess.TimeoutExpired):
+        return False
+    return True
+
+
+def pull(image: str = IMAGE, on_line: Callable[[str], None] = lambda _: None) -> None:
+    """Have the engine fetch the image, unless it has it.
+
+    Raises:
+        NoDemo: no registry gave it.
+    """
+    if _docker("image", "ls", "--quiet", image):
+        return
+    last = ""
+
+    def keep(line: str) -> None:
+        nonlocal last
+        last = line.strip()
+        on_line(line)
+
+    failed = run_with_output(["docker", "pull", image], keep)
+    if failed:
+        raise NoDemo(f"Docker could not fetch {image}: {last}")
+
+
+class KafkaContainer:
+    """A broker at `port` of 127.0.0.1; it and its data do not outlive this process."""
+
+    def __init__(self, port: int, image: str = IMAGE) -> None:
+        self.bootstrap = f"127.0.0.1:{port}"
+        self._name = f"timestream-demo-{os.getpid()}-{port}"
+        has_bridge = bool(_docker("network", "ls", "--quiet", "--filter", "name=^bridge$"))
+        given = broker_environment(port, has_bridge)
+        network = ["--publish", f"127.0.0.1:{port}:{port}"] if has_bridge else ["--network=host"]
+        settings = [part for name, text in given.items() for part in ("--env", f"{name}={text}")]
+        self._run = ["run", "--detach", "--name", self._name, *network, *settings, image]
+        self._watch = OrphanWatch(["docker", "rm", "--force", "--volumes", self._name])
+
+    def start(self) -> None:
+        """Create the container and start the broker.
+
+        Raises:
+            NoDemo: the engine refused.
+        """
+        _docker(*self._run)
+
+    def close(self) -> None:
+        """Remove the container with its data."""
+        _docker("rm", "--force", "--volumes", self._name)
+        self._watch.stop()
+
+    def failure(self) -> str | None:
+        """The end of the log of a broker that ended by itself; None where it did not."""
+        if _docker("inspect", "--format", "{{.State.Running}}", self._name) == "true":
+            return None
+        return _docker("logs", "--tail", "30", self._name)
+
+
+def broker_environment(port: int, has_bridge: bool) -> dict[str, str]:
+    """The variables by which the image runs a broker that clients reach at `port` of 127.0.0.1.
+
+    Args:
+        port: is published from the engine's bridge, or else a port of the host.
+        has_bridge: without one the container is in the host's network, whose ports it takes.
+    """
+    bootstrap = f"127.0.0.1:{port}"
+    controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
+    listen = (f":{port}", ":9093") if has_bridge else (bootstrap, controller)
+    properties = broker_properties(listen[0], bootstrap, listen[1], controller)
+    # The image reads KAFKA_FOO_BAR as `foo.bar`.
+    return {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"} | {
+        "KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()
+    }
+
+
+def _docker(*arguments: str, timeout: float | None = None) -> str:
+    """The output of a docker command that succeeds."""
+    try:
+        done = subprocess.run(
+            ["docker", *arguments], check=True, capture_output=True, text=True, timeout=timeout
+        )
+    except FileNotFoundError:
+        raise NoDemo("there is no command docker") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines()
+        raise NoDemo(f"docker {arguments[0]} failed: {lines[-1] if lines else ''}") from None
+    return done.stdout.strip()

@@ -1,0 +1,412 @@
+"""The history of a stream: its batches, when each was planned, what state waits.
+
+It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
+a query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
+those into one history per stream.
+
+A query's progress has the size of each operator's state. The checkpoint has the state itself, which
+a Spark session can read: Spark marks the column whose time a watermark decides about, so a window
+is known to wait for a CTI at its end, and a row for one after its time. Where Spark keeps that time
+elsewhere, as for joins, only the number of rows is told.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
+from pyspark_timestream.core.offsets import check_offset
+from pyspark_timestream.errors import CheckpointUnreadable
+from pyspark_timestream.kafka.offsets.findings import name_partitions
+from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import min_cti
+
+LOG_VERSIONS: Final = ("v1", "v2")
+"""First lines of the files of Spark's offset log that this code can read.
+
+Version 2 is that of named sources: each offset has the source's name, or its number, before it.
+"""
+
+_SOURCE_NAME: Final = re.compile(r"\w+", re.ASCII)
+_OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of a query.
+
+    Attributes:
+        planned_us: the wall clock when it was planned.
+        offsets: each source's offset as parsed JSON; None for a source that had none.
+        reports: each source's own progress entry, or None; in the order of `offsets`.
+    """
+
+    planned_us: int
+    offsets: tuple[Any, ...]
+    reports: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One batch of one stream.
+
+    Attributes:
+        planned_us: the wall clock when it was planned.
+        offset: its offset: ranges, and the state before them.
+        log_ends: the offset after the last record that each partition had then, where known.
+        described: the option `timeSettings`, and what was taken from there; None without it, and
+            where only the offset log is known.
+    """
+
+    planned_us: int
+    offset: StreamOffset
+    log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
+    described: tuple[str, Mapping[str, str]] | None = None
+
+
+History = tuple[BatchRecord, ...]
+"""The moments of one stream in the order of their batches; at least one."""
+
+
+def read_log_entry(text: str) -> Batch:
+    """The batch in a file of Spark's offset log, of version 1 or 2.
+
+    Raises:
+        ValueError: the text is half-written, or not an offset log.
+    """
+    lines = text.splitlines()
+    version = lines[0].strip() if lines else ""
+    if version not in LOG_VERSIONS:
+        found = repr(version[:20]) if version else "nothing"
+        raise ValueError(f"it begins with {found} and not with {' or '.join(LOG_VERSIONS)}")
+    if len(lines) < 3:
+        raise ValueError("it ends before the first source's offset")
+    metadata = json.loads(lines[1])
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("batchTimestampMs"), int):
+        raise ValueError("its second line has no batchTimestampMs")
+    texts = lines[2:] if version == "v1" else _strip_source_names(lines[2:])
+    offsets = tuple(None if text.strip() == "-" else json.loads(text) for text in texts)
+    return Batch(metadata["batchTimestampMs"] * 1000, offsets)
+
+
+def _strip_source_names(lines: Iterable[str]) -> list[str]:
+    """The offsets of `NAME:OFFSET` lines; those of sources without names in the order of sources.
+
+    Spark keeps them in a map, whose order is the sources' for up to four.
+    """
+    parts = [line.partition(":") for line in lines]
+    for name, colon, _ in parts:
+        if not colon or not _SOURCE_NAME.fullmatch(name):
+            raise ValueError(f"a line begins with {name[:20]!r} and not with a source's name")
+    if all(name.isdecimal() for name, _, _ in parts):
+        parts.sort(key=lambda part: int(part[0]))
+    return [offset for _, _, offset in parts]
+
+
+def drop_skipped(batches: Mapping[int, Batch]) -> dict[int, Batch]:
+    """The batches of a checkpoint without those that its query will never finish.
+
+    A forced repartition of the state skips a batch that failed: the batch after it begins where
+    the failed one began, so a stream's own number of batches goes back.
+    """
+    kept = {}
+    least: dict[str, int] = {}
+    for number in sorted(batches, reverse=True):
+        found = {
+            value["stream"]: int(value["number"])
+            for value in batches[number].offsets
+            if _is_stream(value) and isinstance(value.get("number"), int)
+        }
+        if all(at <= least.get(stream, at) for stream, at in found.items()):
+            kept[number] = batches[number]
+            least.update(found)
+    return dict(sorted(kept.items()))
+
+
+def read_progress(progress: Mapping[str, Any]) -> Batch:
+    """The batch that a query's progress, as parsed JSON, reports.
+
+    Raises:
+        ValueError: it has no readable timestamp.
+    """
+    sources = progress.get("sources") or []
+    return Batch(
+        parse_instant(progress["timestamp"]),
+        tuple(_decode(source.get("endOffset")) for source in sources),
+        tuple(_decode(source.get("latestOffset")) for source in sources),
+    )
+
+
+def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
+    """The history of each Kafka stream of this package in `batches`, by the stream's id.
+
+    Batches may come in any order and from both sources.
+
+    Raises:
+        CheckpointMismatch: an offset has a newer format version.
+        CheckpointUnreadable: an offset is damaged.
+    """
+    found: dict[str, dict[int, BatchRecord]] = {}
+    for batch in batches:
+        reports = batch.reports or (None,) * len(batch.offsets)
+        for value, report in zip(batch.offsets, reports, strict=True):
+            if _is_stream(value):
+                check_offset(value, value["settings"], OFFSET_VERSION)
+                offset = _read_offset(value)
+                moments = found.setdefault(offset.stream, {})
+                seen = moments.get(offset.number)
+                moments[offset.number] = _merge_record(seen, batch.planned_us, offset, report)
+    return {
+        stream: tuple(moment for _, moment in sorted(moments.items()))
+        for stream, moments in found.items()
+    }
+
+
+def find_silent_writers(state: PartitionState) -> list[str]:
+    """The writers whose marks are the minimum while other marks or events go on."""
+    marks = {name: writer.mark_us for name, writer in state.writers}
+    if None in marks.values():
+        return [name for name, mark_us in marks.items() if mark_us is None]
+    known = [mark_us for mark_us in marks.values() if mark_us is not None]
+    times_us = [*known, *([] if state.last_us is None else [state.last_us])]
+    if not known or max(times_us) == min(known):
+        return []
+    return [name for name, mark_us in marks.items() if mark_us == min(known)]
+
+
+def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) -> int | None:
+    """The time of the first batch since which `same` has held; None: it does not hold now."""
+    start = None
+    for moment in reversed(history):
+        if not same(moment):
+            break
+        start = moment.planned_us
+    return start
+
+
+def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
+    """The partitions at the stream's CTI or without one, those that are idle left out."""
+    clocks = {
+        part: share.state.cti_us
+        for part, share in moment.offset.partitions.items()
+        if not share.idle
+    }
+    least = min_cti(clocks.values())
+    return frozenset(part for part, cti_us in clocks.items() if cti_us == least)
+
+
+def count_remaining(history: History) -> dict[Partition, int]:
+    """The offsets of each partition that are left after the last batch, where known.
+
+    Log ends come from the last progress that has them: the log is at least that long.
+    """
+    ends: dict[Partition, int] = {}
+    for moment in history:
+        ends.update(moment.log_ends)
+    shares = history[-1].offset.partitions
+    return {
+        part: max(ends[part] - share.end_exclusive, 0)
+        for part, share in shares.items()
+        if part in ends
+    }
+
+
+def _is_stream(value: Any) -> bool:
+    """True for an offset of a Kafka stream of this package."""
+    return isinstance(value, dict) and value.keys() >= _OFFSET_KEYS
+
+
+def _read_offset(value: Mapping[str, Any]) -> StreamOffset:
+    try:
+        return StreamOffset.from_json(value)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointUnreadable(
+            f"an offset of stream {value['stream']!r} is damaged: {type(error).__name__} {error}",
+            "offsets as timestream wrote them",
+            "copy the checkpoint again",
+        ) from error
+
+
+def _merge_record(
+    seen: BatchRecord | None, planned_us: int, offset: StreamOffset, report: Any
+) -> BatchRecord:
+    """Merge two sources of a batch; their times agree within milliseconds, so keep the first."""
+    ends = _read_log_ends(report)
+    described = _read_described(report)
+    if seen is None:
+        return BatchRecord(planned_us, offset, ends, described)
+    known = described or seen.described
+    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, known)
+
+
+def _read_described(report: Any) -> tuple[str, Mapping[str, str]] | None:
+    found = report.get("timeSettings") if isinstance(report, dict) else None
+    return (found["from"], found["taken"]) if found else None
+
+
+def _read_log_ends(report: Any) -> dict[Partition, int]:
+    topics = report.get("partitions") if isinstance(report, dict) else None
+    return {
+        Partition(topic, int(number)): entry["offset"] + entry["lag"]
+        for topic, entries in (topics or {}).items()
+        for number, entry in entries.items()
+    }
+
+
+def _decode(value: Any) -> Any:
+    """Spark gives offsets as JSON text or as parsed JSON, by version and by client."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return None
+
+
+def describe_waiting(shares: Mapping[Partition, PartitionOffset]) -> str:
+    """The partitions that `maxSkew` keeps from being read further; empty if there are none."""
+    waiting = [part for part, share in shares.items() if share.waits]
+    if not waiting:
+        return ""
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
+
+
+def describe_advance(offset: StreamOffset) -> str:
+    """The source of the CTI of a quiet stream, if not from its partitions."""
+    is_advanced = offset.advanced_us is not None and offset.advanced_us == offset.cti_us
+    return "; the CTI follows the wall clock by 'idleAdvance'" if is_advanced else ""
+
+
+MAX_TIMES: Final = 10
+"""The CTIs that are listed of each operator, earliest first."""
+
+_WATERMARK_KEY: Final = "spark.watermarkDelayMs"
+"""In the metadata of the column that a watermark is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """The state of one operator.
+
+    Attributes:
+        operator: its number and Spark's name of it.
+        rows: the rows in its state: for an aggregation, the groups.
+        memory: the bytes that it uses; None: not known.
+        due: the earliest times that they wait for, with the number of rows, in order; empty: not
+            known.
+        is_window: a CTI at such a time releases them; False: only a later one does.
+    """
+
+    operator: str
+    rows: int
+    memory: int | None = None
+    due: tuple[tuple[int, int], ...] = ()
+    is_window: bool = False
+
+
+def read_operators(progress: Mapping[str, Any]) -> tuple[OperatorState, ...]:
+    """The state of the operators of a query, from its progress as parsed JSON."""
+    return tuple(
+        OperatorState(
+            f"{place} {each.get('operatorName', '')}".strip(),
+            int(each.get("numRowsTotal", 0)),
+            int(each.get("memoryUsedBytes", 0)),
+        )
+        for place, each in enumerate(progress.get("stateOperators") or ())
+    )
+
+
+def read_watermark(progress: Mapping[str, Any]) -> int | None:
+    """Spark's watermark; None: the query has none, or it is still at 1970, where it begins."""
+    text = (progress.get("eventTime") or {}).get("watermark")
+    instant_us = parse_instant(text) if text else 0
+    return instant_us if 0 < instant_us < FINAL_US else None
+
+
+def describe_state(operators: Sequence[OperatorState]) -> Iterator[str]:
+    """The lines about the state of operators; none where there is none.
+
+    A state of unknown times may wait for no CTI at all, as without `advance_time`.
+    """
+    for each in operators:
+        size = "1 row" if each.rows == 1 else f"{each.rows} rows"
+        memory = "" if each.memory is None else f", {each.memory} bytes"
+        yield f"State of operator {each.operator}: {size}{memory}"
+        for time_us, rows in each.due[:MAX_TIMES]:
+            when = "at" if each.is_window else "after"
+            yield f"   {_count_rows(rows)} for a CTI {when} {format_instant(time_us)}"
+        rest = each.rows - sum(rows for _, rows in each.due[:MAX_TIMES])
+        if each.due and rest > 0:
+            yield f"   {_count_rows(rest)} for later ones"
+
+
+def _count_rows(rows: int) -> str:
+    return "1 row waits" if rows == 1 else f"{rows} rows wait"
+
+
+def read_state_store(spark: Any, location: str) -> tuple[OperatorState, ...]:
+    """The state in the checkpoint at `location` after its last finished batch.
+
+    Runs two Spark jobs for each operator. An operator whose state Spark does not show is left out.
+    """
+    stores: dict[tuple[int, str], list[str]] = {}
+    for row in spark.read.format("state-metadata").load(location).collect():
+        stores.setdefault((row.operatorId, row.operatorName), []).append(row.stateStoreName)
+    found = []
+    for (number, name), names in sorted(stores.items()):
+        # A join has four stores, some of which hold one row of a side twice.
+        if names == ["default"]:
+            try:
+                reader = spark.read.format("statestore").option("operatorId", number)
+                found.append(_read_store(reader.load(location), f"{number} {name}"))
+            except Exception as error:
+                if not _is_refused(error):
+                    raise
+    return tuple(found)
+
+
+def _read_store(rows: Any, operator: str) -> OperatorState:
+    total = rows.count()
+    time = find_due_time(rows.schema.jsonValue())
+    if time is None:
+        return OperatorState(operator, total)
+    column, is_window = time
+    times = rows.selectExpr(f"unix_micros({column}) AS due").where("due IS NOT NULL")
+    first = times.groupBy("due").count().orderBy("due").limit(MAX_TIMES).collect()
+    due = tuple((int(row["due"]), int(row["count"])) for row in first)
+    return OperatorState(operator, total, None, due, is_window)
+
+
+def find_due_time(schema: Mapping[str, Any]) -> tuple[str, bool] | None:
+    """The time that a state's rows wait for: an SQL expression, and whether it ends a window.
+
+    Args:
+        schema: of the rows that `statestore` reads, as JSON.
+
+    Returns:
+        None: the key has no time that the watermark decides about.
+    """
+    (key,) = [field["type"] for field in schema["fields"] if field["name"] == "key"] or [{}]
+    for field in key.get("fields", ()) if isinstance(key, Mapping) else ():
+        # Only `advance_time` marks a column without a delay.
+        if field.get("metadata", {}).get(_WATERMARK_KEY) != 0:
+            continue
+        name, kind = field["name"].replace("`", "``"), field["type"]
+        if kind == "timestamp":
+            return f"key.`{name}`", False
+        if isinstance(kind, Mapping) and any(each["name"] == "end" for each in kind["fields"]):
+            return f"key.`{name}`.`end`", True
+    return None
+
+
+def _is_refused(error: Exception) -> bool:
+    """True if Spark does not show this state, such as that of `transformWithState`."""
+    get_condition = getattr(error, "getCondition", None) or getattr(error, "getErrorClass", None)
+    condition = get_condition() if get_condition else None
+    return str(condition or "").startswith(("STDS_", "UNSUPPORTED_FEATURE.STATE_STORE"))

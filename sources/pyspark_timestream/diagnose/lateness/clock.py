@@ -1,0 +1,330 @@
+"""A partition's clock by each of several delays: which events are late, how long others wait.
+
+A count of waits has the same size however many waits are in it. Waits below 128 ms have a class
+each; above, each doubling is divided into 128 classes, so a quantile is at most 0.8 % too high. The
+greatest wait is exact.
+
+`advance` is a fold over blocks of consecutive records. It runs the rules of a query (`cti.step`) as
+they are, so an event is late here exactly if it is late in a query with this delay that begins at
+the same records, however the records are divided into blocks.
+
+An event that is not late *waits* from its own record to the one right after which a CTI of the
+partition is greater than its time: from then on nothing before it, and nothing at its time, can
+still come. Its wait is the difference of these records' timestamps, and 0 where it is negative.
+Waits need memory for every event that still waits, so they may be measured on each N-th record
+alone; late events are always counted on all.
+
+Each block is decoded once, whatever the number of delays.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from pyspark_timestream.core.event_time import read_record_times
+from pyspark_timestream.core.instants import (
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
+)
+from pyspark_timestream.kafka.decode.payload import read_payload, required_columns
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.rules.marks import Marks
+from pyspark_timestream.rules.policies import LATE, Events, check_times
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import TimeRules, spread_ctis, step
+
+_BITS: Final = 7
+_FIRST: Final = 1 << _BITS
+"""The number of classes that hold one millisecond each, and of those in each doubling above."""
+
+_CLASSES: Final = (64 - _BITS) * _FIRST
+
+
+def _no_counts() -> Instants:
+    return np.zeros(_CLASSES, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """A number of waits.
+
+    Attributes:
+        counts: how many are in each class.
+        greatest_ms: the greatest of them; None without any.
+    """
+
+    counts: Instants = field(default_factory=_no_counts)
+    greatest_ms: int | None = None
+
+    def add(self, ms: Instants) -> "Waits":
+        """Count n more waits, none of them negative."""
+        if not len(ms):
+            return self
+        more = np.bincount(_find_classes(ms), minlength=_CLASSES)
+        return Waits(self.counts + more, max(int(ms.max()), self.greatest_ms or 0))
+
+    def merge(self, other: "Waits") -> "Waits":
+        """Return the waits of both."""
+        both = [each for each in (self.greatest_ms, other.greatest_ms) if each is not None]
+        return Waits(self.counts + other.counts, max(both, default=None))
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
+
+    def find_quantile(self, share: float) -> int | None:
+        """Return the least wait, in ms, that at least this share of all waits does not pass.
+
+        It is rounded up within its class. None without any wait.
+        """
+        if self.greatest_ms is None:
+            return None
+        reached = np.cumsum(self.counts)
+        found = int(np.searchsorted(reached, max(share * reached[-1], 1)))
+        return min(_find_last_of_class(found), self.greatest_ms)
+
+
+def _find_classes(ms: Instants) -> Instants:
+    doublings = np.maximum(np.frexp(ms.astype(np.float64))[1] - 1 - _BITS, 0).astype(np.int64)
+    # A number just below a power of two may be rounded up to it.
+    doublings -= (ms >> doublings) < np.where(doublings > 0, _FIRST, 0)
+    classes: Instants = doublings * _FIRST + (ms >> doublings)
+    return classes
+
+
+def _find_last_of_class(number: int) -> int:
+    """Return the greatest wait of a class.
+
+    >>> [_find_last_of_class(each) for each in (3, 127, 128, 255, 256, 257)]
+    [3, 127, 128, 255, 257, 259]
+    """
+    doublings = max(number // _FIRST - 1, 0)
+    return ((number - doublings * _FIRST + 1) << doublings) - 1
+
+
+_US_PER_MS: Final = 1_000
+_NOTHING: Final = np.empty(0, dtype=np.int64)
+
+
+class Block(NamedTuple):
+    """n consecutive records of a partition, decoded; the same for all delays.
+
+    Attributes:
+        events: the records as events.
+        marks: the marks of writers among them.
+        times: n instants: the times that they are judged by.
+        record_us: n instants: the records' timestamps, NEVER where there is none.
+        sampled: n booleans: a well-formed event whose wait is measured.
+    """
+
+    events: Events
+    marks: Marks
+    times: Instants
+    record_us: Instants
+    sampled: Mask
+
+
+class _Waiting(NamedTuple):
+    """Events of a block that wait for a CTI; `first_us` is the earliest of their times."""
+
+    times: Instants
+    record_us: Instants
+    first_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelayClock:
+    """A partition's clock by one delay, and what it has seen.
+
+    Attributes:
+        state: the partition's state; its counter `flagged` is the number of late events.
+        most_late_us: how far the CTI was past the time of a late event, at most; None without any.
+        waits: the waits of measured events that a CTI has passed.
+        waiting: the measured events that no CTI has passed yet.
+        record_us: the last record's timestamp; None before the first, or if it has none.
+    """
+
+    state: PartitionState = field(default_factory=PartitionState)
+    most_late_us: int | None = None
+    waits: Waits = field(default_factory=Waits)
+    waiting: tuple[_Waiting, ...] = ()
+    record_us: int | None = None
+
+    def count_waiting(self) -> int:
+        """Count the measured events that no CTI has passed."""
+        return sum(len(each.times) for each in self.waiting)
+
+
+def make_block(
+    events: Events, marks: Marks, record_us: Instants, first: int, sampled_every: int
+) -> Block:
+    """Prepare a block.
+
+    Args:
+        events: n records as events.
+        marks: the marks among them.
+        record_us: n instants: the records' timestamps, NEVER where there is none.
+        first: how many records of the partition came before.
+        sampled_every: waits are measured of the partition's records 0, N, 2 N and so on.
+    """
+    times, well_formed, _ = check_times(events)
+    sampled = well_formed
+    if sampled_every > 1:
+        numbers = np.arange(first, first + len(times))
+        sampled = well_formed & (numbers % sampled_every == 0)
+    return Block(events, marks, times, record_us, sampled)
+
+
+def advance(rules: TimeRules, clock: DelayClock, block: Block) -> DelayClock:
+    """Advance the clock over the block. The policy of the rules must be `flag`."""
+    if not len(block.times):
+        return clock
+    state, verdicts = step(rules, clock.state, block.events, block.marks)
+    late = verdicts.violation == LATE
+    fresh = np.flatnonzero(block.sampled & ~late)
+    waiting = clock.waiting
+    if len(fresh):
+        times = block.times[fresh]
+        waiting = (*waiting, _Waiting(times, block.record_us[fresh], int(times.min())))
+    before_us = instant_or_sentinel(clock.record_us)
+    left, waits = _release(
+        waiting, verdicts.cti_us, _find_stamps(verdicts.cti_index, block.record_us, before_us)
+    )
+    places = np.flatnonzero(late)
+    most_late_us = clock.most_late_us
+    if len(places):
+        cti_us = clock.state.cti_us
+        in_force = spread_ctis(cti_us, verdicts.cti_index, verdicts.cti_us, len(late))
+        most_late_us = max(int((in_force[places] - block.times[places]).max()), most_late_us or 0)
+    return replace(
+        clock,
+        state=state,
+        most_late_us=most_late_us,
+        waits=clock.waits.add(waits),
+        waiting=left,
+        record_us=instant_or_none(block.record_us[-1]),
+    )
+
+
+def _find_stamps(index: Instants, record_us: Instants, before_us: int) -> Instants:
+    """Find the timestamp of the record that each CTI comes right after."""
+    return np.concatenate(([before_us], record_us))[index + 1]
+
+
+def _release(
+    waiting: tuple[_Waiting, ...], ctis_us: Instants, stamps_us: Instants
+) -> tuple[tuple[_Waiting, ...], Instants]:
+    """Return the events that still wait after these CTIs, and the waits, in ms, of the others.
+
+    An event waits only if it was not late, so that every CTI above its time came after it.
+    """
+    if not len(ctis_us):
+        return waiting, _NOTHING
+    left: list[_Waiting] = []
+    waits: list[Instants] = []
+    for each in waiting:
+        if each.first_us >= ctis_us[-1]:
+            left.append(each)
+            continue
+        passed_by = np.searchsorted(ctis_us, each.times, side="right")
+        still = passed_by == len(ctis_us)
+        own_us, then_us = each.record_us[~still], stamps_us[passed_by[~still]]
+        known = (own_us != NEVER) & (then_us != NEVER)
+        waits.append(np.maximum(then_us[known] - own_us[known], 0) // _US_PER_MS)
+        if still.any():
+            times = each.times[still]
+            left.append(_Waiting(times, each.record_us[still], int(times.min())))
+    return tuple(left), np.concatenate(waits) if waits else _NOTHING
+
+
+_MAX_SAMPLED: Final = 500_000
+"""Events whose waits are measured, about: by each delay some of them wait at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPartition:
+    """One partition after some of its records.
+
+    Attributes:
+        clocks: its clock by each delay.
+        records: how many records there were.
+        first_us: the least of their timestamps; None if none has one.
+        last_us: the greatest.
+    """
+
+    clocks: tuple[DelayClock, ...]
+    records: int = 0
+    first_us: int | None = None
+    last_us: int | None = None
+
+
+def choose_sampling(offsets: int) -> int:
+    """Return N such that the waits of each N-th record are measured.
+
+    It is odd, so that it meets all phases of what alternates, such as two producers.
+
+    >>> choose_sampling(999_999), choose_sampling(1_000_000), choose_sampling(100_000_000)
+    (1, 3, 201)
+    """
+    return offsets // _MAX_SAMPLED | 1
+
+
+def list_needs(options: KafkaOptions) -> ColumnSet:
+    """Return the columns to read of each record: those of the clock, and the timestamps."""
+    return required_columns(options, None)._replace(timestamps=True)
+
+
+def follow_partition(
+    options: KafkaOptions,
+    delays_us: Sequence[int],
+    sampled_every: int,
+    blocks: Iterable[RecordBlock],
+) -> FollowedPartition:
+    """Follow a partition from its first block to its last.
+
+    Args:
+        options: the options of a query; its delay and policy do not count.
+        delays_us: the delays.
+        sampled_every: waits are measured on each N-th record.
+        blocks: consecutive records, with the columns of `list_needs`.
+    """
+    # Flagged events are counted apart from all others; no policy moves a clock (semantics 2.5).
+    rules = [
+        replace(options.rules, delay_us=each, policy="flag", time_window=False)
+        for each in delays_us
+    ]
+    found = FollowedPartition(tuple(DelayClock() for _ in delays_us))
+    for block in blocks:
+        payload = read_payload(options, None, block)
+        us, known = read_record_times(block.timestamps_ms)
+        shared = make_block(
+            payload.events,
+            payload.marks,
+            np.where(known, us, NEVER),
+            found.records,
+            sampled_every,
+        )
+        first_us, last_us = _widen(found, us[known])
+        found = FollowedPartition(
+            tuple(map(advance, rules, found.clocks, repeat(shared))),
+            found.records + len(block.offsets),
+            first_us,
+            last_us,
+        )
+    return found
+
+
+def _widen(found: FollowedPartition, stamps_us: Instants) -> tuple[int | None, int | None]:
+    """Return the least and the greatest timestamp with those of another block."""
+    if not len(stamps_us):
+        return found.first_us, found.last_us
+    first_us, last_us = int(stamps_us.min()), int(stamps_us.max())
+    if found.first_us is None or found.last_us is None:
+        return first_us, last_us
+    return min(first_us, found.first_us), max(last_us, found.last_us)

@@ -1,0 +1,543 @@
+"""The command `peek`: shows ten records of a topic, and prints the options to read it with."""
+
+import argparse
+import io
+import json
+import logging
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, datetime
+from itertools import islice
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import format_instant
+from pyspark_timestream.core.options import is_secret, option_specs
+from pyspark_timestream.diagnose.peek.columns import Candidate
+from pyspark_timestream.diagnose.peek.detect import Detection, NoSample, Sample, format_key
+from pyspark_timestream.diagnose.peek.findings import Findings, examine
+from pyspark_timestream.diagnose.value_samples import suggests_secret
+from pyspark_timestream.errors import OptionError, TimestreamError
+from pyspark_timestream.kafka.client.broker import Broker
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
+from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.ranges import Partition, Range
+
+_GROUP: Final = "timestream-peek"
+"""A name that a consumer must have; nothing is committed to it, and nobody joins it."""
+
+_SPANS: Final = (1, 20, 500)
+"""How many offsets are read for each record that is wanted, until there are enough records.
+
+Markers of transactions and compaction leave gaps.
+"""
+
+_MAX_PARTITIONS: Final = 32
+_ALL: Final = ColumnSet(timestamps=True, keys=True, values=True, headers=True)
+
+
+class _Place(NamedTuple):
+    timestamp_ms: int
+    partition: Partition
+    row: int
+
+
+def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
+    """Read the `count` newest records of a topic, by their timestamps.
+
+    Raises:
+        NoSample: the topic does not exist.
+        BrokerUnreachable: no broker answers, or it refuses.
+    """
+    broker = Broker(options, _GROUP)
+    try:
+        partitions = broker.partitions()
+        if not partitions:
+            brokers = options.client["bootstrap.servers"]
+            raise NoSample(f"topic '{topic}' does not exist at {brokers}")
+        firsts, ends = broker.earliest(partitions), broker.ends(partitions)
+    finally:
+        broker.close()
+    sizes = {part: end - firsts[part] for part, end in ends.items() if part in firsts}
+    filled = [part for part in sorted(sizes) if sizes[part] > 0]
+    reader = RangeReader(options, _GROUP)
+    try:
+        read = {
+            part: _read_newest(reader, part, firsts[part], ends[part], count)
+            for part in islice(filled, _MAX_PARTITIONS)
+        }
+    finally:
+        reader.close()
+    blocks = {part: block for part, block in read.items() if block is not None}
+    return Sample(topic, len(partitions), sum(sizes.values()), _select_newest(blocks, count))
+
+
+def _read_newest(
+    reader: RangeReader, partition: Partition, first: int, end: int, count: int
+) -> RecordBlock | None:
+    """Read the last records of one partition; None if there are none within reach."""
+    found: list[RecordBlock] = []
+    for span in _SPANS:
+        start = max(first, end - count * span)
+        found = list(reader.read(Range(partition, start, end), _ALL))
+        if start == first or sum(len(block.offsets) for block in found) >= count:
+            break
+    if not found:
+        return None
+    columns = (pa.concat_arrays(column) for column in zip(*found, strict=True))
+    whole = RecordBlock(*columns)
+    return _slice(whole, np.arange(max(0, len(whole.offsets) - count), len(whole.offsets)))
+
+
+def _select_newest(
+    blocks: dict[Partition, RecordBlock], count: int
+) -> tuple[tuple[Partition, RecordBlock], ...]:
+    newest = sorted(_list_places(blocks))[-count:]
+    chosen: dict[Partition, list[int]] = {}
+    for place in newest:
+        chosen.setdefault(place.partition, []).append(place.row)
+    return tuple(
+        (part, _slice(blocks[part], np.array(sorted(rows))))
+        for part, rows in sorted(chosen.items())
+    )
+
+
+def _list_places(blocks: dict[Partition, RecordBlock]) -> Iterator[_Place]:
+    for part, block in blocks.items():
+        assert block.timestamps_ms is not None, "all columns are read"
+        for row, ms in enumerate(block.timestamps_ms.to_pylist()):
+            yield _Place(ms, part, row)
+
+
+def _slice(block: RecordBlock, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> RecordBlock:
+    places = pa.array(rows, pa.int64())
+    return RecordBlock(*(column.take(places) for column in block if column is not None))
+
+
+_HIDDEN: Final = "..."
+_LOGIN: Final = re.compile("kafka[.]sasl[.](username|oauthbearer[.]client[.]id)", re.I)
+_DELAY_COMMENT: Final = (
+    "CTIs need a delay of at least the topic's disorder, of which ten records show too little:",
+    "see what each would drop, and choose one: python -m pyspark_timestream lateness",
+)
+
+
+def hide_option(name: str, value: str) -> str:
+    """Return the value of an option, or dots in place of a secret."""
+    return _HIDDEN if is_secret(name, value) or _LOGIN.fullmatch(name) else value
+
+
+def format_snippet(options: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Write a stream with these options, and with a schema if there are columns.
+
+    Args:
+        options: option -> value; secrets become dots.
+        columns: the columns in Spark's DDL; empty for the source's own.
+    """
+    lines = ["stream = (", '    spark.readStream.format("timestream")']
+    for name, value in options.items():
+        lines.append(f"    .option({_literal(name)}, {_literal(hide_option(name, value))})")
+    if not {"ctiFrequency", "advanceTime", "ctiHeader"} & options.keys():
+        lines += [f"    # {line}" for line in _DELAY_COMMENT]
+        lines.append('    # .option("ctiFrequency", "1 second").option("ctiDelay", "5 minutes")')
+    if columns:
+        texts = [*(f"{column}, " for column in columns[:-1]), columns[-1]]
+        lines += ["    .schema(", *(f"        {_literal(text)}" for text in texts), "    )"]
+    return "\n".join([*lines, "    .load()", ")"])
+
+
+def _literal(text: str) -> str:
+    """Write a Python literal, which JSON's form of a text is as well.
+
+    Letters stay as they are: JSON writes others than those of 16 bits as two, which Python does not
+    read as one.
+    """
+    return json.dumps(text, ensure_ascii=False)
+
+
+_MAX_CELL: Final = 40
+_MIN_CELL: Final = 10
+"""A column is cut to no less than this, and rather left out."""
+
+_SHOWN_BYTES: Final = 8
+_GAP: Final = "  "
+_NOT_SHOWN: Final = "(not shown)"
+_LAG_UNITS: Final = (
+    (86_400_000_000, "d"),
+    (3_600_000_000, "h"),
+    (60_000_000, "min"),
+    (1_000_000, "s"),
+)
+
+
+def format_findings(findings: Findings, width: int) -> str:
+    """Write the findings: facts, rows, candidates for the event time, and the query to paste."""
+    sections = [_format_head(findings)]
+    if len(findings.sample):
+        rows = [findings.rows.column_names, *_format_rows(findings)]
+        sections.append(_cut_table(rows, width))
+        sections.append(["Candidates for the event time, the best one first:"])
+        sections[-1] += _cut_table(_format_candidates(findings), width)
+    if findings.notes:
+        sections.append([f"Note: {note}." for note in findings.notes])
+    text = "\n\n".join("\n".join(map(_escape_controls, section)) for section in sections)
+    return f"{text}\n\n{format_snippet(findings.options, findings.columns)}"
+
+
+def to_json(findings: Findings) -> str:
+    """Write the findings as one JSON object."""
+    sample = findings.sample
+    found = {
+        "topic": sample.topic,
+        "partitions": sample.partitions,
+        "offsets": sample.offsets,
+        "records": len(sample),
+        "timestamps": _find_timestamps(findings),
+        "payloads": {each.part: _describe(findings, each) for each in findings.detections},
+        "columns": list(findings.columns),
+        "hidden_fields": findings.secrets,
+        "rows": [
+            dict(zip(findings.rows.column_names, cells, strict=True))
+            for cells in _format_rows(findings)
+        ],
+        "malformed": dict(findings.malformed),
+        "candidates": [_list_candidate(each) for each in findings.candidates],
+        "options": {name: hide_option(name, text) for name, text in findings.options.items()},
+        "notes": list(findings.notes),
+    }
+    return json.dumps(found, indent=2)
+
+
+def _format_head(findings: Findings) -> list[str]:
+    sample = findings.sample
+    count = len(sample)
+    lines = [
+        f"Topic '{sample.topic}': {_count(sample.partitions, 'partition')}, "
+        f"{_count(sample.offsets, 'offset')}; below the newest {_count(count, 'record')}"
+    ]
+    if not count:
+        return [lines[0].split(";")[0], "It holds no records: nothing can be said of them."]
+    stamps = _find_timestamps(findings)
+    if stamps:
+        lines.append(f"Their timestamps: {stamps[0]} to {stamps[1]}")
+    for each in findings.detections:
+        lines.append(f"{each.part.title()}s: {_format_detection(each)}")
+        if each.part in findings.readers:
+            lines.append(f"  read by {_format_reader(findings.readers[each.part])}")
+    for reason, rows in findings.malformed.items():
+        lines.append(f"Malformed {reason}, in {rows} of {count} records")
+    if findings.secrets:
+        lines.append(
+            f"{_count(findings.secrets, 'field')} with names that suggest secrets: not shown, and "
+            "not in the schema"
+        )
+    return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _find_timestamps(findings: Findings) -> tuple[str, str] | None:
+    own = [each for each in findings.candidates if each.kind == "record"]
+    return (format_instant(own[0].first_us), format_instant(own[0].last_us)) if own else None
+
+
+def _format_detection(found: Detection) -> str:
+    if not found.present:
+        return "all null"
+    framing = {
+        "confluent": ", each behind the id of its schema",
+        "header": ", with the id of its schema in a header",
+        "none": "",
+    }[found.framing]
+    ids = ", ".join(map(format_key, found.keys))
+    named = f" ({ids})" if ids and found.framing != "none" else ""
+    return f"{found.format}{framing}{named}; {found.fitting} of {found.present} fit"
+
+
+def _format_reader(reader: ReaderSchema) -> str:
+    message = f", message {reader.message}" if reader.message else ""
+    if reader.schema_id is None:
+        return f"the schema of the options{message}"
+    return f"schema {reader.schema_id}, version {reader.version} of '{reader.subject}'{message}"
+
+
+def _describe(findings: Findings, found: Detection) -> dict[str, Any]:
+    reader = findings.readers.get(found.part)
+    return {
+        "format": found.format,
+        "framing": found.framing,
+        "present": found.present,
+        "fitting": found.fitting,
+        "schema_ids": [format_key(key) for key in found.keys] if found.framing != "none" else [],
+        "reader": None if reader is None else reader.to_json(),
+    }
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _format_rows(findings: Findings) -> Iterator[list[str]]:
+    for row in findings.rows.to_pylist():
+        yield [_format_cell(value) for value in row.values()]
+
+
+def _format_cell(value: Any) -> str:
+    """Write a value; nothing that may be a secret, and the beginning of bytes that are not text."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case datetime():
+            zone = "Z" if value.tzinfo else ""
+            return value.replace(tzinfo=None).isoformat() + zone
+        case date():
+            return value.isoformat()
+        case bytes():
+            return _format_bytes(value)
+        case str():
+            return _NOT_SHOWN if _hides_secret(value) else value
+        case dict():
+            return _format_fields(value.items())
+        case list() if value and all(isinstance(each, tuple) for each in value):
+            return _format_fields(value)
+        case list():
+            return f"[{', '.join(map(_format_cell, value))}]"
+        case _:
+            return str(value)
+
+
+def _format_fields(items: Any) -> str:
+    """Write the fields of a struct or the entries of a map, of which a name may be a secret's."""
+    shown = (
+        f"{name}: {_NOT_SHOWN if suggests_secret(str(name)) else _format_cell(value)}"
+        for name, value in items
+    )
+    return "{" + ", ".join(shown) + "}"
+
+
+def _format_bytes(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if text.isprintable():
+        return _NOT_SHOWN if suggests_secret(text) or _hides_secret(text) else text
+    more = "..." if len(value) > _SHOWN_BYTES else ""
+    return f"{_count(len(value), 'byte')}: {value[:_SHOWN_BYTES].hex(' ')}{more}"
+
+
+def _hides_secret(text: str) -> bool:
+    """Check for JSON in a text that has a field which suggests a secret."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return False
+    try:
+        pending = [json.loads(text)]
+    except (ValueError, RecursionError):
+        return suggests_secret(text)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if any(suggests_secret(name) for name in value):
+                return True
+            pending += value.values()
+        elif isinstance(value, list):
+            pending += value
+    return False
+
+
+# -- candidates ------------------------------------------------------------------------------------
+
+
+def _format_candidates(findings: Findings) -> list[list[str]]:
+    rows = [["startTime", "is", "timeUnit", "records", "against the record's", "from", "to"]]
+    for each in findings.candidates:
+        times = [format_instant(each.first_us), format_instant(each.last_us)]
+        readable = f"{each.readable} of {len(findings.sample)}"
+        lag = "" if each.kind == "record" else format_lag(each)
+        rows.append([each.source, each.kind, each.unit, readable, lag, *times])
+    return rows
+
+
+def format_lag(found: Candidate) -> str:
+    """Say how far a candidate lies behind its records' timestamps, or ahead of them."""
+    least, most = found.least_lag_us, found.most_lag_us
+    if least is None or most is None:
+        return "nothing to compare with"
+    if least < 0 < most:
+        return f"{_span(-least)} ahead to {_span(most)} behind"
+    if least == most == 0:
+        return "equal"
+    near, far = sorted((abs(least), abs(most)))
+    word = "behind" if most > 0 else "ahead"
+    return f"{_span(far)} {word}" if near == far else f"{_span(near)} to {_span(far)} {word}"
+
+
+def _span(us: int) -> str:
+    for unit, name in _LAG_UNITS:
+        if us >= unit:
+            return f"{us / unit:,.1f} {name}".replace(".0 ", " ")
+    return f"{us / 1_000:.3g} ms"
+
+
+def _list_candidate(found: Candidate) -> Mapping[str, Any]:
+    return {
+        "startTime": found.source,
+        "kind": found.kind,
+        "timeUnit": found.unit or None,
+        "readable": found.readable,
+        "from": format_instant(found.first_us),
+        "to": format_instant(found.last_us),
+        "least_lag_us": found.least_lag_us,
+        "most_lag_us": found.most_lag_us,
+    }
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _cut_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lay cells out in columns; those that would pass the width are cut, or left out and named."""
+    cells = [[_escape_controls(cell) for cell in row] for row in rows]
+    widths: list[int] = []
+    for column in zip(*cells, strict=True):
+        room = width - sum(widths) - len(_GAP) * len(widths)
+        size = min(_MAX_CELL, max(map(len, column)))
+        if size > room and room < _MIN_CELL and widths:
+            break
+        widths.append(max(min(size, room), 1))
+    lines = [
+        _GAP.join(
+            _cut_text(cell, size).ljust(size) for cell, size in zip(row, widths, strict=False)
+        ).rstrip()
+        for row in cells
+    ]
+    left = cells[0][len(widths) :]
+    if left:
+        lines.append(_cut_text(f"and {_count(len(left), 'more column')}: {', '.join(left)}", width))
+    return lines
+
+
+def _cut_text(text: str, size: int) -> str:
+    return text if len(text) <= size else f"{text[: max(size - 3, 0)]}..."[:size]
+
+
+def _escape_controls(line: str) -> str:
+    """Escape control characters: names and values come from the records."""
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
+
+
+_RECORDS: Final = 10
+
+_ARGUMENTS: Final = {
+    "subscribe": "--topic",
+    "subscribePattern": "--topic",
+    "assign": "--topic",
+    "kafka.bootstrap.servers": "--bootstrap-servers",
+}
+"""Options that have an argument of their own."""
+
+_DECLARED: Final = {spec.name.lower(): spec.name for spec in option_specs(KafkaOptions).values()}
+_READING: Final = ("kafkaConsumer.", "subscribe")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_source_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def add_source_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments that `read_given` reads."""
+    parser.add_argument("--topic", required=True, help="the topic")
+    parser.add_argument(
+        "--bootstrap-servers", required=True, metavar="HOST:PORT", help="of one or more brokers"
+    )
+    parser.add_argument(
+        "--schema-registry", metavar="URL", help="of the registry that knows the payloads' schemas"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any option of the source, such as kafka.security.protocol=SSL; may be repeated",
+    )
+
+
+def main(given: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    try:
+        raw = read_given(given)
+        # Imported late: the rest of this module needs no Kafka client.
+
+        # The client's log repeats what an error says at its end.
+        logging.getLogger("pyspark_timestream").addHandler(logging.NullHandler())
+        sample = read_sample(read_kafka_options(select_reading(raw)), given.topic, _RECORDS)
+        findings = examine(sample, raw)
+    except (NoSample, OptionError, TimestreamError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without a letter gets its escape, which is Python's too.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(to_json(findings) if given.json else format_findings(findings, _find_width()))
+    return 0
+
+
+def _find_width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def read_given(given: argparse.Namespace) -> dict[str, str]:
+    """Return the options that the arguments stand for, by the names that they are declared with.
+
+    Raises:
+        NoSample: one is not of the form NAME=VALUE, or has an argument of its own.
+    """
+    raw = {
+        "transport": "kafka",
+        "kafka.bootstrap.servers": given.bootstrap_servers,
+        "subscribe": given.topic,
+    }
+    if given.schema_registry is not None:
+        raw["schemaRegistry.url"] = given.schema_registry
+    for name, value in _split_options(given.option):
+        if name in raw or name in _ARGUMENTS:
+            instead = _ARGUMENTS.get(name, "--schema-registry")
+            raise NoSample(f"--option {name} is not needed here: leave it out, or use {instead}")
+        raw[name] = value
+    return raw
+
+
+def _split_options(given: Iterable[str]) -> Iterable[tuple[str, str]]:
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            # Not shown: it may be a secret whose name was forgotten.
+            raise NoSample("an --option is not of the form NAME=VALUE; accepted: name=value")
+        lower = name.strip().lower()
+        prefix = "schemaregistry."
+        if lower.startswith(prefix):
+            yield f"schemaRegistry.{lower.removeprefix(prefix)}", value
+        else:
+            yield _DECLARED.get(lower, lower), value
+
+
+def select_reading(raw: dict[str, str]) -> dict[str, str]:
+    """Select the options that say how records are fetched, and names that are no option's."""
+    others = [name for name in _DECLARED.values() if not name.startswith(_READING)]
+    return {
+        name: text
+        for name, text in raw.items()
+        if name not in others and not name.startswith("schemaRegistry.")
+    }

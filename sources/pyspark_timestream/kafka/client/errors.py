@@ -1,0 +1,425 @@
+"""Errors and log lines of Kafka's client: which are retried, and what they tell the user.
+
+librdkafka reports an unreachable broker four times a second for as long as the outage lasts. Here
+the latest reason is kept under the broker's address, for the error that may end the query, and a
+repeated line is logged once a minute.
+
+Kafka marks errors that pass by themselves as *retriable*, such as those while a partition changes
+its leader. Kafka's Java client retries for a minute inside one call (`default.api.timeout.ms`), and
+so does this package, in the driver and in tasks. A client that no broker has ever answered gives up
+sooner: then the address, the network or the login is wrong.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+from confluent_kafka import KafkaError, KafkaException
+
+from pyspark_timestream.core.options import hide_secrets
+from pyspark_timestream.errors import BrokerUnreachable
+
+_LOG: Final = logging.getLogger(__name__)
+
+_REPEAT_INTERVAL_S: Final = 60.0
+_MAX_REMEMBERED_LINES: Final = 1_000
+"""Distinct lines that are remembered; a forgotten line is logged again."""
+
+_THREAD_PREFIX: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
+_BROKER: Final = re.compile(
+    r"^(?:(?:\w+://)?(?P<address>[^\s/]+:\d+)/\w+|GroupCoordinator(?:/\w+)?: (?P<node>[^\s/]+:\d+))"
+    r": (?P<reason>.*)$",
+    re.DOTALL,
+)
+_STATE_SUFFIX: Final = re.compile(r" \(after \d+ms in state .*\)$")
+_NUMBER: Final = re.compile(r"\d+")
+
+_SYSLOG_WARNING: Final = 4
+"""The syslog level; greater levels are less severe."""
+
+_FAIL_FACILITY: Final = "FAIL"
+"""librdkafka's log facility for a lost connection."""
+
+_NO_CODE: Final = 0
+_CLIENT_FAILURE_WINDOW_S: Final = 900.0
+
+
+class BrokerFailure(NamedTuple):
+    """The reason why a broker could not be reached.
+
+    Attributes:
+        code: librdkafka's error code; 0 if the reason only appeared in its log.
+        reason: librdkafka's text.
+        at_s: when it was reported last.
+    """
+
+    code: int
+    reason: str
+    at_s: float
+
+
+class RepeatFilter:
+    """Passes each line once a minute, with the number of repeats in between.
+
+    Args:
+        now_s: a monotonic clock.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._passed: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, address: str, line: str) -> str | None:
+        """Return the line to log, or None; lines that differ only in numbers are repeats."""
+        key, now_s = f"{address} {_NUMBER.sub('#', line)}", self._now_s()
+        with self._lock:
+            since_s, held = self._passed.get(key, (float("-inf"), 0))
+            if now_s - since_s < _REPEAT_INTERVAL_S:
+                self._passed[key] = since_s, held + 1
+                return None
+            self._passed.pop(key, None)
+            self._passed[key] = now_s, 0
+            while len(self._passed) > _MAX_REMEMBERED_LINES:
+                self._passed.pop(next(iter(self._passed)))
+        return f"{line} ({held} more like it since)" if held else line
+
+
+_REPEATS: Final = RepeatFilter()
+"""Shared by all clients of this process, which report the same about the same broker."""
+
+
+class ClientLog:
+    """Collects errors and log lines from clients of one configuration.
+
+    Args:
+        config: librdkafka's configuration, whose secrets are hidden.
+        repeats: the filter for repeated lines.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        repeats: RepeatFilter = _REPEATS,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._repeats, self._now_s = config, repeats, now_s
+        self._failures: dict[str, BrokerFailure] = {}
+
+    def note_error(self, code: int, text: str) -> None:
+        """Keep an error of the client itself, under the address of the broker that it names."""
+        address, reason = self._split_address(text)
+        self._failures[address] = BrokerFailure(code, reason, self._now_s())
+
+    def log(self, level: int, form: str, *values: Any) -> None:
+        """Log a line from confluent-kafka, which calls this like `logging.Logger.log`."""
+        # The values are the facility, the client's name, and the line.
+        self._emit(level, *((str(values[0]), str(values[-1])) if values else ("", form)))
+
+    def log_syslog(self, level: int, facility: str, line: str) -> None:
+        """Log a line from librdkafka, which uses syslog levels."""
+        self._emit(logging.WARNING if level <= _SYSLOG_WARNING else logging.INFO, facility, line)
+
+    def recent_failures(self, within_s: float) -> dict[str, BrokerFailure]:
+        """Return the latest failure of each broker within the last `within_s`, by address.
+
+        Failures of the client itself, such as a token that it cannot obtain, have the address "".
+        librdkafka reports these only once, so they count for longer.
+        """
+        now_s = self._now_s()
+        limits = {"": max(within_s, _CLIENT_FAILURE_WINDOW_S)}
+        return {
+            at: each
+            for at, each in list(self._failures.items())
+            if now_s - each.at_s <= limits.get(at, within_s)
+        }
+
+    def _emit(self, level: int, facility: str, line: str) -> None:
+        address, reason = self._split_address(line)
+        if address and facility == _FAIL_FACILITY:
+            # librdkafka raises no error when a broker closes the connection.
+            known = self._failures.get(address)
+            code = known.code if known and known.reason == reason else _NO_CODE
+            self._failures[address] = BrokerFailure(code, reason, self._now_s())
+        passed = self._repeats.filter(address, reason)
+        if passed is not None:
+            where = f"{address}: " if address else ""
+            _LOG.log(min(level, logging.WARNING), "Kafka client: %s%s", where, passed)
+
+    def _split_address(self, text: str) -> tuple[str, str]:
+        """Split a text into the broker's address (or "") and the rest, with secrets hidden."""
+        text = _STATE_SUFFIX.sub("", _THREAD_PREFIX.sub("", hide_secrets(text, self._config)))
+        found = _BROKER.match(text)
+        if not found:
+            return "", text
+        return found["address"] or found["node"], found["reason"]
+
+
+T = TypeVar("T")
+
+API_TIMEOUT_S: Final = 60.0
+"""Limit of all attempts at one request: Java's `default.api.timeout.ms`."""
+
+REQUEST_TIMEOUT_S: Final = 30.0
+"""Limit of one attempt: Java's `request.timeout.ms`."""
+
+_FIRST_REQUEST_TIMEOUT_S: Final = 2.0
+_MAX_PAUSE_S: Final = 1.0
+
+MISSING_CODES: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+"""Codes for a topic or partition that does not exist (any more, or not yet on every broker)."""
+
+REFUSED_CODES: Final = (KafkaError._AUTHENTICATION, KafkaError._SSL)
+"""Codes for a connection that one side refused, rather than left unanswered."""
+
+_RETRIABLE_CODES: Final = frozenset(
+    (
+        # Every `RetriableException` of Kafka's own code, except for unknown topics
+        # (`MISSING_CODES`) and share groups. confluent-kafka's `retriable()` does not cover
+        # answers to admin requests.
+        KafkaError.INVALID_MSG,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.NOT_CONTROLLER,
+        KafkaError.CONCURRENT_TRANSACTIONS,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.FETCH_SESSION_ID_NOT_FOUND,
+        KafkaError.INVALID_FETCH_SESSION_EPOCH,
+        KafkaError.LISTENER_NOT_FOUND,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
+        KafkaError.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        KafkaError.ELECTION_NOT_NEEDED,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        106,  # FETCH_SESSION_TOPIC_ID_ERROR, which confluent-kafka has no name for
+        # From a broker that has just started; newer brokers send the codes above instead.
+        KafkaError.BROKER_NOT_AVAILABLE,
+        # librdkafka's own codes, when no broker has answered.
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._WAIT_COORD,
+        KafkaError._WAIT_CACHE,
+        # librdkafka's code when no partition has a leader at the moment.
+        KafkaError._NOENT,
+    )
+)
+
+
+def is_retriable(error: KafkaError) -> bool:
+    """Check whether the same request may succeed later by itself."""
+    return bool(error.retriable() or error.code() in _RETRIABLE_CODES)
+
+
+def error_text(error: KafkaException) -> str:
+    """Return the error's text."""
+    return str(error.args[0].str())
+
+
+class RetryBudget:
+    """The time that one request may take: per attempt, between attempts, and in all.
+
+    Timeouts and pauses grow from attempt to attempt: early ones show soon that a client cannot
+    connect, later ones allow for a slow answer.
+
+    Attributes:
+        tries: attempts so far, the current one included.
+
+    Args:
+        limit_s: seconds from now until no further attempt is made.
+        pause_s: the first pause.
+        now_s: a monotonic clock.
+        wait: waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        pause_s: float = 0.1,
+        now_s: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._now_s, self._wait = now_s, wait
+        self._began_s = now_s()
+        self._limit_s, self._pause_s = limit_s, pause_s
+        self._request_s = _FIRST_REQUEST_TIMEOUT_S
+        self.tries = 1
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the first attempt."""
+        return self._now_s() - self._began_s
+
+    @property
+    def request_timeout_s(self) -> float:
+        """The timeout of the next attempt."""
+        return max(min(self._request_s, self._limit_s - self.elapsed_s), 0.1)
+
+    def call(self, ask: Callable[[float], T], on_error: Callable[[KafkaException], None]) -> T:
+        """Call `ask` with the timeout of each attempt until it succeeds.
+
+        Args:
+            ask: sends the request.
+            on_error: pauses before the next attempt, or raises to give up.
+        """
+        while True:
+            try:
+                return ask(self.request_timeout_s)
+            except KafkaException as error:
+                on_error(error)
+
+    def pause_before_retry(self, limit_s: float | None = None) -> bool:
+        """Pause, and return whether there is time for another attempt.
+
+        Args:
+            limit_s: the new limit, in seconds from the first attempt; None if unchanged.
+        """
+        self._limit_s = self._limit_s if limit_s is None else limit_s
+        left_s = self._limit_s - self.elapsed_s
+        if left_s <= 0:
+            return False
+        self._wait(min(self._pause_s, left_s))
+        self._pause_s = max(min(2 * self._pause_s, _MAX_PAUSE_S), self._pause_s)
+        self._request_s = min(2 * self._request_s, REQUEST_TIMEOUT_S)
+        self.tries += 1
+        return True
+
+
+_MAX_REFUSED_S: Final = 5.0
+"""How long every broker may refuse a login or certificate before the client gives up."""
+
+_DEFAULT_PORT: Final = 9092
+_RIGHTS: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "let the user describe and read the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "let the user read the consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "let the user describe the cluster",
+}
+
+
+def is_login_refused(complaints: Mapping[str, BrokerFailure], spent_s: float) -> bool:
+    """Check whether every broker contacted has refused the connection for too long.
+
+    Failing to obtain a token is not a refusal by a broker, and is retried.
+    """
+    codes = {each.code for each in complaints.values()}
+    refused = bool(codes) and codes <= set(REFUSED_CODES) and "" not in complaints
+    return refused and spent_s >= _MAX_REFUSED_S
+
+
+def no_answer_error(
+    client: Mapping[str, Any],
+    complaints: Mapping[str, BrokerFailure],
+    spent_s: float,
+    wanted: str,
+    prefix: str = "kafka.",
+) -> BrokerUnreachable:
+    """Build the error for brokers that never answered.
+
+    Args:
+        client: librdkafka's configuration.
+        complaints: the reason of each broker, by address.
+        spent_s: how long the client has tried.
+        wanted: what was requested.
+        prefix: what the user writes before librdkafka's names.
+    """
+    addresses = dict.fromkeys([*_bootstrap_addresses(client), *(at for at in complaints if at)])
+    said = [f"{at} ({complaints[at].reason if at in complaints else 'no answer'})"
+            for at in addresses]  # fmt: skip
+    everywhere = f"{complaints[''].reason}; " if "" in complaints else ""
+    return BrokerUnreachable(
+        f"no Kafka broker answered within {spent_s:.0f} s when asked for {wanted}: "
+        f"{everywhere}{', '.join(said)}",
+        next_step=_choose_advice(complaints, prefix),
+    )
+
+
+def lasting_error(
+    answer: str, complaints: Mapping[str, BrokerFailure], spent_s: float, wanted: str
+) -> BrokerUnreachable:
+    """Build the error for a retriable error that did not pass."""
+    others = [f"{at} ({each.reason})" for at, each in complaints.items() if at]
+    unreached = f"; not to be reached meanwhile: {', '.join(others)}" if others else ""
+    return BrokerUnreachable(
+        f"cannot get {wanted}: for {spent_s:.0f} s the Kafka brokers answered "
+        f"'{answer}'{unreached}",
+        next_step="see to it that every partition has a leader and enough replicas in sync, and "
+        "start the query again: it goes on where it stopped",
+    )
+
+
+def abandoned_error(answer: str, wanted: str) -> BrokerUnreachable:
+    """Build the error for a client library that does not return from its calls."""
+    return BrokerUnreachable(
+        f"cannot get {wanted}: {answer}",
+        next_step="look at the brokers, and start the query again: it goes on where it stopped",
+    )
+
+
+def refusal_error(code: int, answer: str, wanted: str) -> BrokerUnreachable:
+    """Build the error for a refusal; codes below 0 are the client's own."""
+    advice = _RIGHTS.get(code, "correct what this names, and start the query again")
+    who = "the Kafka broker answered" if code > 0 else "the Kafka client says"
+    return BrokerUnreachable(f"cannot get {wanted}: {who} '{answer}'", next_step=advice)
+
+
+def _bootstrap_addresses(client: Mapping[str, Any]) -> list[str]:
+    """Split `bootstrap.servers` into addresses with ports.
+
+    >>> _bootstrap_addresses({"bootstrap.servers": "a:1, SSL://b"})
+    ['a:1', 'b:9092']
+    """
+    given = str(client.get("bootstrap.servers", "")).split(",")
+    named = (each.strip().rpartition("://")[2] for each in given)
+    return [
+        at if at.rpartition(":")[2].isdigit() else f"{at}:{_DEFAULT_PORT}" for at in named if at
+    ]
+
+
+def _choose_advice(complaints: Mapping[str, BrokerFailure], prefix: str) -> str:
+    codes = {each.code for each in complaints.values()}
+    protocol = f"'{prefix}security.protocol'"
+    if KafkaError._AUTHENTICATION in codes:
+        return (
+            f"check the login: options {protocol}, '{prefix}sasl.mechanism', and "
+            f"'{prefix}sasl.username' with '{prefix}sasl.password' or '{prefix}sasl.oauthbearer.*'"
+        )
+    if KafkaError._SSL in codes:
+        return (
+            f"check options {protocol} and '{prefix}ssl.ca.location' (whom to trust), and that the "
+            "broker's certificate is of this address"
+        )
+    if any(each.reason.startswith("Disconnected") for each in complaints.values()):
+        return (
+            f"check option {protocol}: a broker that hangs up may want a login (SASL_PLAINTEXT, "
+            "SASL_SSL) or encryption (SSL, SASL_SSL)"
+        )
+    option = "option " if prefix else ""
+    longer = "; option 'kafkaConsumer.connectTimeoutMs' waits longer" if prefix else ""
+    return (
+        f"check {option}'{prefix}bootstrap.servers', that the brokers run, and the network to the "
+        f"addresses that they advertise{longer}"
+    )

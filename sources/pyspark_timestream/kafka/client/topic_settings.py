@@ -1,0 +1,154 @@
+"""Reads what topics say of their time: option `timeSettings`, a file or a compacted topic.
+
+The driver reads it once, when the query is built. What it takes travels with the query's options,
+so that no task and no later process can see another description (semantics 14.5).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pyspark_timestream.core.options import option_specs, read_options
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.client.broker import acquire_broker
+from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.decode.records import ColumnSet
+from pyspark_timestream.kafka.options.keys import read_client_settings
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import ASSIGN, EARLIEST, SUBSCRIBE
+from pyspark_timestream.kafka.options.topic_settings import (
+    TIME_SETTINGS,
+    SettingsPlace,
+    merge_descriptions,
+    parse_json,
+    read_description,
+    select_settings,
+)
+from pyspark_timestream.kafka.ranges import Partition, Range
+
+_NEEDED: Final = ColumnSet(keys=True, values=True)
+_REQUESTS: Final = (
+    "kafkaConsumer.connectTimeoutMs",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+"""The options that hold for every request to a broker."""
+
+
+def read_time_settings(raw: Mapping[str, str]) -> dict[str, str]:
+    """Return what the query takes of its topics' descriptions, option name -> text.
+
+    Args:
+        raw: the query's options, in any case.
+
+    Returns:
+        Nothing where `timeSettings` is not given, or where it or the topics cannot be read: then
+        the options themselves are refused.
+
+    Raises:
+        OptionError: a description is missing, cannot be read, or is not one.
+        BrokerUnreachable: the topic of the descriptions cannot be read.
+    """
+    own = {name.lower(): text for name, text in raw.items()}
+    try:
+        place = TIME_SETTINGS.parse(own["timesettings"])
+        topics = _name_topics(own)
+    except (KeyError, ValueError):
+        return {}
+    specs = {spec.name: spec for spec in option_specs(KafkaOptions).values()}
+    found = _read_file(place) if place.path else _read_topic(place, topics, own)
+    described = {
+        topic: read_description(found[topic], topic, place, specs) if topic in found else None
+        for topic in topics
+    }
+    return select_settings(own, merge_descriptions(described, place), specs)
+
+
+def _name_topics(own: Mapping[str, str]) -> list[str]:
+    """Return the topics that the options name, in order; KeyError if they name none."""
+    if "assign" in own:
+        return sorted({part.topic for part in ASSIGN.parse(own["assign"])})
+    return sorted(SUBSCRIBE.parse(own["subscribe"]))
+
+
+def _read_file(place: SettingsPlace) -> Mapping[str, Any]:
+    try:
+        content = Path(place.path or "").read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _error(
+            f"cannot read '{place}' on the driver ({reason})",
+            "create the file, or correct the path",
+        ) from None
+    found = parse_json(content, f"the file '{place}'")
+    if not isinstance(found, dict):
+        raise _error(
+            f"the file '{place}' is not a JSON object of topics",
+            'write {"TOPIC": {"ctiFrequency": "1"}}',
+        )
+    return found
+
+
+def _read_topic(
+    place: SettingsPlace, topics: Collection[str], own: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Read the last description of each of `topics`; a record without a value removes it."""
+    names = {name.lower() for name in _REQUESTS}
+    requests = read_options(KafkaOptions, {name: own[name] for name in names & own.keys()})
+    options = replace(
+        requests,
+        client=read_client_settings(own),
+        subscribe=(place.topic or "",),
+        starting_offsets=EARLIEST,
+    )
+    group = f"{options.group_prefix}-time-settings"
+    with acquire_broker(options, group) as broker:
+        listed = broker.partitions()
+        if not listed:
+            raise _error(f"topic '{place.topic}' does not exist", "create it, compacted")
+        ends = broker.ends(listed)
+        earliest = broker.earliest(ends)
+    reader = RangeReader(options, group)
+    found: dict[str, tuple[Partition, bytes]] = {}
+    try:
+        for part, end in sorted(ends.items()):
+            span = Range(part, earliest.get(part, end), end)
+            for topic, value in _read_last_values(reader, span, topics).items():
+                if topic in found and found[topic][1] != value:
+                    raise _error(
+                        f"topic '{place.topic}' has different descriptions of topic '{topic}' in "
+                        f"partitions {found[topic][0].number} and {part.number}",
+                        "produce a record with that key and no value to the outdated partition",
+                    )
+                found[topic] = part, value
+    finally:
+        reader.close()
+    return {
+        topic: parse_json(value, f"the description of topic '{topic}' in '{place}'")
+        for topic, (_, value) in found.items()
+    }
+
+
+def _read_last_values(
+    reader: RangeReader, span: Range, topics: Collection[str]
+) -> dict[str, bytes]:
+    """Return the value of the last record with each key of `topics`, unless that has none."""
+    wanted = pa.array([topic.encode() for topic in topics], pa.binary())
+    last: dict[str, bytes | None] = {}
+    for block in reader.read(span, _NEEDED):
+        assert block.keys is not None
+        assert block.values is not None
+        hits = pc.is_in(block.keys, value_set=wanted)
+        for key, value in zip(block.keys.filter(hits), block.values.filter(hits), strict=True):
+            last[key.as_py().decode()] = value.as_py()
+    return {topic: value for topic, value in last.items() if value is not None}
+
+
+def _error(problem: str, next_step: str) -> OptionError:
+    return OptionError("timeSettings", problem, TIME_SETTINGS.accepts, next_step)

@@ -1,0 +1,364 @@
+"""Reads the topic of `ctiImport` in the driver (semantics 6.1), and tracks idle partitions (5.3).
+
+The rules are in `idleness`. This keeps the last observation, and asks the broker for open
+transactions only when it matters: before a partition becomes idle, and once a second after that.
+
+Its rules are those of the stream itself: `cti.step` per partition, then the minimum over
+partitions. Each update continues where the previous update, or the last offset, ended.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import replace
+from typing import Final, Protocol
+
+from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.decode.records import ReadRange
+from pyspark_timestream.kafka.offsets.alignment import idle_partitions, newly_idle, quiet_since
+from pyspark_timestream.kafka.offsets.imported_ctis import (
+    ImportedPartition,
+    ImportedTopic,
+    advance,
+    merge_topic_cti,
+)
+from pyspark_timestream.kafka.offsets.positions import (
+    LEADER_CHANGE_GRACE_S,
+    reconcile,
+    recreated_topics,
+)
+from pyspark_timestream.kafka.offsets.tasks import TaskRange
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.options.parsers import EARLIEST
+from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.kafka.task import follow_clock
+from pyspark_timestream.rules.state import raise_cti
+from pyspark_timestream.rules.stream_cti import max_known
+
+_TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
+_SETTLED_AFTER_US: Final = 1_000_000
+"""Time without new records after which one more offset records the final positions."""
+
+
+class QuietRecord(Protocol):
+    """The quiet time of a partition in an offset."""
+
+    @property
+    def quiet_since_us(self) -> int | None:
+        """The wall clock when it was first seen quiet; None if it was not quiet."""
+
+
+class WatchedBroker(Protocol):
+    """The queries that the tracker sends to the broker."""
+
+    trouble_count: int
+    """Number of requests so far that failed or were slow."""
+
+    def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
+        """Return partitions with an open transaction, or with a log that continues after `ends`."""
+
+
+class IdleTracker:
+    """Tracks the quiet partitions of one run.
+
+    Args:
+        timeout_us: option `idleTimeout`; None disables idleness, and no request is sent.
+        across_runs: quiet time counts across runs: this run continues from the recorded times,
+            even if requests failed since then.
+    """
+
+    def __init__(self, timeout_us: int | None, across_runs: bool = False) -> None:
+        self._timeout_us = timeout_us
+        self._across_runs = across_runs
+        self._since_us: dict[Partition, int] = {}
+        self._asked_us = -_TRANSACTION_CHECK_INTERVAL_US
+        self._troubles = 0
+        self._still_since_us: int | None = None
+
+    def resume(self, recorded: Mapping[Partition, QuietRecord]) -> None:
+        """Continue from the times in the last offset, if quiet time counts across runs."""
+        if self._across_runs:
+            self._since_us = {
+                part: each.quiet_since_us
+                for part, each in recorded.items()
+                if each.quiet_since_us is not None
+            }
+
+    def update(
+        self,
+        broker: WatchedBroker,
+        positions: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+        idle: Set[Partition],
+        now_us: int,
+    ) -> Mapping[Partition, int]:
+        """Return the quiet partitions, and since when they are quiet.
+
+        Args:
+            broker: knows the open transactions.
+            positions: the next offset to read.
+            ends: the current ends of the logs, regardless of the run's bounds.
+            idle: the partitions that are idle in the last offset.
+            now_us: the wall clock after the ends were read.
+        """
+        resting = [part for part, position in positions.items() if ends.get(part) == position]
+        since_us = quiet_since(self._since_us, resting, now_us, self._troubled(broker))
+        self._troubles = broker.trouble_count
+        asked = set(newly_idle(since_us, idle, self._timeout_us, now_us))
+        if (
+            self._timeout_us is not None
+            and now_us - self._asked_us >= _TRANSACTION_CHECK_INTERVAL_US
+        ):
+            asked |= idle & since_us.keys()
+            self._asked_us = now_us
+        busy = broker.open_transactions({part: ends[part] for part in asked}) if asked else set()
+        if self._troubled(broker):
+            since_us = quiet_since({}, resting, now_us, troubled=True)
+        self._since_us = {part: us for part, us in since_us.items() if part not in busy}
+        return self._since_us
+
+    def _troubled(self, broker: WatchedBroker) -> bool:
+        return not self._across_runs and broker.trouble_count != self._troubles
+
+    def is_settled(self, now_us: int) -> bool:
+        """Check whether there has been nothing to do for about a second."""
+        return (
+            self._still_since_us is not None and now_us - self._still_since_us >= _SETTLED_AFTER_US
+        )
+
+    def note_batch(self, has_work: bool, now_us: int) -> None:
+        """Record whether the batch had something to do."""
+        if has_work:
+            self._still_since_us = None
+        elif self._still_since_us is None:
+            self._still_since_us = now_us
+
+
+_LOG: Final = logging.getLogger(__name__)
+_DISCOVERY_INTERVAL_US: Final = 1_000_000
+
+
+class ImportBroker(WatchedBroker, Protocol):
+    """The queries that the importer sends to the broker."""
+
+    def partitions(self) -> list[Partition]:
+        """List the topic's partitions."""
+
+    def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Return the first offset of each."""
+
+    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Return the offset after the last readable record of each."""
+
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the ids of topics."""
+
+
+def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
+    """Derive the options of a stream over the imported topic alone; None if there is no import.
+
+    `idleTimeout`, `maxFuture`, `timeUnit` and `writerTimeout` apply to it as well; `writers` only
+    applies to the stream's own partitions.
+    """
+    source = options.cti_import
+    if source is None:
+        return None
+    own_header = (options.cti_header or "cti") if source.frequency is None else None
+    return KafkaOptions(
+        client=options.client,
+        subscribe=(source.topic,),
+        starting_offsets=EARLIEST,
+        fail_on_data_loss=options.fail_on_data_loss,
+        group_prefix=options.group_prefix,
+        poll_timeout_ms=options.poll_timeout_ms,
+        connect_timeout_ms=options.connect_timeout_ms,
+        retries=options.retries,
+        retry_interval_ms=options.retry_interval_ms,
+        start_time=source.start_time,
+        time_unit=options.time_unit,
+        frequency=source.frequency,
+        delay_us=source.delay_us,
+        cti_header=source.header or own_header,
+        writer_timeout_us=options.writer_timeout_us,
+        max_future_us=options.max_future_us,
+        idle_timeout_us=options.idle_timeout_us,
+    )
+
+
+class CtiImporter:
+    """Reads the imported topic, update by update.
+
+    Args:
+        options: the result of `derive_import_options`.
+        broker: knows the topic's partitions and ends.
+        read: reads a range of the topic.
+    """
+
+    def __init__(self, options: KafkaOptions, broker: ImportBroker, read: ReadRange) -> None:
+        self._options = options
+        self._broker = broker
+        self._read = read
+        self._bounds: dict[Partition, int] | None = None
+        self._listed: list[Partition] = []
+        self._listed_us = -_DISCOVERY_INTERVAL_US
+        self._missing_us: int | None = None
+        self._known: ImportedTopic | None = None
+        self._idle_tracker = IdleTracker(options.idle_timeout_us)
+        self.topic_ids: dict[str, str] = {}
+
+    def limit_to_current_ends(self) -> None:
+        """Read no further than the topic's current ends."""
+        ends = self._broker.ends(self._broker.partitions())
+        if self._known is None:
+            self._bounds = ends
+            self._idle_tracker = IdleTracker(self._options.idle_timeout_us, across_runs=True)
+        else:
+            # The run goes on: with what it has read, also of a partition that is missing for a
+            # moment, and with what it has seen of quiet ones.
+            read = {part: each.position for part, each in self._known.partitions.items()}
+            self._bounds = read | {part: max(end, read.get(part, 0)) for part, end in ends.items()}
+
+    def update(
+        self, recorded: ImportedTopic | None, topic_ids: Mapping[str, str], now_us: int
+    ) -> ImportedTopic:
+        """Read what is new, and return the state of the topic.
+
+        Args:
+            recorded: the state of the topic in the last offset.
+            topic_ids: the topic ids in that offset.
+            now_us: the wall clock.
+
+        Raises:
+            OptionError: the topic does not exist.
+            DataLost: records of the topic are gone, and option `failOnDataLoss` is true.
+        """
+        if self._known is None:
+            self._known, self.topic_ids = recorded or ImportedTopic(), dict(topic_ids)
+            self._idle_tracker.resume(self._known.partitions)
+        known = self._known
+        recreated = self._refresh_partitions(now_us)
+        wanted = {part: each.position for part, each in known.partitions.items()}
+        log_ends = self._broker.ends(self._listed)
+        if not log_ends and not wanted:
+            raise OptionError(
+                "ctiImport",
+                f"topic '{(self._options.subscribe or ('',))[0]}' does not exist",
+                "an existing topic",
+                "create it",
+            )
+        known = self._update_idle(known, log_ends, now_us)
+        ends = self._apply_bounds(self._keep_missing(log_ends, wanted, recreated, now_us), wanted)
+        if ends != wanted or recreated:
+            known = self._read_all(known, wanted, ends, recreated)
+        self._known = replace(
+            known, cti_us=merge_topic_cti(known.partitions.values(), known.cti_us)
+        )
+        return self._known
+
+    def _update_idle(
+        self, known: ImportedTopic, log_ends: Mapping[Partition, int], now_us: int
+    ) -> ImportedTopic:
+        """Update the idle partitions; one that wakes up does not take the topic's CTI back."""
+        positions = {part: each.position for part, each in known.partitions.items()}
+        was_idle = {part for part, each in known.partitions.items() if each.idle}
+        since_us = self._idle_tracker.update(self._broker, positions, log_ends, was_idle, now_us)
+        idle = idle_partitions(since_us, was_idle, self._options.idle_timeout_us, now_us)
+        quiet_us = {part: each.quiet_since_us for part, each in known.partitions.items()}
+        if idle == was_idle and quiet_us == {part: since_us.get(part) for part in quiet_us}:
+            return known
+        partitions = {}
+        for part, each in known.partitions.items():
+            if part in was_idle - idle and known.cti_us is not None:
+                each = _raise_partition(each, known.cti_us)
+            partitions[part] = replace(each, idle=part in idle, quiet_since_us=since_us.get(part))
+        return replace(known, partitions=partitions)
+
+    def _read_all(
+        self,
+        known: ImportedTopic,
+        wanted: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+        recreated: frozenset[str],
+    ) -> ImportedTopic:
+        """Read everything up to `ends`."""
+        earliest = self._broker.earliest(ends)
+        fail = self._options.fail_on_data_loss
+        unchanged = frozenset(self.topic_ids) - recreated
+        positions, losses = reconcile(wanted, earliest, ends, fail, recreated, unchanged)
+        for loss in losses:
+            _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
+        begun = {
+            part: replace(known.partitions[part], position=position)
+            for part, position in positions.items()
+        }
+        begun |= {
+            part: _start_partition(known, earliest[part])
+            for part in ends
+            if part not in wanted and part in earliest
+        }
+        read = {part: self._read_partition(part, each, ends[part]) for part, each in begun.items()}
+        return replace(known, partitions=read)
+
+    def _refresh_partitions(self, now_us: int) -> frozenset[str]:
+        """List the partitions once a second; return the topic if it was recreated since."""
+        if now_us - self._listed_us < _DISCOVERY_INTERVAL_US:
+            return frozenset()
+        self._listed, self._listed_us = self._broker.partitions(), now_us
+        found = self._broker.topic_ids(self._options.subscribe or ())
+        recreated = recreated_topics(self.topic_ids, found)
+        self.topic_ids = found or self.topic_ids
+        return recreated
+
+    def _keep_missing(
+        self,
+        ends: dict[Partition, int],
+        wanted: Mapping[Partition, int],
+        recreated: Set[str],
+        now_us: int,
+    ) -> dict[Partition, int]:
+        """Add partitions that are missing for a moment to `ends`: they are not gone."""
+        missing = wanted.keys() - ends.keys()
+        # A broker that no longer leads a partition may return an old end of its log.
+        missing |= {
+            part
+            for part, end in ends.items()
+            if end < wanted.get(part, 0) and part.topic not in recreated
+        }
+        if not missing:
+            self._missing_us = None
+            return ends
+        self._missing_us = now_us if self._missing_us is None else self._missing_us
+        if now_us - self._missing_us >= LEADER_CHANGE_GRACE_S * 1_000_000:
+            return ends
+        return ends | {part: wanted[part] for part in missing}
+
+    def _apply_bounds(
+        self, log_ends: dict[Partition, int], wanted: Mapping[Partition, int]
+    ) -> dict[Partition, int]:
+        """Limit `log_ends` to the bounds of this run."""
+        if self._bounds is None:
+            return log_ends
+        return {
+            part: min(end, max(self._bounds[part], wanted.get(part, 0)))
+            for part, end in log_ends.items()
+            if part in self._bounds
+        }
+
+    def _read_partition(
+        self, part: Partition, begun: ImportedPartition, end: int
+    ) -> ImportedPartition:
+        span = Range(part, begun.position, end)
+        if span.size <= 0:
+            return begun
+        for state, ctis_us in follow_clock(self._options, TaskRange(span, begun.state), self._read):
+            begun = advance(begun, state, ctis_us)
+        return replace(begun, position=end)
+
+
+def _start_partition(known: ImportedTopic, position: int) -> ImportedPartition:
+    """Start reading a new partition, which does not take the topic's CTI back."""
+    found = ImportedPartition(position)
+    return found if known.cti_us is None else _raise_partition(found, known.cti_us)
+
+
+def _raise_partition(part: ImportedPartition, cti_us: int) -> ImportedPartition:
+    return replace(part, state=raise_cti(part.state, cti_us), cti_us=max_known(part.cti_us, cti_us))

@@ -1,0 +1,311 @@
+"""Partitions that are behind: idle ones (semantics 5.2), and aligned reading (5.10).
+
+A partition is idle that has been quiet for at least `idleTimeout`. It is quiet while everything up
+to the end of its log (the last stable offset) has been read and no transaction is open on it. The
+driver observes the partitions repeatedly. Each observation is folded with its wall clock, and the
+result is part of the offset, so that a replay of the offset reads no clock. The same holds for the
+CTI that follows the wall clock while all partitions are idle.
+
+While a backlog is read, partitions with fewer records an hour run ahead of the others in event
+time. Their rows wait in Spark's state until the stream's CTI, the minimum, has come that far. With
+`maxSkew` every batch has a *bound*: the time of the slowest partition plus the skew. Only ranges
+are cut, so rows, CTIs in force and counters are those of any other division into batches.
+
+A partition's time is that of the last event that was read of it, or what its CTI and `ctiDelay` say
+of the newest one, if that event was not late: so events out of order do not move it back. Both are
+in the offset. For each batch:
+
+1. *Aligned* are the partitions with more than `MIN_READ` unread offsets, if there are at least two.
+   Others are read to their ends, and hold nobody; under a limit that the batch does not meet, all
+   partitions with a backlog are aligned.
+2. The slowest of them gives the bound. A partition whose last batch has jumped ahead by more than
+   the skew still counts with its time before: one event of the far future moves no bound.
+3. A partition at or after the bound *waits*: one offset of it is read, so that such an event is
+   passed in the next batch. The slowest partition never waits.
+4. Others are read up to the bound. Where timestamps of records are the event times, the broker's
+   time index has the offset. Elsewhere, and where an earlier record has a timestamp after the bound
+   (the index knows first occurrences only), the offset is estimated from the pace of the partition
+   in the last batch, with at most `_GROWTH` times as many offsets as then.
+
+Every partition with a backlog reads at least one offset, so no range of markers or malformed events
+stops it, and a bounded run ends.
+"""
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark_timestream.core.instants import MIN_US
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import compute_stream_cti
+
+_MIN_STEP_US: Final = 1_000_000
+_STEPS: Final = 10
+"""How many batches without records a quiet stream makes at most in a time of `idleAdvance`."""
+
+QuietSince = Mapping[Partition, int]
+"""Quiet partitions -> the wall clock, in us, when they were first seen quiet."""
+
+
+def quiet_since(
+    since_us: QuietSince, resting: Collection[Partition], now_us: int, troubled: bool
+) -> dict[Partition, int]:
+    """Return since when each partition is quiet, after another observation.
+
+    Args:
+        since_us: the result of the previous observation.
+        resting: the partitions that are quiet in this one.
+        now_us: the wall clock after this observation.
+        troubled: a request failed or was slow: the time before is unknown, so all quiet times
+            start again. They also do if the clock was set back.
+    """
+    before = {} if troubled else since_us
+    return {part: min(before.get(part, now_us), now_us) for part in resting}
+
+
+def newly_idle(
+    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
+) -> frozenset[Partition]:
+    """Return the partitions that have been quiet for the timeout and are not in `idle` yet."""
+    if timeout_us is None:
+        return frozenset()
+    ripe = (part for part, since in since_us.items() if now_us - since >= timeout_us)
+    return frozenset(ripe) - idle
+
+
+def idle_partitions(
+    since_us: QuietSince, idle: Set[Partition], timeout_us: int | None, now_us: int
+) -> frozenset[Partition]:
+    """Return the partitions that are idle now.
+
+    An idle partition stays idle while it is quiet, also after a restart and in a bounded run, which
+    do not wait for the timeout. Others become idle after the timeout.
+    """
+    return (frozenset(since_us) & idle) | newly_idle(since_us, idle, timeout_us, now_us)
+
+
+def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) -> int | None:
+    """Return the CTI of a stream whose partitions are all idle; None if it does not move (yet).
+
+    It moves in steps of a tenth of `idleAdvance`, at least a second, since each is a batch.
+
+    Args:
+        cti_us: the stream's CTI by its partitions; None if it has none.
+        advance_us: option `idleAdvance`; None: the CTI stays.
+        now_us: the wall clock.
+    """
+    if advance_us is None:
+        return None
+    step_us = max(_MIN_STEP_US, advance_us // _STEPS)
+    moved_us = now_us - advance_us
+    is_far_enough = cti_us is None or moved_us >= cti_us + step_us
+    return moved_us if is_far_enough and moved_us >= MIN_US else None
+
+
+def merge_stream_cti(
+    starts: Mapping[Partition, tuple[PartitionState, object]],
+    known: Collection[Partition],
+    was_idle: Set[Partition],
+    idle: Set[Partition],
+    emitted_us: int | None,
+) -> int | None:
+    """Compute the stream's CTI at the batch's start, before any state is raised to it.
+
+    It never goes below what was emitted, even if a task proved that with a partition that is
+    missing now.
+    """
+    holding, joining, resting = [], [], []
+    for part, (state, _) in starts.items():
+        if part in idle:
+            resting.append(state.cti_us)
+        elif part in known and part not in was_idle:
+            holding.append(state.cti_us)
+        else:
+            joining.append(state.cti_us)
+    return compute_stream_cti(holding, joining, resting, emitted_us)
+
+
+MIN_READ: Final = 100
+"""So few offsets are not worth a batch of their own, and hardly any state."""
+
+_GROWTH: Final = 4
+"""How many times the offsets of its last batch a partition reads at most by an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSkew:
+    """Option `maxSkew`, and how partitions' times are known.
+
+    Attributes:
+        us: how much further than the slowest partition others are read, above 0.
+        delay_us: option `ctiDelay` where CTIs are generated; None: they are not.
+    """
+
+    us: int
+    delay_us: int | None = None
+
+    def time_of(self, state: PartitionState) -> int | None:
+        """Return the time of a partition with this clock; None if it has had no event."""
+        last_us, cti_us = state.last_us, state.cti_us
+        if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
+            return last_us
+        return max(last_us, cti_us + self.delay_us)
+
+
+def read_max_skew(options: KafkaOptions) -> MaxSkew | None:
+    """Return what the options say of aligned reading; None without `maxSkew`."""
+    if options.max_skew_us is None:
+        return None
+    return MaxSkew(options.max_skew_us, options.delay_us if options.frequency else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How far a batch may read, before the broker's time index is asked.
+
+    Attributes:
+        bound_us: partitions are read up to the first event at or after this time; None while no
+            partition's time is known.
+        estimates: for each aligned partition how many offsets lie before the bound, at least one.
+            Partitions that are not in it are read to their ends.
+        waiting: aligned partitions whose time is at or after the bound.
+        slowest: aligned partitions that give the bound.
+    """
+
+    bound_us: int | None = None
+    estimates: Mapping[Partition, int] = field(default_factory=dict)
+    waiting: frozenset[Partition] = frozenset()
+    slowest: frozenset[Partition] = frozenset()
+
+    def instants_ms(self) -> dict[Partition, int]:
+        """Return the partitions to look up in the time index, and the timestamp, in ms, of each."""
+        if self.bound_us is None or self.bound_us < 0:
+            return {}
+        bound_ms = -(-self.bound_us // 1_000)
+        return {part: bound_ms for part in self.estimates if part not in self.waiting}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """The last batch of a partition: its time before, its time after, and its offsets."""
+
+    before_us: int | None
+    last_us: int | None
+    size: int
+
+    def steady_time(self, skew_us: int) -> int | None:
+        """Return the partition's time, or that before a jump by more than the skew."""
+        if self.before_us is None or self.last_us is None:
+            return self.last_us
+        return self.before_us if self.last_us - self.before_us > skew_us else self.last_us
+
+    def estimate(self, bound_us: int | None) -> int:
+        """Return about how many offsets lie before the bound."""
+        most = _GROWTH * self.size + MIN_READ
+        if bound_us is None or self.before_us is None or self.last_us is None:
+            return most
+        gain_us = self.last_us - self.before_us
+        if gain_us < 0:
+            return max(self.size, MIN_READ)
+        if gain_us == 0:
+            return most
+        return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), most)
+
+
+def find_alignment(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    positions: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    skew: MaxSkew | None,
+    max_offsets: int | None,
+) -> Alignment:
+    """Return how far the batch after `previous` may read.
+
+    Args:
+        previous: the offset of the last batch.
+        ended: the end state of each partition of `previous`.
+        positions: the next offset to read of every partition.
+        ends: the ends up to which records can be read.
+        skew: option `maxSkew`; None: nothing is aligned.
+        max_offsets: approximate maximum of offsets in the batch; None for no limit.
+    """
+    if skew is None:
+        return Alignment()
+    backlog = {part: ends.get(part, at) - at for part, at in positions.items()}
+    is_met = max_offsets is None or sum(max(n, 0) for n in backlog.values()) <= max_offsets
+    aligned = [part for part, size in backlog.items() if size > (MIN_READ if is_met else 0)]
+    if len(aligned) < 2:
+        return Alignment()
+    paces = {part: _find_pace(previous, ended, part, skew) for part in aligned}
+    times = {part: pace.steady_time(skew.us) for part, pace in paces.items()}
+    least_us = min((us for us in times.values() if us is not None), default=None)
+    bound_us = None if least_us is None else least_us + skew.us
+    slowest = _slowest(times, least_us)
+    return Alignment(
+        bound_us,
+        {part: pace.estimate(bound_us) for part, pace in paces.items()},
+        frozenset(
+            part
+            for part, pace in paces.items()
+            if bound_us is not None
+            and pace.last_us is not None
+            and pace.last_us >= bound_us
+            and part not in slowest
+            # Without a CTI it would hold back that of the stream for as long as it waits.
+            and (skew.delay_us is None or part not in ended or ended[part].cti_us is not None)
+        ),
+        slowest,
+    )
+
+
+def _find_pace(
+    previous: StreamOffset,
+    ended: Mapping[Partition, PartitionState],
+    part: Partition,
+    skew: MaxSkew,
+) -> _Pace:
+    share = previous.partitions.get(part) or previous.hidden.get(part)
+    if share is None:
+        return _Pace(None, None, 0)
+    last_us = skew.time_of(ended.get(part, share.state))
+    size = share.end_exclusive - share.start_inclusive
+    return _Pace(skew.time_of(share.state), last_us, size)
+
+
+def _slowest(times: Mapping[Partition, int | None], least_us: int | None) -> frozenset[Partition]:
+    return frozenset(part for part, us in times.items() if us is not None and us == least_us)
+
+
+def align_ends(
+    alignment: Alignment,
+    positions: Mapping[Partition, int],
+    ends: Mapping[Partition, int],
+    time_index: Mapping[Partition, int | None],
+) -> tuple[dict[Partition, int], frozenset[Partition]]:
+    """Return the ends up to which the batch may read, and the partitions that wait.
+
+    Args:
+        alignment: the result of `find_alignment`.
+        positions: the next offset to read of every partition.
+        ends: the ends up to which records can be read.
+        time_index: the first offset with a timestamp at or after the bound, None where there is
+            none, for `alignment.instants_ms()`; empty if timestamps are not the event times.
+    """
+    cut, waiting = dict(ends), set(alignment.waiting)
+    for part, estimate in alignment.estimates.items():
+        at = positions[part]
+        found = time_index.get(part, at - 1)
+        if found == at and part not in alignment.slowest:
+            waiting.add(part)
+        if part in waiting:
+            end = at + 1
+        elif found is None or found > at:
+            end = ends[part] if found is None else found
+        else:
+            end = at + estimate
+        cut[part] = min(end, ends[part])
+    return cut, frozenset(waiting)

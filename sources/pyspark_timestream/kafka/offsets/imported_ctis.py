@@ -1,0 +1,149 @@
+"""Imported CTIs (semantics 6): another topic's time becomes this stream's.
+
+The driver folds the topic of option `ctiImport` into an `ImportedTopic`, which
+is part of every offset. A CTI takes effect on a partition once that partition has been read up to
+the end it had when the CTI was read: until then it waits, as a pair (offset, CTI).
+
+A final CTI is not imported: a partition of the topic that has ended no longer holds the others
+back, and when all have ended the last CTI before the final ones stays.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pyspark_timestream.core.instants import FINAL_US, Instants
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import compute_stream_cti
+
+Pending = tuple[tuple[int, int], ...]
+"""Pairs (offset, CTI in us), both strictly increasing."""
+
+MAX_PENDING: Final = 16
+"""Limit of waiting CTIs per partition, which bounds the offsets of a long backlog."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedPartition:
+    """The state of one partition of the imported topic.
+
+    Attributes:
+        position: the next offset to read.
+        state: the partition's clock before it.
+        cti_us: its greatest CTI below the final one; None before the first.
+        ended: its final CTI has been read.
+        idle: it does not hold the topic's CTI back.
+        quiet_since_us: the wall clock when it was first seen quiet; None if it is not quiet.
+    """
+
+    position: int
+    state: PartitionState = PartitionState()
+    cti_us: int | None = None
+    ended: bool = False
+    idle: bool = False
+    quiet_since_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys."""
+        quiet = {} if self.quiet_since_us is None else {"quiet": self.quiet_since_us}
+        return {
+            "at": self.position,
+            "cti": self.cti_us,
+            "ended": self.ended,
+            **({"idle": True} if self.idle else {}),
+            **quiet,
+            "state": self.state.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
+        """Read what `to_json` wrote, in this or an earlier version."""
+        return cls(
+            value["at"],
+            PartitionState.from_json(value["state"]),
+            value["cti"],
+            value["ended"],
+            value.get("idle", False),
+            value.get("quiet"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTopic:
+    """The state of the imported topic.
+
+    Attributes:
+        partitions: the states of its partitions.
+        cti_us: the topic's CTI, the least of its partitions'; None before the first. It never goes
+            back.
+    """
+
+    partitions: Mapping[Partition, ImportedPartition] = field(default_factory=dict)
+    cti_us: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with sorted keys."""
+        topics: dict[str, dict[str, Any]] = {}
+        for (topic, number), part in sorted(self.partitions.items()):
+            topics.setdefault(topic, {})[str(number)] = part.to_json()
+        return {"cti": self.cti_us, "partitions": topics}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ImportedTopic":
+        """Read what `to_json` wrote."""
+        partitions = {
+            Partition(topic, int(number)): ImportedPartition.from_json(part)
+            for topic, parts in value["partitions"].items()
+            for number, part in parts.items()
+        }
+        return cls(partitions, value["cti"])
+
+
+def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -> ImportedPartition:
+    """Advance `part` over a block of records, to its new clock and by its increasing CTIs."""
+    finite = ctis_us[ctis_us < FINAL_US]
+    return replace(
+        part,
+        state=state,
+        cti_us=int(finite[-1]) if len(finite) else part.cti_us,
+        ended=part.ended or len(finite) < len(ctis_us),
+    )
+
+
+def merge_topic_cti(partitions: Iterable[ImportedPartition], floor_us: int | None) -> int | None:
+    """Return the topic's CTI: the least over partitions that are neither ended nor idle.
+
+    If there are none, the greatest of all.
+    """
+    parts = list(partitions)
+    running = [part.cti_us for part in parts if not (part.ended or part.idle)]
+    resting = [part.cti_us for part in parts if part.ended or part.idle]
+    return compute_stream_cti(running, (), resting, floor_us)
+
+
+def defer(pending: Pending, end: int, cti_us: int) -> Pending:
+    """Add to `pending` a CTI that was read when the partition ended at offset `end`.
+
+    Beyond `MAX_PENDING` pairs the last ones wait for the newest end: they take effect later than
+    they could, never earlier.
+
+    >>> defer(((5, 100),), 9, 200)
+    ((5, 100), (9, 200))
+    >>> defer(((5, 100),), 5, 200), defer(((5, 100),), 9, 100)
+    (((5, 200),), ((5, 100),))
+    """
+    if pending and pending[-1][1] >= cti_us:
+        return pending
+    kept = tuple(pair for pair in pending if pair[0] < end)
+    return (*kept[: MAX_PENDING - 1], (end, cti_us))
+
+
+def release(pending: Pending, position: int) -> tuple[int | None, Pending]:
+    """Return the greatest CTI in effect at `position`, and the pairs that still wait.
+
+    >>> release(((5, 100), (9, 200), (12, 300)), 9)
+    (200, ((12, 300),))
+    """
+    due = [cti_us for end, cti_us in pending if end <= position]
+    return (due[-1] if due else None), pending[len(due) :]

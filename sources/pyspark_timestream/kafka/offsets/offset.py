@@ -1,0 +1,388 @@
+"""The Spark offset of a Kafka stream: a batch's ranges and its start clocks (semantics 8.1).
+
+A record whose value or key is malformed counts once, for its value's reason or else its key's, by
+the names that a column of dead letters shows (semantics 13.5).
+
+An offset describes its own batch completely, so that a replay needs nothing else. The end state of
+a batch becomes the start state in the next offset. Decisions by a wall clock or another topic (idle
+partitions, imported CTIs) are part of it for the same reason.
+
+Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
+`raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
+Only a stream whose payloads have schemas has `schemas`, only one with an ending option `ends`, and
+only one with malformed values `unfit_by`, the reasons: a reader of version 3 that does not know it
+has their number in `unfit`.
+`waits` and `advanced` are only there where `maxSkew` and `idleAdvance` had an effect; both tell how
+the batch was planned, and no later batch depends on them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any, Final, TypeVar
+
+from pyspark_timestream.core.offsets import check_offset
+from pyspark_timestream.kafka.offsets.findings import Warnings, warnings_from_json, warnings_to_json
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.options.older_settings import translate_older_settings
+from pyspark_timestream.kafka.options.schemas import ReaderSchema
+from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
+from pyspark_timestream.rules.state import PartitionState
+
+NEXT_STEPS: Final[Mapping[str, str]] = {
+    "framing": (
+        "compare 'valueFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "syntax": (
+        "compare 'valueFormat' and the schema with what the producer writes; a column of "
+        "'columnNameOfCorruptRecord' shows such values, so that they can go to a topic of their own"
+    ),
+    "type": (
+        "correct the column's type in .schema(...), or declare it a string if the format allows"
+    ),
+    "name": (
+        "nothing, if the topic has several record types: option 'valueMessage' names the one that "
+        "is read, and a query of its own reads another"
+    ),
+    "key framing": (
+        "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "key syntax": (
+        "compare 'keyFormat' and the key's schema with what the producer writes; read the column "
+        "'key' beside them to see such keys"
+    ),
+    "key type": (
+        "correct the type of the key's column in .schema(...), or declare it a string if the "
+        "format allows"
+    ),
+    "key name": (
+        "nothing, if the topic has keys of several types: option 'keyMessage' names the one that "
+        "is read"
+    ),
+}
+"""Reason -> the next step of a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedValues:
+    """Numbers of records whose value or key is malformed.
+
+    Attributes:
+        total: all of them.
+        by_reason: (reason, number) in the order of reasons, without zeros. The rest of the total
+            was counted by a version that did not note reasons.
+        value_at: the offset of a record with one, as an example; None without any.
+        event_at: the offset of a malformed event that has a value; None without any.
+        time_at: the offset of an event of early 1970; None without any.
+    """
+
+    total: int = 0
+    by_reason: tuple[tuple[str, int], ...] = ()
+    value_at: int | None = None
+    event_at: int | None = None
+    time_at: int | None = None
+
+    @classmethod
+    def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
+        """Return the numbers of records that are malformed for each reason."""
+        return cls(sum(counts.values()), _sort(counts))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
+        """Read what `to_json` wrote, in this version or one without reasons."""
+        return cls(
+            value.get("unfit", 0),
+            _sort(value.get("unfit_by", {})),
+            value.get("unfit_at"),
+            value.get("unfit_event_at"),
+            value.get("unfit_time_at"),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return entries for a JSON object, with sorted keys; without any number, none."""
+        found: dict[str, Any] = {"unfit": self.total or None}
+        found["unfit_at"] = self.value_at
+        found["unfit_by"] = dict(self.by_reason) or None
+        found["unfit_event_at"] = self.event_at
+        found["unfit_time_at"] = self.time_at
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def unexplained(self) -> int:
+        """The number of those without a reason."""
+        return self.total - sum(count for _, count in self.by_reason)
+
+    def __add__(self, other: "MalformedValues") -> "MalformedValues":
+        return MalformedValues(
+            self.total + other.total,
+            self._combine(other, 1),
+            self.value_at if other.value_at is None else other.value_at,
+            self.event_at if other.event_at is None else other.event_at,
+            self.time_at if other.time_at is None else other.time_at,
+        )
+
+    def __sub__(self, other: "MalformedValues") -> "MalformedValues":
+        return replace(self, total=self.total - other.total, by_reason=self._combine(other, -1))
+
+    def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
+        counts = dict(self.by_reason)
+        for reason, count in other.by_reason:
+            counts[reason] = counts.get(reason, 0) + sign * count
+        return _sort(counts)
+
+
+def _sort(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((reason, count) for reason, count in counts.items() if count))
+
+
+NO_MALFORMED_VALUES: Final = MalformedValues()
+
+
+T = TypeVar("T")
+
+OFFSET_VERSION: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffset:
+    """One partition's share of a batch.
+
+    Attributes:
+        start_inclusive: the first offset that the batch reads.
+        end_exclusive: the offset after the last one.
+        state: the partition's clock before the record at `start_inclusive`.
+        idle: it does not hold the stream's CTI back; then the batch reads nothing of it.
+        quiet_since_us: the wall clock when it was first seen quiet (everything read, no open
+            transaction); None if it is not quiet.
+        pending: imported CTIs that wait, as (offset, CTI) with both increasing: each takes effect
+            once the partition has been read up to the offset.
+        beginnings: where reading began or went back to, as (batch, offset) in the order of batches.
+        raises: where the clock was raised by anything other than a record (idleness, discovery, an
+            import), as (batch, offset, CTI): before the record at the offset. `beginnings` and
+            `raises` reach back to the last batch that no restart goes back before.
+        malformed_values: the malformed values and keys before `start_inclusive`, as far as tasks
+            counted them; not in the clock, which does not depend on the schema.
+        waits: it is further than the slowest partition by `maxSkew`, and waits for that.
+    """
+
+    start_inclusive: int
+    end_exclusive: int
+    state: PartitionState
+    idle: bool = False
+    quiet_since_us: int | None = None
+    pending: tuple[tuple[int, int], ...] = ()
+    beginnings: tuple[tuple[int, int], ...] = ()
+    raises: tuple[tuple[int, int, int], ...] = ()
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+    waits: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object with sorted keys; defaults are left out."""
+        found = {
+            "began": [list(pair) for pair in self.beginnings] or None,
+            "from": self.start_inclusive,
+            "idle": self.idle or None,
+            "pending": [list(pair) for pair in self.pending] or None,
+            "quiet": self.quiet_since_us,
+            "raises": [list(each) for each in self.raises] or None,
+            "state": self.state.to_json(),
+            "to": self.end_exclusive,
+            "waits": self.waits or None,
+            **self.malformed_values.to_json(),
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
+        """Read what `to_json` wrote, in this or an earlier version."""
+        return cls(
+            value["from"],
+            value["to"],
+            PartitionState.from_json(value["state"]),
+            value.get("idle", False),
+            value.get("quiet"),
+            tuple((at, cti_us) for at, cti_us in value.get("pending", ())),
+            tuple((batch, at) for batch, at in value.get("began", ())),
+            tuple((batch, at, cti_us) for batch, at, cti_us in value.get("raises", ())),
+            MalformedValues.from_json(value),
+            value.get("waits", False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """One batch of the stream.
+
+    Attributes:
+        stream: the stream's id, created with its first offset; names the consumer group.
+        settings: the options that define time, as text; a restart may not change them.
+        number: the batch's number in the stream, from 0, without gaps.
+        starts: how often the query was started; a new start makes a new offset.
+        cti_us: the stream's CTI at the batch's start; None before the first.
+        opening_us: a CTI row to emit before the batch's records; None for none.
+        tasks: the number of tasks that read the records.
+        closing: a bounded run has read everything before this batch.
+        final: the final CTI has been emitted, by this batch or before.
+        partitions: each partition's range and state.
+        topic_ids: the broker's id of each topic, to tell a topic from a later one of the same
+            name; topics with unknown ids are left out.
+        imported: the state of the topic of `ctiImport`; None without an import.
+        advanced_us: the stream's CTI as `idleAdvance` last moved it by the wall clock; None if it
+            never did.
+        hidden: missing partitions that may return, with their positions; `quiet_since_us` is the
+            wall clock when each was first missed.
+        bounded: a bounded run planned the batch.
+        warnings: the warnings given up to this batch.
+        schemas: the schemas that payloads are read by, by part (`value`, `key`), without texts.
+        fixed_ends: the offsets at which the partitions end by the ending options; None without one.
+        unpinned: what explanations need to know of other options: `idleTimeout`,
+            `maxOffsetsPerTrigger` where they are set, and the consumer `group`.
+    """
+
+    stream: str
+    settings: Mapping[str, str]
+    starts: int
+    partitions: Mapping[Partition, PartitionOffset]
+    number: int = 0
+    cti_us: int | None = None
+    opening_us: int | None = None
+    tasks: int = 0
+    closing: bool = False
+    final: bool = False
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    imported: ImportedTopic | None = None
+    advanced_us: int | None = None
+    hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
+    bounded: bool = False
+    warnings: Warnings = field(default_factory=dict)
+    schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
+    fixed_ends: Mapping[Partition, int] | None = None
+    unpinned: Mapping[str, str] = field(default_factory=dict)
+    version: int = field(default=OFFSET_VERSION, init=False)
+
+    def ranges(self) -> list[Range]:
+        """Return the batch's ranges in the order of partitions, including empty ones."""
+        return [
+            Range(part, share.start_inclusive, share.end_exclusive)
+            for part, share in sorted(self.partitions.items())
+        ]
+
+    def groups(self) -> list[list[Range]]:
+        """Return the batch's non-empty ranges, one list per task."""
+        return assign_tasks(self.ranges(), self.tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object with sorted keys: Spark compares offsets as text."""
+        hidden = {"hidden": _shares_to_json(self.hidden)} if self.hidden else {}
+        read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
+        schemas = {"schemas": read_by} if read_by else {}
+        advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
+        ends = {} if self.fixed_ends is None else {"ends": _group_by_topic(self.fixed_ends)}
+        return {
+            **advanced,
+            **({"bounded": True} if self.bounded else {}),
+            "closing": self.closing,
+            "cti": self.cti_us,
+            **ends,
+            "final": self.final,
+            **hidden,
+            "import": None if self.imported is None else self.imported.to_json(),
+            "number": self.number,
+            "opening": self.opening_us,
+            "partitions": _shares_to_json(self.partitions),
+            **schemas,
+            "settings": dict(sorted(self.settings.items())),
+            "starts": self.starts,
+            "stream": self.stream,
+            "tasks": self.tasks,
+            "topics": dict(sorted(self.topic_ids.items())),
+            **({"unpinned": dict(sorted(self.unpinned.items()))} if self.unpinned else {}),
+            "version": self.version,
+            **({"warnings": warnings_to_json(self.warnings)} if self.warnings else {}),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
+        """Read what `to_json` wrote, in this or an earlier version."""
+        imported = value.get("import")
+        return cls(
+            stream=value["stream"],
+            settings=value["settings"],
+            starts=value["starts"],
+            partitions=_shares_from_json(value["partitions"]),
+            number=value["number"],
+            cti_us=value["cti"],
+            opening_us=value["opening"],
+            tasks=value["tasks"],
+            closing=value["closing"],
+            final=value["final"],
+            topic_ids=value.get("topics", {}),
+            imported=None if imported is None else ImportedTopic.from_json(imported),
+            advanced_us=value.get("advanced"),
+            hidden=_shares_from_json(value.get("hidden", {})),
+            # Before version 3 only the closing batch showed that the run was bounded.
+            bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
+            warnings=warnings_from_json(value.get("warnings", {})),
+            schemas={
+                part: ReaderSchema.from_json(each)
+                for part, each in value.get("schemas", {}).items()
+            },
+            fixed_ends=_list_partitions(value["ends"]) if "ends" in value else None,
+            unpinned=value.get("unpinned", {}),
+        )
+
+
+def _group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
+    """Return values by topic and by a partition's number as text: the keys that JSON can have."""
+    topics: dict[str, dict[str, T]] = {}
+    for (topic, number), value in sorted(values.items(), key=itemgetter(0)):
+        topics.setdefault(topic, {})[str(number)] = value
+    return topics
+
+
+def _list_partitions(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, T]:
+    """Return what `_group_by_topic` grouped."""
+    return {
+        Partition(topic, int(number)): value
+        for topic, values in topics.items()
+        for number, value in values.items()
+    }
+
+
+def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
+    return _group_by_topic({part: share.to_json() for part, share in shares.items()})
+
+
+def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
+    found = _list_partitions(topics)
+    return {part: PartitionOffset.from_json(share) for part, share in found.items()}
+
+
+def check_stream_offset(
+    offset: Mapping[str, Any],
+    settings: Mapping[str, str],
+    described: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse an offset that this code or `settings`, those of today's options, cannot continue.
+
+    `described` are the options taken from the description of the topics, for the message.
+
+    Raises:
+        CheckpointMismatch: a newer format version, or another value of an option in `settings`.
+    """
+    if "settings" in offset and offset.get("version") in range(1, OFFSET_VERSION + 1):
+        offset = {**offset, "settings": translate_older_settings(offset["settings"])}
+    check_offset(offset, settings, OFFSET_VERSION, _pinned_names(described or {}))
+
+
+def _pinned_names(described: Mapping[str, str]) -> set[str]:
+    """Return the settings that `described` gives; a preset is pinned as what it stands for."""
+    preset = ("ctiFrequency", "ctiDelay") if "advanceTime" in described else ()
+    return {*described, *preset}
+
+
+def group_name(prefix: str, stream: str) -> str:
+    """Return the consumer group of the stream with that id."""
+    return f"{prefix}-{stream}"

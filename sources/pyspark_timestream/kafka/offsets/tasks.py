@@ -1,0 +1,192 @@
+"""The tasks of a batch: a function of its offset alone, so that a replay is the same batch.
+
+After a crash several batches may run as one (semantics 8.6). Under asynchronous progress tracking
+Spark commits only some batches; then it runs everything between two commits as one batch, and knows
+only two offsets: the one before and the last one. The last offset therefore records, for each
+partition, where reading began or went back to, and where its clock was raised by anything other
+than a record. Both are dropped once Spark has committed a later batch, since no restart goes back
+before that.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.ranges import Partition, Range
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import find_min_of_others
+
+Entry = TypeVar("Entry", tuple[int, int], tuple[int, int, int])
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRange:
+    """One range of a task, and its partition's clock before it.
+
+    Attributes:
+        span: the records to deliver.
+        state: the clock before `span`, or before `lead` if there is one.
+        lead: records before `span` to read for the clock alone; None if not needed.
+        raises: pairs of an offset in `span` (or its end), increasing, and the CTI to which the
+            clock is raised before the record there.
+    """
+
+    span: Range
+    state: PartitionState
+    lead: Range | None = None
+    raises: tuple[tuple[int, int], ...] = ()
+
+    def split_at_raises(self) -> Iterator[tuple[int | None, Range]]:
+        """Split `span` at its raises; return each part with the CTI to raise the clock to first."""
+        part, begin, end = self.span
+        ctis_us = (None, *(cti_us for _, cti_us in self.raises))
+        places = itertools.pairwise((begin, *(at for at, _ in self.raises), end))
+        for cti_us, (first, stop) in zip(ctis_us, places, strict=True):
+            yield cti_us, Range(part, first, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """The work of one task.
+
+    Attributes:
+        ranges: the ranges to read, in this order.
+        others_us: the CTIs of all partitions that are not in `ranges`, at the batch's start, or
+            only the one that decides their minimum.
+        emitted_us: the stream's CTI at the batch's start: only CTI rows above it are emitted.
+        opening_us: a CTI row to emit first; None for none.
+        closing_us: a CTI row to emit last; None for none.
+    """
+
+    ranges: tuple[TaskRange, ...] = ()
+    others_us: tuple[int | None, ...] = ()
+    emitted_us: int | None = None
+    opening_us: int | None = None
+    closing_us: int | None = None
+
+
+def plan_tasks(offset: StreamOffset) -> list[TaskPlan]:
+    """Plan the tasks of the batch `offset`; the first one emits the opening CTI."""
+    states = {part: share.state for part, share in offset.partitions.items()}
+    groups = offset.groups()
+    awake = [part for part, share in offset.partitions.items() if not share.idle]
+    place = {part: index for index, part in enumerate(awake)}
+    mine = [
+        [place[span.partition] for span in group if span.partition in place] for group in groups
+    ]
+    others = find_min_of_others([states[part].cti_us for part in awake], mine)
+    plans = [
+        TaskPlan(
+            tuple(TaskRange(span, states[span.partition]) for span in group), least, offset.cti_us
+        )
+        for group, least in zip(groups, others, strict=True)
+    ]
+    if offset.opening_us is not None:
+        opened = plans[0] if plans else TaskPlan(emitted_us=offset.cti_us)
+        plans[:1] = [dataclasses.replace(opened, opening_us=offset.opening_us)]
+    return plans
+
+
+def remember_beginning(
+    share: PartitionOffset | None, batch: int, position: int, committed: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the beginnings of a partition that the offset of a new batch records.
+
+    Args:
+        share: the partition in the previous offset; None if it is new.
+        batch: the number of the new batch.
+        position: the start of the new batch.
+        committed: the last batch that no restart goes back before; -1 if none.
+    """
+    kept = _keep_after(share.beginnings if share else (), committed)
+    if share is not None and position >= share.end_exclusive:
+        return kept
+    return (*kept, (batch, position))
+
+
+def remember_raise(
+    share: PartitionOffset | None, batch: int, position: int, committed: int, cti_us: int | None
+) -> tuple[tuple[int, int, int], ...]:
+    """Return the raises of a partition's clock that the offset of a new batch records.
+
+    Args:
+        share: the partition in the previous offset; None if it is new.
+        batch: the number of the new batch.
+        position: the start of the new batch.
+        committed: the last batch that no restart goes back before; -1 if none.
+        cti_us: the CTI to which the clock is raised at `position`; None if it is not.
+    """
+    kept = _keep_after(share.raises if share else (), committed)
+    # If reading goes back, raises further ahead stay in force.
+    kept = tuple((number, min(at, position), us) for number, at, us in kept)
+    if cti_us is None:
+        return kept
+    # The later of two raises at one place is the higher.
+    return (*(each for each in kept if each[1] < position), (batch, position, cti_us))
+
+
+def join_batches(
+    start: StreamOffset | None,
+    states: Mapping[Partition, PartitionState],
+    end: StreamOffset,
+    emitted_us: int | None,
+) -> list[TaskPlan]:
+    """Plan the tasks of all batches after `start` up to `end`, as one batch.
+
+    Args:
+        start: the offset of the last committed batch; None if there is none.
+        states: the end state of each partition of `start`.
+        end: the offset of the last planned batch.
+        emitted_us: the greatest CTI row up to the end of `start`; None if there is none.
+
+    Raises:
+        CheckpointMismatch: `end` is from a release that recorded too little.
+    """
+    after = -1 if start is None else start.number
+    hidden = {} if start is None else start.hidden
+    known = {} if start is None else {**hidden, **start.partitions}
+    states = {**{part: share.state for part, share in hidden.items()}, **states}
+    whole: dict[Partition, PartitionOffset] = {}
+    shares: dict[Partition, TaskRange] = {}
+    for part, share in {**end.hidden, **end.partitions}.items():
+        begin = min(_find_beginning(part, share, known.get(part), after), share.end_exclusive)
+        raises = [(max(at, begin), us) for number, at, us in share.raises if number > after]
+        whole[part] = dataclasses.replace(share, start_inclusive=begin)
+        shares[part] = TaskRange(
+            Range(part, begin, share.end_exclusive),
+            states.get(part, PartitionState()),
+            raises=tuple(raises),
+        )
+    joined = dataclasses.replace(end, partitions=whole, tasks=max(end.tasks, 1))
+    # The progress of the other partitions at each moment is lost; the final CTI of the batches
+    # holds once everything has been read.
+    others: tuple[None, ...] = (None,) * (len(shares) > 1)
+    plans = [
+        TaskPlan(tuple(shares[span.partition] for span in group), others, emitted_us)
+        for group in joined.groups()
+    ] or [TaskPlan(emitted_us=emitted_us)]
+    return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
+
+
+def _find_beginning(
+    part: Partition, share: PartitionOffset, known: PartitionOffset | None, after: int
+) -> int:
+    """Find the first offset of a partition that the joined batch reads."""
+    begins = [at for number, at in share.beginnings if number > after]
+    if known is not None:
+        begins.append(known.end_exclusive)
+    if not begins:
+        raise CheckpointMismatch(
+            f"{part} was found by a batch that was not noted as done (asynchronous progress "
+            "tracking notes some only), and the release of timestream that planned it did not "
+            "note where it began: start with a new checkpoint"
+        )
+    return min(begins)
+
+
+def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:
+    return tuple(each for each in entries if each[0] > committed)

@@ -1,0 +1,256 @@
+"""Schemas as values: as a registry or a file gave them, and those that a query reads by.
+
+A registry answers with a text and the names of the texts that it refers to. Avro's decoder wants
+one text that is complete, which `inline_references` makes.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+AVRO: Final = "AVRO"
+JSON: Final = "JSON"
+PROTOBUF: Final = "PROTOBUF"
+
+_NAMED: Final = ("record", "error", "enum", "fixed")
+_PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
+
+
+class SchemaReference(NamedTuple):
+    """A schema that another one refers to.
+
+    Attributes:
+        name: the name in the referring text: an Avro type's full name, or a path that a `.proto`
+            file imports.
+        text: as in `RegisteredSchema`.
+    """
+
+    name: str
+    text: str
+
+
+class RegisteredSchema(NamedTuple):
+    """A schema of a registry; it never changes under its id.
+
+    Attributes:
+        key: what it was asked for with: the id, or the 16 bytes of the GUID that a frame carries.
+        type: `AVRO`, `PROTOBUF` or `JSON`.
+        text: JSON, or for Protobuf a `FileDescriptorProto` in base64.
+        references: what it refers to, directly or not; each after those that it refers to itself.
+        subject: the subject of `version`; None if it was asked for by id.
+        version: the version in the subject.
+    """
+
+    key: int | bytes
+    type: str
+    text: str
+    references: tuple[SchemaReference, ...] = ()
+    subject: str | None = None
+    version: int | None = None
+
+
+def fingerprint_schema(text: str) -> str:
+    """Return a short text that is equal for equal schemas.
+
+    Of JSON, white space, the order of keys and documentation do not count; names, defaults and
+    aliases do, since a reader's rows depend on them.
+
+    >>> fingerprint_schema('{"type": "int", "doc": "a"}') == fingerprint_schema('{"type":"int"}')
+    True
+    """
+    with contextlib.suppress(ValueError):
+        text = json.dumps(_drop_docs(json.loads(text)), sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def _drop_docs(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_drop_docs(each) for each in schema]
+    if isinstance(schema, dict):
+        # A default is a value, whose keys are the user's.
+        return {
+            key: each if key == "default" else _drop_docs(each)
+            for key, each in schema.items()
+            if key != "doc"
+        }
+    return schema
+
+
+def inline_references(schema: RegisteredSchema) -> str:
+    """Return an Avro schema's text with each referenced type defined where it is first used.
+
+    A type is known by its full name, wherever in a reference it is defined, and a reference by the
+    name that the registry has for it, which need not be its type's.
+
+    Raises:
+        ValueError: a text is not JSON.
+    """
+    if not schema.references:
+        return schema.text
+    definitions: dict[str, _Definition] = {}
+    texts = [(each.name, json.loads(each.text)) for each in schema.references]
+    for _, text in texts:
+        _collect(text, "", definitions)
+    for name, text in texts:
+        definitions.setdefault(name, _Definition(text, ""))
+    return json.dumps(_inline(json.loads(schema.text), "", definitions, set()))
+
+
+class _Definition(NamedTuple):
+    """The definition of a type, and the namespace that it stands in."""
+
+    schema: Any
+    space: str
+
+
+def _collect(schema: Any, space: str, found: dict[str, _Definition]) -> None:
+    """Add the types that are defined anywhere in `schema` to `found`, by their full names."""
+    if isinstance(schema, list):
+        for each in schema:
+            _collect(each, space, found)
+    if not isinstance(schema, dict):
+        return
+    inner = space
+    if schema.get("type") in _NAMED:
+        name = _name_fully(schema, space)
+        found.setdefault(name, _Definition(schema, space))
+        inner = name.rpartition(".")[0]
+    fields = schema.get("fields")
+    for each in fields if isinstance(fields, list) else ():
+        if isinstance(each, dict):
+            _collect(each.get("type"), inner, found)
+    for key in ("type", "items", "values"):
+        _collect(schema.get(key), inner, found)
+
+
+def _inline(
+    schema: Any, space: str, definitions: Mapping[str, _Definition], defined: set[str]
+) -> Any:
+    """Copy `schema`, which stands in the namespace `space`.
+
+    Args:
+        schema: a type's name, a union, or the definition of a type.
+        space: the enclosing namespace; empty for none.
+        definitions: full name -> the schema to put in its place.
+        defined: full names that are defined already; it is added to.
+    """
+    if isinstance(schema, str):
+        # As in Java, a name that its namespace lacks may be one without a namespace.
+        names = [_full_name(schema, space), schema]
+        known = next((each for each in names if each in defined), None)
+        if schema in _PRIMITIVES or known is not None:
+            return known or schema
+        wanted = next((each for each in names if each in definitions), None)
+        return schema if wanted is None else _inline(*definitions[wanted], definitions, defined)
+    if isinstance(schema, list):
+        return [_inline(each, space, definitions, defined) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("type") in _NAMED:
+        return _inline_named(schema, space, definitions, defined)
+    inner = {
+        key: _inline(schema[key], space, definitions, defined)
+        for key in ("type", "items", "values")
+        if key in schema
+    }
+    return {**schema, **inner}
+
+
+def _inline_named(
+    schema: dict[str, Any],
+    space: str,
+    definitions: Mapping[str, _Definition],
+    defined: set[str],
+) -> Any:
+    name = _name_fully(schema, space)
+    if name in defined:
+        return name
+    defined.add(name)
+    own_space, _, simple = name.rpartition(".")
+    copied = {**schema, "name": simple, "namespace": own_space}
+    if "fields" in schema:
+        copied["fields"] = [
+            {**field, "type": _inline(field.get("type"), own_space, definitions, defined)}
+            for field in schema["fields"]
+        ]
+    return copied
+
+
+def _name_fully(schema: Mapping[str, Any], space: str) -> str:
+    given = schema.get("namespace")
+    return _full_name(str(schema.get("name", "")), space if given is None else str(given))
+
+
+def _full_name(name: str, space: str) -> str:
+    return name if "." in name or not space else f"{space}.{name}"
+
+
+class SchemaSource(Protocol):
+    """Returns the schemas that payloads were written with; a schema never changes under its id."""
+
+    def fetch_schema(
+        self, key: int | bytes, format: str, subject: str | None = None
+    ) -> RegisteredSchema:
+        """Return the schema with an id, or with a GUID of 16 bytes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSchema:
+    """The schema that the values of a query are read by, or its keys.
+
+    Attributes:
+        text: Avro's JSON, or Protobuf's descriptor set in base64.
+        fingerprint: equal for equal schemas.
+        message: the full name of Protobuf's message, or of the one Avro record that is wanted;
+            empty for any.
+        schema_id: its id in the registry; None if an option gave it.
+        subject: the registry's subject that it was the latest of; None if an option gave it.
+        version: its version in that subject.
+        registered: the schema as the registry has it, so that tasks need not fetch it again.
+        newer: a later version, which reads the records that this one cannot; None without.
+    """
+
+    text: str
+    fingerprint: str
+    message: str = ""
+    schema_id: int | None = None
+    subject: str | None = None
+    version: int | None = None
+    registered: RegisteredSchema | None = None
+    newer: "ReaderSchema | None" = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what an offset keeps: where the text is, and how to know it again."""
+        found = {
+            "fingerprint": self.fingerprint,
+            "id": self.schema_id,
+            "message": self.message or None,
+            "newer": None if self.newer is None else self.newer.to_json(),
+            "subject": self.subject,
+            "version": self.version,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "ReaderSchema":
+        """Read what `to_json` wrote; the text is still to be found."""
+        return cls(
+            "",
+            value["fingerprint"],
+            value.get("message", ""),
+            value.get("id"),
+            value.get("subject"),
+            value.get("version"),
+            newer=cls.from_json(value["newer"]) if "newer" in value else None,
+        )
+
+    def versions(self) -> "Iterator[ReaderSchema]":
+        """Return this schema and the newer ones, in order."""
+        found: ReaderSchema | None = self
+        while found is not None:
+            yield found
+            found = found.newer

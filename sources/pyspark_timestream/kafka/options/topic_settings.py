@@ -1,0 +1,257 @@
+"""Option `timeSettings`: what a topic says of its own time, and what a query takes of it.
+
+A description is a JSON object of option names and texts. It holds what the events of a topic mean
+(StreamInsight's settings of an adapter), and nothing about a connection or a run. A query takes
+each setting that it neither sets itself nor rules out by what it sets.
+
+The rules are semantics 14.5.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from pyspark_timestream.core.options import OptionSpec, Parser
+from pyspark_timestream.errors import OptionError
+
+_NAME: Final = "timeSettings"
+_TOPIC_PREFIX: Final = "topic:"
+_ACCEPTS: Final = (
+    "a JSON object for each topic, such as "
+    '{"startTime": "field:at", "ctiFrequency": "1", "ctiDelay": "20 seconds"}'
+)
+_CORRECT: Final = f"correct it there, or leave '{_NAME}' out"
+_SHAPES: Final = {"point": (), "interval": ("endTime",), "edge": ("endTime", "edge")}
+
+DESCRIBABLE: Final = (
+    "startTime",
+    "endTime",
+    "edge",
+    "eventShape",
+    "timeUnit",
+    "ctiFrequency",
+    "ctiDelay",
+    "advanceTime",
+    "ctiHeader",
+    "writerFrom",
+    "writers",
+    "writerGrace",
+    "writerTimeout",
+    "maxFuture",
+    "futurePolicy",
+    "violationPolicy",
+)
+"""The options that a description may hold: those that define the time of a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsPlace:
+    """The place of topics' descriptions: a topic, or a file on the driver.
+
+    Attributes:
+        text: as the option gives it.
+        topic: the topic; None for a file.
+        path: the file; None for a topic.
+    """
+
+    text: str
+    topic: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        """The option's text."""
+        return self.text
+
+
+def _parse_place(value: str) -> SettingsPlace:
+    text = value.strip()
+    if text.startswith(_TOPIC_PREFIX):
+        topic = text[len(_TOPIC_PREFIX) :]
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+            raise ValueError(f"'{topic}' is not a topic name")
+        return SettingsPlace(text, topic=topic)
+    if text.lower().startswith("file:"):
+        url = urlsplit(text)
+        if url.netloc not in ("", "localhost"):
+            raise ValueError(f"'{url.netloc}' is another machine")
+        text_path = unquote(url.path)
+    elif re.match("[A-Za-z][A-Za-z0-9+.-]+://", text):
+        raise ValueError("only files of the driver's machine can be read")
+    else:
+        text_path = text
+    if not text_path or "\0" in text_path:
+        raise ValueError("there is no path")
+    return SettingsPlace(text, path=text_path)
+
+
+TIME_SETTINGS: Final = Parser(
+    _parse_place,
+    "the path of a JSON file on the driver, or 'topic:NAME'",
+    wrong_type="topic:no/topic",
+    out_of_range="s3://bucket/times.json",
+)
+
+
+def parse_json(content: bytes, what: str) -> Any:
+    """Parse the JSON of `what`, a part of a message; a name that is there twice is refused.
+
+    Raises:
+        OptionError: it is not JSON in UTF-8.
+    """
+    try:
+        return json.loads(content.decode("utf-8-sig"), object_pairs_hook=_make_object)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(f"{what} is not JSON ({_shorten(str(error))})") from None
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"'{_shorten(name)}' is there twice")
+        found[name] = value
+    return found
+
+
+def read_description(
+    found: Any, topic: str, place: SettingsPlace, specs: Mapping[str, OptionSpec]
+) -> dict[str, str]:
+    """Read the description of `topic`: option name -> canonical text, in the order of the options.
+
+    Args:
+        found: what the JSON holds.
+        topic: the topic, for messages.
+        place: where the description is, for messages.
+        specs: option name -> its declaration, of all options.
+
+    Raises:
+        OptionError: it is not an object, names another option, or a value cannot be read.
+    """
+    what = f"the description of topic '{topic}' in '{place}'"
+    if not isinstance(found, Mapping):
+        raise _refusal(f"{what} is not a JSON object")
+    known = {name.lower(): name for name in DESCRIBABLE}
+    texts: dict[str, str] = {}
+    for key, value in found.items():
+        name = known.get(key.lower())
+        if name is None:
+            raise OptionError(
+                _NAME,
+                f"{what} has '{_shorten(key)}', which is not a setting of a topic's time",
+                ", ".join(DESCRIBABLE),
+                "remove it there; set other options in the query",
+            )
+        if name in texts:
+            raise _refusal(f"{what} has '{name}' twice")
+        texts[name] = _read_text(specs[name], value, what)
+    return {name: texts[name] for name in DESCRIBABLE if name in texts}
+
+
+def _read_text(spec: OptionSpec, value: Any, what: str) -> str:
+    problem = "neither a string nor a whole number"
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        try:
+            text = spec.text_of(spec.parser.parse(str(value)))
+            if text is not None:
+                return text
+            problem = "it means that the option is not set"
+        except ValueError as error:
+            problem = str(error)
+    shown = _shorten(json.dumps(value, ensure_ascii=False))
+    raise OptionError(
+        _NAME,
+        f"{what}: cannot read '{spec.name}': {shown} ({problem})",
+        spec.parser.accepts,
+        _CORRECT,
+    )
+
+
+def merge_descriptions(
+    descriptions: Mapping[str, Mapping[str, str] | None], place: SettingsPlace
+) -> Mapping[str, str]:
+    """Return the one description of all topics of a query.
+
+    Args:
+        descriptions: topic -> what `read_description` returned, None where there is none.
+        place: where they are, for messages.
+
+    Raises:
+        OptionError: a topic has no description, or two have different ones.
+    """
+    for topic, each in descriptions.items():
+        if each is None:
+            where = f"with the key '{topic}'"
+            step = f"produce one {where}" if place.topic else f"add one {where}"
+            raise _refusal(
+                f"'{place}' has no description of topic '{topic}'",
+                f"{step}, or leave '{_NAME}' out and set the options in the query",
+            )
+    (first, chosen), *others = ((topic, each or {}) for topic, each in descriptions.items())
+    for topic, each in others:
+        for name in DESCRIBABLE:
+            one, two = chosen.get(name), each.get(name)
+            if one != two:
+                raise _refusal(
+                    f"'{place}' describes topics '{first}' and '{topic}' differently: '{name}' is "
+                    f"{_quote(one)} and {_quote(two)}",
+                    "read each topic in a query of its own, or make their descriptions equal",
+                )
+    return chosen
+
+
+def select_settings(
+    own: Mapping[str, str], described: Mapping[str, str], specs: Mapping[str, OptionSpec]
+) -> dict[str, str]:
+    """Return what a query takes of the description of its topics.
+
+    Args:
+        own: the query's own options, lower-cased name -> text.
+        described: option name -> text.
+        specs: option name -> its declaration, of all options.
+    """
+    excluded = _find_excluded(own, specs)
+    return {
+        name: text
+        for name, text in described.items()
+        if name.lower() not in own and name not in excluded
+    }
+
+
+def _find_excluded(own: Mapping[str, str], specs: Mapping[str, OptionSpec]) -> set[str]:
+    """Find the described options that what the query sets itself rules out."""
+    excluded = {
+        name
+        for name in DESCRIBABLE
+        for other, spec in specs.items()
+        if other.lower() in own and (other in specs[name].excludes or name in spec.excludes)
+    }
+    shape = _read_choice(own, "eventShape", specs)
+    if shape is not None:
+        excluded |= {"endTime", "edge"}.difference(_SHAPES[shape])
+    preset = _read_choice(own, "advanceTime", specs)
+    if preset not in (None, "UnorderedStartTime"):
+        excluded.add("ctiDelay")
+    return excluded
+
+
+def _read_choice(own: Mapping[str, str], name: str, specs: Mapping[str, OptionSpec]) -> str | None:
+    """Read an option of the query's own; None if it is not given, or refused later."""
+    try:
+        return None if name.lower() not in own else specs[name].parser.parse(own[name.lower()])
+    except ValueError:
+        return None
+
+
+def _refusal(problem: str, next_step: str = _CORRECT) -> OptionError:
+    return OptionError(_NAME, problem, _ACCEPTS, next_step)
+
+
+def _quote(text: str | None) -> str:
+    return "not set" if text is None else f"'{text}'"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

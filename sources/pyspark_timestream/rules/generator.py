@@ -1,0 +1,468 @@
+"""Generates CTIs from events: of a partition (semantics 2.3 to 2.5), and of each producer (4.8).
+
+The generator counts events, or measures the application time since the last trigger; an in-band
+CTI that takes effect restarts both. So a block falls into segments between such CTIs, and each
+segment is computed as columns.
+
+With `writerFrom` every event names its writer, and every writer has a generator of its own: a
+counter, or the base of a timespan (4.9). A CTI that it generates is treated as a mark of that
+writer, so that `marks.fold_marks` finds who is live, who has been silent for too long, and the
+minimum over all live writers, which is the partition's CTI (4.10).
+
+`run_writer_clocks` works on columns, whatever the number of writers:
+
+1. It sorts the counted events by writer, and for each writer by offset.
+2. It cuts them into runs: a writer's events in a block, cut again where the writer had been
+   forgotten, since it then starts over (4.5).
+3. It finds the triggers of all runs at once. A count needs each event's place in its run. A
+   timespan needs each event's successor, the first event of the run that is far enough after it:
+   one binary search for all; then the chains are followed, one step per trigger.
+
+An event that neither raises its writer's CTI nor begins a run changes nothing, and becomes no mark,
+unless `writerTimeout` needs to know when its writer was last seen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MIN_US,
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
+)
+from pyspark_timestream.rules.marks import (
+    MarkEffects,
+    Marks,
+    Proposals,
+    WriterRules,
+    fold_marks,
+    max_in_segments,
+)
+from pyspark_timestream.rules.state import PartitionState, WriterState
+
+_EVENTS_PER_SEARCH: Final = 50
+"""The cost of one search, in events of a search for all events at once."""
+
+
+class GeneratorRules(NamedTuple):
+    """The frequency and the delay of generated CTIs.
+
+    Attributes:
+        events: a CTI at every N-th counted event; None: not by count.
+        span_us: a CTI once application time has moved on by this; None: not by timespan.
+        delay_us: subtracted from the triggering event's time; may be negative.
+    """
+
+    events: int | None
+    span_us: int | None
+    delay_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedCtis:
+    """The CTIs of a block, and the generator after it.
+
+    Attributes:
+        index: for each CTI the index of the record that it comes right after; -1: before the first.
+        us: the CTIs, strictly increasing, each above the one in force before the block.
+        count: the counter after the block.
+        base_us: the span base after it.
+        effective: for each proposal, whether it took effect.
+    """
+
+    index: Instants
+    us: Instants
+    count: int
+    base_us: int | None
+    effective: Mask
+
+
+def generate_ctis(
+    frequency: GeneratorRules,
+    state: PartitionState,
+    places: Instants,
+    times: Instants,
+    proposals: Proposals,
+) -> GeneratedCtis:
+    """Run the generator over a block.
+
+    Args:
+        frequency: the generator's rule.
+        state: the partition before the block.
+        places: the indices of the counted events.
+        times: their times, which drive the clock.
+        proposals: the in-band CTIs.
+    """
+    cti_us = instant_or_sentinel(state.cti_us)
+    rising = _find_rising(cti_us, proposals)
+    if frequency.events is not None or frequency.span_us is not None:
+        return _interleave(frequency, state, places, times, proposals, rising)
+    # Nothing comes between them, so each takes effect.
+    effective = np.zeros(len(proposals.us), dtype=np.bool_)
+    effective[rising] = True
+    count = 0 if len(rising) else state.count
+    cuts, us = proposals.cuts[rising], proposals.us[rising]
+    return GeneratedCtis(cuts - 1, us, count, state.base_us, effective)
+
+
+def _interleave(
+    frequency: GeneratorRules,
+    state: PartitionState,
+    places: Instants,
+    times: Instants,
+    proposals: Proposals,
+    rising: Instants,
+) -> GeneratedCtis:
+    """As `generate_ctis`, with generated CTIs between the `rising` proposals."""
+    cti_us = instant_or_sentinel(state.cti_us)
+    count, base_us = state.count, state.base_us
+    effective = np.zeros(len(proposals.us), dtype=np.bool_)
+    indices, ctis, begin, at, ahead = [], [], 0, 0, 1
+    ends = np.searchsorted(places, proposals.cuts[rising]).tolist()
+    while at < len(rising):
+        some = rising[at : at + ahead]
+        end = ends[at + len(some) - 1]
+        index, us, more, later_us = _generate_segment(
+            frequency, cti_us, count, base_us, places[begin:end], times[begin:end]
+        )
+        first, generated = _find_first_effective(cti_us, index, us, proposals, some)
+        indices.append(index[:generated])
+        ctis.append(us[:generated])
+        if first is None:
+            # After proposals without effect, try twice as many together.
+            begin, at, ahead = end, at + len(some), 2 * ahead
+            cti_us, count, base_us = int(us[-1]) if len(us) else cti_us, more, later_us
+            continue
+        cti_us, count = int(proposals.us[some[first]]), 0
+        base_us = base_us if frequency.span_us is None else cti_us
+        effective[some[first]] = True
+        indices.append(proposals.cuts[some[first : first + 1]] - 1)
+        ctis.append(proposals.us[some[first : first + 1]])
+        begin, at, ahead = ends[at + first], at + first + 1, first + 1
+    index, us, count, base_us = _generate_segment(
+        frequency, cti_us, count, base_us, places[begin:], times[begin:]
+    )
+    indices.append(index)
+    ctis.append(us)
+    return GeneratedCtis(np.concatenate(indices), np.concatenate(ctis), count, base_us, effective)
+
+
+def _find_first_effective(
+    cti_us: int, index: Instants, us: Instants, proposals: Proposals, some: Instants
+) -> tuple[int | None, int]:
+    """The first of `some` proposals that takes effect, and the number of CTIs before it.
+
+    The CTIs `us` are generated as if none took effect; if the first is None, all of them are valid.
+    """
+    if len(some) == 1:
+        in_force_us = us[-1] if len(us) else cti_us
+        return 0 if proposals.us[some[0]] > in_force_us else None, len(us)
+    before = np.searchsorted(index, proposals.cuts[some])
+    in_force = np.concatenate(([cti_us], us))[before]
+    found = np.flatnonzero(proposals.us[some] > in_force)
+    return (int(found[0]), int(before[found[0]])) if len(found) else (None, len(us))
+
+
+def _find_rising(cti_us: int, proposals: Proposals) -> Instants:
+    """The proposals that are greater than all before them: no other can take effect."""
+    highest = np.maximum.accumulate(np.concatenate(([cti_us], proposals.us)))
+    return np.flatnonzero(highest[1:] > highest[:-1])
+
+
+def _generate_segment(
+    frequency: GeneratorRules,
+    cti_us: int,
+    count: int,
+    base_us: int | None,
+    places: Instants,
+    times: Instants,
+) -> tuple[Instants, Instants, int, int | None]:
+    """The generated CTIs of events between two in-band ones, and counter and base after them."""
+    triggers, count, base_us = _find_triggers(frequency, count, base_us, times)
+    due = np.clip(times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
+    highest = np.maximum.accumulate(np.concatenate(([cti_us], due)))
+    rises = highest[1:] > highest[:-1]
+    return places[triggers[rises]], due[rises], count, base_us
+
+
+def _find_triggers(
+    frequency: GeneratorRules, count: int, base_us: int | None, times: Instants
+) -> tuple[Instants, int, int | None]:
+    """The counted events that trigger a CTI, and the counter and span base after them."""
+    if len(times) and frequency.events is not None:
+        first = frequency.events - 1 - count
+        triggers = np.arange(first, len(times), frequency.events, dtype=np.int64)
+        return triggers, (count + len(times)) % frequency.events, base_us
+    if len(times) and frequency.span_us is not None:
+        base_us = int(times[0]) if base_us is None else base_us
+        triggers = _find_span_triggers(times, base_us, frequency.span_us)
+        return triggers, count, int(times[triggers[-1]]) if len(triggers) else base_us
+    return np.empty(0, dtype=np.int64), count, base_us
+
+
+def _follow_few_triggers(highest: Instants, base_us: int, span_us: int) -> Instants:
+    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    while at < len(highest):
+        chain.append(at)
+        at = int(np.searchsorted(highest, int(highest[at]) + span_us))
+    return np.array(chain, dtype=np.int64)
+
+
+def _find_span_triggers(times: Instants, base_us: int, span_us: int) -> Instants:
+    """Each trigger is the first event at least `span_us` after the one before it.
+
+    The first event that reaches a bound is also the first at which the running maximum does, so
+    every event's successor is found by one binary search over all; then follow the chain, one step
+    per CTI. If few events can trigger, only the successors in the chain are searched.
+    """
+    highest = np.maximum.accumulate(times)
+    if (int(highest[-1]) - base_us) // span_us < len(times) // _EVENTS_PER_SEARCH:
+        return _follow_few_triggers(highest, base_us, span_us)
+    successor = np.searchsorted(highest, highest + span_us).tolist()
+    at, chain = int(np.searchsorted(highest, base_us + span_us)), []
+    while at < len(times):
+        chain.append(at)
+        at = successor[at]
+    return np.array(chain, dtype=np.int64)
+
+
+class WrittenEvents(NamedTuple):
+    """The m counted events of a block of n records, in offset order.
+
+    Attributes:
+        places: m indices into the block.
+        times: m instants: their times, which drive the clocks.
+        writers: n texts, of all records: the writers' names; "" where there is none.
+        record_us: n instants: the record timestamps, NEVER where there is none; None where no rule
+            needs them.
+    """
+
+    places: Instants
+    times: Instants
+    writers: pa.Array
+    record_us: Instants | None
+
+
+def fold_written_events(
+    rules: WriterRules, frequency: GeneratorRules, state: PartitionState, events: WrittenEvents
+) -> MarkEffects:
+    """Fold the events of a block, each of which moves the clock of its writer."""
+    rows = len(events.writers)
+    clock = _accumulate_seen_times(rules, state, events.record_us)
+    marks, generators = run_writer_clocks(frequency, rules.timeout_us, state, events, clock)
+    effects = fold_marks(rules, state, marks, events.record_us, rows)
+    before = dict(state.writers)
+    writers = tuple(
+        (name, _add_generator(writer, generators.get(name), before.get(name)))
+        for name, writer in effects.writers
+    )
+    # No mark was written, so none can be ignored or noted.
+    no_marks = np.zeros(len(effects.proposals.us), dtype=np.bool_)
+    return effects._replace(
+        writers=writers,
+        noted_us=state.noted_us,
+        proposals=effects.proposals._replace(is_mark=no_marks),
+    )
+
+
+def _add_generator(
+    writer: WriterState, generator: "_Generator | None", before: WriterState | None
+) -> WriterState:
+    if generator is not None:
+        return writer._replace(counted=generator.counted, base_us=generator.base_us)
+    return (
+        writer
+        if before is None
+        else writer._replace(counted=before.counted, base_us=before.base_us)
+    )
+
+
+def _accumulate_seen_times(
+    rules: WriterRules, state: PartitionState, record_us: Instants | None
+) -> Instants | None:
+    """The greatest record timestamp so far at each of n records; None without a timeout.
+
+    Records before the first timestamp count as of that one (semantics 4.5).
+    """
+    if rules.timeout_us is None or record_us is None:
+        return None
+    before = instant_or_sentinel(state.record_us)
+    clock = np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
+    known = clock[clock > NEVER]
+    return np.maximum(clock, known[0]) if len(known) else None
+
+
+class _Generator(NamedTuple):
+    """The generator of a writer after the block."""
+
+    counted: int
+    base_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """The m events, sorted by writer and for each writer by offset, and their r runs.
+
+    Attributes:
+        times: m instants.
+        is_first: m booleans: a run begins.
+        numbers: m numbers of runs.
+        begins: r places among the events.
+        counts: for each run the counter before it.
+        bases_us: for each run the base of its timespan.
+    """
+
+    times: Instants
+    is_first: Mask
+    numbers: Instants
+    begins: Instants
+    counts: Instants
+    bases_us: Instants
+
+
+def run_writer_clocks(
+    frequency: GeneratorRules,
+    timeout_us: int | None,
+    state: PartitionState,
+    events: WrittenEvents,
+    clock: Instants | None,
+) -> tuple[Marks, Mapping[str, _Generator]]:
+    """Run every writer's generator over a block.
+
+    Args:
+        frequency: the rule of each generator.
+        timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
+        state: the partition before the block.
+        events: the block's counted events.
+        clock: n instants: the greatest record timestamp so far; None where there is none.
+
+    Returns:
+        The CTIs as marks of their writers, by writer, and the generators that have moved.
+    """
+    encoded = events.writers.take(pa.array(events.places)).dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    codes = encoded.indices.to_numpy()
+    # Numbers of two bytes are sorted in linear time.
+    by = np.argsort(codes.astype(np.uint16) if len(names) < 2**16 else codes, kind="stable")
+    codes, places = codes[by], events.places[by]
+    is_new = _find_changes(codes)
+    live = dict(state.writers)
+    before = [live.get(name, WriterState()) for name in names]
+    is_silent = np.zeros(len(codes), dtype=np.bool_)
+    if clock is not None and timeout_us is not None:
+        is_silent = _find_silences(before, codes, is_new, clock[places], timeout_us, clock)
+    runs = _cut_runs(before, events.times[by], codes, is_new, is_silent)
+    triggers, counts, bases_us = _find_run_triggers(frequency, runs)
+    us = np.full(len(codes), NEVER)
+    us[triggers] = np.clip(runs.times[triggers] - frequency.delay_us, MIN_US, FINAL_US)
+    kept = np.arange(len(codes))
+    if timeout_us is None:
+        kept = np.flatnonzero(runs.is_first | _find_rises(max_in_segments(us, runs.is_first)))
+    lasts = runs.numbers[np.flatnonzero(np.append(is_new[1:], len(codes) > 0))]
+    generators = {
+        names[code]: _Generator(int(counts[last]), instant_or_none(bases_us[last]))
+        for code, last in zip(codes[is_new].tolist(), lasts.tolist(), strict=True)
+    }
+    all_ = np.ones(len(kept), dtype=np.bool_)
+    writers = pa.DictionaryArray.from_arrays(pa.array(codes[kept]), encoded.dictionary)
+    return Marks(places[kept], us[kept], all_, all_, writers, ~all_), generators
+
+
+def _find_changes(codes: Instants) -> Mask:
+    is_first = np.ones(len(codes), dtype=np.bool_)
+    is_first[1:] = codes[1:] != codes[:-1]
+    return is_first
+
+
+def _find_rises(us: Instants) -> Mask:
+    rises = np.ones(len(us), dtype=np.bool_)
+    rises[1:] = us[1:] > us[:-1]
+    return rises
+
+
+def _find_silences(
+    before: list[WriterState],
+    codes: Instants,
+    is_new: Mask,
+    seen_us: Instants,
+    timeout_us: int,
+    clock: Instants,
+) -> Mask:
+    """The events whose writer was forgotten since the one before (semantics 4.5)."""
+    previous_us = np.roll(seen_us, 1)
+    earlier = [clock[0] if writer.seen_us is None else writer.seen_us for writer in before]
+    previous_us[is_new] = np.array(earlier, dtype=np.int64)[codes[is_new]]
+    is_silent: Mask = seen_us > previous_us + timeout_us
+    return is_silent
+
+
+def _cut_runs(
+    before: list[WriterState], times: Instants, codes: Instants, is_new: Mask, is_silent: Mask
+) -> _Runs:
+    is_first = is_new | is_silent
+    begins = np.flatnonzero(is_first)
+    goes_on = (is_new & ~is_silent)[begins]
+    counts = np.array([writer.counted for writer in before], dtype=np.int64)
+    bases_us = np.array([instant_or_sentinel(writer.base_us) for writer in before], dtype=np.int64)
+    own = codes[begins]
+    based = np.where(goes_on, bases_us[own], NEVER)
+    return _Runs(
+        times=times,
+        is_first=is_first,
+        numbers=np.cumsum(is_first) - 1,
+        begins=begins,
+        counts=np.where(goes_on, counts[own], 0),
+        bases_us=np.where(based == NEVER, times[begins], based),
+    )
+
+
+def _find_run_triggers(
+    frequency: GeneratorRules, runs: _Runs
+) -> tuple[Instants, Instants, Instants]:
+    """The events that trigger a CTI, and each run's counter and base after it."""
+    never = np.full(len(runs.begins), NEVER)
+    if not len(runs.times):
+        return np.empty(0, np.int64), runs.counts, never
+    if frequency.events is not None:
+        first = runs.counts - runs.begins + 1
+        counted = (np.arange(len(runs.times)) + first[runs.numbers]) % frequency.events
+        ends = np.append(runs.begins[1:], len(runs.times))
+        return np.flatnonzero(counted == 0), counted[ends - 1], never
+    if frequency.span_us is not None:
+        triggers = _find_run_span_triggers(runs, frequency.span_us)
+        bases_us = runs.bases_us.copy()
+        # Of several triggers in a run the last is written last.
+        bases_us[runs.numbers[triggers]] = runs.times[triggers]
+        return triggers, runs.counts, bases_us
+    raise AssertionError("writers' clocks have a frequency")
+
+
+def _find_run_span_triggers(runs: _Runs, span_us: int) -> Instants:
+    """Each trigger is the first event of its run at least `span_us` after the one before it.
+
+    Runs are laid one above the other by the ranks of their running maxima, so that one search finds
+    the successors in all of them; beyond a run's last event it finds the next run's first.
+    """
+    highest = max_in_segments(runs.times, runs.is_first)
+    values = np.unique(highest)
+    height = len(values) + 1
+    ground = runs.numbers * height
+    ranks = ground + np.searchsorted(values, highest)
+    successors = np.searchsorted(ranks, ground + np.searchsorted(values, highest + span_us))
+    first_ranks = np.searchsorted(values, runs.bases_us + span_us)
+    firsts = np.searchsorted(ranks, np.arange(len(runs.begins)) * height + first_ranks)
+    ends = np.append(runs.begins[1:], len(highest))
+    following, chain = successors.tolist(), []
+    for at, end in zip(firsts.tolist(), ends.tolist(), strict=True):
+        while at < end:
+            chain.append(at)
+            at = following[at]
+    return np.array(chain, dtype=np.int64)

@@ -1,0 +1,408 @@
+"""In-band CTIs: the marks of producers become CTIs of their partition (semantics 4).
+
+A *mark* is a record whose header carries a time: its writer promises that nothing before that time
+will follow (4.1). A *close* removes a writer; a writer without a name is the partition itself, and
+cannot be closed (4.4). The in-band CTI of a partition is the minimum of its live writers' greatest
+marks (4.2): one writer that has yet to mark, listed in `writers`, holds it back (4.3).
+
+`fold_marks` folds the punctuations of a block of records into *proposals*. A proposal is the value
+of that minimum from some record on; `generator.generate_ctis` decides which proposals take effect.
+The work is done on columns, whatever the number of writers and closes:
+
+1. `_list_changes` lists the marks and closes of the block, and the writers that are live before it,
+   by writer and in time.
+2. `_find_ends` finds the end of each change: the writer's next change, or its silence for longer
+   than `writerTimeout` (4.5).
+3. `_find_intervals` turns changes into intervals: a writer's greatest mark holds from one moment
+   to another. `mark_columns` computes these maxima, and the minimum over all intervals at each
+   moment.
+4. `_propose` and `_compute_window` read the proposals, and the rows' time windows (4.6), off that
+   minimum.
+
+At one record four things happen in this order: the record timestamp advances the silence of all
+writers; the event is judged; its mark counts; its close counts. A *key* gives a moment its place in
+that order: 3p is a silence that record p reveals, 3p + 1 its mark, 3p + 2 its close; -1 is before
+the block, and three times the number of records is after it.
+"""
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import (
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
+)
+from pyspark_timestream.rules.state import PartitionState, WriterState
+
+_NO_INTERVAL: Final = np.iinfo(np.int64).max
+_MAX_SHIFTED: Final = 2**62
+
+
+def sort_by_writer(keys: Instants, codes: Instants) -> Instants:
+    """The order of n changes by the number of their writer, and for each writer by key."""
+    # Numbers of two bytes are sorted in linear time, and so are keys of a few runs in order.
+    narrow = codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes
+    return np.lexsort((keys, narrow))
+
+
+def max_in_segments(us: Instants, is_first: Mask) -> Instants:
+    """The running maximum of n instants, restarted wherever `is_first`; NEVER is below all.
+
+    Each segment is shifted above the one before, so that one running maximum serves all of them.
+    If the instants are too far apart for that, their ranks are shifted instead.
+    """
+    segments = np.cumsum(is_first)
+    known = us[us != NEVER]
+    if not len(known):
+        return us
+    least_us, values = int(known.min()), None
+    height = int(known.max()) - least_us + 2
+    if height > _MAX_SHIFTED // (len(us) + 1):
+        values, ranks = np.unique(us, return_inverse=True)
+        shifted, height = ranks.astype(np.int64), len(values)
+    else:
+        # NEVER becomes 0, one below the least instant.
+        shifted = np.where(us == NEVER, 0, us - least_us + 1)
+    ground = segments * height
+    greatest: Instants = np.maximum.accumulate(shifted + ground) - ground
+    if values is not None:
+        return values[greatest]
+    return np.where(greatest == 0, NEVER, greatest + least_us - 1)
+
+
+def min_over_intervals(begins: Instants, ends: Instants, us: Instants, steps: int) -> Instants:
+    """At each step the least of the `us` whose intervals [begin, end) cover it; NEVER if none does.
+
+    No interval is empty. Each is the union of two whose length is a power of two, so that all
+    intervals of a length are entered at once, and then passed down to their halves.
+    """
+    levels = np.frexp(ends - begins)[1] - 1
+    least = np.full(steps, _NO_INTERVAL)
+    for level in range(int(levels.max(initial=0)), -1, -1):
+        length = 1 << level
+        if len(chosen := np.flatnonzero(levels == level)):
+            np.minimum.at(least, begins[chosen], us[chosen])
+            np.minimum.at(least, ends[chosen] - length, us[chosen])
+        if half := length // 2:
+            passed = least.copy()
+            np.minimum(passed[half:], least[:-half], out=passed[half:])
+            least = passed
+    least[least == _NO_INTERVAL] = NEVER
+    return least
+
+
+_BEFORE_BLOCK: Final = -1
+_NOTHING: Final = np.empty(0, np.int64)
+
+
+class Marks(NamedTuple):
+    """The k marks and closes in a block of records, in offset order.
+
+    Attributes:
+        places: k indices into the block.
+        us: k instants: the marks; arbitrary where there is no readable one.
+        marked: k booleans: it carries a mark, readable or not.
+        readable: k booleans: the mark (and the writer's name) can be read.
+        writers: k texts; "" is the partition itself.
+        closes: k booleans: it removes the writer.
+    """
+
+    places: Instants
+    us: Instants
+    marked: Mask
+    readable: Mask
+    writers: pa.Array
+    closes: Mask
+
+
+class WriterRules(NamedTuple):
+    """The options that decide which writers count.
+
+    Attributes:
+        listed: the writers that are waited for from the start.
+        timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
+        windows: time windows are wanted.
+        grace_us: no minimum over the writers takes effect until the record timestamps have moved on
+            by this since the first one; None: at once.
+    """
+
+    listed: tuple[str, ...] = ()
+    timeout_us: int | None = None
+    windows: bool = False
+    grace_us: int | None = None
+
+
+class Proposals(NamedTuple):
+    """The value of the in-band CTI from p places on.
+
+    Attributes:
+        cuts: p record counts, increasing: a proposal comes after this many records of the block.
+        us: p instants, NEVER where there is no minimum.
+        is_mark: p booleans: a mark made it, not a close or a silence.
+    """
+
+    cuts: Instants
+    us: Instants
+    is_mark: Mask
+
+
+class Window(NamedTuple):
+    """The time bounds at each of n records' positions; NEVER where there is none."""
+
+    lower_us: Instants
+    upper_us: Instants
+
+
+class MarkEffects(NamedTuple):
+    """The effects of a block's marks and closes.
+
+    Attributes:
+        writers, noted_us, record_us, first_us, begun: as in PartitionState, after the block.
+        proposals: for the generator.
+        unreadable: the places of marks that cannot be read.
+        window: the rows' time windows; None where they are not wanted.
+    """
+
+    writers: tuple[tuple[str, WriterState], ...]
+    noted_us: int | None
+    record_us: int | None
+    first_us: int | None
+    begun: bool
+    proposals: Proposals
+    unreadable: Instants
+    window: Window | None
+
+
+def fold_marks(
+    rules: WriterRules, state: PartitionState, marks: Marks, record_us: Instants | None, rows: int
+) -> MarkEffects:
+    """Fold the marks and closes of a block of `rows` records.
+
+    Args:
+        rules: the options.
+        state: the partition before the block.
+        marks: its marks and closes.
+        record_us: the records' timestamps, NEVER where one has none; only with a timeout or a
+            grace.
+        rows: how many records the block has.
+    """
+    if len({len(column) for column in marks}) > 1:
+        raise ValueError("the columns of punctuations differ in length")
+    clock = _accumulate_record_times(rules, state, record_us)
+    known = _NOTHING if clock is None else clock[clock > NEVER]
+    first_us = state.first_us
+    if rules.grace_us is not None and first_us is None and len(known):
+        first_us = int(known[0])
+    silence_clock = None if rules.timeout_us is None else clock
+    seen_from_us = None if silence_clock is None or not len(known) else int(known[0])
+    begins = bool(rows and rules.listed and not state.begun)
+    live = dict(state.writers) | {name: WriterState() for name in rules.listed if begins}
+    changes = _list_changes(live, marks, silence_clock, seen_from_us)
+    # Without marks, timeouts and windows the records themselves do not matter.
+    is_quiet = clock is None and not len(marks.places) and not rules.windows
+    ends = _find_ends(changes, silence_clock, rules.timeout_us, 0 if is_quiet else rows)
+    intervals = _find_intervals(changes, ends, 0 if is_quiet else rows)
+    noted = changes.us[changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)]
+    before_us = instant_or_sentinel(state.noted_us)
+    return MarkEffects(
+        writers=intervals.live,
+        noted_us=instant_or_none(max(before_us, int(noted.max(initial=NEVER)))),
+        record_us=int(known[-1]) if len(known) else state.record_us,
+        first_us=first_us,
+        begun=state.begun or begins,
+        proposals=_propose(intervals, _find_opening(rules, state, clock, first_us)),
+        unreadable=marks.places[marks.marked & ~marks.readable],
+        window=_compute_window(changes, intervals, before_us) if rules.windows else None,
+    )
+
+
+def _accumulate_record_times(
+    rules: WriterRules, state: PartitionState, record_us: Instants | None
+) -> Instants | None:
+    """The greatest record timestamp so far, at each record."""
+    if (rules.timeout_us is None and rules.grace_us is None) or record_us is None:
+        return None
+    before = instant_or_sentinel(state.record_us)
+    return np.maximum.accumulate(np.concatenate(([before], record_us)))[1:]
+
+
+class _Changes(NamedTuple):
+    """The d marks and closes, sorted by writer, and for each writer by time.
+
+    A writer that is live before the block begins with its greatest mark so far.
+
+    Attributes:
+        keys: d keys.
+        codes: d numbers of writers.
+        us: d instants: the marks; NEVER for a close, and for a writer that has yet to mark.
+        seen_us: d instants: the greatest record timestamp by then; NEVER where it is unknown.
+        is_mark: d booleans: a mark, not a close.
+        named: d booleans: of a named writer, not of the partition itself.
+        names: the writers by their numbers.
+    """
+
+    keys: Instants
+    codes: Instants
+    us: Instants
+    seen_us: Instants
+    is_mark: Mask
+    named: Mask
+    names: list[str]
+
+
+class _Intervals(NamedTuple):
+    """The intervals in which m marks hold, on s steps: the moments at which anything changes.
+
+    Attributes:
+        begins, ends: m steps: the mark holds from the first, inclusive, to the second, exclusive.
+        us: m instants: the writer's greatest mark so far; NEVER where it has yet to mark.
+        named: m booleans: the writer is named.
+        live: the writers after the block, in the order of their names.
+        keys: s keys, increasing; the first step is before the block.
+        steps: the last step up to each key, from -1 on.
+    """
+
+    begins: Instants
+    ends: Instants
+    us: Instants
+    named: Mask
+    live: tuple[tuple[str, WriterState], ...]
+    keys: Instants
+    steps: Instants
+
+
+def _list_changes(
+    live: Mapping[str, WriterState], marks: Marks, clock: Instants | None, first_us: int | None
+) -> _Changes:
+    """List the changes; a writer without a known timestamp gets the first one of the block."""
+    encoded = marks.writers.dictionary_encode()
+    numbers = {name: number for number, name in enumerate(live)}
+    dictionary_codes = [
+        numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()
+    ]
+    writer_codes = np.array(dictionary_codes, dtype=np.int64)[encoded.indices.to_numpy()]
+    own = numbers.get("", -1)
+    marked = np.flatnonzero(marks.marked & marks.readable)
+    closed = np.flatnonzero(marks.closes & (writer_codes != own))
+    now_us = np.full(len(marked), NEVER)
+    if clock is not None and first_us is not None:
+        now_us = np.maximum(clock[marks.places[marked]], first_us)
+    start_us = [instant_or_sentinel(w.mark_us) for w in live.values()]
+    start_seen_us = [
+        instant_or_sentinel(first_us if w.seen_us is None else w.seen_us) for w in live.values()
+    ]
+    never = np.full(len(closed), NEVER)
+    key_parts = [3 * marks.places[marked] + 1, 3 * marks.places[closed] + 2]
+    keys = np.concatenate([np.full(len(live), _BEFORE_BLOCK), *key_parts])
+    codes = np.concatenate([np.arange(len(live)), writer_codes[marked], writer_codes[closed]])
+    is_mark = np.arange(len(codes)) < len(codes) - len(closed)
+    us = np.concatenate([np.array(start_us, np.int64), marks.us[marked], never])
+    seen_us = np.concatenate([np.array(start_seen_us, np.int64), now_us, never])
+    by = sort_by_writer(keys, codes)
+    return _Changes(
+        keys[by], codes[by], us[by], seen_us[by], is_mark[by], codes[by] != own, list(numbers)
+    )
+
+
+def _find_ends(
+    changes: _Changes, clock: Instants | None, timeout_us: int | None, rows: int
+) -> Instants:
+    """The key at which each change ends: the writer's next change, or its silence, if any."""
+    ends = np.full(len(changes.keys), 3 * rows)
+    same = changes.codes[1:] == changes.codes[:-1]
+    ends[:-1][same] = changes.keys[1:][same]
+    if clock is None or timeout_us is None:
+        return ends
+    silent = np.searchsorted(clock, changes.seen_us + timeout_us, side="right")
+    silent[changes.seen_us == NEVER] = rows
+    earlier: Instants = np.minimum(ends, 3 * silent)
+    return earlier
+
+
+def _find_intervals(changes: _Changes, ends: Instants, rows: int) -> _Intervals:
+    is_first = np.ones(len(ends), dtype=np.bool_)
+    is_first[1:] = (
+        (changes.codes[1:] != changes.codes[:-1])
+        | ~changes.is_mark[:-1]
+        | (ends[:-1] < changes.keys[1:])
+    )
+    greatest = max_in_segments(changes.us, is_first)
+    is_step = np.zeros(3 * rows + 2, dtype=np.bool_)
+    is_step[[0, -1]] = True
+    is_step[changes.keys + 1] = True
+    marks_at = np.flatnonzero(changes.is_mark)
+    is_step[ends[marks_at] + 1] = True
+    steps = np.cumsum(is_step) - 1
+    lasting = marks_at[ends[marks_at] == 3 * rows]
+    ended_open = zip(
+        changes.codes[lasting], greatest[lasting], changes.seen_us[lasting], strict=True
+    )
+    live = {
+        changes.names[c]: WriterState(instant_or_none(us), instant_or_none(seen))
+        for c, us, seen in ended_open
+    }
+    return _Intervals(
+        begins=steps[changes.keys[marks_at] + 1],
+        ends=steps[ends[marks_at] + 1],
+        us=greatest[marks_at],
+        named=changes.named[marks_at],
+        live=tuple(sorted(live.items())),
+        keys=np.flatnonzero(is_step)[:-1] - 1,
+        steps=steps,
+    )
+
+
+def _find_opening(
+    rules: WriterRules, state: PartitionState, clock: Instants | None, first_us: int | None
+) -> int | None:
+    """The record before which the grace ends: -1 before the block, None after it."""
+    if rules.grace_us is None:
+        return -1
+    if first_us is None or clock is None:
+        return None
+    if state.record_us is not None and state.record_us - first_us >= rules.grace_us:
+        return -1
+    at = int(np.searchsorted(clock, first_us + rules.grace_us))
+    return at if at < len(clock) else None
+
+
+def _propose(intervals: _Intervals, opens_at: int | None) -> Proposals:
+    least_us = min_over_intervals(
+        intervals.begins, intervals.ends, intervals.us, len(intervals.keys)
+    )
+    # A record comes after the silences that it reveals, and before its own mark and close.
+    cuts, is_mark = (intervals.keys + 2) // 3, intervals.keys % 3 == 1
+    if opens_at == -1:
+        return Proposals(cuts[1:], least_us[1:], is_mark[1:])
+    if opens_at is None:
+        return Proposals(cuts[1:], np.full(len(cuts) - 1, NEVER), is_mark[1:])
+    held = int(np.searchsorted(cuts, opens_at, side="right"))
+    opening_us = least_us[held - 1]
+    least_us[:held] = NEVER
+    return Proposals(
+        np.insert(cuts, held, opens_at)[1:],
+        np.insert(least_us, held, opening_us)[1:],
+        np.insert(is_mark, held, False)[1:],
+    )
+
+
+def _compute_window(changes: _Changes, intervals: _Intervals, noted_us: int) -> Window:
+    """The bounds at each record, after its silences and before its own mark."""
+    count = len(intervals.keys)
+    is_known = intervals.named & (intervals.us != NEVER)
+    lower_us = min_over_intervals(
+        intervals.begins[is_known], intervals.ends[is_known], intervals.us[is_known], count
+    )
+    upper_us = np.full(count, NEVER)
+    is_noted = changes.is_mark & changes.named & (changes.keys != _BEFORE_BLOCK)
+    upper_us[intervals.steps[changes.keys[is_noted] + 1]] = changes.us[is_noted]
+    upper_us[0] = noted_us
+    upper_us = np.where(lower_us == NEVER, NEVER, np.maximum.accumulate(upper_us))
+    at_records = intervals.steps[1:-1:3]
+    return Window(lower_us[at_records], upper_us[at_records])

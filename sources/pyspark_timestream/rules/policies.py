@@ -1,0 +1,344 @@
+"""The policies for events that violate a CTI (semantics 3), and the window of a replay (7.7).
+
+A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
+an unknown edge, or an end that is not after its start. `POLICY_TABLE` holds the action for each
+policy and kind of event; `classify` applies it to columns of events, given the CTI before each.
+An event *in the future* lies too far after its record's timestamp and is not late (3.8);
+`refuse_future` applies its policy after that.
+
+A replay from T to U has the rows of the full run whose time is in [T, U). Each partition ends right
+after the record at which its CTI reaches U, and that CTI is then U exactly. Every row on time below
+U lies before that place, so the rest of the partition need not be read.
+
+`cut_events` and `cut_marks` return what lies before that place in a block. `select_inside` is a
+rule for each record alone: neither the split into blocks nor the place where reading began matters.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import Instants, Mask, instant_or_none
+from pyspark_timestream.rules.marks import Marks, Window
+
+
+class Action(Enum):
+    """The action on one event."""
+
+    DROP = "dropped"
+    MOVE_START = "start moved to the CTI"
+    MOVE_END = "end moved to the CTI"
+    FAIL = "the query fails"
+    FLAG = "passed on, flagged"
+
+
+POLICIES: Final = ("drop", "adjust", "fail", "flag")
+
+FUTURE_POLICIES: Final = ("keep", "drop", "fail")
+
+EVENT_KINDS: Final = ("point", "interval", "ended interval", "start edge", "end edge", "malformed")
+"""An `ended interval` ends at or before the CTI: nothing of it would be left."""
+
+POLICY_TABLE: Final[dict[tuple[str, str], Action]] = {
+    ("drop", "point"): Action.DROP,
+    ("drop", "interval"): Action.DROP,
+    ("drop", "ended interval"): Action.DROP,
+    ("drop", "start edge"): Action.DROP,
+    ("drop", "end edge"): Action.DROP,
+    ("drop", "malformed"): Action.DROP,
+    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
+    ("adjust", "point"): Action.DROP,
+    ("adjust", "interval"): Action.MOVE_START,
+    ("adjust", "ended interval"): Action.DROP,
+    ("adjust", "start edge"): Action.MOVE_START,
+    ("adjust", "end edge"): Action.MOVE_END,
+    ("adjust", "malformed"): Action.DROP,
+    ("fail", "point"): Action.FAIL,
+    ("fail", "interval"): Action.FAIL,
+    ("fail", "ended interval"): Action.FAIL,
+    ("fail", "start edge"): Action.FAIL,
+    ("fail", "end edge"): Action.FAIL,
+    ("fail", "malformed"): Action.FAIL,
+    ("flag", "point"): Action.FLAG,
+    ("flag", "interval"): Action.FLAG,
+    ("flag", "ended interval"): Action.FLAG,
+    ("flag", "start edge"): Action.FLAG,
+    ("flag", "end edge"): Action.FLAG,
+    ("flag", "malformed"): Action.FLAG,
+}
+
+
+def look_up_action(policy: str, kind: str) -> Action:
+    """The cell of the table.
+
+    Raises:
+        KeyError: there is no such cell; the message names policy and kind.
+    """
+    try:
+        return POLICY_TABLE[policy, kind]
+    except KeyError:
+        raise KeyError(f"no action for policy '{policy}' and kind '{kind}'") from None
+
+
+LATE: Final = 1
+ADJUSTED: Final = 2
+MALFORMED: Final = 3
+FUTURE: Final = 4
+VIOLATIONS: Final = (None, "late", "adjusted", "malformed", "future")
+"""The `violation` column's text by code; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """A block of n consecutive records of one partition, in offset order, as events.
+
+    Attributes:
+        start_us: n instants: the start time (of an end edge: the start of what it ends).
+        readable: n booleans; False where a time is missing or unreadable or the edge unknown.
+            Times at unreadable places are arbitrary.
+        end_us: n instants for intervals and edges; None for points.
+        is_end: n booleans for edges: this is an end edge; None for points and intervals.
+        present: n booleans: the record is an event; None: all are. A punctuation without a value
+            is not one.
+        record_us: n instants: the record timestamps, NEVER where there is none; None where no
+            rule needs them.
+        valueless: n booleans: the record has no value, in which a time would be; None: none is so.
+        writers: n texts: the writers of the records, "" where there is none; each has a clock of
+            its own. None: CTIs are the partition's.
+    """
+
+    start_us: Instants
+    readable: Mask
+    end_us: Instants | None = None
+    is_end: Mask | None = None
+    present: Mask | None = None
+    record_us: Instants | None = None
+    writers: pa.Array | None = None
+    valueless: Mask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first record that a policy `fail` refuses.
+
+    Attributes:
+        index: which of the block.
+        malformed: it is malformed, not late.
+        event_us: the time that it was judged by; arbitrary if it is malformed.
+        cti_us: the CTI in force; None: none yet.
+        mark: it is an unreadable mark, not an event.
+        future: it is in the future, not late.
+    """
+
+    index: int
+    malformed: bool
+    event_us: int
+    cti_us: int | None
+    mark: bool = False
+    future: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """The verdicts on a block of n records.
+
+    Attributes:
+        keep: n booleans: the event is passed on.
+        violation: n codes, an index into VIOLATIONS.
+        start_us: n instants, adjusted.
+        end_us: n instants, adjusted; None for points.
+        cti_index: for each CTI the index of the record that it comes right after; -1: it comes
+            before the first.
+        cti_us: the CTIs, strictly increasing, each above the one in force before the block.
+        failure: set if policy `fail` ends the stream; the rest is then meaningless.
+        unreadable: the places of marks that cannot be read.
+        window: the rows' time windows; None where they are not wanted.
+        inside: n booleans: the record is in the span of a replay; None without one.
+    """
+
+    keep: Mask
+    violation: npt.NDArray[np.uint8]
+    start_us: Instants
+    end_us: Instants | None
+    cti_index: Instants
+    cti_us: Instants
+    failure: Failure | None = None
+    unreadable: Instants = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    window: Window | None = None
+    inside: Mask | None = None
+
+
+def check_times(events: Events) -> tuple[Instants, Mask, Mask]:
+    """The time that judges each event, and masks of the well-formed and malformed events."""
+    times, well_formed = events.start_us, events.readable
+    if events.end_us is not None:
+        lasting = events.end_us > events.start_us
+        if events.is_end is None:
+            well_formed = well_formed & lasting
+        else:
+            times = np.where(events.is_end, events.end_us, events.start_us)
+            well_formed = well_formed & (lasting | ~events.is_end)
+    if events.present is None:
+        return times, well_formed, ~well_formed
+    return times, well_formed & events.present, ~well_formed & events.present
+
+
+def classify(
+    shape: str,
+    policy: str,
+    events: Events,
+    times: Instants,
+    late: Mask,
+    malformed: Mask,
+    before: Instants,
+) -> Verdicts:
+    """Apply the policy to n records; the CTIs are added later.
+
+    Args:
+        shape: `point`, `interval` or `edge`.
+        policy: `drop`, `adjust`, `fail` or `flag`.
+        events: the n records.
+        times: the times that they are judged by.
+        late: n booleans: a well-formed event before the CTI in force.
+        malformed: n booleans: a malformed event.
+        before: n instants: the CTI in force before each record, NEVER where there is none.
+    """
+    verdicts = Verdicts(
+        keep=np.ones(len(times), dtype=np.bool_) if events.present is None else events.present,
+        violation=np.zeros(len(times), dtype=np.uint8),
+        start_us=events.start_us,
+        end_us=events.end_us,
+        cti_index=np.empty(0, dtype=np.int64),
+        cti_us=np.empty(0, dtype=np.int64),
+    )
+    for kind, mask in _group_by_kind(shape, events, late, malformed, before):
+        if mask.any():
+            code = MALFORMED if kind == "malformed" else LATE
+            verdicts = _apply(look_up_action(policy, kind), code, mask, verdicts, times, before)
+    return verdicts
+
+
+def refuse_future(
+    policy: str, is_flagged: bool, future: Mask, times: Instants, before: Instants, said: Verdicts
+) -> Verdicts:
+    """Apply the policy for events in the future to verdicts (semantics 3.8).
+
+    Args:
+        policy: `keep`, `drop` or `fail`.
+        is_flagged: events that are kept are flagged.
+        future: n booleans: a well-formed event in the future that is not late.
+        times: the times that the n events are judged by.
+        before: n instants: the CTI in force before each record, NEVER where there is none.
+        said: the verdicts on late and malformed events.
+    """
+    if not future.any():
+        return said
+    if policy == "drop":
+        return dataclasses.replace(said, keep=said.keep & ~future)
+    if policy == "fail":
+        failure = _keep_earlier(said.failure, future, FUTURE, times, before)
+        return dataclasses.replace(said, failure=failure)
+    if not is_flagged:
+        return said
+    codes = np.where(future, np.uint8(FUTURE), said.violation)
+    return dataclasses.replace(said, violation=codes)
+
+
+def _group_by_kind(
+    shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
+) -> list[tuple[str, Mask]]:
+    """The violating events by their kind in the policy table."""
+    if events.is_end is not None:
+        shaped = [("start edge", late & ~events.is_end), ("end edge", late & events.is_end)]
+    elif shape == "interval" and events.end_us is not None:
+        ended = late & (events.end_us <= before)
+        shaped = [("ended interval", ended), ("interval", late & ~ended)]
+    else:
+        shaped = [("point", late)]
+    return [*shaped, ("malformed", malformed)]
+
+
+def _apply(
+    action: Action,
+    code: int,
+    mask: Mask,
+    verdicts: Verdicts,
+    times: Instants,
+    before: Instants,
+) -> Verdicts:
+    if action is Action.DROP:
+        return dataclasses.replace(verdicts, keep=verdicts.keep & ~mask)
+    if action is Action.FAIL:
+        return dataclasses.replace(
+            verdicts, failure=_keep_earlier(verdicts.failure, mask, code, times, before)
+        )
+    flagged = code if action is Action.FLAG else ADJUSTED
+    verdicts = dataclasses.replace(
+        verdicts, violation=np.where(mask, np.uint8(flagged), verdicts.violation)
+    )
+    if action is Action.MOVE_START:
+        moved = np.where(mask, before, verdicts.start_us)
+        return dataclasses.replace(verdicts, start_us=moved)
+    if action is Action.MOVE_END and verdicts.end_us is not None:
+        moved = np.where(mask, before, verdicts.end_us)
+        return dataclasses.replace(verdicts, end_us=moved)
+    return verdicts
+
+
+def _keep_earlier(
+    failure: Failure | None, mask: Mask, code: int, times: Instants, before: Instants
+) -> Failure:
+    at = int(np.argmax(mask))
+    if failure is not None and failure.index < at:
+        return failure
+    cti_us = instant_or_none(before[at])
+    return Failure(at, code == MALFORMED, int(times[at]), cti_us, future=code == FUTURE)
+
+
+def cut_events(events: Events, stop: int) -> Events:
+    """Return the first `stop` records of a block."""
+    return Events(
+        events.start_us[:stop],
+        events.readable[:stop],
+        None if events.end_us is None else events.end_us[:stop],
+        None if events.is_end is None else events.is_end[:stop],
+        None if events.present is None else events.present[:stop],
+        None if events.record_us is None else events.record_us[:stop],
+        None if events.writers is None else events.writers[:stop],
+        None if events.valueless is None else events.valueless[:stop],
+    )
+
+
+def cut_marks(marks: Marks, stop: int) -> Marks:
+    """Return the marks of the first `stop` records of a block."""
+    count = int(np.searchsorted(marks.places, stop))
+    return Marks(
+        marks.places[:count],
+        marks.us[:count],
+        marks.marked[:count],
+        marks.readable[:count],
+        marks.writers[:count],
+        marks.closes[:count],
+    )
+
+
+def select_inside(placed: Instants, from_us: int | None, until_us: int | None) -> Mask:
+    """Select the records of a block that are in the span.
+
+    Args:
+        placed: n instants: each event's time after the policy; of a malformed event, which has
+            none, the CTI in force, NEVER where there is none.
+        from_us: T, inclusive; None for no start.
+        until_us: U, exclusive; None for no end.
+    """
+    inside = np.ones(len(placed), dtype=np.bool_)
+    if from_us is not None:
+        inside &= placed >= from_us
+    if until_us is not None:
+        inside &= placed < until_us
+    return inside

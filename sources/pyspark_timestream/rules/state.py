@@ -1,0 +1,298 @@
+"""The state of a partition between two records, and what it notes for diagnosis.
+
+No rule depends on it. It is a fold like the clock, so any split into blocks notes the same.
+
+It round-trips through JSON, because it is part of the Spark offset.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from pyspark_timestream.core.instants import (
+    FINAL_US,
+    MIN_US,
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_sentinel,
+    parse_instant,
+)
+
+MAX_LEAD_US: Final = 60_000_000
+"""A time further after its record's timestamp, or the wall clock, is more than clock skew."""
+
+FAR_US: Final = parse_instant("2100-01-01T00:00:00Z")
+"""Times from then on are improbable."""
+
+EARLY_US: Final = parse_instant("1969-12-31T00:00:00Z"), parse_instant("1970-04-01T00:00:00Z")
+"""Numbers of seconds up to the year 2100, read as milliseconds, lie between these instants, and so
+do 0, -1 and the times of a clock that was never set."""
+
+_OLD_US: Final = parse_instant("1990-01-01T00:00:00Z")
+
+
+class Clues(NamedTuple):
+    """The notes on one partition.
+
+    Attributes:
+        lead_us: how far the event that made the CTI in force lies after its record's timestamp;
+            None: not so far that it matters, not known, or no event made the CTI.
+        ahead: late events whose CTI had a lead.
+        behind_us: the greatest time of a late event; None without any.
+        misplaced: late events further than the delay before an earlier late one.
+        most_late_us: how far an event was before a CTI without a lead, at most.
+        old: events before 1990.
+        early: those of them that lie in `EARLY_US`, as numbers of a wrong unit do; as late events
+            they count nowhere else.
+    """
+
+    lead_us: int | None = None
+    ahead: int = 0
+    behind_us: int | None = None
+    misplaced: int = 0
+    most_late_us: int = 0
+    old: int = 0
+    early: int = 0
+
+    @property
+    def has_other_unit(self) -> bool:
+        """True if some times are in a wrong unit; an archive of 1970 has later times as well."""
+        return 2 * self.early > self.old
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object with sorted keys, without defaults."""
+        found, defaults = self._asdict(), Clues._field_defaults
+        return {name: found[name] for name in sorted(found) if found[name] != defaults[name]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, int]) -> "Clues":
+        """The clues that `to_json` wrote."""
+        return cls(**value)
+
+
+class Judged(NamedTuple):
+    """A block of n records after the clock has passed it.
+
+    Attributes:
+        times: n instants: the events' times.
+        well_formed: n booleans.
+        late: n booleans.
+        before: n instants: the CTI in force before each record.
+        record_us: n instants: the records' timestamps, NEVER where there is none; None: not read.
+        cti_index: the records right after which CTIs took effect; -1 for before the first.
+        cti_us: these CTIs.
+    """
+
+    times: Instants
+    well_formed: Mask
+    late: Mask
+    before: Instants
+    record_us: Instants | None
+    cti_index: Instants
+    cti_us: Instants
+
+
+def add_clues(clues: Clues, delay_us: int, block: Judged) -> Clues:
+    """The clues after a block.
+
+    Args:
+        clues: before it.
+        delay_us: the delay of generated CTIs.
+        block: the block.
+    """
+    late = block.late
+    if len(late) and int(block.times.min()) < _OLD_US:
+        is_old = block.well_formed & (block.times < _OLD_US)
+        is_early = is_old & find_early(block.times)
+        late = late & ~is_early
+        clues = clues._replace(
+            old=clues.old + int(np.count_nonzero(is_old)),
+            early=clues.early + int(np.count_nonzero(is_early)),
+        )
+    places = np.flatnonzero(late)
+    if len(places):
+        return _add_late(clues, delay_us, block, places)
+    if len(block.cti_index):
+        last = _find_leads(delay_us, block, block.cti_index[-1:], block.cti_us[-1:])
+        return clues._replace(lead_us=int(last[0]) or None)
+    return clues
+
+
+def _add_late(clues: Clues, delay_us: int, block: Judged, places: Instants) -> Clues:
+    leads = np.concatenate(
+        ([clues.lead_us or 0], _find_leads(delay_us, block, block.cti_index, block.cti_us))
+    )
+    is_ahead = leads[np.searchsorted(block.cti_index, places)] > 0
+    times = block.times[places]
+    gaps = (block.before[places] - times)[~is_ahead]
+    highest = np.maximum.accumulate(np.concatenate(([instant_or_sentinel(clues.behind_us)], times)))
+    floor = np.where(highest[:-1] == NEVER, MIN_US, highest[:-1]) - max(delay_us, 0)
+    return clues._replace(
+        lead_us=int(leads[-1]) or None,
+        ahead=clues.ahead + int(np.count_nonzero(is_ahead)),
+        behind_us=int(highest[-1]),
+        misplaced=clues.misplaced + int(np.count_nonzero(times < floor)),
+        most_late_us=max(clues.most_late_us, int(gaps.max(initial=0))),
+    )
+
+
+def _find_leads(delay_us: int, block: Judged, index: Instants, ctis_us: Instants) -> Instants:
+    """The lead of each CTI that an event made; 0 where there is none."""
+    if block.record_us is None:
+        return np.zeros(len(index), dtype=np.int64)
+    at = np.maximum(index, 0)
+    times, record_us = block.times[at], block.record_us[at]
+    made = np.clip(times - delay_us, MIN_US, FINAL_US) == ctis_us
+    known = (index >= 0) & block.well_formed[at] & made & (record_us != NEVER)
+    lead_us = times - np.where(known, record_us, times)
+    return np.where(lead_us - max(delay_us, 0) > MAX_LEAD_US, lead_us, 0)
+
+
+def find_early(times: Instants) -> Mask:
+    """The times that lie in `EARLY_US`."""
+    is_early: Mask = (times >= EARLY_US[0]) & (times < EARLY_US[1])
+    return is_early
+
+
+COUNTERS: Final = (
+    "events",
+    "dropped",
+    "adjusted",
+    "flagged",
+    "malformed",
+    "tombstones",
+    "future",
+    "ctis",
+    "ignoredCtis",
+    "outside",
+)
+
+
+class WriterState(NamedTuple):
+    """One writer of in-band CTIs (semantics 4.2), or with a clock of its own (4.8).
+
+    Attributes:
+        mark_us: its greatest mark, or its CTI; None: it has none yet.
+        seen_us: the greatest record timestamp of the partition by its last mark or event, or, for a
+            listed writer that has yet to come, by the first record; None: no record had a timestamp
+            yet, or silence does not matter.
+        counted: its counted events since its counter last restarted; only with its own clock.
+        base_us: the time from which its timespan is measured; None as well without one.
+    """
+
+    mark_us: int | None = None
+    seen_us: int | None = None
+    counted: int = 0
+    base_us: int | None = None
+
+    def to_json(self) -> list[int | None]:
+        """A short list: the base is written as its distance from the mark, if both are known."""
+        if self.base_us is not None:
+            return [*self[:3], self.base_us - (self.mark_us or 0)]
+        return [*self[:3]] if self.counted else [*self[:2]]
+
+    @classmethod
+    def from_json(
+        cls,
+        mark_us: int | None,
+        seen_us: int | None,
+        counted: int = 0,
+        base_us: int | None = None,
+    ) -> "WriterState":
+        """The state that `to_json` wrote."""
+        base_us = None if base_us is None else base_us + (mark_us or 0)
+        return cls(mark_us, seen_us, counted, base_us)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The state of a partition between two records.
+
+    Attributes:
+        cti_us: the CTI in force; None before the first.
+        count: counted events since the counter last restarted.
+        base_us: the time from which a timespan is measured; None before the first counted event.
+        events: received events, malformed ones included.
+        dropped: late events that the policy dropped.
+        adjusted: late events whose start or end was moved.
+        flagged: late events that were passed on.
+        malformed: malformed events that have a value, under every policy.
+        future: events in the future, under every policy.
+        ctis: CTIs that took effect.
+        ignored_ctis: marks that moved no CTI: not above the one in force, or unreadable.
+        last_us: the time that the last well-formed event was judged by; None before the first.
+        writers: the writers that are live or waited for, in the order of their names; the name ""
+            stands for the partition's own marks.
+        noted_us: the greatest mark that any named writer ever noted; None before the first.
+        record_us: the greatest record timestamp so far; only kept with `writerTimeout` or
+            `writerGrace`.
+        first_us: the first record timestamp; only kept with `writerGrace`.
+        begun: `writers` has the listed writers.
+        outside: events that became no row because they are outside the span of a replay.
+        tombstones: malformed events without a value, under every policy.
+        clues: notes for diagnosis, on which no rule depends.
+    """
+
+    cti_us: int | None = None
+    count: int = 0
+    base_us: int | None = None
+    events: int = 0
+    dropped: int = 0
+    adjusted: int = 0
+    flagged: int = 0
+    malformed: int = 0
+    ctis: int = 0
+    ignored_ctis: int = 0
+    last_us: int | None = None
+    writers: tuple[tuple[str, WriterState], ...] = ()
+    noted_us: int | None = None
+    record_us: int | None = None
+    begun: bool = False
+    future: int = 0
+    first_us: int | None = None
+    outside: int = 0
+    tombstones: int = 0
+    clues: Clues = Clues()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; counters and fields at their start value are left out."""
+        defaults = PartitionState()
+        names = (field.name for field in dataclasses.fields(self))
+        values = {name: getattr(self, name) for name in names}
+        fields = {
+            name: value
+            for name, value in sorted(values.items())
+            if value != getattr(defaults, name)
+        }
+        if self.writers:
+            fields["writers"] = [[name, *writer.to_json()] for name, writer in self.writers]
+        if "clues" in fields:
+            fields["clues"] = self.clues.to_json()
+        return fields
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "PartitionState":
+        """The state that `to_json` wrote."""
+        state = cls(**value)
+        parsed: Any = state.writers
+        writers = tuple((name, WriterState.from_json(*values)) for name, *values in parsed)
+        clues = Clues.from_json(value.get("clues", {}))
+        return dataclasses.replace(state, writers=writers, clues=clues)
+
+    def counters(self) -> dict[str, int]:
+        """The counters by their public names, in the order of `COUNTERS`."""
+        return {
+            name: self.ignored_ctis if name == "ignoredCtis" else getattr(self, name)
+            for name in COUNTERS
+        }
+
+
+def raise_cti(state: PartitionState, cti_us: int) -> PartitionState:
+    """`state` with the CTI `cti_us` in force, if that is greater; counter and base stay."""
+    if state.cti_us is not None and state.cti_us >= cti_us:
+        return state
+    return dataclasses.replace(state, cti_us=cti_us, clues=state.clues._replace(lead_us=None))

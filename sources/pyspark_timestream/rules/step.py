@@ -1,0 +1,292 @@
+"""The state machine of one partition, over columns of records (semantics 2.2).
+
+Each partition has a clock of its own: the CTI in force, none at first. `step` takes the state
+before a block of consecutive records, their events and their marks. It returns the state after the
+block and the verdicts: which events stay, which were late, and where CTIs took effect.
+
+For each record, in this order (2.2):
+
+1. Writers that have been silent for too long are forgotten, which may raise the CTI (4.5).
+2. The event is judged: it is late if its time is strictly before the CTI in force (3), else in
+   the future if it is more than `maxFuture` after its record's timestamp (3.8).
+3. The event counts, unless it is malformed, an end edge, or more than `maxFuture` after its
+   record's timestamp (2.10). It may trigger a generated CTI, at its received time minus the delay,
+   right after it (2.3 to 2.5).
+4. Its mark, then its close, may change the in-band CTI (4.2, 4.4).
+
+A CTI takes effect only if it is greater than the one in force; an in-band CTI that takes effect
+restarts the generator. The policy for late events never influences the clock: a dropped event
+counts too, and an adjusted one drives the clock with its received time.
+
+So the clock can be computed first, for the whole block, and the violations after it:
+
+- `check_times` finds each event's time and the malformed events.
+- `fold_marks` turns marks, closes and silences into proposals for in-band CTIs. With writers'
+  clocks (4.8), `fold_written_events` does so for the CTIs that each writer's events generate, and
+  the partition itself generates none.
+- `generate_ctis` runs the generator between these, and decides which of all CTIs take effect.
+- `spread_ctis` gives every record the CTI in force before it; `step` compares each event's time
+  with it, and `classify` applies the policy.
+
+A replay (7.7) has a span: `step` then folds no record after the one at which the CTI reaches the
+span's end, and keeps only events inside of it.
+
+`step` is a fold: any split of the records into calls gives the same verdicts, CTIs and end state.
+The state round-trips through JSON, because it is part of the Spark offset.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from pyspark_timestream.core.instants import (
+    NEVER,
+    Instants,
+    Mask,
+    instant_or_none,
+    instant_or_sentinel,
+)
+from pyspark_timestream.rules.generator import (
+    GeneratorRules,
+    WrittenEvents,
+    fold_written_events,
+    generate_ctis,
+)
+from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
+from pyspark_timestream.rules.policies import (
+    ADJUSTED,
+    LATE,
+    Events,
+    Failure,
+    Verdicts,
+    check_times,
+    classify,
+    cut_events,
+    cut_marks,
+    refuse_future,
+    select_inside,
+)
+from pyspark_timestream.rules.state import Judged, PartitionState, add_clues
+
+_NO_INSTANTS = np.empty(0, dtype=np.int64)
+_NO_FLAGS = np.empty(0, dtype=np.bool_)
+NO_MARKS = Marks(
+    _NO_INSTANTS, _NO_INSTANTS, _NO_FLAGS, _NO_FLAGS, pa.nulls(0, pa.string()), _NO_FLAGS
+)
+"""The marks of a block without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRules:
+    """The options that decide CTIs and violations.
+
+    Attributes:
+        shape: `point`, `interval` or `edge`.
+        policy: `drop`, `adjust`, `fail` or `flag`.
+        every_events: a CTI at every N-th counted event; None: not by count.
+        every_us: a CTI once application time has moved this far; None: not by timespan.
+        delay_us: subtracted from the triggering event's time; may be negative.
+        max_future_us: an event further than this after its record's timestamp is in the future and
+            does not drive the clock; None: unlimited.
+        writers: the writers that are waited for from the start.
+        writer_timeout_us: longest silence of a writer, in record timestamps; None: unlimited.
+        time_window: the rows get time windows.
+        writer_grace_us: no CTI of the writers takes effect until the record timestamps have moved
+            on by this; None: at once.
+        future_policy: `keep`, `drop` or `fail`, for events in the future.
+        from_us: only rows at or after this instant; None: no start.
+        until_us: only rows before this instant, and the partition ends where its CTI reaches it;
+            None: no end.
+    """
+
+    shape: str = "point"
+    policy: str = "drop"
+    every_events: int | None = None
+    every_us: int | None = None
+    delay_us: int = 0
+    max_future_us: int | None = None
+    writers: tuple[str, ...] = ()
+    writer_timeout_us: int | None = None
+    time_window: bool = False
+    future_policy: str = "keep"
+    writer_grace_us: int | None = None
+    from_us: int | None = None
+    until_us: int | None = None
+
+    def is_at_end(self, cti_us: int | None) -> bool:
+        """Check whether `cti_us`, of a partition or of the stream, has reached the end."""
+        return self.until_us is not None and cti_us is not None and cti_us >= self.until_us
+
+
+def step(
+    rules: TimeRules, state: PartitionState, events: Events, marks: Marks = NO_MARKS
+) -> tuple[PartitionState, Verdicts]:
+    """Judge `events`, apply `marks`, and advance the clock.
+
+    Raises:
+        ValueError: the columns of `marks` differ in length.
+    """
+    if rules.is_at_end(state.cti_us):
+        return state, _leave_out(rules, events)
+    moved, verdicts = _fold(rules, state, events, marks)
+    until_us = rules.until_us
+    if until_us is None or not rules.is_at_end(moved.cti_us):
+        return moved, verdicts
+    at = int(np.searchsorted(verdicts.cti_us, until_us))
+    stop = int(verdicts.cti_index[at]) + 1
+    moved, before = _fold(rules, state, cut_events(events, stop), cut_marks(marks, stop))
+    # The record after the end may have brought the CTI, by the silence of a writer.
+    moved = dataclasses.replace(moved, cti_us=until_us, ctis=state.ctis + at + 1)
+    is_before = np.arange(len(verdicts.keep)) < stop
+    return moved, dataclasses.replace(
+        verdicts,
+        keep=verdicts.keep & is_before,
+        cti_index=verdicts.cti_index[: at + 1],
+        cti_us=np.append(verdicts.cti_us[:at], until_us),
+        failure=before.failure,
+        unreadable=before.unreadable,
+        inside=is_before if verdicts.inside is None else verdicts.inside & is_before,
+    )
+
+
+def _fold(
+    rules: TimeRules, state: PartitionState, events: Events, marks: Marks
+) -> tuple[PartitionState, Verdicts]:
+    """Do as `step` does before the partition's end."""
+    times, well_formed, malformed = check_times(events)
+    ahead = _find_ahead(rules, events, times)
+    counts = well_formed if events.is_end is None else well_formed & ~events.is_end
+    counted = np.flatnonzero(counts if ahead is None else counts & ~ahead)
+    writer_rules = WriterRules(
+        rules.writers, rules.writer_timeout_us, rules.time_window, rules.writer_grace_us
+    )
+    frequency = GeneratorRules(rules.every_events, rules.every_us, rules.delay_us)
+    driving = times[counted]
+    if events.writers is None:
+        effects = fold_marks(writer_rules, state, marks, events.record_us, len(times))
+    else:
+        written = WrittenEvents(counted, driving, events.writers, events.record_us)
+        effects = fold_written_events(writer_rules, frequency, state, written)
+        frequency = GeneratorRules(None, None, 0)
+    generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
+    before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
+    late = well_formed & (times < before)
+    verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
+    future = None if ahead is None else ahead & well_formed & ~late
+    if future is not None:
+        is_flagged = rules.policy == "flag"
+        verdicts = refuse_future(rules.future_policy, is_flagged, future, times, before, verdicts)
+    if rules.policy == "fail":
+        verdicts = _fail_on_marks(verdicts, effects, before)
+    verdicts = dataclasses.replace(
+        verdicts,
+        cti_index=generated.index,
+        cti_us=generated.us,
+        unreadable=effects.unreadable,
+        window=effects.window,
+    )
+    present = len(times) if events.present is None else int(np.count_nonzero(events.present))
+    tally = _count_events(present, late, malformed, verdicts)
+    if events.valueless is not None:
+        tally["tombstones"] = int(np.count_nonzero(malformed & events.valueless))
+        tally["malformed"] -= tally["tombstones"]
+    tally["future"] = 0 if future is None else int(np.count_nonzero(future))
+    if rules.from_us is not None or rules.until_us is not None:
+        placed = np.where(malformed | (verdicts.violation == ADJUSTED), before, times)
+        inside = select_inside(placed, rules.from_us, rules.until_us)
+        tally["outside"] = int(np.count_nonzero(verdicts.keep & ~inside))
+        verdicts = dataclasses.replace(verdicts, keep=verdicts.keep & inside, inside=inside)
+    ineffective = int(np.count_nonzero(effects.proposals.is_mark & ~generated.effective))
+    tally["ignored_ctis"] = ineffective + len(effects.unreadable)
+    tally["ctis"] = len(generated.us)
+    judged = Judged(
+        times, well_formed, late, before, events.record_us, generated.index, generated.us
+    )
+    moved = dataclasses.replace(
+        state,
+        clues=add_clues(state.clues, rules.delay_us, judged),
+        cti_us=int(generated.us[-1]) if len(generated.us) else state.cti_us,
+        count=generated.count,
+        base_us=generated.base_us,
+        last_us=_find_last_time(state, times, well_formed),
+        writers=effects.writers,
+        noted_us=effects.noted_us,
+        record_us=effects.record_us,
+        first_us=effects.first_us,
+        begun=effects.begun,
+        **{name: getattr(state, name) + more for name, more in tally.items()},
+    )
+    return moved, verdicts
+
+
+def _leave_out(rules: TimeRules, events: Events) -> Verdicts:
+    """Return the verdicts on records after the partition's end."""
+    _, verdicts = _fold(rules, PartitionState(), events, NO_MARKS)
+    none = np.zeros(len(verdicts.keep), dtype=np.bool_)
+    return dataclasses.replace(
+        verdicts,
+        keep=none,
+        cti_index=_NO_INSTANTS,
+        cti_us=_NO_INSTANTS,
+        failure=None,
+        unreadable=_NO_INSTANTS,
+        inside=none,
+    )
+
+
+def _find_ahead(rules: TimeRules, events: Events, times: Instants) -> Mask | None:
+    """The records whose time is too far after their timestamps (semantics 2.10); None: no rule."""
+    if rules.max_future_us is None or events.record_us is None:
+        return None
+    is_ahead: Mask = times - rules.max_future_us > events.record_us
+    is_ahead &= events.record_us != NEVER
+    return is_ahead
+
+
+def spread_ctis(cti_us: int | None, index: Instants, us: Instants, rows: int) -> Instants:
+    """The CTI in force before each record.
+
+    Args:
+        cti_us: before the first record; None if there is none.
+        index: the records right after which CTIs take effect; -1 for before the first.
+        us: these CTIs, which rise.
+        rows: the number of records.
+
+    Returns:
+        An instant per record; NEVER where no CTI is in force.
+    """
+    candidates = np.full(rows + 1, NEVER, dtype=np.int64)
+    candidates[0] = instant_or_sentinel(cti_us)
+    # Of several CTIs after one record the last, which is the greatest, is written last.
+    candidates[index + 1] = us
+    return np.maximum.accumulate(candidates)[:-1]
+
+
+def _find_last_time(state: PartitionState, times: Instants, well_formed: Mask) -> int | None:
+    places = np.flatnonzero(well_formed)
+    return int(times[places[-1]]) if len(places) else state.last_us
+
+
+def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -> Verdicts:
+    """An unreadable mark fails; an event in the same record comes before it."""
+    failure = verdicts.failure
+    if not len(effects.unreadable) or (failure and failure.index <= effects.unreadable[0]):
+        return verdicts
+    place = int(effects.unreadable[0])
+    cti_us = instant_or_none(before[place])
+    failure = Failure(place, malformed=False, event_us=0, cti_us=cti_us, mark=True)
+    return dataclasses.replace(verdicts, failure=failure)
+
+
+def _count_events(events: int, late: Mask, malformed: Mask, verdicts: Verdicts) -> dict[str, int]:
+    """The events that this block adds to each counter but `future`; no two have one in common."""
+    violation = verdicts.violation
+    return {
+        "events": events,
+        "dropped": int(np.count_nonzero(late & ~verdicts.keep)),
+        "adjusted": int(np.count_nonzero(violation == ADJUSTED)),
+        "flagged": int(np.count_nonzero(violation == LATE)),
+        "malformed": int(np.count_nonzero(malformed)),
+    }

@@ -1,0 +1,43 @@
+"""Commands of both packages end quietly with their reader, and tell their version."""
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import pyspark_timestream
+import pyspark_tseries
+from pyspark_timestream.core.why import end_with_its_reader
+
+PACKAGES = [pyspark_timestream, pyspark_tseries]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_command_tells_its_version(package: ModuleType) -> None:
+    line = [sys.executable, "-m", package.__name__, "--version"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert done.stdout == f"pyspark-timestream {package.__version__}\n"
+
+
+def test_command_whose_reader_has_gone_prints_no_traceback() -> None:
+    program = (
+        "import sys\n"
+        "from pyspark_timestream.core.why import end_with_its_reader\n"
+        "@end_with_its_reader\n"
+        "def main(arguments=None):\n"
+        "    for n in range(100_000): print('line', n)\n"
+        "    return 0\n"
+        "sys.exit(main())\n"
+    )
+    line = f'{sys.executable} -c "{program}" | head -1'
+    done = subprocess.run(line, shell=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("line 0\n", "")
+
+
+def test_command_with_a_reader_keeps_its_exit_code() -> None:
+    assert end_with_its_reader(lambda _: 7)([]) == 7
+
+
+def test_tab_completion_shows_every_public_name() -> None:
+    assert set(pyspark_timestream.__all__) <= set(dir(pyspark_timestream))

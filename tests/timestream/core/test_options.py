@@ -1,0 +1,105 @@
+"""Option declarations: texts that read back, the reference table, and what a checkpoint keeps."""
+
+from dataclasses import dataclass, fields
+
+import pytest
+
+from pyspark_timestream.clock.options import TimeOptions
+from pyspark_timestream.core.options import (
+    boolean,
+    choice,
+    fixed_settings,
+    option,
+    option_rows,
+    option_specs,
+    text,
+    whole_number,
+)
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_tseries.options import ReadOptions, SubscribeOptions, WriteOptions
+
+CLASSES = [TimeOptions, KafkaOptions, WriteOptions, ReadOptions, SubscribeOptions]
+DEFAULTS = [
+    pytest.param(spec, field.default, id=f"{cls.__name__}.{spec.name}")
+    for cls in CLASSES
+    for field in fields(cls)
+    for spec in [option_specs(cls).get(field.name)]
+    if spec is not None and not spec.required
+]
+TEXTS = {
+    "assign": '{"a": [0, 2], "b": [1]}',
+    "startingOffsets": '{"a": {"0": 23, "1": -2}}',
+    "endingOffsets": '{"a": {"0": 23, "1": -1}}',
+    "startingOffsetsByTimestamp": '{"a": {"0": 1700000000000}}',
+    "subscribe": "a,b",
+    "writers": "a,b",
+    "startTime": "header:time",
+    "ctiFrequency": "5 seconds",
+    "ctiDelay": "-1 tick",
+    "maxTriggerDelay": "90 seconds",
+    "ctiImport": '{"topic": "fast", "frequency": "10", "delay": "0 ticks", "startTime": "t"}',
+    "failOnDataLoss": "false",
+    "timeZero": "2026-01-01T00:00:00Z",
+    "period": "1/3",
+    "rate": "max",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Options of every kind of default."""
+
+    path: str = option("path", text, description="where")
+    prefix: str = option("prefix", text, "", description="before")
+    most: int | None = option("most", whole_number(1), None, description="limit", effect="stream")
+    mode: str = option("mode", choice("a", "b"), "a", description="how", may_change=False)
+    exact: bool = option("exact", boolean, True, description="so", may_change=False)
+    until: int | None = option(
+        "until", whole_number(), None, description="end", effect="batch", may_change=False
+    )
+
+
+@pytest.mark.parametrize(("spec", "default"), DEFAULTS)
+def test_the_text_of_a_default_reads_back(spec, default):
+    written = spec.text_of(default)
+    if default is None and spec.parser.none_text is None:
+        assert written is None
+    else:
+        assert spec.parser.parse(written) == default
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_of_a_value_reads_back_and_is_canonical(name):
+    declared = {spec.name: spec for cls in CLASSES[:2] for spec in option_specs(cls).values()}
+    reader, text_of = declared[name].parser, declared[name].text_of
+    value = reader.parse(TEXTS[name])
+    assert text_of(value) == TEXTS[name]
+    assert reader.parse(text_of(value)) == value
+
+
+def test_option_rows_are_the_declarations_in_order():
+    rows = [
+        (row.name, row.default, row.accepted, row.description, row.effect, row.may_change)
+        for row in option_rows(Sample)
+    ]
+    assert rows == [
+        ("path", "required", "any text", "where", "both", True),
+        ("prefix", "empty", "any text", "before", "both", True),
+        ("most", "none", "a whole number, at least 1", "limit", "stream", True),
+        ("mode", "`a`", "'a', 'b'", "how", "both", False),
+        ("exact", "`true`", "'true' or 'false'", "so", "both", False),
+        ("until", "none", "a whole number, at least 0", "end", "batch", False),
+    ]
+
+
+def test_fixed_settings_are_the_options_that_may_not_change():
+    assert fixed_settings(Sample("/a", most=3)) == {"mode": "a", "exact": "true"}
+    assert fixed_settings(Sample("/b", until=0)) == {"mode": "a", "exact": "true", "until": "0"}
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_option_is_described_in_one_line(cls):
+    for row in option_rows(cls):
+        assert row.description == " ".join(row.description.split())
+        assert row.description
+        assert " | " not in row.description

@@ -1,0 +1,135 @@
+"""Batches that asynchronous progress tracking did not commit, joined after a crash."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.builders import at
+from timestream.stream_world import World, act, drain, steps, times
+
+from pyspark_timestream.errors import CheckpointMismatch
+from pyspark_timestream.kafka import ranges
+from pyspark_timestream.kafka.offsets.next_offset import max_emitted_cti
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.tasks import join_batches, remember_beginning, remember_raise
+from pyspark_timestream.kafka.ranges import Range
+from pyspark_timestream.rules.state import PartitionState
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _even_few_records_are_worth_a_task():
+    was, ranges.MIN_TASK_RECORDS = ranges.MIN_TASK_RECORDS, 3
+    yield
+    ranges.MIN_TASK_RECORDS = was
+
+
+def of_records(rows, partitions):
+    """The data rows of these partitions, in any order of tasks."""
+    return sorted(row for row in rows if isinstance(row, tuple) and at(row[0]) in partitions)
+
+
+def of_ctis(rows, above):
+    """The CTI rows above one that was emitted before, without repeats."""
+    found = sorted({row for row in rows if isinstance(row, int)})
+    return [cti for cti in found if above is None or cti > above]
+
+
+def join(world, first, last):
+    """The rows of batches `first` to `last` run as one, and the CTI emitted before."""
+    start = world.batches[first - 1][0] if first else None
+    end = StreamOffset.from_json(json.loads(json.dumps(world.batches[last][0].to_json())))
+    if start is None:
+        return world.rows(join_batches(None, {}, end, None)), None
+    states = {part: world.state_after(start, part) for part in start.partitions}
+    emitted_us = max_emitted_cti(start, states)
+    tasks = world.rows(join_batches(start, states, end, emitted_us))
+    return tasks, None if emitted_us is None else emitted_us // 1000
+
+
+@given(st.integers(1, 2), st.lists(times, min_size=1, max_size=3), st.booleans(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_joined_batches_give_the_same_rows_drops_and_ctis(every, logs, imports, data):
+    world = World(every, logs, imports)
+    for action in data.draw(st.lists(steps | st.just("note"), max_size=14)):
+        if action == "note":
+            world.noted = max(len(world.batches) - 1 - data.draw(st.integers(0, 3)), world.noted)
+        else:
+            act(world, action, data)
+    drain(world)
+    for last, (end, noted, _) in enumerate(world.batches):
+        for first in range(max(noted + 1, 0), last + 1):
+            single = [row for _, _, rows in world.batches[first : last + 1] for row in rows]
+            tasks, emitted = join(world, first, last)
+            rows = [row for task in tasks for row in task]
+            read = {**end.hidden, **end.partitions}
+            assert of_records(rows, read) == of_records(single, read)
+            assert len(of_records(rows, read)) == sum(isinstance(row, tuple) for row in rows)
+            for task in tasks:
+                told = [row for row in task if isinstance(row, int)]
+                assert told == of_ctis(task, emitted)
+            told = of_ctis(rows, emitted)
+            promised = None if end.cti_us is None else end.cti_us // 1000
+            if len(world.log | world.gone | world.away) == 1 and len(end.partitions) == 1:
+                assert told == of_ctis(single, emitted)
+            elif len(read) > 1:
+                # Of several partitions only what all of the batches had told is sure.
+                assert set(told) <= {promised}
+            assert promised is None or promised <= max(
+                each for each in (emitted, *told) if each is not None
+            )
+
+
+def offset(number, share, partition=0):
+    return StreamOffset("me", {}, 1, {at(partition): share}, number=number)
+
+
+def test_reading_that_went_back_is_joined_from_where_it_went_back_to():
+    """Twenty offsets were read, then the log ended at 15 and grew again to 30."""
+    clock = PartitionState(cti_us=7)
+    start = offset(4, PartitionOffset(0, 20, PartitionState()))
+    back = PartitionOffset(
+        15, 18, clock, beginnings=remember_beginning(start.partitions[at(0)], 5, 15, 3)
+    )
+    assert back.beginnings == ((5, 15),)
+    last = replace(back, start_inclusive=18, end_exclusive=30)
+    (plan,) = join_batches(start, {at(0): clock}, offset(6, last), 7)
+    assert [(share.span[1:], share.state) for share in plan.ranges] == [((15, 30), clock)]
+    (plan,) = join_batches(
+        None, {}, offset(6, replace(last, beginnings=((0, 2), *last.beginnings))), None
+    )
+    assert [(share.span[1:], share.state) for share in plan.ranges] == [((2, 30), PartitionState())]
+
+
+def test_raise_ahead_holds_where_reading_goes_back_to():
+    share = PartitionOffset(0, 20, PartitionState(), raises=((3, 5, 1), (4, 20, 9)))
+    assert remember_raise(share, 5, 15, 2, None) == ((3, 5, 1), (4, 15, 9))
+    assert remember_raise(share, 5, 20, 3, 12) == ((5, 20, 12),)
+    assert remember_raise(share, 5, 20, 4, None) == ()
+
+
+def test_a_partition_that_was_read_on_has_begun_nowhere_else():
+    share = PartitionOffset(0, 20, PartitionState(), beginnings=((1, 0),))
+    assert remember_beginning(share, 5, 25, 0) == ((1, 0),)
+    assert remember_beginning(share, 5, 20, 1) == ()
+    assert remember_beginning(None, 5, 25, 4) == ((5, 25),)
+
+
+def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
+    clock = PartitionState(cti_us=9)
+    start = replace(
+        offset(4, PartitionOffset(0, 5, PartitionState())),
+        hidden={at(1): PartitionOffset(7, 7, clock)},
+    )
+    end = offset(6, PartitionOffset(7, 12, clock), 1)
+    (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
+    assert [(share.span, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
+
+
+def test_a_found_partition_of_an_older_release_is_refused_by_name():
+    """Format version 2 did not say where a partition began."""
+    start = offset(4, PartitionOffset(0, 20, PartitionState()))
+    end = offset(6, PartitionOffset(3, 9, PartitionState()), 1)
+    with pytest.raises(CheckpointMismatch, match=r"partition 1 was found .* new checkpoint"):
+        join_batches(start, {at(0): PartitionState()}, end, None)

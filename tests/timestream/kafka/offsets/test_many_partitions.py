@@ -1,0 +1,100 @@
+"""A batch over thousands of partitions: plans and tasks grow linearly."""
+
+import pickle
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from timestream.builders import at, options
+
+from pyspark_timestream.core.offsets import INITIAL_OFFSET
+from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.tasks import plan_tasks
+from pyspark_timestream.kafka.ranges import Range, assign_tasks
+from pyspark_timestream.kafka.reader import KafkaStreamReader
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import find_min_of_others, min_cti
+
+clocks = st.lists(st.none() | st.integers(-9, 9), max_size=6)
+
+
+def stream(partitions, tasks):
+    """An offset that reads a record of each partition."""
+    shares = {at(n): PartitionOffset(0, 1, PartitionState(cti_us=n)) for n in range(partitions)}
+    settings = options(ctiFrequency="1").settings()
+    return StreamOffset("me", settings, 1, shares, tasks=tasks)
+
+
+def shipped(partitions, tasks=None, **more):
+    """The bytes of all tasks of a batch, by default with a task a partition."""
+    reader = KafkaStreamReader(options(ctiFrequency="1"), None)
+    offset = replace(stream(partitions, tasks or partitions), **more)
+    plans = reader.partitions(INITIAL_OFFSET, offset.to_json())
+    assert len(plans) == (tasks or partitions)
+    return sum(len(pickle.dumps(plan)) for plan in plans)
+
+
+def test_eight_times_the_partitions_ship_about_eight_times_the_bytes():
+    assert shipped(800) < 10 * shipped(100)
+
+
+def test_task_receives_only_its_own_part_of_the_offset():
+    clock = PartitionState(count=2, cti_us=1_700_000_000_000_000, events=9, last_us=1)
+    parts = {at(n, "fast"): ImportedPartition(9, clock, 1_700_000_000_000_000) for n in range(1000)}
+    more = {
+        "imported": ImportedTopic(parts, 1_700_000_000_000_000),
+        "topic_ids": {"topic": "an id", "fast": "another"},
+        "hidden": {at(n): PartitionOffset(7, 7, clock) for n in range(1000, 2000)},
+    }
+    assert shipped(1000, 50, **more) == shipped(1000, 50)
+
+
+def test_task_with_its_part_commits_the_same_metadata():
+    offset = stream(5, 5)
+    reader = KafkaStreamReader(options(ctiFrequency="1"), None)
+    for task in reader.partitions(INITIAL_OFFSET, offset.to_json()):
+        [share] = task.plan.ranges
+        part, end = share.span.partition, PartitionState(cti_us=7)
+        one, other = (encode_group_metadata(each, part, end) for each in (task.offset, offset))
+        assert one == other
+
+
+@given(clocks, st.data())
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_the_least_of_the_others_stands_for_all_of_them(ctis, data):
+    groups = data.draw(st.lists(st.sets(st.integers(0, 5).filter(lambda i: i < len(ctis)))
+                                if ctis else st.just(set()), max_size=4))  # fmt: skip
+    for group, least in zip(groups, find_min_of_others(ctis, groups), strict=True):
+        others = [ctis[i] for i in range(len(ctis)) if i not in group]
+        assert len(least) == bool(others)
+        assert min_cti(least) == min_cti(others)
+
+
+@given(clocks, st.sets(st.integers(0, 5)), st.integers(1, 4))
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_task_knows_the_least_cti_of_other_awake_partitions(ctis, idle, tasks):
+    shares = {
+        at(n): PartitionOffset(0, 0 if n in idle else n % 3, PartitionState(cti_us=cti), n in idle)
+        for n, cti in enumerate(ctis)
+    }
+    offset = replace(stream(0, tasks), partitions=shares)
+    for plan in plan_tasks(offset):
+        mine = {share.span.partition for share in plan.ranges}
+        others = [s.state.cti_us for p, s in shares.items() if p not in mine and not s.idle]
+        assert min_cti(plan.others_us) == min_cti(others)
+        assert bool(plan.others_us) == bool(others)
+
+
+@given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 4))
+@hypothesis_settings(max_examples=200, deadline=None)
+def test_the_largest_ranges_go_to_the_least_loaded_tasks(sizes, tasks):
+    spans = [Range(at(number), 0, size) for number, size in enumerate(sizes)]
+    loads, expected = [0] * tasks, [[] for _ in range(tasks)]
+    for span in sorted((s for s in spans if s.size), key=lambda s: (-s.size, s.partition)):
+        task = loads.index(min(loads))
+        loads[task] += span.size
+        expected[task].append(span)
+    assert assign_tasks(spans, tasks) == [sorted(group) for group in expected if group]

@@ -1,0 +1,129 @@
+"""Writers' own clocks in columns, against a loop over records."""
+
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timestream.oracle import FINAL, run_writers
+
+from pyspark_timestream.core.instants import NEVER
+from pyspark_timestream.rules.policies import Events
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.step import TimeRules, step
+
+instants = st.integers(0, 20)
+records = st.tuples(
+    st.sampled_from(["", "a", "b", "c"]),
+    st.one_of(instants, instants, instants, st.none(), st.just(FINAL - 1)),
+    st.none() | st.integers(0, 30),
+)
+rules = st.fixed_dictionaries(
+    {
+        "delay": st.integers(-3, 4),
+        "future": st.none() | st.integers(0, 5),
+        "writers": st.sampled_from([(), (), ("a",), ("a", "d")]),
+        "timeout": st.none() | st.integers(1, 8),
+        "grace": st.none() | st.integers(1, 12),
+    }
+).flatmap(
+    lambda how: st.one_of(
+        st.integers(1, 4).map(lambda count: {**how, "every": count}),
+        st.integers(1, 6).map(lambda span: {**how, "span": span}),
+    )
+)
+
+
+def stepped(how, some, cuts=()):
+    """The oracle's form of what `step` says of `some` records, cut into batches before `cuts`."""
+    given_rules = TimeRules(
+        "point", "drop", how.get("every"), how.get("span"), how.get("delay", 0),
+        how.get("future"), how.get("writers", ()), how.get("timeout"),
+        writer_grace_us=how.get("grace"), from_us=how.get("lower"), until_us=how.get("upper"),
+    )  # fmt: skip
+    state, ctis, late = PartitionState(), [], []
+    for first, stop in itertools.pairwise([0, *sorted(cuts), len(some)]):
+        state = PartitionState.from_json(json.loads(json.dumps(state.to_json())))
+        names, times, stamps = zip(*some[first:stop], strict=True) if stop > first else ((),) * 3
+        readable = np.array([time is not None for time in times], dtype=np.bool_)
+        events = Events(
+            np.array([-777 if time is None else time for time in times], dtype=np.int64),
+            readable,
+            record_us=np.array([NEVER if at is None else at for at in stamps], dtype=np.int64),
+            writers=pa.array(names, pa.string()),
+        )
+        state, said = step(given_rules, state, events)
+        places = said.cti_index + first
+        ctis += zip(places.tolist(), said.cti_us.tolist(), strict=True)
+        late += (np.flatnonzero(readable & ~said.keep) + first).tolist()
+    return (ctis, late, state.cti_us), state
+
+
+@given(rules, st.lists(records, max_size=40))
+@settings(max_examples=400, deadline=None)
+def test_writers_clocks_in_columns_and_the_loop_say_the_same(how, some):
+    assert stepped(how, some)[0] == run_writers(some, **how)
+
+
+@given(rules, st.lists(records, max_size=40), st.lists(st.integers(0, 40), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_any_split_of_writers_events_gives_the_same_and_the_same_state(how, some, cuts):
+    assert stepped(how, some, [min(cut, len(some)) for cut in cuts]) == stepped(how, some)
+
+
+def told(*some, **how):
+    """The CTIs in order, the late places, and the state, of (writer, time[, timestamp])."""
+    whole = [(*record, None)[:3] for record in some]
+    (ctis, late, _), state = stepped(how, whole)
+    return [us for _, us in ctis], late, state
+
+
+def test_a_clock_of_the_far_future_moves_only_its_writer():
+    wrong = [("b", FINAL - 5), ("b", FINAL - 4)]
+    some = [("a", 1), *wrong, ("a", 3), ("c", 2), ("a", 5), ("c", 4)]
+    ctis, late, state = told(*some, every=1)
+    assert (ctis, late) == ([1, 3, 4], [4])
+    assert dict(state.writers)["b"].mark_us == FINAL - 4
+
+
+def test_a_far_future_clock_alone_decides_once_the_others_are_forgotten():
+    some = [("a", 1, 1), ("b", 90, 5), ("b", 91, 12)]
+    assert told(*some, every=1, timeout=10)[0] == [1, 90, 91]
+    assert told(*some, every=1)[0] == [1]
+
+
+def test_every_writer_counts_and_measures_for_itself():
+    some = [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert told(*some, every=2)[0] == [2]
+    some = [("a", 0), ("b", 3), ("a", 4), ("b", 6), ("a", 5), ("b", 8)]
+    assert told(*some, span=5, delay=1)[0] == [4]
+
+
+def test_a_writer_that_joins_below_the_cti_is_late_and_holds_it():
+    ctis, late, _ = told(("a", 5), ("b", 3), ("a", 9), ("b", 7), every=1)
+    assert (ctis, late) == ([5, 7], [1])
+
+
+def test_the_grace_ends_before_the_record_that_ends_it():
+    some = [("a", 5, 0), ("b", 2, 4), ("a", 8, 9), ("b", 1, 10), ("b", 3, 11)]
+    assert stepped({"every": 1, "grace": 10}, some)[0] == ([(2, 2), (4, 3)], [3], 3)
+    assert told(*some, every=1)[:2] == ([5], [1, 3, 4])
+
+
+def test_marks_wait_for_the_grace_and_are_counted_as_ignored_until_then():
+    from timestream.cti.test_marks import marks
+    from timestream.oracle import Event, Record
+
+    some = [Record(Event("point", 0), 5, "a", stamp=0), Record(Event("point", 0), 6, "a", stamp=9)]
+    events = Events(np.zeros(2, np.int64), np.ones(2, np.bool_), record_us=np.array([0, 9]))
+    state, said = step(TimeRules(writer_grace_us=9), PartitionState(), events, marks(some))
+    assert list(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True)) == [(0, 5), (1, 6)]
+    assert state.ignored_ctis == 1
+
+
+def test_the_generators_of_writers_survive_json_in_short():
+    _, _, state = told(("a", 5), ("b", 3), ("a", 9), span=4, delay=2)
+    assert state.to_json()["writers"] == [["a", 7, None, 0, 2], ["b", None, None, 0, 3]]
+    assert PartitionState.from_json(json.loads(json.dumps(state.to_json()))) == state
