@@ -14,7 +14,7 @@ COMPOSED = "it is empty; accepted: a name; next step: set it"
 LEAVES = [
     getattr(module, name)
     for module, base in ((timestream_errors, TimestreamError), (tseries_errors, TseriesError))
-    for name in module.__all__
+    for name in vars(module)
     if isinstance(getattr(module, name), type)
     and issubclass(getattr(module, name), base)
     and getattr(module, name) is not base

@@ -1,1 +1,1 @@
-"""Values and rules: series, queries, retention, policy; no files, no Delta, no Spark."""
+"""Values and rules: series, queries, retention, policy, CTIs; no files, no Delta, no Spark."""

@@ -1,1 +1,1 @@
-"""Queries: bounds, pruning, selection, and snapshots of earlier moments."""
+"""Queries and subscriptions: pruning, selection, snapshots of earlier moments, positions."""

@@ -1,1 +1,1 @@
-"""`explain_time`: why a query does not emit or loses rows, from its history."""
+"""Diagnosis: why a query does not emit or loses rows, what a topic has, how queries fare."""

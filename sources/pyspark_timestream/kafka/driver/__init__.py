@@ -1,1 +1,1 @@
-"""The driver's side of a stream: asks the brokers, and hands kafka/plan its observations."""
+"""The driver's side of a stream: asks the brokers, and hands kafka/offsets its observations."""
