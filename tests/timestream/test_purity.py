@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark_timestream
 
 ROOT = Path(pyspark_timestream.__file__).parent
-CONTRACT = "rules reach neither Spark, Kafka nor Delta"
+RULES = "rules reach neither Spark, Kafka nor Delta"
 # One process for all: each start of an interpreter with Arrow costs as much as all the imports.
 IMPORTS = """
 import importlib, sys, traceback
@@ -23,7 +23,7 @@ for name in sys.argv[1:]:
 
 
 def modules(name: str) -> list[str]:
-    """The modules of a contract's line: itself, and all below it."""
+    """The modules of a line: itself, and all below it."""
     package, *path = name.split(".")
     place = Path(import_module(package).__path__[0], *path)
     below = sorted(place.rglob("*.py")) if place.is_dir() else []
@@ -32,8 +32,9 @@ def modules(name: str) -> list[str]:
 
 def test_the_rules_import_without_spark_kafka_and_delta():
     """The import contracts see each import; this sees what an import of ours makes others do."""
-    contracts = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["importlinter"]
-    rules = next(each for each in contracts["contracts"] if each["name"] == CONTRACT)
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]
+    settings = settings["importlinter"]["contracts"]  # import-linter
+    rules = next(each for each in settings if each["name"] == RULES)
     names = [module for name in rules["source_modules"] for module in modules(name)]
     assert len(names) > 60
     done = subprocess.run(

@@ -34,7 +34,8 @@ from pyspark_tseries.store.admin_commits import require_owner, set_readers_prope
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import read_plain_entry
-from pyspark_tseries.store.log_writer import read_mark, remove_shadows, sync_checkpoint
+from pyspark_tseries.store.log_entries import read_mark
+from pyspark_tseries.store.log_writer import remove_shadows, sync_checkpoint
 from pyspark_tseries.store.store import Store
 
 COMMITS_PER_MAINTENANCE: Final = 32

@@ -24,7 +24,8 @@ from pyspark_tseries.storage.location import (
 )
 from pyspark_tseries.store.history import LOST_FILE, last_mark
 from pyspark_tseries.store.log_check import read_entry
-from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, log_tail, read_mark
+from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, read_mark
+from pyspark_tseries.store.log_writer import log_tail
 from pyspark_tseries.store.store import Store
 
 MAX_ATTEMPTS: Final = 20

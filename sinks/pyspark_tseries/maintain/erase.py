@@ -53,7 +53,8 @@ from pyspark_tseries.storage.locks import heartbeat
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
 from pyspark_tseries.store.admin_commits import add_erasure_column, require_owner
 from pyspark_tseries.store.log import load_table
-from pyspark_tseries.store.log_writer import read_mark, write_checkpoint
+from pyspark_tseries.store.log_entries import read_mark
+from pyspark_tseries.store.log_writer import write_checkpoint
 from pyspark_tseries.store.store import Store, backoff, contention_error, now_us
 
 KEPT_FOR_READERS_US: Final = 600_000_000

@@ -33,10 +33,10 @@ from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.options import SubscribeOptions
+from pyspark_tseries.read.delivery import Delivery, read_delivery
 from pyspark_tseries.read.position import POSITION_VERSION, InitialEvents, Position
 from pyspark_tseries.read.scan import Scan, run_query, select_visible, stored_columns
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_at
-from pyspark_tseries.read.subscription import Delivery, read_delivery
 from pyspark_tseries.storage import data_files as files
 from pyspark_tseries.storage.data_files import Snapshot
 from pyspark_tseries.storage.failures import named_failures

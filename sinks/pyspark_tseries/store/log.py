@@ -50,15 +50,10 @@ from pyspark_tseries.store.log_entries import (
     commit_info,
     entry_path,
     format_entry,
+    read_mark,
     seal_info,
 )
-from pyspark_tseries.store.log_writer import (
-    capture_entry,
-    copy_log,
-    publish,
-    read_mark,
-    write_checkpoint,
-)
+from pyspark_tseries.store.log_writer import capture_entry, copy_log, publish, write_checkpoint
 
 PROBE_WRITERS: Final = 4
 PROBE_ROUNDS: Final = 3

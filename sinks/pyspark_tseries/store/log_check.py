@@ -21,6 +21,8 @@ from pyspark_tseries.storage.data_files import outside_file_error
 from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
 from pyspark_tseries.store.log_entries import (
+    LAST_CHECKPOINT,
+    CheckpointMark,
     Entry,
     ForeignChange,
     TornEntry,
@@ -28,8 +30,8 @@ from pyspark_tseries.store.log_entries import (
     find_foreign_change,
     has_wrong_checksum,
     parse_entry,
+    read_mark,
 )
-from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, CheckpointMark, read_mark
 
 _ENTRY: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json)")

@@ -23,11 +23,7 @@ from threading import Thread
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from pyspark_timestream.demo.broker import NoDemo
-from pyspark_timestream.kafka.client.bounded import BoundedClient
 
 TOPIC: Final = "trips"
 STATIONS: Final = ("Central", "North", "Park", "Harbour")
@@ -349,6 +345,10 @@ def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
     Raises:
         NoDemo: the broker ended, or did not answer in time.
     """
+    from confluent_kafka.admin import AdminClient
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
     deadline = time.monotonic() + _READY_TIMEOUT_S
     while not _answers(admin):
@@ -363,6 +363,8 @@ def wait_for_broker(bootstrap: str, failure: Callable[[], str | None]) -> None:
 
 
 def _answers(admin: Any) -> bool:
+    from confluent_kafka import KafkaException
+
     try:
         return bool(admin.list_topics(timeout=2).brokers)
     except KafkaException:
@@ -380,6 +382,11 @@ def create_topics(bootstrap: str, partitions: Mapping[str, int]) -> None:
     Raises:
         NoDemo: one could not be created.
     """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
     admin = BoundedClient(AdminClient(_settings(bootstrap)))
     # Records of a past day would be deleted within minutes.
     config = {"retention.ms": "-1"}
@@ -417,6 +424,10 @@ def make_page_topics(bootstrap: str) -> dict[str, int]:
 
 
 def _produce(bootstrap: str, records: Iterable[tuple[str, PageRecord]]) -> int:
+    from confluent_kafka import KafkaException, Producer
+
+    from pyspark_timestream.kafka.client.bounded import BoundedClient
+
     failures: list[Any] = []
     settings = {"enable.idempotence": True, "linger.ms": 20, "delivery.report.only.error": True}
     producer = BoundedClient(Producer(_settings(bootstrap) | settings))

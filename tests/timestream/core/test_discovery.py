@@ -5,15 +5,7 @@ import sys
 
 import pytest
 
-PURE = [
-    "clock.ticks",
-    "clock.descriptor",
-    "errors",
-    "connector.instants",
-    "connector.offsets",
-    "connector.options",
-    "clock.options",
-]
+PURE = ["clock.ticks", "clock.options", "errors", "core.instants", "core.offsets", "core.options"]
 IMPORT_WITHOUT = """
 import sys
 for name in ("pyspark", "confluent_kafka", "deltalake", "pandas"):

@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from timestream.explain.test_diagnosis import history, share, state
+from timestream.diagnose.test_diagnosis import history, share, state
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.diagnose.explain import explain_checkpoint
+from pyspark_timestream.diagnose.checkpoint import explain_checkpoint
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.findings import Kind
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from timestream.builders import at
-from timestream.explain.test_diagnosis import (
+from timestream.diagnose.test_diagnosis import (
     MARKS,
     NOON,
     SECOND,

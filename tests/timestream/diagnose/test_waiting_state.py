@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from timestream.explain.test_diagnosis import history, share, state
+from timestream.diagnose.test_diagnosis import history, share, state
 
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.diagnose.explain import explain_checkpoint
+from pyspark_timestream.diagnose.checkpoint import explain_checkpoint
 from pyspark_timestream.diagnose.history import (
     MAX_TIMES,
     OperatorState,

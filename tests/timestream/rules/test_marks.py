@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.cti.test_step import KINDS, columns, delays, frequencies
 from timestream.oracle import Event, Failed, Record, outcome, run
+from timestream.rules.test_step import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
 from pyspark_timestream.rules.generator import GeneratorRules, generate_ctis

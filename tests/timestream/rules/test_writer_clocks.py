@@ -113,8 +113,8 @@ def test_the_grace_ends_before_the_record_that_ends_it():
 
 
 def test_marks_wait_for_the_grace_and_are_counted_as_ignored_until_then():
-    from timestream.cti.test_marks import marks
     from timestream.oracle import Event, Record
+    from timestream.rules.test_marks import marks
 
     some = [Record(Event("point", 0), 5, "a", stamp=0), Record(Event("point", 0), 6, "a", stamp=9)]
     events = Events(np.zeros(2, np.int64), np.ones(2, np.bool_), record_us=np.array([0, 9]))

@@ -3,12 +3,13 @@
 import pytest
 from tseries.builders import batch
 from tseries.cases import build
-from tseries.subscribe.subscriber import Client, make
+from tseries.read.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.retention import DEFAULT_INITIAL, parse_initial
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents
-from pyspark_tseries.read.subscription import Follower, read_delivery
+from pyspark_tseries.read.subscription import Follower
 
 
 @pytest.fixture

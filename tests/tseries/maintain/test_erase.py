@@ -18,7 +18,7 @@ from tseries import foreign
 from tseries.builders import VALUE, sight_as_of, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
-from tseries.subscribe.subscriber import Client
+from tseries.read.subscriber import Client
 
 from pyspark_tseries import (
     Erasure,
@@ -244,7 +244,8 @@ def test_subscribers_get_no_event_and_nulls_in_those_still_to_come(series, path)
 
 
 def _tasks(client):
-    from pyspark_tseries.read.subscription import Follower, read_delivery
+    from pyspark_tseries.read.delivery import read_delivery
+    from pyspark_tseries.read.subscription import Follower
 
     follower = Follower(client.path, client.initial)
     start = follower.find_end(client.position, None) if client.position.initial else client.position

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
+from tseries.read.subscriber import Client
 from tseries.stores.make_v1_planes import NAMES
-from tseries.subscribe.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore

@@ -19,8 +19,9 @@ from pyspark_tseries import IncompatibleValue, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents
-from pyspark_tseries.read.subscription import Follower, read_delivery
+from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch

@@ -8,8 +8,9 @@ from pyspark_tseries.model.retention import (
     DEFAULT_INITIAL,
     parse_range,
 )
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents, Position
-from pyspark_tseries.read.subscription import Follower, read_delivery
+from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store.store import Store
 
 

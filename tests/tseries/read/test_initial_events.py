@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
 from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
-from tseries.subscribe.subscriber import Client, make
+from tseries.read.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.retention import (
@@ -14,8 +14,8 @@ from pyspark_tseries.model.retention import (
     parse_initial,
     parse_range,
 )
+from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read import subscription
-from pyspark_tseries.read import subscription as deliveries
 from pyspark_tseries.read.position import Position
 from pyspark_tseries.storage import head_files
 from pyspark_tseries.store.admin_commits import set_retained_range

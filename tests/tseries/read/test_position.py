@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
 from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
-from tseries.subscribe.subscriber import Client, make, rows_of
+from tseries.read.subscriber import Client, make, rows_of
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
@@ -19,8 +19,8 @@ from pyspark_tseries.model.retention import (
     parse_initial,
     parse_start_sequences,
 )
+from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read import subscription
-from pyspark_tseries.read import subscription as deliveries
 from pyspark_tseries.read.position import Position
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.store import store as storage

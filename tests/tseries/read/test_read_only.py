@@ -19,7 +19,7 @@ except OSError:
 else:
     raise SystemExit("the directory can be written to, so this shows nothing")
 from pyspark_tseries import TimeSeries, describe
-from pyspark_tseries.read.subscription import read_delivery
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource

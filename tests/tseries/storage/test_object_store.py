@@ -27,9 +27,10 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.read.subscription import Follower, read_delivery
+from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark import writer
 from pyspark_tseries.storage import location as locations
 from pyspark_tseries.storage.location import Location, parse_location

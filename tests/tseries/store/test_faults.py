@@ -22,8 +22,9 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import rebuild
 from pyspark_tseries.model.retention import parse_initial
+from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents
-from pyspark_tseries.read.subscription import Follower, read_delivery
+from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import LastIndex

@@ -42,6 +42,7 @@ from pyspark_tseries.store.log_check import (
     read_entry,
 )
 from pyspark_tseries.store.log_entries import (
+    LAST_CHECKPOINT,
     AddedFile,
     Entry,
     TornEntry,
@@ -52,7 +53,7 @@ from pyspark_tseries.store.log_entries import (
     format_entry,
     parse_entry,
 )
-from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, shadow_log
+from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.store.store import HORIZON_TRANSACTION
 
 MAX_DAMAGED: Final = 200

@@ -41,8 +41,8 @@ from pyspark_tseries.store.log_check import (
     read_entry,
     torn_files,
 )
-from pyspark_tseries.store.log_entries import Entry, TornEntry, entry_path
-from pyspark_tseries.store.log_writer import LAST_CHECKPOINT, shadow_log
+from pyspark_tseries.store.log_entries import LAST_CHECKPOINT, Entry, TornEntry, entry_path
+from pyspark_tseries.store.log_writer import shadow_log
 from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX
 
 MAX_SERIES_NAMED: Final = 20

@@ -6,7 +6,7 @@ Spark is not needed.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +21,6 @@ from pyspark_timestream.diagnose.lateness.clock import (
 )
 from pyspark_timestream.errors import OptionError
 from pyspark_timestream.kafka.batch import adapt_to_batch
-from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, ReadRange
 from pyspark_timestream.kafka.offsets.positions import (
     ending_timestamps,
@@ -49,6 +47,9 @@ LADDER_US: Final = tuple(
     )
 )
 """The delays that are tried unless the user names some; fixed, so that one pass is enough."""
+
+if TYPE_CHECKING:
+    from pyspark_timestream.kafka.client.broker import Broker
 
 _MAX_DELAYS: Final = 50
 
@@ -375,6 +376,9 @@ def read_topic(options: KafkaOptions, delays_us: Sequence[int], last_us: int | N
         BrokerUnreachable: no broker answers, or it refuses.
         DataLost: records were deleted while they were read.
     """
+    from pyspark_timestream.kafka.client.broker import Broker
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
     broker, reader = Broker(options, _GROUP), RangeReader(options, _GROUP)
     try:
         partitions = broker.partitions()
@@ -411,7 +415,7 @@ def _name_topics(options: KafkaOptions) -> str:
 
 def _find_spans(
     options: KafkaOptions,
-    broker: Broker,
+    broker: "Broker",
     read: ReadRange,
     partitions: Sequence[Partition],
     last_us: int | None,

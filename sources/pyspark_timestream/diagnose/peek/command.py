@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +22,15 @@ from pyspark_timestream.diagnose.peek.detect import Detection, NoSample, Sample,
 from pyspark_timestream.diagnose.peek.findings import Findings, examine
 from pyspark_timestream.diagnose.value_samples import suggests_secret
 from pyspark_timestream.errors import OptionError, TimestreamError
-from pyspark_timestream.kafka.client.broker import Broker
-from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range
+
+if TYPE_CHECKING:
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
 
 _GROUP: Final = "timestream-peek"
 """A name that a consumer must have; nothing is committed to it, and nobody joins it."""
@@ -56,6 +58,9 @@ def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
         NoSample: the topic does not exist.
         BrokerUnreachable: no broker answers, or it refuses.
     """
+    from pyspark_timestream.kafka.client.broker import Broker
+    from pyspark_timestream.kafka.client.range_reader import RangeReader
+
     broker = Broker(options, _GROUP)
     try:
         partitions = broker.partitions()
@@ -80,7 +85,7 @@ def read_sample(options: KafkaOptions, topic: str, count: int) -> Sample:
 
 
 def _read_newest(
-    reader: RangeReader, partition: Partition, first: int, end: int, count: int
+    reader: "RangeReader", partition: Partition, first: int, end: int, count: int
 ) -> RecordBlock | None:
     """Read the last records of one partition; None if there are none within reach."""
     found: list[RecordBlock] = []

@@ -12,7 +12,7 @@ ASKED = ["peek", "--topic", "t", "--bootstrap-servers", "127.0.0.1:1"]
 LOADED = """
 import sys
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.diagnose.peek import sample
+from pyspark_timestream.diagnose.peek import command
 try:
     main(["peek", "--help"])
 except SystemExit:
