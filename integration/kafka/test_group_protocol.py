@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from writing import Mark, TopicJob, passed_on
 
 from pyspark_timestream import PunctuatedProducer
-from pyspark_timestream.connector.instants import format_instant
+from pyspark_timestream.core.instants import format_instant
 
 pytestmark = pytest.mark.timeout(400)
 
