@@ -21,7 +21,6 @@ from tseries.object_store import Bucket, bucket  # noqa: F401 a fixture
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
 KILLS = int(os.environ.get("STORE_KILLS", repetitions(10, 25)))
@@ -52,7 +51,7 @@ def survive(location: Location, directory: Path, kills: int) -> collections.Coun
     removed = compacted = 0
     for kill, phase in zip(range(kills), itertools.cycle(PHASES), strict=False):
         run_and_kill(location, acknowledged, phase, died)
-        storage._open_stores.clear()
+        Store.forget_all()
         assert verify(location) == [], f"after kill {kill}, in phase {phase}"
         stored = check(location, promised(acknowledged), kills)
         removed += stored > KEPT

@@ -23,7 +23,6 @@ from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.query import Point, Query, Range
 from pyspark_tseries.model.retention import NO_EVENTS, RetainedRange
 from pyspark_tseries.read.scan import run_query
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -181,7 +180,7 @@ def carry_out(path, model, step, now):
             few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
             return bool(merge_runs(store, now, everything=False).removed_events)
     elif step == "reopen":
-        storage._open_stores.clear()
+        Store.forget_all()
     elif step == "rebuild":
         rebuild(path)
         return True

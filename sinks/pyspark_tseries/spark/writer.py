@@ -196,11 +196,11 @@ def _tell_of_future_rows(token: tuple[str, int] | None, metadata: CommitMetadata
 def _refresh_in_background(store: "Store") -> None:
     """Read the commit just made while Spark ends the batch; the next one then need not wait."""
     with contextlib.suppress(RuntimeError):  # No more threads, or the interpreter is ending.
-        threading.Thread(target=_refresh, args=(store,), daemon=True).start()
+        threading.Thread(target=refresh_quietly, args=(store,), daemon=True).start()
 
 
-def _refresh(store: "Store") -> None:
-    # The next batch refreshes the store as well, and reports what is wrong with it.
+def refresh_quietly(store: "Store") -> None:
+    """Refresh `store`; the next batch does so as well, and reports what is wrong with it."""
     with contextlib.suppress(Exception):
         store.refresh()
 

@@ -308,6 +308,12 @@ class Store(StoreState):
         return store
 
     @staticmethod
+    def forget_all() -> None:
+        """Forget all open stores: whoever opens one next reads it anew, as a new process does."""
+        with _opening_lock:
+            _open_stores.clear()
+
+    @staticmethod
     def open_damaged(path: str | Location) -> "Store":
         """As `open`, also where files are torn or another tool has changed rows.
 

@@ -21,7 +21,6 @@ from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
 NAMES = ["a", "b", "", "\U00020bb7\u91ce\u5bb6", "\U0010ffff", "z" * 70, "A\nb'\"%"]
@@ -378,7 +377,7 @@ class Program:
             table.optimize.z_order(["sequence"])
 
     def reopen(self):
-        storage._open_stores.clear()
+        Store.forget_all()
         durability = self.chance.choice(["fsync", "os"])
         self.series = TimeSeries.open(self.path, "me", durability=durability, auto_compact=False)
 
@@ -388,7 +387,7 @@ class Program:
         if self.chance.random() < 0.5:
             head = Store.open(self.path).head_id()
             (self.path / "_tseries" / "head" / f"{head:016x}.arrow").unlink()
-            storage._open_stores.clear()
+            Store.forget_all()
         else:
             DeltaTable(self.path).delete("series = 'damaged'")
         done = repair(str(self.path))

@@ -25,7 +25,7 @@ from pyspark_tseries import (
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.query import NO_LIMIT, Point, Query, Range
-from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import Store
 
 VALUE = {"value": pa.float64()}
 
@@ -323,7 +323,7 @@ def test_random_programs_answer_as_the_model_does(tmp_path_factory, steps, queri
         elif name == "compact":
             compact(path, now_us=2**60)
         elif name == "restart":
-            storage._open_stores.clear()
+            Store.forget_all()
             series = TimeSeries.open(path)
         elif number is None:
             us = model.newest_us(name) + later

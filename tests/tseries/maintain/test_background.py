@@ -29,7 +29,6 @@ from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import head_path, load_index
 from pyspark_tseries.storage.location import Location, parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
@@ -208,7 +207,7 @@ def test_cleaning_keeps_what_the_store_needs_however_old_it_is(store):
     before = stored(store.root)
     aged(store.root, 100)
     remove_obsolete_files(store, now_us())
-    storage._open_stores.clear()
+    Store.forget_all()
     assert stored(store.root) == before
     assert verify(store.root) == []
     fill(Store.open(store.root), 1, 100)
@@ -275,7 +274,7 @@ def test_small_removed_files_beyond_a_number_go_after_ten_minutes(store, monkeyp
     monkeypatch.setattr(maintenance, "MAX_KEPT_SMALL_FILES", 3)
     remove_obsolete_files(store, now_us() + 6 * 60_000_000)
     assert there(second + third) == [False] * 3 + [True] * 3
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(store.root) == []
     assert len(stored(store.root)) == 24
 
@@ -296,7 +295,7 @@ def test_heads_go_with_their_files_and_others_stay_an_hour(store, monkeypatch):
     remove_obsolete_files(store, now_us())
     assert os.path.exists(stray)
     assert len(heads(store)) < len(before) - 5
-    storage._open_stores.clear()
+    Store.forget_all()
     assert Store.open(store.root).index()[1].lookup(["a"])["last_sequence"] == [12]
     os.remove(stray)
     assert verify(store.root) == []
@@ -333,7 +332,7 @@ def test_a_head_that_was_current_within_the_hour_can_still_be_read(store, monkey
     store.append(batch(("a", 10**6)), clock=lambda: later)
     remove_obsolete_files(store, later)
     assert len(heads(store)) < len(all_heads)
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(store.root) == []
 
 
@@ -370,7 +369,7 @@ def test_log_cleanup_lets_readers_of_old_versions_continue(store, monkeypatch):
     assert old.refresh()
     old.append(batch(("a", 10**6)))
     assert len([row for row in stored(store.root) if row[0] == "a"]) == 61
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(store.root) == []
 
 

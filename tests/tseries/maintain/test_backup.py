@@ -25,7 +25,6 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.history import describe_change, find_mark, last_mark
 from pyspark_tseries.store.store import Store
 
@@ -200,7 +199,7 @@ def test_query_and_subscriber_go_on_with_the_backup_of_store_and_checkpoint(tmp_
     for lost, kept in (("s", "b"), ("c-q", "checkpoint")):
         shutil.rmtree(tmp_path / lost)
         shutil.move(tmp_path / kept, tmp_path / lost)
-    storage._open_stores.clear()
+    Store.forget_all()
     with pytest.raises(HistoryChanged):
         client.poll()
     client.position, client.got = at, list(got)

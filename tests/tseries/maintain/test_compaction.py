@@ -28,7 +28,6 @@ from pyspark_tseries.model.retention import RetainedRange, parse_range, retained
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
 from pyspark_tseries.store import admin_commits
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -41,7 +40,7 @@ def make(path, retained=None, age_us=0):
 
 
 def reopened(path):
-    storage._open_stores.clear()
+    Store.forget_all()
     return Store.open(str(path))
 
 
@@ -320,7 +319,7 @@ def run(path, store, model, kind, what):
     elif kind == "rebuild":
         rebuild(str(path))
     elif kind == "reopen":
-        storage._open_stores.clear()
+        Store.forget_all()
     elif kind == "range":
         set_retained_range(store, parse_range(what), now)
         model.change(what)

@@ -15,7 +15,6 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.store import log
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -57,7 +56,7 @@ def moments(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Tree], list[
                 # As quick as a copy: what left the store less than ten minutes ago stays.
                 remove_obsolete_files(store, store.read_clock())
                 trees.append(read_tree(root))
-    storage._open_stores.clear()
+    Store.forget_all()
     return trees, stored(root, *EVENT)
 
 
@@ -117,7 +116,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
         rng = random.Random(f"{request.node.name} {number}")
         root = tmp_path / str(number)
         first, last = copy_slowly(trees, root, rng, order)
-        storage._open_stores.clear()
+        Store.forget_all()
         try:
             Store.open(str(root))
             sound = not verify(str(root))
@@ -132,7 +131,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
                 done = repair(str(root), give_up=True)
                 given_up += 1
             assert not done.left, (number, first, last, done)
-        storage._open_stores.clear()
+        Store.forget_all()
         assert verify(str(root)) == [], (number, first, last)
         found = stored(root, *EVENT)
         newest = max((event[2] for event in found), default=-1)

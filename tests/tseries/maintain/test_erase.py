@@ -42,7 +42,6 @@ from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import NO_EVENTS, UNLIMITED
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import replace_files
 from pyspark_tseries.store.store import Store, now_us
 
@@ -113,7 +112,7 @@ def holding(path, *words):
 
 
 def maintained(path, after_us=TEN_MINUTES_US):
-    storage._open_stores.clear()
+    Store.forget_all()
     remove_obsolete_files(Store.open(str(path)), now_us() + after_us)
 
 
@@ -185,7 +184,7 @@ def test_the_act_stays_with_who_when_why_and_which(series, path):
     assert table["author"].unique().to_pylist() == ["me"]
     assert [event.timestamp for event in series.range_query().select_from("a").events][2] == at(2)
     second = series.erase("a", [0], "another")
-    storage._open_stores.clear()
+    Store.forget_all()
     reasons = [each.reason for each in TimeSeries.open(path, "me").erasures()]
     assert reasons == ["request 4711", "another"]
     assert second.commit == 7
@@ -273,7 +272,7 @@ def test_bytes_are_named_until_maintenance_removes_them(series, path, before):
     assert holding(path, SECRET) == there, "tasks may be reading them"
     maintained(path)
     assert holding(path, SECRET) == set()
-    storage._open_stores.clear()
+    Store.forget_all()
     again = TimeSeries.open(path, "me", auto_compact=False)
     assert again.describe()["erasure_files"] == []
     assert events(again)[1] == (1, None)
@@ -301,7 +300,7 @@ def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
     maintained(path)
     assert holding(path, SECRET) == set()
     series.append("a", "goes on", at(30))
-    storage._open_stores.clear()
+    Store.forget_all()
     assert TimeSeries.open(path).range_query().select_from("a").events[-1].value == "goes on"
     assert verify(str(path)) == []
 
@@ -538,7 +537,7 @@ def test_a_compaction_that_came_first_makes_the_act_look_again(series, path, mon
     def slow(self, *given, **named):
         monkeypatch.setattr(Store, "commit_index", real)
         _without_locks(monkeypatch)
-        storage._open_stores.clear()
+        Store.forget_all()
         compact(str(path))
         return real(self, *given, **named)
 
@@ -571,7 +570,7 @@ def test_an_edit_prepared_before_the_act_is_refused_after_it(series, path, monke
     def slow(self, attempt, token, synced, **named):
         monkeypatch.setattr(Store, "_publish", real)
         _without_locks(monkeypatch)
-        storage._open_stores.clear()
+        Store.forget_all()
         TimeSeries.open(path, "me", auto_compact=False).erase("a", 2, "asked for")
         return real(self, attempt, token, synced, **named)
 
@@ -629,7 +628,7 @@ def test_a_power_loss_at_any_point_erases_all_of_it_or_nothing(tmp_path, monkeyp
     def lose_power():
         for names in (False, True):
             disk.leave(left, names=names)
-            storage._open_stores.clear()
+            Store.forget_all()
             if not acknowledged:
                 continue
             there = TimeSeries.open(left, "me", auto_compact=False)
@@ -706,7 +705,7 @@ def test_a_lost_head_is_rebuilt_with_its_acts(series, path):
     for file in (path / "_tseries" / "head").iterdir():
         if file.name.startswith(f"{head:016x}"):
             file.unlink()
-    storage._open_stores.clear()
+    Store.forget_all()
     repair(str(path))
     again = TimeSeries.open(path, "me", auto_compact=False)
     assert [each.id for each in again.erasures()] == [act.id]
@@ -718,11 +717,11 @@ def test_a_restored_version_from_before_the_act_is_refused(series, path):
     version = DeltaTable(path).version()
     series.erase("a", 1, "asked for")
     DeltaTable(path).restore(version)
-    storage._open_stores.clear()
+    Store.forget_all()
     with pytest.raises(UnusableStore, match="RESTORE"):
         TimeSeries.open(path)
     repair(str(path))
-    storage._open_stores.clear()
+    Store.forget_all()
     assert events(TimeSeries.open(path, "me"))[1] == (1, None)
 
 

@@ -23,7 +23,6 @@ from pyspark_tseries.model.series_index import (
     compute_state,
     state_to_delta,
 )
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
@@ -150,7 +149,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    storage._open_stores.clear()
+    Store.forget_all()
     return Store.open(str(path))
 
 
@@ -187,10 +186,10 @@ def test_a_file_that_is_not_sorted_is_named(path):
 def test_a_lost_head_is_found_and_rebuilt(path):
     before = describe(str(path))
     shutil.rmtree(path / "_tseries" / "head")
-    storage._open_stores.clear()
+    Store.forget_all()
     assert any("cannot be read" in line for line in verify(str(path)))
     assert rebuild(str(path)) == 4
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(str(path)) == []
     after = describe(str(path))
     assert (after["series"], after["events"]) == (before["series"], before["events"])
@@ -207,7 +206,7 @@ def test_a_rebuilt_head_keeps_the_counts_of_the_newest_head_that_can_be_read(pat
     store.append(batch(("a", 9)))
     assert newest.exists()
     (path / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    storage._open_stores.clear()
+    Store.forget_all()
     rebuild(str(path))
     assert describe(str(path))["dropped"] == head.metadata.dropped == 1
     assert verify(str(path)) == []
@@ -282,7 +281,7 @@ def test_rebuild_of_a_lost_head_keeps_what_was_out_of_range(tmp_path):
     store.append(batch(("a", 5)))
     store.refresh()
     (tmp_path / "s" / "_tseries" / "head" / f"{store.head_id():016x}.arrow").unlink()
-    storage._open_stores.clear()
+    Store.forget_all()
     rebuild(str(tmp_path / "s"))
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
     assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"

@@ -17,7 +17,7 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import rebuild
 from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as storage
+from pyspark_tseries.store.store import Store
 
 VALUE = {"value": pa.float64()}
 POLICY = {
@@ -176,7 +176,7 @@ def test_owner_permission_is_checked_on_a_torn_head_or_log(path):
     for file in (head, Path(path, "_delta_log", f"{1:020d}.json")):
         whole = file.read_bytes()
         file.write_bytes(b"")
-        storage._open_stores.clear()
+        Store.forget_all()
         with pytest.raises(PermissionDenied, match="'reader' may not repair"):
             repair(path, principal="reader")
         assert repair(path, principal="owner", dry_run=True).mended

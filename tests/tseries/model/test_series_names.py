@@ -25,7 +25,6 @@ from pyspark_tseries.read import subscription
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage.data_files import DataFile
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
 V1_PLANES = Path(__file__).parents[1] / "stores" / "v1_planes"
@@ -36,7 +35,7 @@ LEGAL = st.text(LETTERS, max_size=4)
 
 
 def reopened(path):
-    storage._open_stores.clear()
+    Store.forget_all()
     return TimeSeries.open(str(path), author="me", auto_compact=False)
 
 
@@ -106,7 +105,7 @@ EXPECTED["a"] = [0, 1, 2]
 @pytest.fixture
 def old(tmp_path):
     shutil.copytree(V1_PLANES, tmp_path / "s")
-    storage._open_stores.clear()
+    Store.forget_all()
     return tmp_path / "s"
 
 

@@ -17,7 +17,6 @@ from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.snapshots import find_head_as_of
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -47,7 +46,7 @@ def test_an_answer_stays_the_same_after_appends_edits_and_compactions(tmp_path):
             assert all_edits(*sight_as_of(store, us)) == rows
             assert all_edits(*sight_as_of(store, us + 4)) == rows
         compact(str(tmp_path / "s"), 60)
-        storage._open_stores.clear()
+        Store.forget_all()
         store = Store.open(str(tmp_path / "s"))
     assert all_edits(*sight_as_of(store, -1)) == []
 

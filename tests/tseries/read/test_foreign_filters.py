@@ -23,7 +23,6 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model import properties
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
@@ -74,7 +73,7 @@ def fill(path):
         store.append("ab"[number % 2], row(number), begin + datetime.timedelta(microseconds=number))
     store.edit("a", 1, row(1))
     store.edit("b", 0, dict.fromkeys(VALUES))
-    storage._open_stores.clear()
+    Store.forget_all()
     return path
 
 
@@ -162,7 +161,7 @@ def test_maintenance_lets_a_store_of_an_earlier_version_be_filtered_too(tmp_path
     version = DeltaTable(path).version()
     maintain(str(path))
     assert DeltaTable(path).version() == version, "once is enough"
-    storage._open_stores.clear()
+    Store.forget_all()
     TimeSeries.open(path, "me", auto_compact=False).append("a", row(1))
     assert verify(str(path)) == []
 

@@ -16,7 +16,6 @@ from pyspark_tseries.read.snapshots import find_snapshot_at
 from pyspark_tseries.spark import readers
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_policy
 from pyspark_tseries.store.log_writer import capture_entry, write_checkpoint
 from pyspark_tseries.store.store import Store, now_us
@@ -186,7 +185,7 @@ def test_read_of_one_evaluation_is_the_same_after_more_was_added(tmp_path, later
     first = read(planned, parts)
     store.append(batch(("b", 1)))
     snapshots._last_snapshots.clear()  # Another worker.
-    storage._open_stores.clear()
+    Store.forget_all()
     assert read(planned, parts) == first
     assert len(first) == 5
 

@@ -23,7 +23,6 @@ from pyspark_tseries.read import delivery as deliveries
 from pyspark_tseries.read import subscription
 from pyspark_tseries.read.position import Position
 from pyspark_tseries.read.subscription import Follower
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
 # -- live events ---------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def test_subscriber_after_many_commits_gets_each_event_once(tmp_path):
         if n in (40, 80, 110):
             compact(str(tmp_path / "s"))
     remove_obsolete_files(store, 2**60)
-    storage._open_stores.clear()
+    Store.forget_all()
     got = client.drain(7)[1:]
     assert sorted(got) == sorted(
         [("a", n) for n in range(1, 121)] + [(f"b{k}", n) for k in range(3) for n in range(40)]

@@ -32,7 +32,6 @@ from pyspark_tseries.storage.parquet import (
     read_footer,
 )
 from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.event_writer import _EventFile
 
@@ -119,7 +118,7 @@ def test_a_flipped_bit_of_a_store_is_named_by_every_read_and_by_verify(path):
     names = pq.read_metadata(victim).row_group(0).column(0)
     sound[names.data_page_offset + names.total_compressed_size // 2] ^= 4
     victim.write_bytes(sound)
-    storage._open_stores.clear()
+    Store.forget_all()
     FOOTER_CACHE._kept.clear()
     series = TimeSeries.open(path, auto_compact=False)
     for read in (
@@ -178,12 +177,12 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
         content[content.index(b"ab") + 300] ^= 4
         file.seek(0)
         file.write(content)
-    storage._open_stores.clear()
+    Store.forget_all()
     with pytest.raises(UnusableStore, match="its checksum is another one"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(victim in line for line in verify(str(tmp_path / "s")))
     repair(str(tmp_path / "s"))
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(str(tmp_path / "s")) == []
     assert stored(tmp_path / "s", "series", "sequence") == sound
     Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
@@ -206,7 +205,7 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     else:
         with open(path, "wb") as file:
             file.write(content)
-    storage._open_stores.clear()
+    Store.forget_all()
     with pytest.raises(UnusableStore, match=r"head file '.*repair"):
         Store.open(str(tmp_path / "s")).append(batch(("a", 9)))
     assert any(path in line for line in verify(str(tmp_path / "s")))
@@ -232,7 +231,7 @@ def test_every_kind_of_damage_is_reported_and_the_rest_is_still_checked(tmp_path
     first, second, third = store.snapshot().files
     damage(tmp_path / "s" / second.path)
     (tmp_path / "s" / third.path).unlink()
-    storage._open_stores.clear()
+    Store.forget_all()
     found = verify(str(tmp_path / "s"))
     assert any(second.path in line and re.search(said, line) for line in found)
     assert any(third.path in line and "is missing" in line for line in found)

@@ -76,7 +76,7 @@ def now_us():
 
 def events(location):
     """(series, sequence, value) of all events, as somebody who comes anew sees them."""
-    storage._open_stores.clear()
+    Store.forget_all()
     snapshot, head = Store.open(location).snapshot_with_index()
     found = run_query(snapshot, head, Query("allEdits")).table
     return list(
@@ -97,7 +97,7 @@ def test_the_python_client_appends_edits_and_queries(location):
     assert made.edit("a", 4, 40.0).sequence == 6
     rows = pa.table({"series": ["b", "a"], "value": [1.0, 2.0]})
     assert made.append_many(rows)["sequence"].to_pylist() == [0, 7]
-    storage._open_stores.clear()
+    Store.forget_all()
     again = TimeSeries.open(location.root, storage_options=dict(location.options))
     found = again.range_query().select_from("a")
     assert [event.value for event in found.events] == [3.0, 40.0, 5.0, 2.0]
@@ -148,7 +148,7 @@ def test_the_command_line_describes_verifies_and_rebuilds(store, location, capsy
     assert f"path              {location.root}" in said
     assert said.endswith("sound\n")
     location.remove(files_of(location, "_tseries", "head"))
-    storage._open_stores.clear()
+    Store.forget_all()
     assert main(["verify", *command(location)]) == 1
     assert rebuild(location) == 2
     assert verify(location) == []
@@ -184,7 +184,7 @@ def test_a_subscriber_gets_the_last_entries_and_then_every_event_once(store, loc
         start = end
         if n == 1:
             store.append(batch(("a", 3, 4.0), ("c", 1, 5.0)))
-            storage._open_stores.clear()
+            Store.forget_all()
     assert got == [("a", 1), ("b", 0), ("a", 2), ("c", 0)]
 
 

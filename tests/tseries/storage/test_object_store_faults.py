@@ -12,7 +12,6 @@ from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import store as races
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
@@ -29,7 +28,7 @@ def store(bucket, tmp_path, monkeypatch):  # noqa: F811 the fixture
 
 
 def sequences(store):
-    storage._open_stores.clear()
+    Store.forget_all()
     assert verify(store.location) == []
     return int(Store.open(store.location).index()[1].lookup(["a"])["last_sequence"][0])
 

@@ -16,7 +16,6 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 
@@ -41,7 +40,7 @@ class Machine:
         by_chance = {"names": False, "seed": self.losses}
         for case in ({"names": False}, {"names": True}, *([by_chance] if self.facts else [])):
             self.disk.leave(self.left, **case)
-            storage._open_stores.clear()
+            Store.forget_all()
             self.losses += 1
             if self.told is None:
                 continue
@@ -149,7 +148,7 @@ def path(tmp_path):
     )
     for number in range(10):
         series.append("ab"[number % 2], number)
-    storage._open_stores.clear()
+    Store.forget_all()
     return tmp_path / "s"
 
 
@@ -157,7 +156,7 @@ def newest(path, kind):
     """The file of the last commit."""
     version = Store.open(path).version()
     head = Store.open(path).head_id()
-    storage._open_stores.clear()
+    Store.forget_all()
     return {
         "entry": path / "_delta_log" / f"{version:020d}.json",
         "data": next((path / "kind=event").glob(f"*-{head:016x}.parquet")),

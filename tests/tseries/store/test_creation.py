@@ -13,7 +13,6 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.storage.location import Location, bears_mark, marked_id, parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import _missing_checkpoint, create_table
 from pyspark_tseries.store.store import Store
 
@@ -26,7 +25,7 @@ def path(tmp_path):
     store = new_store(tmp_path / "s")
     for number in range(4):
         store.append(batch(("a", number), ("b", number)))
-    storage._open_stores.clear()
+    Store.forget_all()
     return tmp_path / "s"
 
 

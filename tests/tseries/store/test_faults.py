@@ -29,7 +29,6 @@ from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store import store as races
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
@@ -189,7 +188,7 @@ def test_what_is_no_path_is_refused_and_creates_nothing(tmp_path, monkeypatch, w
 def test_lost_head_error_names_the_rebuild_command(series, tmp_path):
     series.append("a", 0.0)
     shutil.rmtree(tmp_path / "s" / "_tseries" / "head")
-    storage._open_stores.clear()
+    Store.forget_all()
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):
         TimeSeries.open(tmp_path / "s").append("a", 1.0)
 
@@ -204,7 +203,7 @@ def broken(path):
 def test_through_spark_as_well_before_any_task(series, tmp_path, harm, use):
     series.append("a", 0.0)
     harm(tmp_path / "s")
-    storage._open_stores.clear()
+    Store.forget_all()
     source = DefaultSource({"path": str(tmp_path / "s")})
     schema = from_arrow_schema(pa.schema([("series", pa.string()), ("value", pa.float64())]))
     with pytest.raises(UnusableStore, match=r"python -m pyspark_tseries repair .*/s"):

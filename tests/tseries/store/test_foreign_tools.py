@@ -19,7 +19,6 @@ from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.read.scan import run_query
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store, now_us
 
 NAMES = ["", "a", "b", "room \U00020bb7", "z" * 200, "z" * 200 + "y", "\U0010ffff"]
@@ -27,7 +26,7 @@ BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def opened(path):
-    storage._open_stores.clear()
+    Store.forget_all()
     return TimeSeries.open(path, "me", auto_compact=False)
 
 

@@ -19,7 +19,6 @@ from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.model.commits import COMMITS_PER_FILE, CommitMark, pack_ids, unpack_ids
 from pyspark_tseries.model.policy import parse_policy
 from pyspark_tseries.store import history
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns, set_policy
 from pyspark_tseries.store.history import describe_change, find_mark, keep_history, last_mark
 from pyspark_tseries.store.log_check import read_entry
@@ -31,7 +30,7 @@ def copy(source, target):
     """A copy, or a copy put back, as `cp -a` of the whole folder makes it."""
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(source, target)
-    storage._open_stores.clear()
+    Store.forget_all()
 
 
 def append(path, *numbers, series="a"):
@@ -61,7 +60,7 @@ def cut_log(store):
         store.location.file("_delta_log", f"{v:020d}.json") for v in range(store.version())
     ):
         store.location.remove([file])
-    storage._open_stores.clear()
+    Store.forget_all()
     return Store.open(store.root)
 
 
@@ -265,7 +264,7 @@ def test_checkpoint_of_a_subscriber_older_than_the_store_gets_what_followed(tmp_
     store = append(tmp_path / "s", *range(5, 50))
     compact(str(tmp_path / "s"))
     remove_obsolete_files(store, 2**60)
-    storage._open_stores.clear()
+    Store.forget_all()
     client.drain()
     again, client.position = client.got[got:], old
     client.got = client.got[:got]
@@ -302,7 +301,7 @@ def test_store_put_back_before_its_first_commit_is_noticed(tmp_path):
 def test_store_created_again_under_a_subscriber_is_another_one(tmp_path):
     client = fork(tmp_path)
     shutil.rmtree(tmp_path / "s")
-    storage._open_stores.clear()
+    Store.forget_all()
     make(tmp_path / "s")
     append(tmp_path / "s", *range(20))
     with pytest.raises(UnusableStore, match="of another store"):
@@ -321,7 +320,7 @@ def test_subscriber_goes_on_after_a_repair_that_gave_commits_up(tmp_path):
     """What is lost is reported by the repair, and its numbers are not used again (26.2)."""
     client = fork(tmp_path)
     tear_commit(tmp_path / "s", 7)
-    storage._open_stores.clear()
+    Store.forget_all()
     repair(str(tmp_path / "s"))
     append(tmp_path / "s", 60, 61)
     assert client.poll() == [("a", 6), ("a", 7)]
@@ -426,7 +425,7 @@ def test_store_put_back_to_before_the_query_is_refused(tmp_path):
 
 def test_store_created_again_under_a_query_is_another_one(tmp_path, query):
     shutil.rmtree(tmp_path / "s")
-    storage._open_stores.clear()
+    Store.forget_all()
     make(tmp_path / "s")
     with pytest.raises(StoreMismatch, match="is another one"):
         write(query, 2)
@@ -476,7 +475,7 @@ def test_empty_batch_in_place_of_one_with_rows_is_refused(tmp_path, query):
 def test_batch_that_a_repair_gave_up_is_not_skipped_by_its_query(tmp_path, query):
     write(query, 2)
     tear_commit(tmp_path / "s", 3)
-    storage._open_stores.clear()
+    Store.forget_all()
     repair(query.store)
     with pytest.raises(HistoryChanged, match="remove all files from number 2 on in 'commits'"):
         write(query, 3)
@@ -489,7 +488,7 @@ def test_query_goes_on_after_a_repair_that_gave_up_commits_of_others(tmp_path, q
     shutil.rmtree(query.checkpoint / "sinks")
     write(query, 1)  # Comes again, and so remembers the last commit of all.
     tear_commit(tmp_path / "s", 3)
-    storage._open_stores.clear()
+    Store.forget_all()
     repair(query.store)
     write(query, 2)
     assert TimeSeries.open(query.store).describe()["events"] == 3

@@ -13,7 +13,6 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log import load_table_at
 from pyspark_tseries.store.log_entries import parse_entry
 from pyspark_tseries.store.store import Store
@@ -25,7 +24,7 @@ def fill(path, commits):
     series = TimeSeries.create(path, {"v": pa.int64()}, "unlimited", "me", auto_compact=False)
     for number in range(commits):
         series.append("abc"[number % 3], number)
-    storage._open_stores.clear()
+    Store.forget_all()
     return path
 
 
@@ -47,7 +46,7 @@ def entry(path, version):
 
 def answers(path):
     """What a process that has never seen the store reads."""
-    storage._open_stores.clear()
+    Store.forget_all()
     series = TimeSeries.open(path, "me", auto_compact=False)
     return [series.range_query().select_from(name).to_arrow() for name in "abc"]
 
@@ -92,14 +91,11 @@ def test_a_flipped_bit_of_a_log_entry_is_named_or_harmless(path):
 def test_a_process_that_has_the_store_open_checks_new_entries_too(path):
     mine = TimeSeries.open(path, "me", auto_compact=False)
     mine.range_query().select_from("a").to_arrow()
-    kept = dict(storage._open_stores)
     other = answers(path) and TimeSeries.open(path, "me", auto_compact=False)
     for number in range(3):
         other.append("a", number)
     said = entry(path, 9).read_text()
     entry(path, 9).write_text(said.replace('"add"', '"bdd"'))
-    storage._open_stores.clear()
-    storage._open_stores.update(kept)
     with pytest.raises(UnusableStore, match=r"log entry '.*9.json'.* checksum"):
         mine.range_query().select_from("a").to_arrow()
 

@@ -13,7 +13,6 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.storage.location import is_inside_store
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.log_entries import seal
 from pyspark_tseries.store.store import Store
 
@@ -47,7 +46,7 @@ def location(tmp_path):
     store = new_store(tmp_path / "s")
     for n in range(3):
         store.append(batch(("a", n)))
-    storage._open_stores.clear()
+    Store.forget_all()
     return tmp_path
 
 
@@ -77,7 +76,7 @@ def name(location, path, action, forged=False):
 def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location, path, forged):
     path = name(location, path, "add", forged)
     for use in (Store.open, compact, lambda where: Store.open(where).append(batch(("a", 9)))):
-        storage._open_stores.clear()
+        Store.forget_all()
         with pytest.raises(UnusableStore) as error:
             use(str(location / "s"))
         assert f"names the file '{path}'" in str(error.value)
@@ -85,7 +84,7 @@ def test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused(location,
     assert any("it was not read" in line for line in verify(str(location / "s")))
     assert repair(str(location / "s")).left == ()
     assert verify(str(location / "s")) == []
-    storage._open_stores.clear()
+    Store.forget_all()
     Store.open(str(location / "s")).append(batch(("a", 9)))
     assert (location / "other.parquet").exists()
 

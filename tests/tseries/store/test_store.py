@@ -37,7 +37,7 @@ from pyspark_tseries.write.batch import Batch
 
 def reopened(path):
     """The store as another process finds it."""
-    storage._open_stores.clear()
+    Store.forget_all()
     return Store.open(str(path))
 
 
@@ -224,7 +224,7 @@ def test_an_unknown_store_is_an_error_that_names_the_path(tmp_path):
 def test_a_store_of_a_newer_format_is_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(properties, "FORMAT_VERSION", 2)
     new_store(tmp_path / "s")
-    storage._open_stores.clear()
+    Store.forget_all()
     monkeypatch.undo()
     with pytest.raises(UnusableStore, match=r"tseries.formatVersion 2; accepted: 1"):
         Store.open(str(tmp_path / "s"))

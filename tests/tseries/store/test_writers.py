@@ -16,7 +16,7 @@ from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.store.store import Store
 
-TESTS = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2] / "lib")
 WRITER = """
 import sys; sys.path.insert(0, sys.argv[1])
 from pyspark_tseries.storage import locks as host_locks

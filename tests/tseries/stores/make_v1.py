@@ -1,12 +1,12 @@
 """Made the store beside it, `v1`, once; a later version must read it as it is.
 
-Run as `python tests/tseries/stores/make_v1.py` with tests/ on the path, into an empty directory.
+Run as `python tests/tseries/stores/make_v1.py` with tests/lib on the path, into an empty directory.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "lib"))
 
 from tseries.builders import batch, new_store
 

@@ -7,7 +7,7 @@ deltalake 1.6 reads names with characters of even planes wrongly from it. Run as
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "lib"))
 
 from tseries.builders import batch, new_store
 

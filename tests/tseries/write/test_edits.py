@@ -15,7 +15,7 @@ from pyspark_tseries.errors import NoSuchEvent, UpdateFailed
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.store.store import Store
 
-TESTS = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2] / "lib")
 ORIGINAL = ("original_sequence", "original_timestamp", "original_author")
 
 

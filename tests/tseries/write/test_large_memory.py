@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TESTS = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[2] / "lib")
 BATCH = """
 import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np, pyarrow as pa

@@ -24,7 +24,6 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.storage.head_files import readable_metadata
 from pyspark_tseries.storage.location import parse_location
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import add_columns, set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -50,7 +49,7 @@ def fill(path, commits, compacted=None):
         if number == compacted:
             compact(str(path))
             store.refresh()
-    storage._open_stores.clear()
+    Store.forget_all()
     return path
 
 
@@ -64,7 +63,7 @@ def sound(request, tmp_path_factory):
 
 def answers(path):
     """All events, edits included, as a process reads them that has never seen the store."""
-    storage._open_stores.clear()
+    Store.forget_all()
     series = TimeSeries.open(path, "me", auto_compact=False)
     edits = series.range_query().for_edits()
     tables = [edits.select_from(name).to_arrow() for name in NAMES]

@@ -15,7 +15,6 @@ from pyspark_tseries.model.commits import EARLIER_VERSIONS, CtiRecord
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import attach_metadata, make_full_table
 from pyspark_tseries.storage.head_files import write_head
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
@@ -29,7 +28,7 @@ def path(tmp_path):
 
 
 def reopened(path):
-    storage._open_stores.clear()
+    Store.forget_all()
     return Store.open(str(path))
 
 
@@ -48,7 +47,7 @@ def test_a_sound_store_needs_no_repair(path):
 def test_a_lost_head_is_mended_and_no_event_is_lost(path):
     before = stored(path)
     shutil.rmtree(path / "_tseries" / "head")
-    storage._open_stores.clear()
+    Store.forget_all()
     planned = repair(str(path), dry_run=True)
     assert "is rebuilt from the events" in planned.mended[0]
     assert any("cannot be read" in line for line in verify(str(path)))
@@ -59,7 +58,7 @@ def test_a_lost_head_is_mended_and_no_event_is_lost(path):
 
 def lose_head(path, head_id):
     (path / "_tseries" / "head" / f"{head_id:016x}.arrow").unlink()
-    storage._open_stores.clear()
+    Store.forget_all()
 
 
 def test_a_head_that_lacks_an_earlier_one_keeps_its_counts_range_and_policy(tmp_path):

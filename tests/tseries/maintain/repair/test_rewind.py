@@ -17,14 +17,13 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import rebuild, verify
 from pyspark_tseries.model.retention import parse_range
-from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
 
 
 def opened(path, durability="os"):
-    storage._open_stores.clear()
+    Store.forget_all()
     return TimeSeries.open(path, "me", durability=durability, auto_compact=False)
 
 
@@ -34,7 +33,7 @@ def fill(path, durability, commits=13):
     )
     for number in range(commits):
         series.append("ab"[number % 2], number)
-    storage._open_stores.clear()
+    Store.forget_all()
     return path
 
 
@@ -160,7 +159,7 @@ def test_batches_of_lost_commits_are_named_and_stored_when_they_come_again(tmp_p
     store = new_store(tmp_path / "s")
     for number in range(3):
         store.append(batch(("a", number), token=("tseries:q:hourly", number)), synced=False)
-    storage._open_stores.clear()
+    Store.forget_all()
     tear(newest(tmp_path / "s", "data"), "empty")
     done = repair(str(tmp_path / "s"))
     assert done.lost[1].startswith("batch 2 of 'hourly': if it is a query, remove 'commits/2'")
@@ -265,7 +264,7 @@ def test_rewind_after_any_power_loss_keeps_a_prefix_of_the_commits(tmp_path, mon
     left = tmp_path / "left"
     disk.leave(left, names=bool(seed % 2), seed=seed)
     monkeypatch.undo()
-    storage._open_stores.clear()
+    Store.forget_all()
     done = repair(str(left))
     assert done.left == ()
     assert verify(str(left)) == []
