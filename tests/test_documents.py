@@ -29,7 +29,7 @@ import pyspark_timestream
 import pyspark_tseries
 from pyspark_timestream.core.options import OptionRow, option_specs
 from pyspark_timestream.core.session import INTERPRETER, SETTINGS
-from pyspark_timestream.kafka.offsets.findings import FIXES, Kind
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.kafka.offsets.next_offset import build_progress
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
@@ -259,7 +259,7 @@ def test_every_session_of_an_example_is_configured() -> None:
 def test_every_diagnosis_is_an_entry_of_the_troubleshooting(kind: Kind) -> None:
     entries = " ".join(read(TROUBLESHOOTING).split()).split(" - ")
     (entry,) = [entry for entry in entries if entry.startswith(f"**{kind}**")]
-    assert f"Fix: {FIXES[kind]}." in entry
+    assert f"Fix: {kind.fix}." in entry
 
 
 def test_differences_from_sparks_kafka_source_are_those_that_tests_show() -> None:

@@ -15,9 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
+from pyspark_timestream.diagnose.diagnosis import Diagnosis, Kind
 from pyspark_timestream.diagnose.report import PartitionFacts, StreamExplanation
 from pyspark_timestream.frames import watermark
-from pyspark_timestream.kafka.offsets.findings import Finding, Kind
 from pyspark_timestream.kafka.ranges import Partition
 
 pytestmark = pytest.mark.timeout(300)
@@ -54,13 +54,13 @@ def explained(made: Stream) -> StreamExplanation:
     explanation = explain_time(made.query)
     (only,) = explanation.streams
     for view in (str(explanation), explanation._repr_html_()):
-        assert only.findings[0].kind in view
+        assert only.diagnoses[0].kind in view
     return only
 
 
-def finding(made: Stream) -> Finding:
+def diagnosis(made: Stream) -> Diagnosis:
     """The one thing that was found about a stream's last query."""
-    (only,) = explained(made).findings
+    (only,) = explained(made).diagnoses
     return only
 
 
@@ -85,11 +85,11 @@ def test_an_idle_partition_is_named_while_the_query_runs_and_since_when(stream) 
     start(made, once=False)
     try:
         wait_for(made.query, lambda: part_facts(made, 0).offset == 3)
-        found, planned_us = explained(made).findings[0], explained(made).planned_us
+        found, planned_us = explained(made).diagnoses[0], explained(made).planned_us
         facts = part_facts(made, 0)
     finally:
         made.query.stop()
-    assert (found.kind, found.culprit) == (Kind.IDLE_PARTITION, str(part(made, 1)))
+    assert (found.kind, found.cause) == (Kind.IDLE_PARTITION, str(part(made, 1)))
     assert "'idleTimeout'" in found.fix
     assert (facts.offset, facts.lag, facts.idle) == (3, 0, False)
     assert facts.cti_us == facts.last_us == (DAY_MS + 9000) * 1000
@@ -106,7 +106,10 @@ def part_facts(made: Stream, number: int) -> PartitionFacts:
 def test_a_partition_that_never_had_a_record_is_idle(stream) -> None:
     made = stream([event(1), event(2)], partitions=2, ctiFrequency=1)
     run(made, kafka__sasl__password="hunter2")
-    assert (finding(made).kind, finding(made).culprit) == (Kind.IDLE_PARTITION, str(part(made, 1)))
+    assert (diagnosis(made).kind, diagnosis(made).cause) == (
+        Kind.IDLE_PARTITION,
+        str(part(made, 1)),
+    )
     # The run was bounded, and waits for nobody.
     assert "idleTimeout" not in str(explain_time(made.query))
     assert "hunter2" not in str(explain_time(made.query)) + explain_time(made.query)._repr_html_()
@@ -121,8 +124,8 @@ def test_an_event_far_in_the_future_is_named_with_what_it_cost(stream) -> None:
         valueFormat="json", startTime="at", timeUnit="s", ctiFrequency=1,
     )  # fmt: skip
     run(made)
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.FAR_FUTURE, str(part(made)))
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.FAR_FUTURE, str(part(made)))
     assert "2 of 4 events came late" in found.text
     assert "'maxFuture'" in found.fix
 
@@ -132,10 +135,10 @@ def test_a_backlog_is_named_while_the_query_is_behind(stream) -> None:
     start(made, once=False, maxOffsetsPerTrigger=1)
     try:
         wait_for(made.query, lambda: made.query.lastProgress is not None)
-        found, facts = finding(made), part_facts(made, 0)
+        found, facts = diagnosis(made), part_facts(made, 0)
     finally:
         made.query.stop()
-    assert (found.kind, found.culprit) == (Kind.BACKLOG, str(part(made)))
+    assert (found.kind, found.cause) == (Kind.BACKLOG, str(part(made)))
     assert "'maxOffsetsPerTrigger'" in found.fix
     assert facts.lag is not None
     assert facts.lag > 100
@@ -144,8 +147,8 @@ def test_a_backlog_is_named_while_the_query_is_behind(stream) -> None:
 def test_no_cti_yet_says_what_is_missing(stream) -> None:
     made = stream([event(second) for second in range(3)], ctiFrequency=10)
     run(made)
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.NO_CTI, str(part(made)))
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.NO_CTI, str(part(made)))
     assert "3 events count so far, and 'ctiFrequency' is 10" in found.text
     assert explained(made).cti_us is None
 
@@ -153,8 +156,8 @@ def test_no_cti_yet_says_what_is_missing(stream) -> None:
 def test_everything_dropped_is_told_with_its_counts(stream) -> None:
     made = stream([event(second) for second in range(20, 10, -1)], ctiFrequency=1)
     run(made)
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.EVERYTHING_DROPPED, str(part(made)))
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.EVERYTHING_DROPPED, str(part(made)))
     assert "of 10 events 9 were dropped as late" in found.text
     assert "'ctiDelay'" in found.fix
 
@@ -166,24 +169,24 @@ def test_events_without_a_readable_time_point_at_the_option(stream) -> None:
         valueFormat="json", startTime="at", ctiFrequency=1,
     )  # fmt: skip
     run(made)
-    assert finding(made).kind is Kind.MALFORMED
-    assert "option 'startTime' is 'at'" in finding(made).text
-    assert "begins 'no'" in finding(made).detail
+    assert diagnosis(made).kind is Kind.MALFORMED
+    assert "option 'startTime' is 'at'" in diagnosis(made).text
+    assert "begins 'no'" in diagnosis(made).detail
     # A final CTI does not stand in front of the cause.
     run(made, finalCti="true")
-    assert [each.kind for each in explained(made).findings] == [Kind.MALFORMED, Kind.FINAL_CTI]
+    assert [each.kind for each in explained(made).diagnoses] == [Kind.MALFORMED, Kind.FINAL_CTI]
 
 
 def test_a_final_cti_is_named_before_and_after_new_data_is_refused(stream) -> None:
     made = stream([event(1)], ctiFrequency=1, finalCti="true")
     run(made)
-    assert finding(made).kind is Kind.ENDED
+    assert diagnosis(made).kind is Kind.ENDED
     assert "=> the stream has ended: nothing is wrong" in str(explain_time(made.query))
     made.broker.produce(made.topic, [event(2)])
     with pytest.raises(Exception, match="this checkpoint's stream has ended"):
         run(made)
-    assert finding(made).kind is Kind.FINAL_CTI
-    assert "'finalCti'" in finding(made).fix
+    assert diagnosis(made).kind is Kind.FINAL_CTI
+    assert "'finalCti'" in diagnosis(made).fix
     assert "the query has failed: this checkpoint's stream has ended" in str(
         explain_time(made.query)
     )
@@ -194,7 +197,7 @@ def test_a_join_has_an_explanation_for_each_stream(stream, spark: SparkSession) 
     clock = spark.readStream.format("timestream").option("maxCount", 1).load()
     both = one.load().select("value").union(other.load().select("value"))
     run(one, both.union(clock.selectExpr("cast(cast(value as string) as binary)")))
-    found = {each.topics: each.findings[0].kind for each in explain_time(one.query).streams}
+    found = {each.topics: each.diagnoses[0].kind for each in explain_time(one.query).streams}
     assert found == {(one.topic,): Kind.CAUGHT_UP, (other.topic,): Kind.NO_CTI}
 
 
@@ -230,20 +233,20 @@ def test_a_watermark_beside_the_ctis_is_the_headline_and_names_advance_time(stre
     made = stream([event(1), event(2)], ctiFrequency=1)
     start(made, made.load().withWatermark("start_time", "1 second").dropDuplicates(["start_time"]))
     made.query.awaitTermination()
-    found = finding(made)
+    found = diagnosis(made)
     assert found.kind is Kind.OWN_WATERMARK
-    assert found.culprit == "withWatermark on column 'start_time'"
+    assert found.cause == "withWatermark on column 'start_time'"
     assert "advance_time(df)" in found.fix
 
 
 def test_state_without_advance_time_is_the_headline_and_right_with_it(stream) -> None:
     made = stream([event(1), event(2)], ctiFrequency=1)
     run(made, made.load().dropDuplicates(["value"]))
-    assert (finding(made).kind, finding(made).culprit) == (Kind.NO_ADVANCE_TIME, "Deduplicate")
-    assert "advance_time(df)" in finding(made).fix
+    assert (diagnosis(made).kind, diagnosis(made).cause) == (Kind.NO_ADVANCE_TIME, "Deduplicate")
+    assert "advance_time(df)" in diagnosis(made).fix
     right = stream([event(1), event(2)], ctiFrequency=1)
     run(right, advance_time(right.load()).dropDuplicates(["value", "start_time"]))
-    assert finding(right).kind is Kind.CAUGHT_UP
+    assert diagnosis(right).kind is Kind.CAUGHT_UP
 
 
 def test_a_run_of_one_batch_is_told_that_it_has_no_end(stream) -> None:
@@ -252,18 +255,18 @@ def test_a_run_of_one_batch_is_told_that_it_has_no_end(stream) -> None:
     writer = writer.option("checkpointLocation", str(made.place / "checkpoint"))
     made.query = writer.trigger(once=True).start()
     made.query.awaitTermination()
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.ONE_BATCH, ".trigger(once=True)")
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.ONE_BATCH, ".trigger(once=True)")
     # The advice, taken.
     run(made)
-    assert finding(made).kind is Kind.ENDED
+    assert diagnosis(made).kind is Kind.ENDED
 
 
 def test_only_the_stream_that_the_mistake_is_made_with_is_told_of_it(stream) -> None:
     one, other = stream([event(1)], ctiFrequency=1), stream([event(1)], ctiFrequency=1)
     left = advance_time(one.load(), releases="rows").select("value")
     run(one, left.join(other.load().withColumnRenamed("value", "b"), F.expr("value = b")))
-    found = {each.topics: each.findings[0].kind for each in explain_time(one.query).streams}
+    found = {each.topics: each.diagnoses[0].kind for each in explain_time(one.query).streams}
     assert found == {(one.topic,): Kind.CAUGHT_UP, (other.topic,): Kind.NO_ADVANCE_TIME}
 
 
@@ -276,14 +279,14 @@ def test_ctis_that_never_reach_the_watermark_are_the_headline_not_an_end_without
     rows = advance_time(made.load().where("value IS NOT NULL"))
     counts = rows.groupBy(F.window("start_time", "1 second")).count()
     run(made, counts)
-    headline = explained(made).findings[0]
+    headline = explained(made).diagnoses[0]
     assert headline.kind is Kind.LOST_CTIS
     assert "advance_time(df)" in headline.fix
     monkeypatch.undo()
     right = stream([event(second) for second in range(6)], ctiFrequency=1, finalCti="true")
     rows = advance_time(right.load().where("value IS NOT NULL"))
     run(right, rows.groupBy(F.window("start_time", "1 second")).count())
-    assert finding(right).kind is Kind.ENDED
+    assert diagnosis(right).kind is Kind.ENDED
 
 
 def test_who_passes_a_frame_is_told_what_explain_time_wants(stream) -> None:
@@ -304,25 +307,25 @@ def marked(second: float, writer: str, mark: str | None = None, partition: int =
 def test_a_silent_writer_is_named_until_it_marks_again(stream) -> None:
     made = stream([marked(3, "b"), marked(4, "a"), marked(9, "a")], ctiHeader="now")
     run(made)
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.SILENT_WRITER, f"writer 'b' of {part(made)}")
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.SILENT_WRITER, f"writer 'b' of {part(made)}")
     assert "2024-01-01T00:00:03Z as its last mark" in found.text
     assert "'writerTimeout'" in found.fix
     (facts,) = explained(made).partitions
-    assert [(writer.name, writer.culprit) for writer in facts.writers] == [
+    assert [(writer.name, writer.cause) for writer in facts.writers] == [
         ("a", False),
         ("b", True),
     ]
     made.broker.produce(made.topic, [marked(9, "b")])
     run(made)
-    assert finding(made).kind is Kind.CAUGHT_UP
+    assert diagnosis(made).kind is Kind.CAUGHT_UP
 
 
 def test_a_writer_that_is_waited_for_is_named(stream) -> None:
     made = stream([marked(4, "a")], ctiHeader="now", writers="a,late")
     run(made)
-    assert finding(made).culprit == f"writer 'late' of {part(made)}"
-    assert "no mark yet" in finding(made).text
+    assert diagnosis(made).cause == f"writer 'late' of {part(made)}"
+    assert "no mark yet" in diagnosis(made).text
 
 
 def test_a_late_import_is_named_by_its_topic_until_it_comes(stream) -> None:
@@ -332,9 +335,9 @@ def test_a_late_import_is_named_by_its_topic_until_it_comes(stream) -> None:
         ctiImport=json.dumps({"topic": clock.topic, "frequency": "1"}),
     )
     run(made)
-    found = finding(made)
-    assert (found.kind, found.culprit) == (Kind.LATE_IMPORT, f"the import of {part(clock)}")
+    found = diagnosis(made)
+    assert (found.kind, found.cause) == (Kind.LATE_IMPORT, f"the import of {part(clock)}")
     assert "'ctiImport'" in found.fix
     made.broker.produce(clock.topic, [event(9)])
     run(made)
-    assert finding(made).kind is Kind.CAUGHT_UP
+    assert diagnosis(made).kind is Kind.CAUGHT_UP

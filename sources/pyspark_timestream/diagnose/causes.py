@@ -12,6 +12,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from pyspark_timestream.core.instants import format_duration, format_instant, parse_duration
+from pyspark_timestream.diagnose.diagnosis import (
+    BOUNDED_RUN_ADVICE,
+    NEXT_STEPS,
+    REPEATED_RUN_ADVICE,
+    WRITER_CLOCK_ADVICE,
+    Diagnosis,
+    Kind,
+    add_details,
+    find_well,
+    list_counts,
+    name_partitions,
+    recall_warnings,
+)
 from pyspark_timestream.diagnose.history import (
     BatchRecord,
     History,
@@ -29,21 +42,8 @@ from pyspark_timestream.diagnose.mistakes import (
     has_malformed,
     makes_ctis,
 )
-from pyspark_timestream.kafka.offsets.findings import (
-    BOUNDED_RUN_ADVICE,
-    FIXES,
-    REPEATED_RUN_ADVICE,
-    WRITER_CLOCK_ADVICE,
-    Finding,
-    Kind,
-    active_warnings,
-    add_details,
-    find_well,
-    list_counts,
-    name_partitions,
-)
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import NEXT_STEPS, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import FAR_US, MAX_LEAD_US, PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
@@ -89,7 +89,7 @@ def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
         for reason, count in (*malformed.by_reason, (None, malformed.unexplained)):
             if count:
                 counts.setdefault(reason, {})[part] = count
-    advice = FIXES[Kind.MALFORMED_VALUES]
+    advice = Kind.MALFORMED_VALUES.fix
     found = [
         MalformedReason(reason, sum(parts.values()), parts, NEXT_STEPS.get(reason or "", advice))
         for reason, parts in counts.items()
@@ -141,8 +141,8 @@ def _is_majority_late(state: PartitionState) -> bool:
     return is_far and late >= _MIN_LATE and 2 * late >= state.events and 10 * clues.misplaced < late
 
 
-def report_far_future(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
-    """A finding for the partitions in `far`, those for which `is_far` is true."""
+def report_far_future(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
+    """A diagnosis for the partitions in `far`, those for which `is_far` is true."""
     last, settings = history[-1], history[-1].offset.settings
     states = {part: last.offset.partitions[part].state for part in far}
     # A last event of 2100 or later that made none late is told as an improbable time.
@@ -163,7 +163,7 @@ def report_far_future(history: History, far: frozenset[Partition]) -> Iterator[F
     if len(parts) > 1 and counts:
         text += f": {list_counts(counts)}"
     has_lead = any(state.clues.ahead or state.clues.lead_us for state in states.values())
-    yield Finding(
+    yield Diagnosis(
         Kind.FAR_FUTURE,
         name_partitions(parts),
         text,
@@ -227,8 +227,8 @@ def _propose_max_future(settings: Mapping[str, str]) -> str:
     return format_duration(max(delay_us, _MIN_FUTURE_US))
 
 
-def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Finding]:
-    """A finding for partitions that dropped late events; its level grows as they double.
+def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions that dropped late events; its level grows as they double.
 
     Those in `known` are left out: the reason for their late rows is known.
     """
@@ -242,7 +242,7 @@ def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Ite
         return
     total, events = sum(dropped.values()), sum(each.state.events for each in shares.values())
     parts = sorted(dropped, key=lambda part: (-dropped[part], part))
-    yield Finding(
+    yield Diagnosis(
         Kind.LATE_ROWS,
         name_partitions(parts),
         f"{total} of {events} events came after a CTI that they precede and were dropped: "
@@ -293,8 +293,8 @@ def _round_up(us: int) -> str:
     return format_duration(-(-us // unit_us) * unit_us)
 
 
-def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Finding]:
-    """A finding for partitions at least half of whose events are late or malformed, lately or ever.
+def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions that lose at least half of their events, lately or ever.
 
     Those in `known` are left out: the reason for their losses is known.
     """
@@ -309,7 +309,7 @@ def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[F
     worst = max(states, key=_count_lost)
     has_late = 2 * malformed < dropped + flagged + malformed
     settings = history[-1].offset.settings
-    yield Finding(
+    yield Diagnosis(
         Kind.EVERYTHING_DROPPED,
         name_partitions(parts),
         counts + "malformed" + _describe_delay(worst),
@@ -365,7 +365,7 @@ MAX_QUIET_US: Final = 30_000_000
 """The longest time that a partition at rest may hold the CTI back without a warning."""
 
 _MAX_WRITERS: Final = 3
-"""The silent writers that a finding names; it counts the others."""
+"""The silent writers that a diagnosis names; it counts the others."""
 
 _KIND_ORDER: Final = tuple(Kind)
 """Kinds are declared in the order in which they are reported."""
@@ -375,9 +375,9 @@ _REFINED_KINDS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTU
 
 
 def diagnose(
-    history: History, failed: bool = False, known: Sequence[Finding] = ()
-) -> tuple[Finding, ...]:
-    """The findings; never empty.
+    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
+) -> tuple[Diagnosis, ...]:
+    """The diagnoses; never empty.
 
     What holds results back, or is about most events, comes before what is about a part of them;
     then what was warned of, then by the order of kinds.
@@ -385,7 +385,7 @@ def diagnose(
     Args:
         history: the stream's history.
         failed: the query has failed after the last batch was planned.
-        known: findings from other sources; they count as warned of.
+        known: diagnoses from other sources; they count as warned of.
     """
     last = history[-1]
     far = _find_far(last)
@@ -393,7 +393,7 @@ def diagnose(
     rules = [*known, *causes, *report_far_future(history, far), *late]
     if not last.offset.final:
         rules += _find_blockers(history, far)
-    warnings, seen = active_warnings(last.offset.warnings), {finding.kind for finding in rules}
+    warnings, seen = recall_warnings(last.offset.warnings), {diagnosis.kind for diagnosis in rules}
     rules += [
         each
         for each in warnings
@@ -401,7 +401,7 @@ def diagnose(
     ]
     if last.offset.final:
         rules.append(_report_end(history, failed or bool(rules)))
-    elif all(finding.kind is not Kind.BACKLOG for finding in rules):
+    elif all(diagnosis.kind is not Kind.BACKLOG for diagnosis in rules):
         rules += _report_backlog(
             history, {part for part, left in count_remaining(history).items() if left}
         )
@@ -421,15 +421,15 @@ def diagnose(
     return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
 
 
-def _rank(finding: Finding) -> int:
+def _rank(diagnosis: Diagnosis) -> int:
     """0: it holds results back, or is about most events; 1: about a part of them; 2: the rest."""
-    if finding.is_partial:
+    if diagnosis.is_partial:
         return 1
-    return 2 if _KIND_ORDER.index(finding.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
+    return 2 if _KIND_ORDER.index(diagnosis.kind) > _KIND_ORDER.index(Kind.LATE_ROWS) else 0
 
 
-def find_warnings(history: History, now_us: int) -> list[Finding]:
-    """The findings that a driver warns of; `history` ends with the present state of the stream."""
+def find_warnings(history: History, now_us: int) -> list[Diagnosis]:
+    """The diagnoses that a driver warns of; `history` ends with the present state of the stream."""
     far = _find_far(history[-1])
     return [
         *find_mistakes(history),
@@ -443,8 +443,8 @@ def _find_far(moment: BatchRecord) -> frozenset[Partition]:
     return frozenset(part for part in moment.offset.partitions if is_far(moment, part))
 
 
-def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Finding]:
-    """A finding for partitions that have held the stream's CTI back for MAX_QUIET_US, at rest.
+def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions that have held the stream's CTI back for MAX_QUIET_US, at rest.
 
     A bounded run reports them once everything is read, and those without any record at once.
     """
@@ -472,7 +472,7 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
     return share.quiet_since_us is not None and now_us - share.quiet_since_us >= MAX_QUIET_US
 
 
-def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:
+def _find_losses(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
     """Rows lost as late; for the partitions in `far` the reason is known."""
     shares = history[-1].offset.partitions
     malformed = {part for part, share in shares.items() if has_malformed(share.state, MOST)}
@@ -480,17 +480,17 @@ def _find_losses(history: History, far: frozenset[Partition]) -> list[Finding]:
     return found or list(find_late_rows(history, far))
 
 
-def _report_end(history: History, is_wrong: bool) -> Finding:
+def _report_end(history: History, is_wrong: bool) -> Diagnosis:
     began_us = find_unchanged_since(history, lambda moment: moment.offset.final)
     left = sum(count_remaining(history).values())
     text = "the final CTI promised that nothing changes any more, and every result is out"
     if not is_wrong and not left:
-        return Finding(Kind.ENDED, "nothing is wrong", text, began_us)
+        return Diagnosis(Kind.ENDED, "nothing is wrong", text, began_us)
     text += "; new records on this checkpoint are refused"
-    return Finding(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
+    return Diagnosis(Kind.FINAL_CTI, "option 'finalCti' of a bounded run", text, began_us)
 
 
-def _report_caught_up(last: BatchRecord) -> Finding:
+def _report_caught_up(last: BatchRecord) -> Diagnosis:
     offset = last.offset
     shares = offset.partitions.values()
     size = sum(share.end_exclusive - share.start_inclusive for share in shares)
@@ -506,11 +506,11 @@ def _report_caught_up(last: BatchRecord) -> Finding:
         text = "everything is read, and no partition is behind another"
     else:
         text = "what was there then is read, and no partition is behind another"
-    return Finding(Kind.CAUGHT_UP, "nobody", text)
+    return Diagnosis(Kind.CAUGHT_UP, "nobody", text)
 
 
-def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Finding]:
-    """A finding for each reason why partitions at the minimum do not move on."""
+def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
+    """A diagnosis for each reason why partitions at the minimum do not move on."""
     left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
     whole = _sum_up(history[-1].offset, far)
     for part in sorted(find_blocking_partitions(history[-1])):
@@ -607,7 +607,7 @@ def _stands_still(history: History, part: Partition) -> bool:
     return at_rest or before is None or before.state.cti_us == share.state.cti_us
 
 
-def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
     left, shares = count_remaining(history), history[-1].offset.partitions
     parts = sorted(parts)
     if not parts:
@@ -624,7 +624,7 @@ def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Fi
         spans = (moment.offset.partitions.get(part) for part in parts)
         return any(span and span.end_exclusive > span.start_inclusive for span in spans)
 
-    yield Finding(
+    yield Diagnosis(
         Kind.BACKLOG,
         name_partitions(parts),
         text,
@@ -636,7 +636,7 @@ def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Fi
     )
 
 
-def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
     last, parts = history[-1], sorted(parts)
     ctis = [share.state.cti_us for share in last.offset.partitions.values()]
     ahead_us = max((cti_us for cti_us in ctis if cti_us is not None), default=None)
@@ -646,7 +646,7 @@ def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iter
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
     if own_us is not None and ahead_us is not None:
         others += f", {round_duration(ahead_us - own_us)} ahead"
-    yield Finding(
+    yield Diagnosis(
         Kind.IDLE_PARTITION,
         name_partitions(parts),
         f"no records are left to read there, and {stand}, while {others}",
@@ -669,8 +669,8 @@ def _advise_idle(offset: StreamOffset) -> str:
     )
 
 
-def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
-    """One finding for all of them: the same writer is often silent in every partition."""
+def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
+    """One diagnosis for all of them: the same writer is often silent in every partition."""
     states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
     pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
     marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
@@ -693,7 +693,7 @@ def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iter
     if len(who) > _MAX_WRITERS:
         shown += f" and {len(who) - _MAX_WRITERS} more"
         text += f"; {len(who) - 1} more writers hold back as well"
-    yield Finding(
+    yield Diagnosis(
         Kind.SILENT_WRITER,
         f"{shown} of {name_partitions(where)}",
         text,
@@ -710,12 +710,12 @@ def _find_newest(state: PartitionState) -> int:
     return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
 
 
-def _report_no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
     parts, offset = sorted(parts), history[-1].offset
     text = _describe_missing_cti(offset.settings, offset.partitions[parts[0]].state)
     if len(parts) > 1:
         text += f"; so it is in {len(parts)} partitions"
-    yield Finding(
+    yield Diagnosis(
         Kind.NO_CTI,
         name_partitions(parts),
         text,
@@ -746,7 +746,7 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     return " and ".join(reasons) or "the events read so far have made none"
 
 
-def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterator[Finding]:
+def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
     parts, offset = sorted(parts), history[-1].offset
     imported = offset.imported or ImportedTopic()
     holding = {
@@ -764,16 +764,16 @@ def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterato
         text += f"; {format_instant(cti_us)} takes effect once offset {until} has been read"
     else:
         text += f", and {name_partitions(parts)} waits for more"
-    culprit = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
+    cause = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
     began_us = _find_blocked_since(history, parts)
-    yield Finding(Kind.LATE_IMPORT, culprit, text, began_us, frozenset(parts))
+    yield Diagnosis(Kind.LATE_IMPORT, cause, text, began_us, frozenset(parts))
 
 
 def _find_blocked_since(history: History, parts: Iterable[Partition]) -> int | None:
-    """The start of the time in which the same culprits have held the stream's CTI."""
-    now_us, culprits = history[-1].offset.cti_us, frozenset(parts)
+    """The start of the time in which the same causes have held the stream's CTI."""
+    now_us, causes = history[-1].offset.cti_us, frozenset(parts)
     return find_unchanged_since(
-        history, lambda m: m.offset.cti_us == now_us and culprits <= find_blocking_partitions(m)
+        history, lambda m: m.offset.cti_us == now_us and causes <= find_blocking_partitions(m)
     )
 
 

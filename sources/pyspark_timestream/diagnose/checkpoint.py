@@ -28,7 +28,7 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
     Args:
         location: a local path or `file:` URI.
         spark: the session that reads the state that waits for later CTIs; None: it is not read.
-        details: show all findings in full; else the first one, and a line of four others.
+        details: show all diagnoses in full; else the first one, and a line of four others.
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.

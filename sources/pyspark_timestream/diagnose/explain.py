@@ -9,6 +9,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream.core.why import find_own_message
 from pyspark_timestream.diagnose.checkpoint import read_offset_log, resolve_directory
+from pyspark_timestream.diagnose.diagnosis import Diagnosis, Kind
 from pyspark_timestream.diagnose.history import (
     Batch,
     build_histories,
@@ -26,7 +27,6 @@ from pyspark_timestream.diagnose.report import Explanation, explain_stream
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.plans import LOST_CTIS, loses_ctis
 from pyspark_timestream.frames.watermark import has_ended
-from pyspark_timestream.kafka.offsets.findings import Finding, Kind
 
 
 def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
@@ -40,7 +40,7 @@ def explain_time(query: StreamingQuery, details: bool = False) -> Explanation:
 
     Args:
         query: the query.
-        details: show all findings in full; else the first one, and a line of four others.
+        details: show all diagnoses in full; else the first one, and a line of four others.
 
     Raises:
         TypeError: `query` is something else, such as a DataFrame.
@@ -89,11 +89,11 @@ def _runs_one_batch(query: StreamingQuery) -> bool:
 
 def _find_plan_mistakes(
     query: StreamingQuery, batches: Sequence[Batch], reports: Sequence[Mapping[str, Any]]
-) -> dict[str, list[Finding]]:
+) -> dict[str, list[Diagnosis]]:
     """The mistakes in the query's plan, or in its progress if the client has no plan, by stream."""
     offsets = batches[-1].offsets if batches else ()
     streams = [each.get("stream") if isinstance(each, dict) else None for each in offsets]
-    found: Sequence[Finding | None]
+    found: Sequence[Diagnosis | None]
     try:
         java: Any = query._jsq
         found = find_plan_mistakes(_read_operator(java.streamingQuery().logicalPlan()))
@@ -101,7 +101,7 @@ def _find_plan_mistakes(
         alone = len(streams) == 1 and reports and batches[-1].reports
         found = [find_progress_mistake(reports[-1], batches[-1].reports[0] or {})] if alone else []
     if not any(found) and loses_ctis(reports, has_ended=_has_ended(query)):
-        found = [Finding(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
+        found = [Diagnosis(Kind.LOST_CTIS, "a step before advance_time", LOST_CTIS)] * len(streams)
     pairs = zip(streams, found, strict=False)
     return {stream: [each] for stream, each in pairs if stream is not None and each is not None}
 

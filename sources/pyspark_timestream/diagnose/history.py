@@ -19,8 +19,8 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.core.offsets import check_offset
+from pyspark_timestream.diagnose.diagnosis import name_partitions
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.offsets.findings import name_partitions
 from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState

@@ -18,22 +18,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
+from pyspark_timestream.diagnose.diagnosis import (
+    NEXT_STEPS,
+    Diagnosis,
+    Kind,
+    find_well,
+    list_counts,
+    name_partitions,
+)
 from pyspark_timestream.diagnose.history import (
     BatchRecord,
     History,
     count_remaining,
     find_unchanged_since,
 )
-from pyspark_timestream.kafka.offsets.findings import (
-    FIXES,
-    Finding,
-    Kind,
-    find_well,
-    list_counts,
-    name_partitions,
-)
 from pyspark_timestream.kafka.offsets.offset import (
-    NEXT_STEPS,
     NO_MALFORMED_VALUES,
     PartitionOffset,
     StreamOffset,
@@ -47,7 +46,7 @@ MOST: Final = 0.5
 """The share of a partition's events from which on the options are wrong, not the events."""
 
 
-def find_mistakes(history: History) -> list[Finding]:
+def find_mistakes(history: History) -> list[Diagnosis]:
     """Mistakes in the options or the data, in any state of the stream."""
     return [
         *find_malformed_events(history),
@@ -58,8 +57,8 @@ def find_mistakes(history: History) -> list[Finding]:
     ]
 
 
-def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Finding]:
-    """A finding for partitions with malformed events; its level grows as they double.
+def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions with malformed events; its level grows as they double.
 
     `least` is the share of a partition's events from which on it is one.
     """
@@ -71,7 +70,7 @@ def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Find
     malformed = sum(states[part].malformed for part in parts)
     events = sum(states[part].events for part in parts)
     settings = history[-1].offset.settings
-    yield Finding(
+    yield Diagnosis(
         Kind.MALFORMED,
         name_partitions(parts),
         f"{malformed} of {events} events have no time that can be read "
@@ -100,8 +99,8 @@ def _advise_malformed(settings: Mapping[str, str]) -> str:
     return "correct the producers that write such events" + keep
 
 
-def find_tombstones(history: History) -> Iterator[Finding]:
-    """A finding for partitions with tombstones; its level grows as they double."""
+def find_tombstones(history: History) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions with tombstones; its level grows as they double."""
     states = _list_states(history[-1])
     counts = {part: state.tombstones for part, state in states.items() if state.tombstones}
     if not counts:
@@ -112,7 +111,7 @@ def find_tombstones(history: History) -> Iterator[Finding]:
     is_kept = settings.get("violationPolicy") == "flag" or not makes_ctis(history[-1])
     fate = "are passed on" if is_kept else "become no rows"
     mute = [part for part in parts if _has_no_time(states[part])]
-    yield Finding(
+    yield Diagnosis(
         Kind.TOMBSTONES,
         name_partitions(parts),
         f"{total} of {events} records have no value, where {_describe_time_options(settings)}, and "
@@ -141,8 +140,8 @@ def _describe_mute(mute: Sequence[Partition]) -> str:
     return f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""
 
 
-def find_improbable_times(history: History) -> Iterator[Finding]:
-    """A finding for partitions with events of early 1970, or whose last is of 2100 or later."""
+def find_improbable_times(history: History) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions with events of early 1970, or whose last is of 2100 or later."""
     if not _needs_times(history[-1]):
         return
     states, settings = _list_states(history[-1]), history[-1].offset.settings
@@ -155,7 +154,7 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
     total, events = sum(early.values()), sum(states[part].events for part in early)
     if early and total < events:
         named = sorted(early, key=lambda part: (-early[part], part))
-        yield Finding(
+        yield Diagnosis(
             Kind.IMPROBABLE_TIMES,
             name_partitions(named),
             f"{total} of {events} events are of early 1970, as numbers in another unit than the "
@@ -169,7 +168,7 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
         )
     elif parts:
         last_us = states[parts[0]].last_us or 0
-        yield Finding(
+        yield Diagnosis(
             Kind.IMPROBABLE_TIMES,
             name_partitions(parts),
             f"the last event there is of {format_instant(last_us)}; {source}",
@@ -178,8 +177,8 @@ def find_improbable_times(history: History) -> Iterator[Finding]:
         )
 
 
-def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Finding]:
-    """A finding for partitions with malformed values or keys; its level grows as they double.
+def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions with malformed values or keys; its level grows as they double.
 
     `least` is the share of a partition's records from which on it is one.
     """
@@ -201,7 +200,7 @@ def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Find
         known = moment.offset.partitions
         return any(part in known and known[part].malformed_values.total for part in parts)
 
-    yield Finding(
+    yield Diagnosis(
         Kind.MALFORMED_VALUES,
         name_partitions(parts),
         f"{found.total} of {events} records have a malformed value or key"
@@ -228,8 +227,8 @@ def _find_share(
     return sum(counts.values()) / max(sum(states[part].events for part in counts), 1)
 
 
-def find_future_events(history: History) -> Iterator[Finding]:
-    """A finding for partitions with events in the future; its level grows as they double."""
+def find_future_events(history: History) -> Iterator[Diagnosis]:
+    """A diagnosis for partitions with events in the future; its level grows as they double."""
     states = _list_states(history[-1])
     future = {part: state.future for part, state in states.items() if state.future}
     if not future:
@@ -241,7 +240,7 @@ def find_future_events(history: History) -> Iterator[Finding]:
         settings.get("futurePolicy", "keep"), "were kept"
     )
     mute = [part for part in parts if _has_no_time(states[part])]
-    yield Finding(
+    yield Diagnosis(
         Kind.FUTURE_EVENTS,
         name_partitions(parts),
         f"{total} of {events} events lie further after their record's timestamp than option "
@@ -269,7 +268,7 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
             "most events of a partition are so: correct 'timeUnit' or 'startTime', or raise "
             "'maxFuture', with a new checkpoint; or correct the clocks of the devices"
         )
-    ways = [FIXES[Kind.FUTURE_EVENTS]]
+    ways = [Kind.FUTURE_EVENTS.fix]
     if settings.get("futurePolicy", "keep") == "keep":
         ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
         if settings.get("violationPolicy") != "flag":
@@ -277,9 +276,9 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
     return "; ".join(ways)
 
 
-def report_start_at_end(passed_over: int) -> Finding:
-    """The finding of a bounded run that starts at its end and leaves out `passed_over` records."""
-    return Finding(
+def report_start_at_end(passed_over: int) -> Diagnosis:
+    """A bounded run starts at its end and leaves out `passed_over` records."""
+    return Diagnosis(
         Kind.START_AT_END,
         "option 'startingOffsets'",
         "it was not given, so this new query starts at the latest offsets, and a bounded run ends "
@@ -287,27 +286,27 @@ def report_start_at_end(passed_over: int) -> Finding:
     )
 
 
-def report_unused_unit(fields: Sequence[str], unit: str) -> Finding:
-    """The finding of a `timeUnit` beside times whose unit is in the schema."""
+def report_unused_unit(fields: Sequence[str], unit: str) -> Diagnosis:
+    """The diagnosis of a `timeUnit` beside times whose unit is in the schema."""
     listed = " and ".join(f"'{name}'" for name in fields)
-    return Finding(
+    return Diagnosis(
         Kind.UNUSED_UNIT,
         f"option 'timeUnit' = '{unit}'",
         f"it has no effect: the Avro schema says the unit of {listed}",
     )
 
 
-def report_two_timestamps() -> Finding:
-    """The finding of a record's timestamp that is read beside a field of the same name."""
-    return Finding(
+def report_two_timestamps() -> Diagnosis:
+    """The diagnosis of a record's timestamp that is read beside a field of the same name."""
+    return Diagnosis(
         Kind.TWO_TIMESTAMPS,
         "option 'startTime' = 'timestamp'",
         "the record's timestamp is read, and the values have a field 'timestamp', which is not",
     )
 
 
-def report_improbable_bounds(options: KafkaOptions) -> list[Finding]:
-    """The findings of starting and ending timestamps that are in another unit."""
+def report_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
+    """The diagnoses of starting and ending timestamps that are in another unit."""
     found = []
     for name, given in (
         ("startingTimestamp", options.starting_timestamp_ms),
@@ -320,7 +319,7 @@ def report_improbable_bounds(options: KafkaOptions) -> list[Finding]:
         if wrong:
             ms, told = wrong[0]
             text = f"{ms} counts milliseconds since 1970, but it looks like {told}"
-            found.append(Finding(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
+            found.append(Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
     return found[:1]
 
 
@@ -378,7 +377,7 @@ def describe_end(offset: StreamOffset) -> str:
     return "the bounded run has read everything that existed when it began"
 
 
-def find_short_replays(history: History) -> Iterator[Finding]:
+def find_short_replays(history: History) -> Iterator[Diagnosis]:
     """Find the partitions of a bounded run whose log ends below `startingCti` or `endingCti`.
 
     Where the stream has reached `endingCti` without its idle partitions, nothing is missing.
@@ -390,7 +389,7 @@ def find_short_replays(history: History) -> Iterator[Finding]:
     ctis_us = {part: share.state.cti_us for part, share in offset.partitions.items()}
     if begin is not None and not any(_has_reached(cti_us, begin) for cti_us in ctis_us.values()):
         reached = _name_cti(max(filter(None, ctis_us.values()), default=None))
-        yield Finding(
+        yield Diagnosis(
             Kind.SHORT_REPLAY,
             "option 'startingCti'",
             f"no partition's CTI reaches {begin}: {reached}",
@@ -403,7 +402,7 @@ def find_short_replays(history: History) -> Iterator[Finding]:
         known = [ctis_us[part] for part in short]
         reached = _name_cti(None if None in known else min(filter(None, known), default=None))
         text = f"everything is read, and its CTI has not reached option 'endingCti' ({end}): "
-        yield Finding(
+        yield Diagnosis(
             Kind.SHORT_REPLAY, name_partitions(short), text + reached, partitions=frozenset(short)
         )
 
@@ -416,13 +415,13 @@ def _name_cti(cti_us: int | None) -> str:
     return "there is none yet" if cti_us is None else f"it is {format_instant(cti_us)}"
 
 
-ONE_BATCH: Final = Finding(
+ONE_BATCH: Final = Diagnosis(
     Kind.ONE_BATCH,
     ".trigger(once=True)",
     "a run of one batch has no closing batch: the last CTI comes with the next run, a final CTI "
     "never, so the last windows are not released",
 )
-"""The finding of a query that Spark ends after one batch, which its source cannot know."""
+"""The diagnosis of a query that Spark ends after one batch, which its source cannot know."""
 
 _CTI_COLUMN: Final = "cti"
 _STATEFUL_OPERATORS: Final = (
@@ -465,12 +464,14 @@ class Operator:
         return both or self.name in _STATEFUL_OPERATORS
 
 
-def find_plan_mistakes(root: Operator) -> list[Finding | None]:
+def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
     """For each streaming source, in the order of the plan, its mistake, or None."""
     return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
 
 
-def find_progress_mistake(progress: Mapping[str, Any], report: Mapping[str, Any]) -> Finding | None:
+def find_progress_mistake(
+    progress: Mapping[str, Any], report: Mapping[str, Any]
+) -> Diagnosis | None:
     """The mistake that the last progress of a query shows, for clients without access to the plan.
 
     Args:
@@ -497,7 +498,7 @@ def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tu
         yield from _list_paths(each, (node, *above))
 
 
-def _find_mistake(path: tuple[Operator, ...]) -> Finding | None:
+def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
     source, *way = path
     if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
         return None
@@ -514,19 +515,19 @@ def _find_mistake(path: tuple[Operator, ...]) -> Finding | None:
     return None
 
 
-def _own_watermark(culprit: str) -> Finding:
-    return Finding(
+def _own_watermark(cause: str) -> Diagnosis:
+    return Diagnosis(
         Kind.OWN_WATERMARK,
-        culprit,
+        cause,
         "Spark's watermark follows the greatest time of any partition instead of the CTIs, so that "
         "rows of a partition that lags are lost in silence",
     )
 
 
-def _no_advance_time(culprit: str) -> Finding:
-    return Finding(
+def _no_advance_time(cause: str) -> Diagnosis:
+    return Diagnosis(
         Kind.NO_ADVANCE_TIME,
-        culprit,
+        cause,
         "it keeps state of a stream with CTIs, and no watermark follows them: CTI rows count as "
         "rows, and no state is ever let go",
     )
@@ -573,7 +574,7 @@ def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCo
     return RecentCounts(since, counts)
 
 
-def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Finding]:
+def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
     """The mistakes that the last events of the stream at `now` show, whatever came before."""
     moment = BatchRecord(0, dataclasses.replace(now, partitions=recent.counts))
     whole = BatchRecord(0, now)
@@ -586,8 +587,7 @@ def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Findin
         for each in (*find_malformed_events((whole,)), *find_malformed_values((whole,)))
     }
     return [
-        dataclasses.replace(each, text=f"lately, {each.text}", level=levels.get(each.kind, 0))
-        for each in found
+        dataclasses.replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found
     ]
 
 

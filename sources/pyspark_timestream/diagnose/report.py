@@ -1,7 +1,7 @@
 """The report on a stream: as values, as text for a terminal, as a picture for notebooks.
 
 The picture has one row per partition over an axis of application time: a bar up to its CTI, a dot
-at its last event, and a dashed line through all rows at the stream's CTI. Culprits are coloured
+at its last event, and a dashed line through all rows at the stream's CTI. Causes are coloured
 *and* named. It is plain SVG inside HTML, without scripts or fonts; all text is escaped.
 """
 
@@ -12,6 +12,7 @@ from typing import Final
 
 from pyspark_timestream.core.instants import FINAL_US, format_duration, format_instant
 from pyspark_timestream.diagnose.causes import MalformedReason, count_malformed_reasons, diagnose
+from pyspark_timestream.diagnose.diagnosis import Diagnosis, list_counts
 from pyspark_timestream.diagnose.history import (
     History,
     OperatorState,
@@ -19,7 +20,6 @@ from pyspark_timestream.diagnose.history import (
     describe_state,
     find_unchanged_since,
 )
-from pyspark_timestream.kafka.offsets.findings import Finding, list_counts
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import max_known
@@ -32,12 +32,12 @@ class WriterFacts:
     Attributes:
         name: its name; empty: the partition's marks without a writer.
         mark_us: its greatest mark; None: waited for.
-        culprit: a finding names it.
+        cause: a diagnosis names it.
     """
 
     name: str
     mark_us: int | None
-    culprit: bool
+    cause: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PartitionFacts:
         idle: it no longer counts, by `idleTimeout`.
         counters: its counters by their public names.
         writers: the live and the waited-for writers.
-        culprit: a finding names it, for more than a few of its events.
+        cause: a diagnosis names it, for more than a few of its events.
     """
 
     partition: Partition
@@ -65,7 +65,7 @@ class PartitionFacts:
     idle: bool
     counters: Mapping[str, int]
     writers: tuple[WriterFacts, ...]
-    culprit: bool
+    cause: bool
     behind_us: int | None = None
 
 
@@ -79,8 +79,8 @@ class StreamExplanation:
         planned_us: the wall clock when that was planned; everything is as of then.
         cti_us: the stream's CTI then.
         since_us: the beginning of that CTI, as far as the history goes back.
-        findings: the findings, most important first; never empty.
-        partitions: the facts, culprits first in the order of the findings, then in order.
+        diagnoses: the diagnoses, most important first; never empty.
+        partitions: the facts, causes first in the order of the diagnoses, then in order.
         malformed: the malformed values and keys by reason, the most frequent first.
         described: the option `timeSettings`, and the settings that the stream takes from there;
             None: it has no such option, or no progress says so.
@@ -91,19 +91,19 @@ class StreamExplanation:
     planned_us: int
     cti_us: int | None
     since_us: int | None
-    findings: tuple[Finding, ...]
+    diagnoses: tuple[Diagnosis, ...]
     partitions: tuple[PartitionFacts, ...]
     malformed: tuple[MalformedReason, ...] = ()
     described: tuple[str, Mapping[str, str]] | None = None
 
 
 def explain_stream(
-    history: History, failed: bool = False, known: Sequence[Finding] = ()
+    history: History, failed: bool = False, known: Sequence[Diagnosis] = ()
 ) -> StreamExplanation:
     """Report on `history`; see `diagnose` for the arguments."""
     last = history[-1]
     offset = last.offset
-    findings = diagnose(history, failed, known)
+    diagnoses = diagnose(history, failed, known)
     left = count_remaining(history)
     ahead_us = max_known(*(share.state.cti_us for share in offset.partitions.values()))
     facts = []
@@ -120,8 +120,8 @@ def explain_stream(
                 share.state.last_us,
                 share.idle,
                 share.state.counters(),
-                _list_writers(part, share.state, findings),
-                any(part in each.partitions - each.well for each in findings),
+                _list_writers(part, share.state, diagnoses),
+                any(part in each.partitions - each.well for each in diagnoses),
                 None if ahead_us is None or cti_us is None else ahead_us - cti_us,
             )
         )
@@ -131,33 +131,33 @@ def explain_stream(
         last.planned_us,
         offset.cti_us,
         find_unchanged_since(history, lambda moment: moment.offset.cti_us == offset.cti_us),
-        findings,
-        tuple(sorted(facts, key=lambda fact: _find_rank(fact.partition, findings))),
+        diagnoses,
+        tuple(sorted(facts, key=lambda fact: _find_rank(fact.partition, diagnoses))),
         count_malformed_reasons(last),
         next((each.described for each in reversed(history) if each.described), None),
     )
 
 
-def _find_rank(part: Partition, findings: tuple[Finding, ...]) -> int:
-    """The index of the first finding that names `part`, for sorting."""
-    named = (place for place, each in enumerate(findings) if part in each.partitions - each.well)
-    return next(named, len(findings))
+def _find_rank(part: Partition, diagnoses: tuple[Diagnosis, ...]) -> int:
+    """The index of the first diagnosis that names `part`, for sorting."""
+    named = (place for place, each in enumerate(diagnoses) if part in each.partitions - each.well)
+    return next(named, len(diagnoses))
 
 
 def _list_writers(
-    part: Partition, state: PartitionState, findings: tuple[Finding, ...]
+    part: Partition, state: PartitionState, diagnoses: tuple[Diagnosis, ...]
 ) -> tuple[WriterFacts, ...]:
-    guilty = {pair for finding in findings for pair in finding.writers}
+    guilty = {pair for diagnosis in diagnoses for pair in diagnosis.writers}
     return tuple(
         WriterFacts(name, writer.mark_us, (part, name) in guilty) for name, writer in state.writers
     )
 
 
 MAX_ROWS: Final = 20
-"""The partitions that a table shows, culprits first; the rest is counted."""
+"""The partitions that a table shows, causes first; the rest is counted."""
 
 MAX_WRITERS: Final = 10
-"""The writers of a partition that a table shows: culprits first, then those furthest behind."""
+"""The writers of a partition that a table shows: causes first, then those furthest behind."""
 
 COUNTER_COLUMNS: Final = (
     "events",
@@ -179,22 +179,22 @@ COLUMNS: Final = (
     "idle",
     *COUNTER_COLUMNS,
 )
-_MAX_FINDINGS: Final = 5
-"""Findings that a text shows unless all details are wanted: the first in full, a line of others."""
+_MAX_DIAGNOSES: Final = 5
+"""How many a text shows unless all details are wanted: the first in full, a line of others."""
 
 
 def format_stream(stream: StreamExplanation, details: bool = True) -> str:
     """One stream's explanation, lines of a terminal; topic and writer names are made printable.
 
-    Without `details` the findings after the first have a line each, and only five are shown.
+    Without `details` the diagnoses after the first have a line each, and only five are shown.
     """
     lines = [*describe_stream(stream), ""]
-    for place, finding in enumerate(
-        stream.findings if details else stream.findings[:_MAX_FINDINGS]
+    for place, diagnosis in enumerate(
+        stream.diagnoses if details else stream.diagnoses[:_MAX_DIAGNOSES]
     ):
-        lines += _format_finding(finding) if details or not place else [_format_head(finding)]
-    if not details and len(stream.findings) > 1:
-        more = len(stream.findings) - _MAX_FINDINGS
+        lines += _format_finding(diagnosis) if details or not place else [_format_head(diagnosis)]
+    if not details and len(stream.diagnoses) > 1:
+        more = len(stream.diagnoses) - _MAX_DIAGNOSES
         lines += [f"... and {more} more"] if more > 0 else []
         lines += ["(texts and fixes of all: details=True, or --details)", ""]
     rows = [row for fact in stream.partitions[:MAX_ROWS] for row in make_rows(fact)]
@@ -224,7 +224,7 @@ def describe_stream(stream: StreamExplanation) -> list[str]:
 def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
     """The table's rows of one partition: itself, then its writers."""
     own = (
-        "*" if fact.culprit else "",
+        "*" if fact.cause else "",
         f"{fact.partition.topic} {fact.partition.number}",
         str(fact.offset),
         "?" if fact.lag is None else str(fact.lag),
@@ -242,7 +242,7 @@ def make_rows(fact: PartitionFacts) -> list[tuple[str, ...]]:
         [own]
         + [
             (
-                "*" if writer.culprit else "",
+                "*" if writer.cause else "",
                 f"  writer {writer.name!r}" if writer.name else "  marks without a writer",
                 "",
                 "",
@@ -262,7 +262,7 @@ def _format_distance(us: int | None) -> str:
 
 
 def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
-    return not writer.culprit, writer.mark_us is not None, writer.mark_us or 0
+    return not writer.cause, writer.mark_us is not None, writer.mark_us or 0
 
 
 def describe_malformed(found: MalformedReason) -> list[str]:
@@ -281,18 +281,18 @@ def format_time(us: int | None) -> str:
     return f"{format_instant(us)} (final)" if us >= FINAL_US else format_instant(us)
 
 
-def _format_finding(finding: Finding) -> list[str]:
+def _format_finding(diagnosis: Diagnosis) -> list[str]:
     return [
-        _format_head(finding),
-        f"   {finding.full_text}.",
-        f"   Fix: {finding.fix}.",
+        _format_head(diagnosis),
+        f"   {diagnosis.full_text}.",
+        f"   Fix: {diagnosis.fix}.",
         "",
     ]
 
 
-def _format_head(finding: Finding) -> str:
-    since = f" (since {format_time(finding.since_us)})" if finding.since_us is not None else ""
-    return f"=> {finding.kind}: {finding.culprit}{since}"
+def _format_head(diagnosis: Diagnosis) -> str:
+    since = f" (since {format_time(diagnosis.since_us)})" if diagnosis.since_us is not None else ""
+    return f"=> {diagnosis.kind}: {diagnosis.cause}{since}"
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -319,7 +319,7 @@ _CTI_COLOUR: Final = "#4a86c5"
 def render_stream(stream: StreamExplanation) -> str:
     """One stream's explanation as an HTML fragment."""
     head = _render_lines(describe_stream(stream))
-    findings = "".join(_render_finding(finding) for finding in stream.findings)
+    diagnoses = "".join(_render_finding(diagnosis) for diagnosis in stream.diagnoses)
     shown = stream.partitions[:MAX_ROWS]
     rows = "".join(_render_row(row) for fact in shown for row in make_rows(fact))
     columns = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
@@ -327,7 +327,7 @@ def render_stream(stream: StreamExplanation) -> str:
     more = f"<p>... and {hidden} more partitions</p>" if hidden else ""
     malformed = "".join(_render_lines(describe_malformed(each)) for each in stream.malformed)
     return (
-        f"<div>{head}{findings}{draw_stream(stream)}"
+        f"<div>{head}{diagnoses}{draw_stream(stream)}"
         f"<table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table>{more}{malformed}"
         "</div>"
     )
@@ -377,7 +377,7 @@ class _Axis:
 
 def _draw_partition(axis: _Axis, fact: PartitionFacts, place: int) -> str:
     top = _TOP_MARGIN + _ROW_HEIGHT * place
-    colour = _CULPRIT_COLOUR if fact.culprit else _CTI_COLOUR
+    colour = _CULPRIT_COLOUR if fact.cause else _CTI_COLOUR
     name = f"{fact.partition.topic} {fact.partition.number}"
     short = name if len(name) <= 26 else f"…{name[-25:]}"
     parts = [f'<text x="4" y="{top + 14}">{escape(short)}</text>']
@@ -396,14 +396,14 @@ def _draw_partition(axis: _Axis, fact: PartitionFacts, place: int) -> str:
     note = " ".join(
         word
         for word in (
-            "culprit" if fact.culprit else "",
+            "cause" if fact.cause else "",
             "idle" if fact.idle else "",
             "no CTI" if fact.cti_us is None else "",
         )
         if word
     )
     if note:
-        fill = f' fill="{_CULPRIT_COLOUR}"' if fact.culprit else ""
+        fill = f' fill="{_CULPRIT_COLOUR}"' if fact.cause else ""
         parts.append(
             f'<text x="{_LABEL_WIDTH + _PLOT_WIDTH + 8}" y="{top + 14}"{fill}>{note}</text>'
         )
@@ -420,11 +420,11 @@ def _draw_stream_cti(axis: _Axis, cti_us: int | None, height: int) -> str:
     )
 
 
-def _render_finding(finding: Finding) -> str:
-    since = f" (since {format_time(finding.since_us)})" if finding.since_us is not None else ""
+def _render_finding(diagnosis: Diagnosis) -> str:
+    since = f" (since {format_time(diagnosis.since_us)})" if diagnosis.since_us is not None else ""
     return (
-        f"<p><b>{escape(finding.kind)}: {escape(finding.culprit)}</b>{escape(since)}<br/>"
-        f"{escape(finding.full_text)}.<br/>Fix: {escape(finding.fix)}.</p>"
+        f"<p><b>{escape(diagnosis.kind)}: {escape(diagnosis.cause)}</b>{escape(since)}<br/>"
+        f"{escape(diagnosis.full_text)}.<br/>Fix: {escape(diagnosis.fix)}.</p>"
     )
 
 
@@ -445,7 +445,7 @@ class Explanation:
         streams: one explanation per Kafka stream of this package, in the order of the sources.
         notes: further remarks, one sentence each.
         state: the state that waits for later CTIs, by operator.
-        details: the text has all findings in full; else the first one, and a line of four others.
+        details: the text has all diagnoses in full; else the first one, and a line of four others.
     """
 
     subject: str

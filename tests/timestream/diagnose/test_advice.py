@@ -11,10 +11,10 @@ from timestream.builders import at, block, options
 
 from pyspark_timestream.core.instants import format_instant, parse_instant
 from pyspark_timestream.diagnose.causes import diagnose, find_warnings
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.diagnose.history import BatchRecord
-from pyspark_timestream.diagnose.value_samples import describe_malformed
+from pyspark_timestream.diagnose.samples import describe_malformed
 from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.offsets.findings import Kind
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
@@ -112,10 +112,10 @@ def test_a_clock_ahead_of_its_records_is_named_and_the_advice_keeps_every_honest
     _, before, record = run(sent, **more)
     assert before < 120
     record = record.__class__(record.planned_us + later_us, record.offset, record.log_ends)
-    for finding in (diagnose((record,))[0], find_warnings((record,), record.planned_us)[0]):
-        assert finding.kind is Kind.FAR_FUTURE
-        assert "ctiDelay" not in take(finding.fix)
-        _, kept, _ = run(sent, **{**more, **take(finding.fix)})
+    for diagnosis in (diagnose((record,))[0], find_warnings((record,), record.planned_us)[0]):
+        assert diagnosis.kind is Kind.FAR_FUTURE
+        assert "ctiDelay" not in take(diagnosis.fix)
+        _, kept, _ = run(sent, **{**more, **take(diagnosis.fix)})
         assert kept == 120
 
 
@@ -128,11 +128,11 @@ def test_a_clock_that_stamps_its_records_too_is_named_with_the_two_ways_out(make
     _, before, record = run(sent)
     assert before < 120
     record = record.__class__(record.planned_us + later_us, record.offset, record.log_ends)
-    (finding,) = diagnose((record,))
-    assert finding.kind is Kind.FAR_FUTURE
-    assert "'LogAppendTime'" in finding.fix
-    assert "'writerFrom'" in finding.fix
-    ways = take(finding.fix)
+    (diagnosis,) = diagnose((record,))
+    assert diagnosis.kind is Kind.FAR_FUTURE
+    assert "'LogAppendTime'" in diagnosis.fix
+    assert "'writerFrom'" in diagnosis.fix
+    ways = take(diagnosis.fix)
     # maxFuture alone cannot help: the record is as wrong.
     assert run(sent, **ways)[1] == before
     assert run(make(by_us), **ways)[1] == 120
@@ -144,17 +144,17 @@ def test_a_clock_that_stamps_its_records_too_is_named_with_the_two_ways_out(make
 def test_an_event_a_day_ahead_costs_no_honest_event_under_any_max_future(limit, policy):
     state, kept, record = run(one_ahead(DAY), maxFuture=limit, futurePolicy=policy)
     assert (kept, state.future, state.dropped) == (120, 1, 0)
-    (finding,) = diagnose((record,))
-    assert finding.kind is Kind.FUTURE_EVENTS
-    assert ("'futurePolicy'" in finding.fix) == (policy == "keep")
+    (diagnosis,) = diagnose((record,))
+    assert diagnosis.kind is Kind.FUTURE_EVENTS
+    assert ("'futurePolicy'" in diagnosis.fix) == (policy == "keep")
 
 
 def test_disorder_is_named_so_and_the_proposed_delay_keeps_every_event():
     _, before, record = run(disordered())
     assert before == 80
-    (finding,) = diagnose((record,))
-    assert finding.kind is Kind.LATE_ROWS
-    assert take(finding.fix) == {"ctiDelay": "6 minutes"}
+    (diagnosis,) = diagnose((record,))
+    assert diagnosis.kind is Kind.LATE_ROWS
+    assert take(diagnosis.fix) == {"ctiDelay": "6 minutes"}
     assert run(disordered(), ctiDelay="6 minutes")[1] == 120
     assert run(disordered(), ctiDelay="359 seconds")[1] < 120
 
@@ -165,27 +165,27 @@ def test_everything_dropped_by_disorder_names_the_delay_that_keeps_every_event()
         for n, each in enumerate(honest())
     ]
     _, before, record = run(sent)
-    (finding,) = diagnose((record,))
-    assert (finding.kind, before < 60) == (Kind.EVERYTHING_DROPPED, True)
-    assert run(sent, **take(finding.fix))[1] == 120
+    (diagnosis,) = diagnose((record,))
+    assert (diagnosis.kind, before < 60) == (Kind.EVERYTHING_DROPPED, True)
+    assert run(sent, **take(diagnosis.fix))[1] == 120
 
 
 def test_a_device_that_uploads_its_day_later_is_no_clock_ahead():
     uploaded = [Sent("good", NOON - DAY + n * MINUTE, NOON + 120 * MINUTE) for n in range(40)]
     sent = [*honest(), *uploaded, *[Sent("good", NOON + 121 * MINUTE, NOON + 121 * MINUTE)]]
     _, kept, record = run(sent)
-    (finding,) = diagnose((record,))
-    assert (finding.kind, kept) == (Kind.LATE_ROWS, 121)
-    assert run(sent, **take(finding.fix))[1] == len(sent)
+    (diagnosis,) = diagnose((record,))
+    assert (diagnosis.kind, kept) == (Kind.LATE_ROWS, 121)
+    assert run(sent, **take(diagnosis.fix))[1] == len(sent)
 
 
 def test_a_partition_of_future_events_alone_is_told_to_have_no_cti():
     sent = [each._replace(time_us=each.time_us + DAY) for each in honest()]
     _, _, record = run(sent, maxFuture="1 hour")
-    finding = diagnose((record,))[0]
-    assert finding.kind is Kind.FUTURE_EVENTS
-    assert "there is no CTI in topic 'topic' partition 0" in finding.text
-    assert "raise 'maxFuture'" in finding.fix
+    diagnosis = diagnose((record,))[0]
+    assert diagnosis.kind is Kind.FUTURE_EVENTS
+    assert "there is no CTI in topic 'topic' partition 0" in diagnosis.text
+    assert "raise 'maxFuture'" in diagnosis.fix
     state, kept, _ = run(sent, maxFuture="25 hours")
     assert (kept, state.cti_us is None) == (120, False)
 
@@ -194,9 +194,9 @@ def test_the_way_out_of_marks_ahead_does_not_name_options_of_generated_ctis():
     state = PartitionState(cti_us=NOON + 9 * DAY, dropped=3, events=9, last_us=NOON)
     shares = {at(0): PartitionOffset(9, 9, state)}
     offset = StreamOffset("me", {"ctiHeader": "cti"}, 1, shares, cti_us=NOON)
-    (finding,) = diagnose((BatchRecord(NOON, offset, {at(0): 9}),))
-    assert finding.kind is Kind.FAR_FUTURE
-    assert "maxFuture" not in finding.fix
+    (diagnosis,) = diagnose((BatchRecord(NOON, offset, {at(0): 9}),))
+    assert diagnosis.kind is Kind.FAR_FUTURE
+    assert "maxFuture" not in diagnosis.fix
 
 
 # -- times in several units -----------------------------------------------------------------------
@@ -264,10 +264,10 @@ def test_times_of_clocks_that_were_never_set_are_named_among_good_ones(at_ms):
     values = [*numbers([True] * 30, "ms", "s"), json.dumps({"at": at_ms}).encode()]
     values += numbers([True] * 60, "ms", "s")[30:]
     _, kept, record = read(values)
-    (finding,) = diagnose((record,))
-    assert (finding.kind, kept) == (Kind.IMPROBABLE_TIMES, 60)
-    assert "1 of 61 events are of early 1970" in finding.text
-    assert "clocks that were never set" in finding.text
+    (diagnosis,) = diagnose((record,))
+    assert (diagnosis.kind, kept) == (Kind.IMPROBABLE_TIMES, 60)
+    assert "1 of 61 events are of early 1970" in diagnosis.text
+    assert "clocks that were never set" in diagnosis.text
 
 
 @pytest.mark.parametrize("first", ["1950-01-01T00:00:00Z", "1970-01-01T00:00:00Z"])

@@ -9,8 +9,8 @@ from timestream.diagnose.test_diagnosis import history, share, state
 
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.diagnose.checkpoint import explain_checkpoint
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
-from pyspark_timestream.kafka.offsets.findings import Kind
 
 
 def checkpoint(root, *batches, sources=(), committed=True):
@@ -37,7 +37,7 @@ def held(tmp_path):
 
 
 def kinds(explanation):
-    return [finding.kind for stream in explanation.streams for finding in stream.findings]
+    return [diagnosis.kind for stream in explanation.streams for diagnosis in stream.diagnoses]
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}", "{}/"])

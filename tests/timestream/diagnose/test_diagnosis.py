@@ -1,4 +1,4 @@
-"""Each diagnosis names its culprit and since when, from the history of a stream alone."""
+"""Each diagnosis names its cause and since when, from the history of a stream alone."""
 
 from dataclasses import replace
 
@@ -10,17 +10,19 @@ from timestream.builders import at
 
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.diagnose.causes import diagnose, find_warnings
-from pyspark_timestream.diagnose.history import BatchRecord
-from pyspark_timestream.diagnose.report import explain_stream, format_stream
-from pyspark_timestream.kafka.offsets.findings import (
-    FIXES,
-    Finding,
-    GivenWarning,
+from pyspark_timestream.diagnose.diagnosis import (
     Kind,
     name_partitions,
 )
+from pyspark_timestream.diagnose.history import BatchRecord
+from pyspark_timestream.diagnose.report import explain_stream, format_stream
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import (
+    GivenWarning,
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+)
 from pyspark_timestream.rules.state import PartitionState, WriterState
 from pyspark_timestream.rules.stream_cti import min_cti
 
@@ -59,17 +61,13 @@ def history(*batches, settings=COUNT, left=0, **more):
 
 
 def found(*batches, **more):
-    findings = diagnose(history(*batches, **more))
-    return [(finding.kind, finding.culprit) for finding in findings]
+    diagnoses = diagnose(history(*batches, **more))
+    return [(diagnosis.kind, diagnosis.cause) for diagnosis in diagnoses]
 
 
 def only(*batches, **more):
-    (finding,) = diagnose(history(*batches, **more))
-    return finding
-
-
-def test_every_kind_has_a_fix():
-    assert set(FIXES) == set(Kind)
+    (diagnosis,) = diagnose(history(*batches, **more))
+    return diagnosis
 
 
 # -- an idle partition ----------------------------------------------------------------------------
@@ -77,10 +75,10 @@ def test_every_kind_has_a_fix():
 
 @pytest.mark.parametrize("clock", [state(None, events=0), state(-500)])
 def test_a_partition_without_records_and_without_a_newer_cti_is_named_idle(clock):
-    finding = only([share(state(5)), share(clock)])
-    assert (finding.kind, finding.culprit) == (Kind.IDLE_PARTITION, "topic 'topic' partition 1")
-    assert "idleTimeout" in finding.fix
-    assert finding.partitions == {at(1)}
+    diagnosis = only([share(state(5)), share(clock)])
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.IDLE_PARTITION, "topic 'topic' partition 1")
+    assert "idleTimeout" in diagnosis.fix
+    assert diagnosis.partitions == {at(1)}
 
 
 def test_an_idle_partition_holds_back_since_the_cti_has_stood_still():
@@ -109,26 +107,26 @@ def test_a_quiet_stream_that_follows_the_clock_says_so():
     (moment,) = history(idle)
     for advanced_us, says in ((ahead_us, True), (ahead_us - 1, False), (None, False)):
         offset = replace(moment.offset, cti_us=ahead_us, advanced_us=advanced_us)
-        (finding,) = diagnose((replace(moment, offset=offset),))
-        assert finding.kind is Kind.CAUGHT_UP
-        assert ("the CTI follows the wall clock by 'idleAdvance'" in finding.text) == says
+        (diagnosis,) = diagnose((replace(moment, offset=offset),))
+        assert diagnosis.kind is Kind.CAUGHT_UP
+        assert ("the CTI follows the wall clock by 'idleAdvance'" in diagnosis.text) == says
 
 
 def test_a_backlog_names_the_partitions_that_wait_by_max_skew():
     slow, fast = share(state(3), 5), share(state(900), 1, waits=True)
-    finding = only([slow, fast], left=70)
-    assert finding.kind is Kind.BACKLOG
-    assert finding.partitions == {at(0)}
-    assert finding.text.endswith(
+    diagnosis = only([slow, fast], left=70)
+    assert diagnosis.kind is Kind.BACKLOG
+    assert diagnosis.partitions == {at(0)}
+    assert diagnosis.text.endswith(
         "; by 'maxSkew' topic 'topic' partition 1 waits for the slowest partition"
     )
     assert "maxSkew" not in only([slow, share(state(900), 1)], left=70).text
 
 
 def test_many_idle_partitions_are_one_finding():
-    finding = only([share(state(5)), *[share(state(None, events=0))] * 5])
-    assert finding.culprit.endswith("partition 3 and 2 more")
-    assert len(finding.partitions) == 5
+    diagnosis = only([share(state(5)), *[share(state(None, events=0))] * 5])
+    assert diagnosis.cause.endswith("partition 3 and 2 more")
+    assert len(diagnosis.partitions) == 5
 
 
 # -- a silent writer ------------------------------------------------------------------------------
@@ -142,18 +140,18 @@ def with_writers(second, last=0, **marks):
 
 
 def test_the_writer_with_the_least_mark_is_named():
-    finding = only([share(with_writers(3, a=9, b=3))], settings=MARKS)
-    assert finding.kind is Kind.SILENT_WRITER
-    assert finding.culprit == "writer 'b' of topic 'topic' partition 0"
-    assert finding.writers == {(at(0), "b")}
-    assert "12:00:03" in finding.text
-    assert "writerTimeout" in finding.fix
+    diagnosis = only([share(with_writers(3, a=9, b=3))], settings=MARKS)
+    assert diagnosis.kind is Kind.SILENT_WRITER
+    assert diagnosis.cause == "writer 'b' of topic 'topic' partition 0"
+    assert diagnosis.writers == {(at(0), "b")}
+    assert "12:00:03" in diagnosis.text
+    assert "writerTimeout" in diagnosis.fix
 
 
 def test_a_writer_that_is_waited_for_is_named_before_any_mark():
-    finding = only([share(with_writers(None, a=9, b=None))], settings=MARKS)
-    assert finding.culprit.startswith("writer 'b'")
-    assert "no mark yet" in finding.text
+    diagnosis = only([share(with_writers(None, a=9, b=None))], settings=MARKS)
+    assert diagnosis.cause.startswith("writer 'b'")
+    assert "no mark yet" in diagnosis.text
 
 
 def test_a_lone_writer_is_silent_where_events_went_on():
@@ -181,31 +179,31 @@ def test_no_writer_is_waited_for_where_events_make_ctis_too():
 
 
 def test_marks_without_a_writer_are_called_so():
-    finding = only(
+    diagnosis = only(
         [share(state(3, writers=(("", WriterState(NOON)),), last_us=NOON + 9))], settings=MARKS
     )
-    assert finding.culprit.startswith("the marks without a writer of topic")
+    assert diagnosis.cause.startswith("the marks without a writer of topic")
 
 
 def test_a_writer_whose_own_clock_is_behind_is_named_with_its_cti_and_the_fix():
-    finding = only(
+    diagnosis = only(
         [share(with_writers(3, a=9, b=3))], settings={"ctiFrequency": "1", "writerFrom": "device"}
     )
-    assert (finding.kind, finding.writers) == (Kind.SILENT_WRITER, frozenset([(at(0), "b")]))
-    assert "as its last CTI" in finding.text
-    assert "correct its clock" in finding.fix
+    assert (diagnosis.kind, diagnosis.writers) == (Kind.SILENT_WRITER, frozenset([(at(0), "b")]))
+    assert "as its last CTI" in diagnosis.text
+    assert "correct its clock" in diagnosis.fix
 
 
 def test_of_a_thousand_writers_without_a_cti_three_are_named_and_the_others_counted():
     waiting = tuple((f"device-{n:04d}", WriterState()) for n in range(1000))
     shares = [share(state(None, writers=waiting))]
     moments = history(shares, settings={"ctiFrequency": "9", "writerFrom": "device"})
-    findings = diagnose(moments)
-    assert [each.kind for each in findings] == [Kind.SILENT_WRITER]
-    assert "999 more writers hold back as well" in findings[0].text
-    assert "writer 'device-0002' and 997 more of topic" in findings[0].culprit
-    assert len(findings[0].writers) == 1000
-    assert "no CTI yet" in findings[0].text
+    diagnoses = diagnose(moments)
+    assert [each.kind for each in diagnoses] == [Kind.SILENT_WRITER]
+    assert "999 more writers hold back as well" in diagnoses[0].text
+    assert "writer 'device-0002' and 997 more of topic" in diagnoses[0].cause
+    assert len(diagnoses[0].writers) == 1000
+    assert "no CTI yet" in diagnoses[0].text
     table = format_stream(explain_stream(moments))
     assert "... and 990 more writers" in table
     assert table.count("writer 'device-") < 50
@@ -217,14 +215,14 @@ def test_a_partition_whose_writers_all_lag_is_behind_and_none_of_them_is_silent(
     ahead = share(with_writers(3600, last=3610, **{name: 3600 + n for name, n in devices.items()}))
     slow = share(with_writers(0, last=9, **devices))
     settings = {"ctiFrequency": "1", "writerFrom": "device"}
-    finding = only([ahead, slow], settings=settings)
-    assert (finding.kind, finding.partitions) == (Kind.IDLE_PARTITION, {at(1)})
-    assert "1 hour ahead" in finding.text
+    diagnosis = only([ahead, slow], settings=settings)
+    assert (diagnosis.kind, diagnosis.partitions) == (Kind.IDLE_PARTITION, {at(1)})
+    assert "1 hour ahead" in diagnosis.text
     # One device that is far behind in its partition is silent, whatever another partition does.
     lone = share(with_writers(-7200, last=9, **{**devices, "d0": -7200}))
-    finding = only([ahead, lone], settings=settings)
-    assert (finding.kind, finding.writers) == (Kind.SILENT_WRITER, {(at(1), "d0")})
-    assert "have gone on by 2 hours" in finding.text
+    diagnosis = only([ahead, lone], settings=settings)
+    assert (diagnosis.kind, diagnosis.writers) == (Kind.SILENT_WRITER, {(at(1), "d0")})
+    assert "have gone on by 2 hours" in diagnosis.text
 
 
 def test_an_option_that_is_set_is_not_proposed():
@@ -250,10 +248,10 @@ def test_an_option_that_is_set_is_not_proposed():
     ],
 )
 def test_a_cti_far_ahead_of_clock_or_events_is_named(clock):
-    finding = only([share(clock)])
-    assert (finding.kind, finding.culprit) == (Kind.FAR_FUTURE, "topic 'topic' partition 0")
-    assert "maxFuture" in finding.fix
-    assert "ahead of the" in finding.text
+    diagnosis = only([share(clock)])
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.FAR_FUTURE, "topic 'topic' partition 0")
+    assert "maxFuture" in diagnosis.fix
+    assert "ahead of the" in diagnosis.text
 
 
 @pytest.mark.parametrize("clock", [state(90), state(50, dropped=2), state(-5, dropped=2)])
@@ -267,8 +265,8 @@ def test_nobody_is_idle_for_being_behind_an_event_far_in_the_future():
         [share(state(5 * 86_400), 5), share(state(1))],
         [share(state(5 * 86_400, dropped=3)), share(state(1))],
     )
-    (finding,) = diagnose(moments)
-    assert (finding.culprit, finding.since_us) == ("topic 'topic' partition 0", NOON + SECOND)
+    (diagnosis,) = diagnose(moments)
+    assert (diagnosis.cause, diagnosis.since_us) == ("topic 'topic' partition 0", NOON + SECOND)
 
 
 # -- a backlog ------------------------------------------------------------------------------------
@@ -276,27 +274,30 @@ def test_nobody_is_idle_for_being_behind_an_event_far_in_the_future():
 
 def test_records_left_after_the_last_batch_are_a_backlog_since_batches_read_records():
     moments = history([share(state(1))], [share(state(1), 5)], [share(state(2), 5)], left=30)
-    (finding,) = diagnose(moments)
-    assert (finding.kind, finding.culprit) == (Kind.BACKLOG, "topic 'topic' partition 0")
-    assert finding.since_us == NOON + SECOND
-    assert "30 records" in finding.text
+    (diagnosis,) = diagnose(moments)
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.BACKLOG, "topic 'topic' partition 0")
+    assert diagnosis.since_us == NOON + SECOND
+    assert "30 records" in diagnosis.text
     # It is not set, so it cannot be raised.
-    assert "maxOffsetsPerTrigger" not in finding.fix
+    assert "maxOffsetsPerTrigger" not in diagnosis.fix
     limited = history([share(state(2), 5)], left=30, unpinned={"maxOffsetsPerTrigger": "5"})
     assert "raise 'maxOffsetsPerTrigger'" in diagnose(limited)[0].fix
 
 
 def test_a_checkpoint_alone_shows_a_backlog_by_a_last_batch_with_records():
-    finding = only([share(state(1), 5)], left=None)
-    assert finding.kind is Kind.BACKLOG
-    assert "how many are left is not known" in finding.text
+    diagnosis = only([share(state(1), 5)], left=None)
+    assert diagnosis.kind is Kind.BACKLOG
+    assert "how many are left is not known" in diagnosis.text
     assert only([share(state(1))], left=None).kind is Kind.CAUGHT_UP
 
 
 def test_a_backlog_elsewhere_is_told_after_what_holds_the_cti_back():
     moments = history([share(state(9), 5), share(state(1))], left=0)
     moments[0].log_ends[at(0)] += 7
-    assert [finding.kind for finding in diagnose(moments)] == [Kind.IDLE_PARTITION, Kind.BACKLOG]
+    assert [each.kind for each in diagnose(moments)] == [
+        Kind.IDLE_PARTITION,
+        Kind.BACKLOG,
+    ]
 
 
 # -- no CTI yet -----------------------------------------------------------------------------------
@@ -317,15 +318,15 @@ def test_a_backlog_elsewhere_is_told_after_what_holds_the_cti_back():
     ],
 )
 def test_what_is_missing_for_a_first_cti_is_said(clock, settings, said):
-    finding = only([share(clock)], settings=settings)
-    assert (finding.kind, finding.culprit) == (Kind.NO_CTI, "topic 'topic' partition 0")
-    assert said in finding.text
+    diagnosis = only([share(clock)], settings=settings)
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.NO_CTI, "topic 'topic' partition 0")
+    assert said in diagnosis.text
 
 
 def test_a_first_batch_that_has_just_read_is_not_judged_by_the_state_before_it():
-    finding = only([share(state(None, events=0), 9)])
-    assert finding.kind is Kind.CAUGHT_UP
-    assert "the last batch read 9 records" in finding.text
+    diagnosis = only([share(state(None, events=0), 9)])
+    assert diagnosis.kind is Kind.CAUGHT_UP
+    assert "the last batch read 9 records" in diagnosis.text
 
 
 # -- a late import --------------------------------------------------------------------------------
@@ -339,13 +340,13 @@ def imported(cti_us):
 def test_an_import_without_news_is_named(clock, cti_us):
     waiting = share(state(clock, last_us=NOON + 8 * SECOND))
     settings = {"ctiImport": "slow"}
-    finding = only([waiting], settings=settings, imported=imported(cti_us))
-    assert (finding.kind, finding.culprit) == (
+    diagnosis = only([waiting], settings=settings, imported=imported(cti_us))
+    assert (diagnosis.kind, diagnosis.cause) == (
         Kind.LATE_IMPORT,
         "the import of topic 'slow' partition 0",
     )
-    assert finding.partitions == {at(0)}
-    assert "ctiImport" in finding.fix
+    assert diagnosis.partitions == {at(0)}
+    assert "ctiImport" in diagnosis.fix
 
 
 def test_an_imported_partition_that_is_idle_is_not_the_one_that_is_waited_for():
@@ -353,9 +354,9 @@ def test_an_imported_partition_that_is_idle_is_not_the_one_that_is_waited_for():
     told_us = NOON + 3 * SECOND
     both = ImportedTopic({**imported(told_us).partitions, at(1, "slow"): idle}, told_us)
     waiting = share(state(3, last_us=NOON + 8 * SECOND))
-    finding = only([waiting], settings={"ctiImport": "slow"}, imported=both)
-    assert finding.culprit == "the import of topic 'slow' partition 0"
-    assert "'idleTimeout'" in finding.fix
+    diagnosis = only([waiting], settings={"ctiImport": "slow"}, imported=both)
+    assert diagnosis.cause == "the import of topic 'slow' partition 0"
+    assert "'idleTimeout'" in diagnosis.fix
 
 
 def test_an_import_that_waits_for_a_backlog_says_until_where():
@@ -376,8 +377,8 @@ def test_an_import_beside_a_clock_of_its_own_is_not_late():
 
 
 def test_an_import_topic_without_partitions_names_the_option():
-    finding = only([share(state(None))], imported=ImportedTopic())
-    assert finding.culprit == "option 'ctiImport'"
+    diagnosis = only([share(state(None))], imported=ImportedTopic())
+    assert diagnosis.cause == "option 'ctiImport'"
 
 
 # -- everything dropped ---------------------------------------------------------------------------
@@ -386,11 +387,14 @@ def test_an_import_topic_without_partitions_names_the_option():
 @pytest.mark.parametrize("counter", ["dropped", "flagged"])
 def test_a_partition_that_loses_half_its_events_is_named(counter):
     clock = state(9, events=4, last_us=NOON, **{counter: 2})
-    finding = only([share(state(9, events=4))], [share(clock)])
-    assert (finding.kind, finding.culprit) == (Kind.EVERYTHING_DROPPED, "topic 'topic' partition 0")
-    assert finding.since_us == NOON + SECOND
-    assert "ctiDelay" in finding.fix
-    assert "the last event is 9 seconds before the CTI" in finding.text
+    diagnosis = only([share(state(9, events=4))], [share(clock)])
+    assert (diagnosis.kind, diagnosis.cause) == (
+        Kind.EVERYTHING_DROPPED,
+        "topic 'topic' partition 0",
+    )
+    assert diagnosis.since_us == NOON + SECOND
+    assert "ctiDelay" in diagnosis.fix
+    assert "the last event is 9 seconds before the CTI" in diagnosis.text
 
 
 def test_a_partition_that_loses_lately_what_it_did_not_before_is_named():
@@ -405,37 +409,37 @@ AT = {"startTime": "at", "timeUnit": "s", **COUNT}
 
 
 def test_only_malformed_events_point_at_the_start_time_and_not_at_the_frequency():
-    finding = only([share(state(None, events=4, malformed=4))], settings=AT)
-    assert (finding.kind, finding.culprit) == (Kind.MALFORMED, "topic 'topic' partition 0")
-    assert finding.text.startswith("4 of 4 events have no time that can be read")
-    assert "option 'startTime' is 'at'" in finding.text
-    assert "ctiDelay" not in finding.fix
+    diagnosis = only([share(state(None, events=4, malformed=4))], settings=AT)
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.MALFORMED, "topic 'topic' partition 0")
+    assert diagnosis.text.startswith("4 of 4 events have no time that can be read")
+    assert "option 'startTime' is 'at'" in diagnosis.text
+    assert "ctiDelay" not in diagnosis.fix
 
 
 def test_malformed_events_are_the_headline_also_of_a_stream_that_has_ended():
     broken = share(state(None, events=4, malformed=4))
     first, last = diagnose(history([broken], settings=AT, final=True, closing=True))
     assert (first.kind, last.kind) == (Kind.MALFORMED, Kind.FINAL_CTI)
-    assert "nothing is wrong" not in last.culprit
+    assert "nothing is wrong" not in last.cause
 
 
 def test_one_malformed_event_of_many_is_told_and_its_level_rises_with_each_doubling():
     levels = []
     for count in (1, 2, 3, 4, 7, 8):
-        finding = only([share(state(1, events=999, malformed=count))], settings=AT)
-        assert finding.kind is Kind.MALFORMED
-        assert finding.text.startswith(f"{count} of 999 events have no time that can be read")
-        assert finding.fix.startswith("correct the producers")
-        levels.append(finding.level)
+        diagnosis = only([share(state(1, events=999, malformed=count))], settings=AT)
+        assert diagnosis.kind is Kind.MALFORMED
+        assert diagnosis.text.startswith(f"{count} of 999 events have no time that can be read")
+        assert diagnosis.fix.startswith("correct the producers")
+        levels.append(diagnosis.level)
     assert levels == [1, 2, 2, 3, 3, 4]
 
 
 def test_tombstones_are_told_apart_from_malformed_events():
-    finding = only([share(state(1, events=120, tombstones=47))], settings=AT)
-    assert finding.kind is Kind.TOMBSTONES
-    assert finding.text.startswith("47 of 120 records have no value")
-    assert "become no rows" in finding.text
-    assert finding.fix.startswith("nothing to fix")
+    diagnosis = only([share(state(1, events=120, tombstones=47))], settings=AT)
+    assert diagnosis.kind is Kind.TOMBSTONES
+    assert diagnosis.text.startswith("47 of 120 records have no value")
+    assert "become no rows" in diagnosis.text
+    assert diagnosis.fix.startswith("nothing to fix")
     both = [share(state(1, events=120, tombstones=47, malformed=1))]
     assert [kind for kind, _ in found(both, settings=AT)] == [Kind.MALFORMED, Kind.TOMBSTONES]
     flagged = only([share(state(1, tombstones=1))], settings={**AT, "violationPolicy": "flag"})
@@ -444,9 +448,9 @@ def test_tombstones_are_told_apart_from_malformed_events():
 
 
 def test_a_topic_of_tombstones_alone_says_why_it_has_no_cti():
-    finding = only([share(state(None, events=9, tombstones=9))], settings=AT)
-    assert finding.kind is Kind.TOMBSTONES
-    assert "there is no CTI in topic 'topic' partition 0" in finding.text
+    diagnosis = only([share(state(None, events=9, tombstones=9))], settings=AT)
+    assert diagnosis.kind is Kind.TOMBSTONES
+    assert "there is no CTI in topic 'topic' partition 0" in diagnosis.text
 
 
 @pytest.mark.parametrize(
@@ -454,13 +458,13 @@ def test_a_topic_of_tombstones_alone_says_why_it_has_no_cti():
 )
 def test_an_event_near_1970_or_after_2100_is_told_with_the_unit_that_was_set(last):
     there = share(state(1, last_us=parse_instant(last)))
-    finding = diagnose(history([there], settings=AT))[0]
-    assert (finding.kind, finding.culprit) == (
+    diagnosis = diagnose(history([there], settings=AT))[0]
+    assert (diagnosis.kind, diagnosis.cause) == (
         Kind.IMPROBABLE_TIMES,
         "topic 'topic' partition 0",
     )
-    assert last in finding.text
-    assert "option 'timeUnit' is 's'" in finding.text
+    assert last in diagnosis.text
+    assert "option 'timeUnit' is 's'" in diagnosis.text
 
 
 @pytest.mark.parametrize("last", ["1970-04-01T00:00:00Z", "2099-12-31T23:59:59Z"])
@@ -476,21 +480,23 @@ def test_who_asks_for_no_event_times_is_not_told_of_them():
 
 def test_records_most_of_which_are_malformed_are_reported_by_reason():
     half = MalformedValues.from_reasons({"key type": 1, "framing": 3})
-    finding = only([share(state(1, events=4))], [share(state(1, events=8), malformed_values=half)])
-    assert (finding.kind, finding.culprit) == (Kind.MALFORMED_VALUES, "topic 'topic' partition 0")
-    assert finding.text == (
+    diagnosis = only(
+        [share(state(1, events=4))], [share(state(1, events=8), malformed_values=half)]
+    )
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.MALFORMED_VALUES, "topic 'topic' partition 0")
+    assert diagnosis.text == (
         "4 of 8 records have a malformed value or key (reasons: 3 framing, 1 key type)"
     )
-    assert finding.since_us == NOON + SECOND
+    assert diagnosis.since_us == NOON + SECOND
 
 
 def test_one_malformed_value_of_many_is_told_and_its_level_rises_with_each_doubling():
     levels = []
     for count in (1, 2, 3, 4):
         few = MalformedValues.from_reasons({"type": count})
-        finding = only([share(state(1, events=999), malformed_values=few)])
-        assert finding.kind is Kind.MALFORMED_VALUES
-        levels.append(finding.level)
+        diagnosis = only([share(state(1, events=999), malformed_values=few)])
+        assert diagnosis.kind is Kind.MALFORMED_VALUES
+        levels.append(diagnosis.level)
     assert levels == [1, 2, 2, 3]
 
 
@@ -502,7 +508,7 @@ def test_one_malformed_value_of_many_is_told_and_its_level_rises_with_each_doubl
         ({"framing": 1, "type": 8}, ".schema(...)"),
         ({"framing": 4, "key framing": 5}, "'keyFraming'"),
         ({"key syntax": 5, "key type": 4}, "'keyFormat'"),
-        ({"a reason of a later version": 9}, FIXES[Kind.MALFORMED_VALUES]),
+        ({"a reason of a later version": 9}, Kind.MALFORMED_VALUES.fix),
     ],
 )
 def test_fix_of_malformed_values_is_that_of_the_most_frequent_reason(counts, option):
@@ -511,9 +517,9 @@ def test_fix_of_malformed_values_is_that_of_the_most_frequent_reason(counts, opt
 
 
 def test_malformed_values_of_an_earlier_version_are_reported_without_reasons():
-    finding = only([share(state(1, events=9), malformed_values=MalformedValues(9))])
-    assert finding.text == "9 of 9 records have a malformed value or key"
-    assert finding.fix == FIXES[Kind.MALFORMED_VALUES]
+    diagnosis = only([share(state(1, events=9), malformed_values=MalformedValues(9))])
+    assert diagnosis.text == "9 of 9 records have a malformed value or key"
+    assert diagnosis.fix == Kind.MALFORMED_VALUES.fix
 
 
 # -- rows dropped as late -------------------------------------------------------------------------
@@ -521,31 +527,31 @@ def test_malformed_values_of_an_earlier_version_are_reported_without_reasons():
 
 def test_late_rows_are_told_with_counts_by_partition_the_most_first():
     some = [share(state(1, events=99, dropped=count)) for count in (1, 0, 5)]
-    finding = only(some)
-    assert (finding.kind, finding.partitions) == (Kind.LATE_ROWS, {at(0), at(2)})
-    assert finding.text.startswith("6 of 297 events")
-    assert finding.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
+    diagnosis = only(some)
+    assert (diagnosis.kind, diagnosis.partitions) == (Kind.LATE_ROWS, {at(0), at(2)})
+    assert diagnosis.text.startswith("6 of 297 events")
+    assert diagnosis.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
 
 
 def test_of_many_partitions_with_late_rows_the_rest_is_summed_up():
-    finding = only([share(state(1, events=99, dropped=2))] * 13)
-    assert finding.text.count("partition ") == 10
-    assert finding.text.endswith(", 6 of 3 more partitions")
+    diagnosis = only([share(state(1, events=99, dropped=2))] * 13)
+    assert diagnosis.text.count("partition ") == 10
+    assert diagnosis.text.endswith(", 6 of 3 more partitions")
 
 
 def test_events_in_the_future_are_told_with_option_counts_and_fate():
     settings = {"ctiFrequency": "1", "maxFuture": "1 minute", "futurePolicy": "drop"}
     some = [share(state(1, events=99, future=count)) for count in (1, 0, 5)]
-    finding = next(
+    diagnosis = next(
         each
         for each in diagnose(history(some, settings=settings))
         if each.kind is Kind.FUTURE_EVENTS
     )
-    assert "6 of 297 events" in finding.text
-    assert "'maxFuture' ('1 minute') and were dropped" in finding.text
-    assert finding.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
-    assert finding.partitions == {at(0), at(2)}
-    assert "'futurePolicy'" not in finding.fix
+    assert "6 of 297 events" in diagnosis.text
+    assert "'maxFuture' ('1 minute') and were dropped" in diagnosis.text
+    assert diagnosis.text.endswith("5 of topic 'topic' partition 2, 1 of topic 'topic' partition 0")
+    assert diagnosis.partitions == {at(0), at(2)}
+    assert "'futurePolicy'" not in diagnosis.fix
 
 
 def test_the_level_of_late_rows_rises_with_each_doubling():
@@ -563,13 +569,13 @@ def test_late_rows_behind_an_event_far_in_the_future_are_told_once():
 
 
 def warning(kind, **more):
-    return {kind: GivenWarning(Finding(kind, "culprit", "seen then", **more))}
+    return (GivenWarning(kind, "cause", "seen then", **more),)
 
 
 def test_a_warning_that_no_rule_finds_again_is_told_while_it_holds():
     given_then = warning(Kind.START_AT_END)
-    assert found([share(state(1))], warnings=given_then) == [(Kind.START_AT_END, "culprit")]
-    over = {kind: replace(each, holds=False) for kind, each in given_then.items()}
+    assert found([share(state(1))], warnings=given_then) == [(Kind.START_AT_END, "cause")]
+    over = tuple(replace(each, holds=False) for each in given_then)
     assert found([share(state(1))], warnings=over)[0][0] is Kind.CAUGHT_UP
 
 
@@ -582,7 +588,7 @@ def test_what_was_warned_of_is_told_first_of_what_loses_some_rows():
 
 def test_what_holds_all_results_back_is_told_before_some_lost_rows_that_were_warned_of():
     shares = [share(state(5, dropped=1)), share(state(3))]
-    for warned in ({}, warning(Kind.LATE_ROWS)):
+    for warned in ((), warning(Kind.LATE_ROWS)):
         kinds = [kind for kind, _ in found(shares, warnings=warned)]
         assert kinds == [Kind.IDLE_PARTITION, Kind.LATE_ROWS]
 
@@ -597,9 +603,9 @@ def test_what_a_warning_turned_out_to_be_is_told_once():
 def test_what_the_records_said_then_is_told_with_what_holds_now():
     broken = share(state(None, events=4, malformed=4))
     given_then = warning(Kind.MALFORMED, detail="one begins with '13/01'")
-    finding = only([broken], settings=AT, warnings=given_then)
-    assert "4 of 4 events" in finding.text
-    assert finding.full_text == f"{finding.text}; one begins with '13/01'"
+    diagnosis = only([broken], settings=AT, warnings=given_then)
+    assert "4 of 4 events" in diagnosis.text
+    assert diagnosis.full_text == f"{diagnosis.text}; one begins with '13/01'"
 
 
 # -- what a driver warns of -----------------------------------------------------------------------
@@ -642,19 +648,19 @@ def test_a_partition_that_stands_where_all_stand_is_not_warned_of():
 
 def test_a_bounded_run_warns_of_an_empty_partition_when_everything_is_read():
     empty = share(state(None, events=0))
-    (finding,) = find_warnings(history([share(state(5)), empty], bounded=True), NOON)
-    assert finding.kind is Kind.IDLE_PARTITION
-    assert "idleTimeout" not in finding.line
-    assert "finalCti" in finding.fix
+    (diagnosis,) = find_warnings(history([share(state(5)), empty], bounded=True), NOON)
+    assert diagnosis.kind is Kind.IDLE_PARTITION
+    assert "idleTimeout" not in diagnosis.line
+    assert "finalCti" in diagnosis.fix
     assert warned_of(share(state(5)), empty, bounded=True, left=1) == []
     assert warned_of(share(state(5)), share(state(4)), bounded=True) == []
 
 
 def test_a_bounded_run_is_never_told_to_wait_for_an_idle_partition():
     shares = [share(state(5)), share(state(None, events=0))]
-    (finding,) = diagnose(history(shares, bounded=True))
-    assert finding.kind is Kind.IDLE_PARTITION
-    assert "idleTimeout" not in finding.fix
+    (diagnosis,) = diagnose(history(shares, bounded=True))
+    assert diagnosis.kind is Kind.IDLE_PARTITION
+    assert "idleTimeout" not in diagnosis.fix
 
 
 @pytest.mark.parametrize(
@@ -673,9 +679,9 @@ def test_a_driver_warns_of_every_mistake_that_counters_show(clock, kind):
 
 
 def test_a_stream_that_ended_well_has_nothing_wrong():
-    finding = only([share(state(1))], [share(state(None))], final=True, closing=True)
-    assert (finding.kind, finding.culprit) == (Kind.ENDED, "nothing is wrong")
-    assert finding.since_us == NOON
+    diagnosis = only([share(state(1))], [share(state(None))], final=True, closing=True)
+    assert (diagnosis.kind, diagnosis.cause) == (Kind.ENDED, "nothing is wrong")
+    assert diagnosis.since_us == NOON
 
 
 def test_a_final_cti_that_dropped_rows_or_has_records_behind_it_is_no_good_end():
@@ -689,9 +695,9 @@ def test_a_final_cti_that_dropped_rows_or_has_records_behind_it_is_no_good_end()
 
 
 def test_a_bounded_run_that_read_everything_is_caught_up():
-    finding = only([share(state(1))], closing=True)
-    assert finding.kind is Kind.CAUGHT_UP
-    assert "bounded run" in finding.text
+    diagnosis = only([share(state(1))], closing=True)
+    assert diagnosis.kind is Kind.CAUGHT_UP
+    assert "bounded run" in diagnosis.text
 
 
 def test_a_stream_without_partitions_says_so():
@@ -739,13 +745,13 @@ def test_something_is_found_in_any_history_and_who_holds_the_cti_back_is_at_the_
     batches, left, given_settings
 ):
     moments = history(*batches, left=left, settings=given_settings)
-    findings = diagnose(moments)
-    assert findings
-    assert len({(finding.kind, finding.culprit) for finding in findings}) == len(findings)
+    diagnoses = diagnose(moments)
+    assert diagnoses
+    assert len({(diagnosis.kind, diagnosis.cause) for diagnosis in diagnoses}) == len(diagnoses)
     clocks = {at(n): s.state.cti_us for n, s in enumerate(batches[-1]) if not s.idle}
-    for finding in findings:
-        assert finding.text
-        assert finding.since_us is None or NOON <= finding.since_us <= moments[-1].planned_us
-        if finding.kind in (Kind.IDLE_PARTITION, Kind.SILENT_WRITER, Kind.NO_CTI):
-            held = {clocks[part] for part in finding.partitions}
+    for diagnosis in diagnoses:
+        assert diagnosis.text
+        assert diagnosis.since_us is None or NOON <= diagnosis.since_us <= moments[-1].planned_us
+        if diagnosis.kind in (Kind.IDLE_PARTITION, Kind.SILENT_WRITER, Kind.NO_CTI):
+            held = {clocks[part] for part in diagnosis.partitions}
             assert held == ({None} if None in clocks.values() else {min(clocks.values())})

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.diagnose.mistakes import Operator, find_plan_mistakes, find_progress_mistake
-from pyspark_timestream.kafka.offsets.findings import Kind
 
 pytestmark = pytest.mark.spark
 
@@ -27,14 +27,14 @@ def kinds(root):
 @pytest.mark.parametrize("name", ["Aggregate", "Deduplicate", "TransformWithState", "Distinct"])
 def test_state_without_a_watermark_on_the_ctis_names_advance_time(name):
     (found,) = find_plan_mistakes(over("Write", over(name, over("Filter", CTIS))))
-    assert (found.kind, found.culprit) == (Kind.NO_ADVANCE_TIME, name)
+    assert (found.kind, found.cause) == (Kind.NO_ADVANCE_TIME, name)
     assert "advance_time" in found.fix
 
 
 def test_a_watermark_on_another_column_names_the_column_and_advance_time():
     (found,) = find_plan_mistakes(over("Aggregate", marked("start_time")))
     assert found.kind is Kind.OWN_WATERMARK
-    assert "'start_time'" in found.culprit
+    assert "'start_time'" in found.cause
     assert "advance_time" in found.fix
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import at, options
 
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.diagnose.mistakes import RecentCounts, find_recent_mistakes, update_counts
-from pyspark_timestream.kafka.offsets.findings import Kind
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
 
@@ -51,8 +51,8 @@ def test_data_that_went_wrong_is_told_and_no_longer_once_it_is_well(name, kind):
 
 def test_the_counts_are_those_of_the_last_events():
     recent = update_counts(RecentCounts(), {at(0): share(YEARS, 7)}, {at(0): share(YEARS + 20, 22)})
-    (finding,) = find_recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
-    assert finding.text.startswith("lately, 15 of 20 events have no time that can be read")
+    (diagnosis,) = find_recent_mistakes(recent, stands(p0=share(YEARS + 20, 22)))
+    assert diagnosis.full_text.startswith("lately, 15 of 20 events have no time that can be read")
 
 
 def test_the_reasons_of_recent_malformed_values_are_those_of_the_last_events():
@@ -60,9 +60,9 @@ def test_the_reasons_of_recent_malformed_values_are_those_of_the_last_events():
     more = MalformedValues.from_reasons({"syntax": 9, "framing": 12})
     now = replace(share(YEARS + 20), malformed_values=more)
     recent = update_counts(RecentCounts(), {at(0): before}, {at(0): now})
-    (finding,) = find_recent_mistakes(recent, stands(p0=now))
-    assert finding.text.startswith("lately, 13 of 20 records have a malformed value or key")
-    assert finding.text.endswith("(reasons: 12 framing, 1 syntax)")
+    (diagnosis,) = find_recent_mistakes(recent, stands(p0=now))
+    assert diagnosis.full_text.startswith("lately, 13 of 20 records have a malformed value or key")
+    assert diagnosis.text.endswith("(reasons: 12 framing, 1 syntax)")
 
 
 @given(st.lists(st.integers(0, 30), max_size=20))

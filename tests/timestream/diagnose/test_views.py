@@ -15,10 +15,10 @@ from timestream.diagnose.test_diagnosis import (
     with_writers,
 )
 
+from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS, Kind
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.diagnose.report import MAX_ROWS, Explanation, draw_stream, explain_stream
-from pyspark_timestream.kafka.offsets.findings import FIXES, Kind
-from pyspark_timestream.kafka.offsets.offset import NEXT_STEPS, MalformedValues
+from pyspark_timestream.kafka.offsets.offset import MalformedValues
 
 
 def explained(*batches, notes=(), **more):
@@ -54,7 +54,7 @@ def test_the_text_says_what_holds_back_since_when_and_the_fix():
         "",
         "=> an idle partition: topic 'topic' partition 1 (since 2024-01-01T12:00:00Z)",
     ]
-    assert f"   Fix: {FIXES[Kind.IDLE_PARTITION]}." in text
+    assert f"   Fix: {Kind.IDLE_PARTITION.fix}." in text
     assert repr(explained([share(state(5))])) == str(explained([share(state(5))]))
 
 
@@ -141,7 +141,7 @@ def test_malformed_values_are_counted_by_reason_and_partition_with_the_next_step
         "",
         "Malformed values, reason not noted by an earlier version: 3 "
         "(3 of topic 'topic' partition 0)",
-        f"   Next step: {FIXES[Kind.MALFORMED_VALUES]}.",
+        f"   Next step: {Kind.MALFORMED_VALUES.fix}.",
         "",
         "Malformed values, reason 'key type': 1 (1 of topic 'topic' partition 0)",
         f"   Next step: {NEXT_STEPS['key type']}.",
@@ -179,7 +179,7 @@ def tags(tree, name):
 
 def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_line():
     tree = drawn(share(state(10, last_us=NOON + 20 * SECOND)), share(state(0)))
-    # Culprits come first: the bar that ends at 0, without news; then the one at 10 of 20 seconds.
+    # Causes come first: the bar that ends at 0, without news; then the one at 10 of 20 seconds.
     held, free = (float(bar.get("x")) + float(bar.get("width")) for bar in tags(tree, "rect"))
     last_held, last_free = (float(dot.get("cx")) for dot in tags(tree, "circle"))
     (line,) = tags(tree, "line")
@@ -191,7 +191,7 @@ def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_l
 def test_the_picture_names_the_culprit_in_words_and_colour():
     tree = drawn(share(state(10)), share(state(0)), share(state(None, events=0), idle=True))
     said = [text.text for text in tags(tree, "text")]
-    assert said.count("culprit") == 1
+    assert said.count("cause") == 1
     assert "idle no CTI" in said
     colours = {bar.get("fill") for bar in tags(tree, "rect")}
     assert len(colours) == 2

@@ -4,7 +4,7 @@ A source of this package is recognized by the keys of its report; other sources 
 
 Each event gives a new frozen state, so whoever renders one sees numbers of one moment. Of each
 query the newest batch counts, whatever the order in which reports arrive; two batches are kept,
-because some findings compare them. Queries are known by their id, which a restart keeps.
+because some diagnoses compare them. Queries are known by their id, which a restart keeps.
 
 The state is bounded. A query is forgotten a while after its end. The first partitions that a query
 reports are exported one by one, up to a limit, and stay the same ones, so that no counter goes
@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.diagnose.causes import diagnose
+from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS, Diagnosis, Kind
 from pyspark_timestream.diagnose.history import (
     Batch,
     BatchRecord,
@@ -39,19 +40,17 @@ from pyspark_timestream.diagnose.metrics.catalogue import (
     SUBSCRIPTION,
     Metric,
 )
-from pyspark_timestream.kafka.offsets.findings import Finding, Kind
-from pyspark_timestream.kafka.offsets.offset import NEXT_STEPS
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
 MAX_CULPRITS: Final = 20
-"""The partitions and writers that are named of each finding; the rest is one, `(others)`."""
+"""The partitions and writers that are named of each diagnosis; the rest is one, `(others)`."""
 
 OTHERS: Final = "(others)"
 """The topic, partition and writer that stand for several."""
 
 _NOT_REPORTED: Final = (Kind.ENDED, Kind.CAUGHT_UP)
-"""Findings that say that nothing is wrong."""
+"""Diagnoses that say that nothing is wrong."""
 
 _KAFKA_KEYS: Final = {"cti", "endOfStream", "partitions"}
 _CLOCK_KEYS: Final = {"cti", "endOfStream", "nextTick", "skipped", "ticksBehind"}
@@ -84,10 +83,10 @@ class Culprit:
     """A reason that `explain_time` gives, with a partition and a writer that it names.
 
     Attributes:
-        reason: the kind of the finding.
-        topic: empty: the finding names no partition.
+        reason: the kind of the diagnosis.
+        topic: empty: the diagnosis names no partition.
         partition: as text; or `OTHERS`.
-        writer: None: the finding names no writer.
+        writer: None: the diagnosis names no writer.
     """
 
     reason: str
@@ -106,7 +105,7 @@ class StreamNumbers:
         warnings: the number of active warnings.
         partitions: the numbers of each.
         event_times_us: of each partition the time of the last well-formed event, where known.
-        culprits: the findings about it.
+        causes: the diagnoses about it.
     """
 
     cti_us: int | None
@@ -114,7 +113,7 @@ class StreamNumbers:
     warnings: int
     partitions: Mapping[Partition, PartitionNumbers]
     event_times_us: Mapping[Partition, int] = field(default_factory=dict)
-    culprits: tuple[Culprit, ...] = ()
+    causes: tuple[Culprit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,30 +198,30 @@ def _read_instant(text: str | None) -> int | None:
 
 
 def find_culprits(history: History) -> tuple[Culprit, ...]:
-    """The findings of `explain_time`, each with the partitions and writers that it names."""
+    """The diagnoses of `explain_time`, each with the partitions and writers that it names."""
     return tuple(
-        culprit
-        for finding in diagnose(history)
-        if finding.kind not in _NOT_REPORTED
-        for culprit in _limit_culprits(finding)
+        cause
+        for diagnosis in diagnose(history)
+        if diagnosis.kind not in _NOT_REPORTED
+        for cause in _limit_culprits(diagnosis)
     )
 
 
-def _limit_culprits(finding: Finding) -> Iterator[Culprit]:
-    found = list(_list_culprits(finding))
+def _limit_culprits(diagnosis: Diagnosis) -> Iterator[Culprit]:
+    found = list(_list_culprits(diagnosis))
     yield from found[:MAX_CULPRITS]
     if len(found) > MAX_CULPRITS:
-        yield Culprit(str(finding.kind), OTHERS, OTHERS)
+        yield Culprit(str(diagnosis.kind), OTHERS, OTHERS)
 
 
-def _list_culprits(finding: Finding) -> Iterator[Culprit]:
-    kind = str(finding.kind)
-    writers = {part for part, _ in finding.writers}
-    for part, writer in sorted(finding.writers):
+def _list_culprits(diagnosis: Diagnosis) -> Iterator[Culprit]:
+    kind = str(diagnosis.kind)
+    writers = {part for part, _ in diagnosis.writers}
+    for part, writer in sorted(diagnosis.writers):
         yield Culprit(kind, part.topic, str(part.number), writer)
-    for part in sorted(finding.partitions - writers):
+    for part in sorted(diagnosis.partitions - writers):
         yield Culprit(kind, part.topic, str(part.number))
-    if not finding.partitions and not finding.writers:
+    if not diagnosis.partitions and not diagnosis.writers:
         yield Culprit(kind)
 
 
@@ -407,7 +406,7 @@ def _choose_shown(
 
 
 def _explain_streams(found: QueryNumbers) -> QueryNumbers:
-    """`found` with the findings on its streams, and their event times, from the kept offsets."""
+    """`found` with the diagnoses on its streams, and their event times, from the kept offsets."""
     if not found.batches:
         return found
     histories = build_histories(batch for _, batch in found.batches)
@@ -419,7 +418,7 @@ def _explain_streams(found: QueryNumbers) -> QueryNumbers:
             history = histories[stream]
             sources[place] = dataclasses.replace(
                 numbers,
-                culprits=find_culprits(history),
+                causes=find_culprits(history),
                 event_times_us=read_event_times(history[-1]),
             )
     return dataclasses.replace(found, sources=sources)
@@ -532,7 +531,7 @@ def _list_stream(
         yield Sample(STREAM.CTI_SPREAD, of, max(greatest - stream.cti_us, 0) / _US)
     yield Sample(STREAM.ENDED, of, int(stream.ended))
     yield Sample(STREAM.WARNINGS, of, stream.warnings)
-    for each in stream.culprits:
+    for each in stream.causes:
         place = (("topic", each.topic), ("partition", each.partition)) if each.topic else ()
         writer = () if each.writer is None else (("writer", each.writer),)
         yield Sample(STREAM.FINDING, (*of, ("reason", each.reason), *place, *writer), 1)

@@ -297,8 +297,8 @@ class TimeMetrics(StreamingQueryListener):
             try:
                 state = record_progress(state, progress, now_us, self._limits)
             except Exception as error:
-                # Without the findings, the numbers may still be readable.
-                self._tell("the findings of a batch", error)
+                # Without the diagnoses, the numbers may still be readable.
+                self._tell("the diagnoses of a batch", error)
                 state = record_failure(state)
                 state = record_progress(state, progress, now_us, self._limits, explains=False)
             self._tell_limit(state)

@@ -25,7 +25,7 @@ from pyspark_timestream.core.event_time import (
     read_record_times,
     read_value_times,
 )
-from pyspark_timestream.diagnose.value_samples import PROBABLE_US, suggests_secret
+from pyspark_timestream.diagnose.samples import PROBABLE_US, suggests_secret
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
     kind_of,

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from pyspark_timestream.diagnose.value_samples import name_value_form
+from pyspark_timestream.diagnose.samples import name_value_form
 from pyspark_timestream.errors import SchemaRegistryError
 from pyspark_timestream.kafka.decode.columns import METADATA
 from pyspark_timestream.kafka.decode.framing import (

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.core.offsets import is_initial_offset
+from pyspark_timestream.diagnose.diagnosis import recall_warnings
+from pyspark_timestream.diagnose.warner import Warner, log_new_warnings
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
 from pyspark_timestream.kafka.client.broker import Broker
@@ -23,7 +25,6 @@ from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schem
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
 from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
-from pyspark_timestream.kafka.driver.warner import Warner, log_new_warnings
 from pyspark_timestream.kafka.offsets.alignment import read_max_skew
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
@@ -170,7 +171,7 @@ class StreamDriver:
         )
         if is_initial_offset(start):
             planned = self._plan_first(run)
-            log_new_warnings({}, planned.warnings)
+            log_new_warnings((), planned.warnings)
         else:
             previous = StreamOffset.from_json(start)
             planned = self._plan_next(previous, run)
@@ -241,7 +242,11 @@ class StreamDriver:
             return None
         options = self._options
         return build_progress(
-            self._planned, self._ends.log_ends, options.ending_cti_us, options.declared
+            self._planned,
+            self._ends.log_ends,
+            options.ending_cti_us,
+            options.declared,
+            [each.line for each in recall_warnings(self._planned.warnings)],
         )
 
     def _plan_first(self, run: RunContext) -> StreamOffset:
@@ -316,7 +321,7 @@ class StreamDriver:
         after = self._get_end_states(previous)
         seen = replace(seen, malformed_values=after.malformed_values)
         now = empty_offset(previous, after.states, positions, run, seen)
-        warnings = self._warner.update(previous, now, ends, now_us, after.findings)
+        warnings = self._warner.update(previous, now, ends, now_us, after.diagnoses)
         wanted_ms = find_instants_ms(previous, after.states, positions, ends, run)
         index = self._broker.offsets_at(wanted_ms) if self._options.is_timed_by_record else {}
         seen = replace(seen, warnings=warnings, time_index=index)

@@ -2,8 +2,7 @@
 
 Tasks commit the clocks at their end to the consumer group. If a state is missing there, the records
 are read again for the clock alone. A stream without CTIs and event rules has no clock: then only
-the counts of those records are missing. Whatever cost time or counts becomes a finding, so that the
-user is warned.
+the counts of those records are missing. The user is warned of whatever cost time or counts.
 
 The rules are in `end_states`. This asks the group for what the tasks committed, and reads the
 records again of which no state is there.
@@ -15,9 +14,14 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from pyspark_timestream.core.session import explain_setting, suggest_fix
+from pyspark_timestream.diagnose.diagnosis import (
+    Diagnosis,
+    Kind,
+    name_partitions,
+    recall_warnings,
+)
 from pyspark_timestream.errors import DataLost
 from pyspark_timestream.kafka.client.range_reader import RangeReader
-from pyspark_timestream.kafka.offsets.findings import Finding, Kind, name_partitions
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
@@ -41,12 +45,12 @@ class EndStates:
         states: every partition's clock.
         malformed_values: per partition, the malformed values and keys, as far as tasks counted
             them.
-        findings: problems met on the way, for the user.
+        diagnoses: problems met on the way, for the user.
     """
 
     states: Mapping[Partition, PartitionState]
     malformed_values: Mapping[Partition, MalformedValues]
-    findings: tuple[Finding, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()
 
 
 def copy_start_states(offset: StreamOffset) -> EndStates:
@@ -87,28 +91,27 @@ def find_end_states(
         states[part] = found or states[part]
     if not left:
         return EndStates(states, malformed, _repeat_findings(offset))
-    findings = [*_find_broken_settings(left), *_find_refused_states(left, states)]
+    diagnoses = [*_find_broken_settings(left), *_find_refused_states(left, states)]
     if any(each.state is None for each in left.values()):
-        findings += _find_missing_states(left, group, is_read_again=read_again is not None)
-    return EndStates(states, malformed, tuple(findings))
+        diagnoses += _find_missing_states(left, group, is_read_again=read_again is not None)
+    return EndStates(states, malformed, tuple(diagnoses))
 
 
-def _repeat_findings(offset: StreamOffset) -> tuple[Finding, ...]:
-    """Repeat the earlier findings: a batch without records shows nothing new."""
-    given = (offset.warnings.get(kind) for kind in _REPEATED_KINDS)
-    return tuple(each.finding for each in given if each is not None and each.holds)
+def _repeat_findings(offset: StreamOffset) -> tuple[Diagnosis, ...]:
+    """Repeat the earlier diagnoses: a batch without records shows nothing new."""
+    return tuple(each for each in recall_warnings(offset.warnings) if each.kind in _REPEATED_KINDS)
 
 
-def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Finding]:
+def _find_broken_settings(left: Mapping[Partition, GroupMetadata]) -> Iterator[Diagnosis]:
     found = {name: value for each in left.values() for name, value in each.settings}
     for name, value in sorted(found.items()):
         text = f"the query runs with '{value}', by which {explain_setting(name)}"
-        yield Finding(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
+        yield Diagnosis(Kind.SESSION_SETTING, f"setting '{name}'", text, advice=suggest_fix(name))
 
 
 def _find_refused_states(
     left: Mapping[Partition, GroupMetadata], states: Mapping[Partition, PartitionState]
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     lengths = {part: each.refused_length for part, each in left.items() if each.refused_length}
     if not lengths:
         return
@@ -116,7 +119,7 @@ def _find_refused_states(
     # The native gather commits a text with a final zero byte, which the broker counts.
     least = lengths[longest] + 1
     writers = len(states[longest].writers)
-    yield Finding(
+    yield Diagnosis(
         Kind.LARGE_CLOCK,
         name_partitions(sorted(lengths)),
         f"the clock of {longest}, with {writers} writers, takes {least} characters of the group's "
@@ -129,15 +132,15 @@ def _find_refused_states(
 
 def _find_missing_states(
     left: Mapping[Partition, GroupMetadata], group: str, *, is_read_again: bool
-) -> Iterator[Finding]:
+) -> Iterator[Diagnosis]:
     others = sorted({each.other_stream for each in left.values() if each.other_stream})
     if others:
         text = f"stream {', '.join(others)} writes over what the tasks of this one leave there: "
         text += describe_missing_states(is_read_again)
-        yield Finding(Kind.SHARED_GROUP, f"group '{group}'", text)
+        yield Diagnosis(Kind.SHARED_GROUP, f"group '{group}'", text)
     elif not is_read_again:
         text = f"what the tasks have counted is not there: {describe_missing_states(is_read_again)}"
-        yield Finding(Kind.UNCOUNTED, f"group '{group}'", text)
+        yield Diagnosis(Kind.UNCOUNTED, f"group '{group}'", text)
 
 
 _LOG: Final = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ limits (`RunContext`) are the input, and the next offset is the result. It decid
 """
 
 import dataclasses
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -25,13 +25,13 @@ from pyspark_timestream.kafka.offsets.alignment import (
     idle_partitions,
     merge_stream_cti,
 )
-from pyspark_timestream.kafka.offsets.findings import Warnings, active_warnings
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic, Pending, defer, release
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
+    Warnings,
 )
 from pyspark_timestream.kafka.offsets.positions import (
     find_ended,
@@ -51,13 +51,14 @@ def build_progress(
     log_ends: Mapping[Partition, int],
     until_us: int | None = None,
     described: tuple[str, Mapping[str, str]] | None = None,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Build the progress report of the batch `offset`, as of the batch's start.
 
     `offset` and `lag` of a partition are the batch's start and the number of offsets from there to
     the end of the log, or to the stream's own end (`until_us` is that of `endingCti`). Counters are
     per partition, and summed over existing partitions; `malformedValues` counts by reason as well.
-    `warnings` holds the texts of the active ones. `described`, the option `timeSettings` and what
+    `warnings` are the texts of those that hold. `described`, the option `timeSettings` and what
     was taken from there, is `timeSettings`.
     """
     ends = limit_ends(log_ends, offset.fixed_ends, find_ended(offset, {}, until_us))
@@ -74,7 +75,7 @@ def build_progress(
         "cti": _format_cti(offset.cti_us),
         "endOfStream": offset.closing,
         "partitions": topics,
-        "warnings": [finding.line for finding in active_warnings(offset.warnings)],
+        "warnings": list(warnings),
         **totals,
         "malformedValues": _report_malformed(malformed),
         "timeSettings": described and {"from": described[0], "taken": dict(described[1])},
@@ -210,7 +211,7 @@ def plan_first_offset(
         cti_us=cti_us,
         imported=seen.imported,
         bounded=run.bounded,
-        warnings=seen.warnings or {},
+        warnings=seen.warnings or (),
     )
     return _complete(planned, None, run)
 

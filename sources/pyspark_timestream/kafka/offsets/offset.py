@@ -17,52 +17,16 @@ the batch was planned, and no later batch depends on them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from pyspark_timestream.core.offsets import check_offset
-from pyspark_timestream.kafka.offsets.findings import Warnings, warnings_from_json, warnings_to_json
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.options.older_settings import translate_older_settings
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
 from pyspark_timestream.rules.state import PartitionState
-
-NEXT_STEPS: Final[Mapping[str, str]] = {
-    "framing": (
-        "compare 'valueFraming' with the producer's serializer: 'confluent' and 'header' expect a "
-        "schema id, 'none' expects the payload alone"
-    ),
-    "syntax": (
-        "compare 'valueFormat' and the schema with what the producer writes; a column of "
-        "'columnNameOfCorruptRecord' shows such values, so that they can go to a topic of their own"
-    ),
-    "type": (
-        "correct the column's type in .schema(...), or declare it a string if the format allows"
-    ),
-    "name": (
-        "nothing, if the topic has several record types: option 'valueMessage' names the one that "
-        "is read, and a query of its own reads another"
-    ),
-    "key framing": (
-        "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
-        "schema id, 'none' expects the payload alone"
-    ),
-    "key syntax": (
-        "compare 'keyFormat' and the key's schema with what the producer writes; read the column "
-        "'key' beside them to see such keys"
-    ),
-    "key type": (
-        "correct the type of the key's column in .schema(...), or declare it a string if the "
-        "format allows"
-    ),
-    "key name": (
-        "nothing, if the topic has keys of several types: option 'keyMessage' names the one that "
-        "is read"
-    ),
-}
-"""Reason -> the next step of a user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +176,33 @@ class PartitionOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenWarning:
+    """A warning that the stream has given, as plain values: the diagnosis makes and reads it.
+
+    Attributes:
+        kind: what it is about; there is at most one of a kind.
+        cause: partitions, a writer, a topic, an option.
+        text: what was seen.
+        detail: what the records showed; empty: nothing.
+        advice: the fix, where it is not that of the kind.
+        level: the severity; it is given again when that rises.
+        holds: it still is so.
+    """
+
+    kind: str
+    cause: str
+    text: str
+    detail: str = ""
+    advice: str = ""
+    level: int = 0
+    holds: bool = True
+
+
+Warnings = tuple[GivenWarning, ...]
+"""The warnings that a stream has given, in the order of reports."""
+
+
+@dataclass(frozen=True, slots=True)
 class StreamOffset:
     """One batch of the stream.
 
@@ -256,7 +247,7 @@ class StreamOffset:
     advanced_us: int | None = None
     hidden: Mapping[Partition, PartitionOffset] = field(default_factory=dict)
     bounded: bool = False
-    warnings: Warnings = field(default_factory=dict)
+    warnings: Warnings = ()
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     fixed_ends: Mapping[Partition, int] | None = None
     unpinned: Mapping[str, str] = field(default_factory=dict)
@@ -300,7 +291,7 @@ class StreamOffset:
             "topics": dict(sorted(self.topic_ids.items())),
             **({"unpinned": dict(sorted(self.unpinned.items()))} if self.unpinned else {}),
             "version": self.version,
-            **({"warnings": warnings_to_json(self.warnings)} if self.warnings else {}),
+            **({"warnings": _warnings_to_json(self.warnings)} if self.warnings else {}),
         }
 
     @classmethod
@@ -324,7 +315,7 @@ class StreamOffset:
             hidden=_shares_from_json(value.get("hidden", {})),
             # Before version 3 only the closing batch showed that the run was bounded.
             bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
-            warnings=warnings_from_json(value.get("warnings", {})),
+            warnings=tuple(GivenWarning(**each) for each in value.get("warnings", ())),
             schemas={
                 part: ReaderSchema.from_json(each)
                 for part, each in value.get("schemas", {}).items()
@@ -332,6 +323,14 @@ class StreamOffset:
             fixed_ends=_list_partitions(value["ends"]) if "ends" in value else None,
             unpinned=value.get("unpinned", {}),
         )
+
+
+def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
+    """Return JSON objects with sorted keys; empty values are left out."""
+    return [
+        {name: value for name, value in sorted(asdict(each).items()) if value or name == "holds"}
+        for each in warnings
+    ]
 
 
 def _group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:

@@ -12,6 +12,7 @@ from timestream.diagnose.metrics.progress_events import LIMITS, event, offset_of
 from timestream.diagnose.test_diagnosis import DAY, MARKS, NOON, SECOND, share, state
 
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
+from pyspark_timestream.diagnose.diagnosis import Kind
 from pyspark_timestream.diagnose.metrics import fold
 from pyspark_timestream.diagnose.metrics.catalogue import COUNTER_METRICS
 from pyspark_timestream.diagnose.metrics.fold import (
@@ -24,7 +25,6 @@ from pyspark_timestream.diagnose.metrics.fold import (
     record_start,
 )
 from pyspark_timestream.diagnose.metrics.listener import render_page
-from pyspark_timestream.kafka.offsets.findings import Kind
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import COUNTERS, WriterState

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import block, options, projection
 
-from pyspark_timestream.diagnose.value_samples import (
+from pyspark_timestream.diagnose.samples import (
     describe_malformed,
     describe_unit,
     describe_values,

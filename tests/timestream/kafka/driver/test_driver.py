@@ -786,8 +786,8 @@ def test_bounded_run_with_idle_timeout_advises_to_run_again(caplog):
     run.plan()
     assert told(run) == ["an idle partition"]
     assert "next step: run again: a run that finds it at rest for as long" in caplog.text
-    (finding, *_) = diagnose((BatchRecord(NOW_US, StreamOffset.from_json(run.offset)),))
-    assert finding.fix.startswith("run again: ")
+    (diagnosis, *_) = diagnose((BatchRecord(NOW_US, StreamOffset.from_json(run.offset)),))
+    assert diagnosis.fix.startswith("run again: ")
 
 
 def test_bounded_run_starting_at_the_end_warns_about_skipped_records(caplog):

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from timestream.builders import at, block, options, projection
 
+from pyspark_timestream.diagnose.diagnosis import Kind, find_new_warnings, recall_warnings
 from pyspark_timestream.diagnose.mistakes import report_improbable_bounds
+from pyspark_timestream.diagnose.warner import Warner, warn_about_read
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.driver.warner import Warner, warn_about_read
-from pyspark_timestream.kafka.offsets.findings import Kind, active_warnings, find_new_warnings
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
@@ -62,7 +62,7 @@ def test_uncounted_partition_is_sampled_once_per_run():
     look = warner(records)
     for number in range(3):
         warnings = look.update(offset(250, number), stands(250), {at(0): 250}, number * 10**7)
-        malformed, wrong = active_warnings(warnings)
+        malformed, wrong = recall_warnings(warnings)
         assert (malformed.kind, wrong.kind) == (Kind.MALFORMED, Kind.MALFORMED_VALUES)
         assert malformed.text.startswith("of its newest records, 100 of 100 events have no time")
         assert "there is no field 'at', but 'when', 'price'" in malformed.detail
@@ -76,8 +76,8 @@ def test_where_events_were_counted_or_nothing_was_read_no_record_is_asked_for():
     records = Records(*[{"when": 1}] * 9)
     look = warner(records)
     counted = stands(9, state=PartitionState(events=9))
-    assert look.update(offset(9), counted, {at(0): 9}, 0) == {}
-    assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == {}
+    assert look.update(offset(9), counted, {at(0): 9}, 0) == ()
+    assert look.update(offset(0), stands(0), {at(0): 0}, 10**7) == ()
     assert records.asked == []
 
 
@@ -85,11 +85,11 @@ def test_records_that_cannot_be_had_are_no_reason_to_fail():
     def refuse(given, group):
         raise BrokerUnreachable("nobody is there")
 
-    assert warner(refuse).update(offset(9), stands(9), {at(0): 9}, 0) == {}
+    assert warner(refuse).update(offset(9), stands(9), {at(0): 9}, 0) == ()
     told = warner(refuse).update(
         offset(9), stands(9, state=PartitionState(events=9, malformed=9)), {at(0): 9}, 0
     )
-    assert told[Kind.MALFORMED].finding.detail == ""
+    assert [(each.kind, each.detail) for each in told] == [(Kind.MALFORMED, "")]
 
 
 def test_sample_is_read_with_short_timeouts_and_fails_on_loss():
@@ -128,17 +128,17 @@ def test_data_that_goes_wrong_late_is_warned_about_at_once():
 
     look = warner(records)
     first = look.update(at_event(years, 0), at_event(years + 9, 9), {at(0): 20}, 0)
-    assert active_warnings(first)[0].text.startswith("9 of 1000009 events have no time")
+    assert recall_warnings(first)[0].text.startswith("9 of 1000009 events have no time")
     batch = at_event(years + 9, 9)
     warnings = look.update(batch, at_event(years + 11, 11), {at(0): 20}, 10**7)
-    (finding,) = active_warnings(warnings)
-    assert finding.text.startswith("lately, 11 of 11 events have no time that can be read")
-    assert finding.detail == "there is no field 'at', but 'when'"
+    (diagnosis,) = recall_warnings(warnings)
+    assert diagnosis.full_text.startswith("lately, 11 of 11 events have no time that can be read")
+    assert diagnosis.detail == "there is no field 'at', but 'when'"
     restarted = replace(at_event(years + 11, 11), warnings=warnings)
     later = warner(records).update(restarted, at_event(years + 11, 11), {at(0): 20}, 2 * 10**7)
     assert find_new_warnings(warnings, later) == []
     well = warner(records).update(restarted, at_event(years + 40, 11), {at(0): 20}, 3 * 10**7)
-    assert active_warnings(well)[0].text.startswith("11 of 1000040 events")
+    assert recall_warnings(well)[0].text.startswith("11 of 1000040 events")
 
 
 def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
@@ -150,7 +150,7 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     noted = MalformedValues(1, (("type", 1),), value_at=50, event_at=50)
     now = stands(501, state=PartitionState(events=501, malformed=1), malformed_values=noted)
     warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
-    event, value = active_warnings(warnings)
+    event, value = recall_warnings(warnings)
     assert event.detail.endswith(": a time with a zone's name in brackets")
     assert "field 'price' is double" in value.detail
     assert records.asked == [(0, 51), (0, 51)]
@@ -162,9 +162,9 @@ def test_an_event_in_another_unit_is_the_example_with_the_unit_that_fits_it():
     clues = Clues(early=1, old=1)
     noted = MalformedValues(time_at=30)
     now = stands(331, state=PartitionState(events=331, clues=clues), malformed_values=noted)
-    (finding,) = active_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
-    assert finding.kind is Kind.IMPROBABLE_TIMES
-    assert finding.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"
+    (diagnosis,) = recall_warnings(warner(records).update(offset(331), now, {at(0): 331}, 0))
+    assert diagnosis.kind is Kind.IMPROBABLE_TIMES
+    assert diagnosis.detail == "'timeUnit' = 's' would fit: it is of 2024-01-01 then"
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_which_of_two_timestamps_is_read_is_said_once_where_the_option_could_mea
     share = PartitionOffset(9, 9, state)
     now = StreamOffset("me", given.settings(), 1, {at(0): share})
     told = look.update(offset(9), now, {at(0): 9}, 0)
-    assert (Kind.TWO_TIMESTAMPS in told) == is_told
+    assert [each.kind for each in told] == [Kind.TWO_TIMESTAMPS] * is_told
     asked = len(records.asked)
     again = look.update(replace(offset(9, 1), warnings=told), now, {at(0): 9}, 10**7)
     assert len(records.asked) == asked
     assert find_new_warnings(told, again) == []
     if is_told:
-        assert "the record's timestamp is read" in told[Kind.TWO_TIMESTAMPS].finding.text
+        assert "the record's timestamp is read" in told[0].text
 
 
 @pytest.mark.parametrize("name", ["startingTimestamp", "endingTimestamp"])
@@ -215,13 +215,13 @@ def test_a_bound_in_another_unit_than_milliseconds_is_named_with_its_day(name, t
     assert [each.kind for each in found] == ([Kind.IMPROBABLE_BOUND] if says else [])
     if says:
         assert says in found[0].text
-        assert found[0].culprit == f"option '{name}'"
+        assert found[0].cause == f"option '{name}'"
     look = Warner(given, projection(given, *COLUMNS), Records())
     warned = look.update(offset(0), stands(0), {at(0): 0}, 0)
-    assert (Kind.IMPROBABLE_BOUND in warned) == bool(says)
+    assert [each.kind for each in warned] == [Kind.IMPROBABLE_BOUND] * bool(says)
 
 
 def test_a_bound_of_one_partition_in_another_unit_is_named_too():
     given = options(**JSON, startingOffsetsByTimestamp='{"topic": {"0": 1704110400}}')
-    (finding,) = report_improbable_bounds(given)
-    assert "seconds, of 2024-01-01" in finding.text
+    (diagnosis,) = report_improbable_bounds(given)
+    assert "seconds, of 2024-01-01" in diagnosis.text

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
 
+from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
     decode_group_metadata,
     drop_state,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.offset import NEXT_STEPS, MalformedValues, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
 OFFSETS = Path(__file__).parents[2] / "offsets"

@@ -11,10 +11,10 @@ from timestream.builders import at
 
 from pyspark_timestream.core.offsets import INITIAL_OFFSET, check_offset, is_initial_offset
 from pyspark_timestream.errors import CheckpointMismatch
-from pyspark_timestream.kafka.offsets.findings import Finding, GivenWarning, Kind
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     OFFSET_VERSION,
+    GivenWarning,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
@@ -47,20 +47,11 @@ topics = st.sampled_from(["a", "b", "a.b-c_d"])
 parts = st.builds(at, st.integers(0, 12), topics)
 imported = st.builds(ImportedPartition, st.integers(0, 9), states, instants, st.booleans())
 imports = st.builds(ImportedTopic, st.dictionaries(parts, imported, max_size=3), instants)
-findings = st.builds(
-    Finding,
-    st.sampled_from(Kind),
-    st.text(max_size=3),
-    st.text(max_size=3),
-    detail=st.text(max_size=3),
-    level=st.integers(0, 9),
-    advice=st.text(max_size=3),
-)
-warnings = st.lists(st.builds(GivenWarning, findings, st.booleans()), max_size=3).map(
-    lambda given: {
-        kind: each for kind in sorted(Kind) for each in given if each.finding.kind == kind
-    }
-)
+names, texts = st.text(min_size=1, max_size=3), st.text(max_size=3)
+warnings = st.lists(
+    st.builds(GivenWarning, names, names, names, texts, texts, st.integers(0, 9), st.booleans()),
+    max_size=3,
+).map(tuple)
 offsets = st.builds(
     StreamOffset,
     stream=st.text(max_size=4),
@@ -187,10 +178,10 @@ NEWEST = replace(
         {at(0, "clock"): ImportedPartition(8, PartitionState(7, 2), 7, False, True, 9)}, 7
     ),
     bounded=True,
-    warnings={
-        Kind.LATE_ROWS: GivenWarning(Finding(Kind.LATE_ROWS, "everybody", "1 row", level=1)),
-        Kind.MALFORMED: GivenWarning(Finding(Kind.MALFORMED, "orders", "7", detail="'x'"), False),
-    },
+    warnings=(
+        GivenWarning("malformed events", "orders", "7", detail="'x'", holds=False),
+        GivenWarning("rows dropped as late", "everybody", "1 row", level=1),
+    ),
 )
 
 

@@ -7,6 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark_timestream.diagnose.causes import find_warnings
+from pyspark_timestream.diagnose.diagnosis import (
+    REPEATED_RUN_ADVICE,
+    Diagnosis,
+    Kind,
+    find_new_warnings,
+    recall_warnings,
+    update_warnings,
+)
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.diagnose.mistakes import (
     RecentCounts,
@@ -18,7 +26,7 @@ from pyspark_timestream.diagnose.mistakes import (
     report_unused_unit,
     update_counts,
 )
-from pyspark_timestream.diagnose.value_samples import (
+from pyspark_timestream.diagnose.samples import (
     describe_malformed,
     describe_payloads,
     describe_unit,
@@ -28,19 +36,12 @@ from pyspark_timestream.diagnose.value_samples import (
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.payload import find_unused_unit, read_payload
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
-from pyspark_timestream.kafka.offsets.findings import (
-    REPEATED_RUN_ADVICE,
-    Finding,
-    Kind,
-    Warnings,
-    find_new_warnings,
-    update_warnings,
-)
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
     MalformedValues,
     PartitionOffset,
     StreamOffset,
+    Warnings,
     group_name,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -59,7 +60,7 @@ _SAMPLE_RECORDS: Final = 100
 
 _MAX_SAMPLE_WAIT_MS: Final = 5_000
 _MIN_UPDATE_INTERVAL_US: Final = 1_000_000
-"""Between batches only time can add a finding, so this is often enough."""
+"""Between batches only time can add a diagnosis, so this is often enough."""
 
 
 DescribeBlock = Callable[[KafkaOptions, Projection | None, RecordBlock], str]
@@ -83,7 +84,7 @@ class Warner:
     ) -> None:
         self._options, self._projection, self._reader = options, projection, reader
         self._details: dict[tuple[Kind, int], str] = {}
-        self._sampled: list[Finding] | None = None
+        self._sampled: list[Diagnosis] | None = None
         fields = find_unused_unit(options)
         self._of_options = [report_unused_unit(fields, options.time_unit)] if fields else []
         self._of_options += report_improbable_bounds(options)
@@ -97,8 +98,8 @@ class Warner:
         """Return the warnings of a new query that starts reading at `starts`."""
         passed_over = sum(at - earliest.get(part, at) for part, at in starts.items())
         if not bounded or not self._options.starts_by_default or not passed_over:
-            return {}
-        return update_warnings({}, [report_start_at_end(passed_over)])
+            return ()
+        return update_warnings((), [report_start_at_end(passed_over)])
 
     def update(
         self,
@@ -106,7 +107,7 @@ class Warner:
         now: StreamOffset,
         log_ends: Mapping[Partition, int],
         now_us: int,
-        found_before: Iterable[Finding] = (),
+        found_before: Iterable[Diagnosis] = (),
     ) -> Warnings:
         """Return the warnings after the batch `previous`.
 
@@ -115,7 +116,7 @@ class Warner:
             now: the stream's positions and clocks after it.
             log_ends: the ends up to which records can be read.
             now_us: the wall clock.
-            found_before: findings about the batch `previous` itself.
+            found_before: diagnoses about the batch `previous` itself.
         """
         batch = previous.stream, previous.number
         if self._last_update is not None:
@@ -139,12 +140,12 @@ class Warner:
         self._last_update = batch, now_us, warnings
         return warnings
 
-    def _find_recent(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+    def _find_recent(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
         """Find what most of the latest events have wrong, however many were well before."""
         self._recent = update_counts(self._recent, previous.partitions, now.partitions)
         return find_recent_mistakes(self._recent, now)
 
-    def _find_uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+    def _find_uncounted(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
         """Examine a sample of a partition that was read without counting, once per run.
 
         Records are not counted when several tasks read one partition, or when the group is
@@ -155,11 +156,11 @@ class Warner:
             parts = [part for part in read if _has_same_events(part, previous, now)]
             if not parts:
                 return []
-            nothing: list[Finding] = []
+            nothing: list[Diagnosis] = []
             self._sampled = self._try(self._examine_sample, parts[0], now, nothing)
         return self._sampled
 
-    def _find_two_timestamps(self, previous: StreamOffset, now: StreamOffset) -> list[Finding]:
+    def _find_two_timestamps(self, previous: StreamOffset, now: StreamOffset) -> list[Diagnosis]:
         """Look once a run whether values have a field `timestamp` too, which is not read."""
         options = self._options
         if not options.start_time.given or options.value_format != "json":
@@ -174,7 +175,7 @@ class Warner:
     def _has_field_timestamp(self, part: Partition, now: StreamOffset) -> bool:
         return any(has_field_timestamp(block) for block in self._read_newest(part, now))
 
-    def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Finding]:
+    def _examine_sample(self, part: Partition, now: StreamOffset) -> list[Diagnosis]:
         state, malformed = PartitionState(), NO_MALFORMED_VALUES
         for block in self._read_newest(part, now):
             payload = read_payload(self._options, self._projection, block)
@@ -184,7 +185,7 @@ class Warner:
         share = PartitionOffset(position, position, state, malformed_values=malformed)
         alone = replace(now, partitions={part: share})
         found = find_warnings((BatchRecord(0, alone),), 0)
-        return [replace(each, text=f"of its newest records, {each.text}") for each in found]
+        return [replace(each, scope="of its newest records") for each in found]
 
     def _delays_results(self, now: StreamOffset) -> bool:
         """Check whether a quiet partition may delay results for longer than the options allow."""
@@ -192,21 +193,21 @@ class Warner:
             return not self._options.final_cti
         return self._options.idle_timeout_us is None
 
-    def _add_advice(self, finding: Finding, now: StreamOffset) -> Finding:
+    def _add_advice(self, diagnosis: Diagnosis, now: StreamOffset) -> Diagnosis:
         """Set the advice that depends on options which are not in offsets."""
         comes_back = now.bounded and self._options.idle_timeout_us is not None
-        if finding.kind is Kind.IDLE_PARTITION and comes_back:
-            return replace(finding, advice=REPEATED_RUN_ADVICE)
-        return finding
+        if diagnosis.kind is Kind.IDLE_PARTITION and comes_back:
+            return replace(diagnosis, advice=REPEATED_RUN_ADVICE)
+        return diagnosis
 
-    def _get_detail(self, finding: Finding, now: StreamOffset) -> str:
-        """Describe `finding` by a partition's newest records, if they can be read."""
-        describe = _DESCRIPTIONS.get(finding.kind)
-        if describe is None or not finding.partitions:
+    def _get_detail(self, diagnosis: Diagnosis, now: StreamOffset) -> str:
+        """Describe `diagnosis` by a partition's newest records, if they can be read."""
+        describe = _DESCRIPTIONS.get(diagnosis.kind)
+        if describe is None or not diagnosis.partitions:
             return ""
-        key = finding.kind, finding.level
+        key = diagnosis.kind, diagnosis.level
         if key not in self._details:
-            part, at = _choose_example(finding, now)
+            part, at = _choose_example(diagnosis, now)
             look = partial(self._describe, describe, at)
             self._details[key] = self._try(look, part, now, "")
         return self._details[key]
@@ -248,18 +249,18 @@ class Warner:
             reader.close()
 
 
-def _choose_example(finding: Finding, now: StreamOffset) -> tuple[Partition, int | None]:
+def _choose_example(diagnosis: Diagnosis, now: StreamOffset) -> tuple[Partition, int | None]:
     """The partition to look at, and the offset of a malformed record where a task noted one."""
-    for part in sorted(finding.partitions):
+    for part in sorted(diagnosis.partitions):
         if part in now.partitions:
             noted = now.partitions[part].malformed_values
             at = {
                 Kind.MALFORMED: noted.event_at,
                 Kind.IMPROBABLE_TIMES: noted.time_at,
-            }.get(finding.kind, noted.value_at)
+            }.get(diagnosis.kind, noted.value_at)
             if at is not None:
                 return part, at
-    return min(finding.partitions), None
+    return min(diagnosis.partitions), None
 
 
 def _describe_malformed(
@@ -299,12 +300,11 @@ def _has_same_events(part: Partition, previous: StreamOffset, now: StreamOffset)
     return after is not None and after.state.events == previous.partitions[part].state.events
 
 
-def _repeat_start_at_end(previous: StreamOffset) -> list[Finding]:
-    """Repeat the finding that the stream began at its end, until it has read something."""
-    given = previous.warnings.get(Kind.START_AT_END)
-    if given is None or not given.holds or any(span.size for span in previous.ranges()):
+def _repeat_start_at_end(previous: StreamOffset) -> list[Diagnosis]:
+    """Repeat the diagnosis that the stream began at its end, until it has read something."""
+    if any(span.size for span in previous.ranges()):
         return []
-    return [given.finding]
+    return [each for each in recall_warnings(previous.warnings) if each.kind is Kind.START_AT_END]
 
 
 def warn_about_read(
@@ -330,10 +330,10 @@ def warn_about_read(
     # The end of a part is not that of its partition.
     read = () if options.is_cut else (BatchRecord(0, replace(now, bounded=True)),)
     short = find_short_replays(read) if read else ()
-    log_new_warnings({}, Warner(options, projection, reader).update(blank, now, {}, 0, short))
+    log_new_warnings((), Warner(options, projection, reader).update(blank, now, {}, 0, short))
 
 
 def log_new_warnings(before: Warnings, after: Warnings) -> None:
     """Log the warnings that the previous offset did not have."""
-    for finding in find_new_warnings(before, after):
-        _LOG.warning("%s", finding.line)
+    for diagnosis in find_new_warnings(before, after):
+        _LOG.warning("%s", diagnosis.line)

@@ -1,0 +1,410 @@
+"""What a stream is diagnosed with: kinds, causes and fixes; of each kind a query warns once.
+
+The offset and its counters determine which diagnoses hold. The offset also keeps the warnings
+given, so that a diagnosis that still holds, or holds again, is not repeated unless its level has
+risen. The progress report lists the warnings that hold; only new ones are logged.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Self
+
+from pyspark_timestream.errors import compose_message
+from pyspark_timestream.kafka.offsets.offset import GivenWarning, Warnings
+from pyspark_timestream.kafka.ranges import Partition
+
+_MAX_NAMED: Final = 3
+"""Partitions that a sentence names; it counts the others."""
+
+_MAX_COUNTED: Final = 10
+"""Partitions that are listed with their counts; the rest is summed up."""
+
+_MOST: Final = 0.5
+_FEW: Final = 0.01
+"""Partitions with fewer late or malformed events are well."""
+
+
+class Kind(StrEnum):
+    """Kinds of diagnoses, in the order of reports; docs/how-to/troubleshooting.md lists each.
+
+    Attributes:
+        fix: what to do about it.
+    """
+
+    fix: str
+
+    def __new__(cls, name: str, fix: str) -> Self:
+        """Make a kind of its name and its fix."""
+        kind = str.__new__(cls, name)
+        kind._value_, kind.fix = name, fix
+        return kind
+
+    MALFORMED = (
+        "malformed events",
+        "name the field that holds the time in 'startTime' ('endTime', 'edge'), and the unit "
+        "of its numbers in 'timeUnit', and start with a new checkpoint; 'violationPolicy' = "
+        "'flag' shows such events",
+    )
+    TOMBSTONES = (
+        "tombstones",
+        "nothing to fix if a deletion means nothing to the query; to read deletions as rows, "
+        "take 'startTime' = 'timestamp' or a header, or 'violationPolicy' = 'flag', with a "
+        "new checkpoint",
+    )
+    IMPROBABLE_TIMES = (
+        "improbable times",
+        "set 'timeUnit' to the unit of the numbers, or name another field in 'startTime', and "
+        "start with a new checkpoint",
+    )
+    MALFORMED_VALUES = (
+        "malformed values",
+        "compare 'valueFormat', 'valueFraming' and the types in .schema(...) with what the "
+        "producer writes; 'columnNameOfCorruptRecord' shows such values and their reasons",
+    )
+    OWN_WATERMARK = (
+        "a watermark beside the CTIs",
+        "call advance_time(df) in place of withWatermark: it makes the CTIs Spark's watermark",
+    )
+    NO_ADVANCE_TIME = (
+        "state without advance_time",
+        "call advance_time(df) before the aggregation, join or deduplication",
+    )
+    LOST_CTIS = (
+        "CTIs that are lost before advance_time",
+        "call advance_time(df) on what the source delivers, and let filters, joins and "
+        "functions follow",
+    )
+    START_AT_END = (
+        "a start at the end",
+        "to read what is there, set 'startingOffsets' to 'earliest' and start with a new "
+        "checkpoint",
+    )
+    SESSION_SETTING = (
+        "a setting of the session",
+        "give it Spark's default before the query is built, and start with a new checkpoint, "
+        "which may keep the value that it began with",
+    )
+    FAR_FUTURE = (
+        "a clock ahead",
+        "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
+        "'maxFuture', at most as long as 'ctiDelay', so that events further ahead of their "
+        "records drive no clock, or with 'writerFrom', so that each device has a clock of its "
+        "own",
+    )
+    FUTURE_EVENTS = (
+        "events in the future",
+        "correct the clocks of the devices: such events drive no clock, so they make no other late",
+    )
+    IDLE_PARTITION = (
+        "an idle partition",
+        "set option 'idleTimeout', so that a partition without new records stops counting; or "
+        "make sure that every partition gets records",
+    )
+    SILENT_WRITER = (
+        "a silent writer",
+        "let the writer note the time, or close it (PunctuatedProducer.close()); option "
+        "'writerTimeout', on a new checkpoint, forgets writers that stay silent",
+    )
+    LATE_IMPORT = (
+        "a late import",
+        "make sure that the imported topic gets records, and that its CTIs advance: it is "
+        "read from its earliest offset with the settings in 'ctiImport'; with option "
+        "'idleTimeout' a quiet partition of it stops counting",
+    )
+    NO_CTI = (
+        "no CTI yet",
+        "make sure that records arrive, from where 'startingOffsets' points, and reach "
+        "'ctiFrequency' or carry 'ctiHeader'; a smaller 'ctiFrequency' needs a new checkpoint",
+    )
+    EVERYTHING_DROPPED = (
+        "everything dropped",
+        "start with a new checkpoint and a larger 'ctiDelay', or with 'violationPolicy' = "
+        "'flag' to see the late rows; where events are malformed, correct 'startTime' and "
+        "'timeUnit'",
+    )
+    LATE_ROWS = (
+        "rows dropped as late",
+        "if there are too many, start with a new checkpoint and a larger 'ctiDelay', or with "
+        "'violationPolicy' = 'flag' to keep them as rows",
+    )
+    UNCOUNTED = (
+        "records that are not counted",
+        "let the query read and commit the offsets of its group; no row depends on this",
+    )
+    LARGE_CLOCK = (
+        "a clock too large for the group",
+        "raise the broker's setting 'offset.metadata.max.bytes', or let fewer writers mark a "
+        "partition; 'writerTimeout' forgets those that are gone",
+    )
+    SHARED_GROUP = (
+        "a shared group",
+        "give each query a 'kafka.group.id' of its own, or leave that option out",
+    )
+    BACKLOG = (
+        "a backlog",
+        "wait, or raise 'maxOffsetsPerTrigger' or leave it out; more partitions and cores "
+        "read faster",
+    )
+    UNUSED_UNIT = (
+        "a unit without effect",
+        "leave 'timeUnit' out, with a new checkpoint; if the times are wrong, correct the producer",
+    )
+    TWO_TIMESTAMPS = (
+        "two timestamps",
+        "to read the field, set 'startTime' to 'field:timestamp' and start with a new "
+        "checkpoint; to keep the record's, say 'record:timestamp'",
+    )
+    IMPROBABLE_BOUND = (
+        "a bound in another unit",
+        "write milliseconds, and start with a new checkpoint",
+    )
+    ONE_BATCH = (
+        "a run of one batch",
+        "use .trigger(availableNow=True): it reads everything in as many batches as that "
+        "takes, and ends with the closing batch, which carries the last CTI",
+    )
+    SHORT_REPLAY = (
+        "a replay that ends early",
+        "compare 'startingCti' and 'endingCti' with the CTI that was reached; run again on "
+        "this checkpoint once there are more records, or, if there will be none, set "
+        "'finalCti' to 'true' to release everything",
+    )
+    FINAL_CTI = (
+        "a final CTI already sent",
+        "start with a new checkpoint; for a job that runs again set 'finalCti' to 'false' "
+        "from the beginning",
+    )
+    ENDED = (
+        "the stream has ended",
+        "nothing to fix: every result is out; for a job that runs again with new records set "
+        "'finalCti' to 'false' and start with a new checkpoint",
+    )
+    CAUGHT_UP = (
+        "nothing holds it back",
+        "nothing to fix: a result appears once the CTI has passed it, one batch later; new "
+        "records move the CTI on",
+    )
+
+
+_KNOWN: Final = {str(kind): kind for kind in Kind}
+"""A newer release may have given warnings of other kinds."""
+
+NEXT_STEPS: Final[Mapping[str, str]] = {
+    "framing": (
+        "compare 'valueFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "syntax": (
+        "compare 'valueFormat' and the schema with what the producer writes; a column of "
+        "'columnNameOfCorruptRecord' shows such values, so that they can go to a topic of their own"
+    ),
+    "type": (
+        "correct the column's type in .schema(...), or declare it a string if the format allows"
+    ),
+    "name": (
+        "nothing, if the topic has several record types: option 'valueMessage' names the one that "
+        "is read, and a query of its own reads another"
+    ),
+    "key framing": (
+        "compare 'keyFraming' with the producer's serializer: 'confluent' and 'header' expect a "
+        "schema id, 'none' expects the payload alone"
+    ),
+    "key syntax": (
+        "compare 'keyFormat' and the key's schema with what the producer writes; read the column "
+        "'key' beside them to see such keys"
+    ),
+    "key type": (
+        "correct the type of the key's column in .schema(...), or declare it a string if the "
+        "format allows"
+    ),
+    "key name": (
+        "nothing, if the topic has keys of several types: option 'keyMessage' names the one that "
+        "is read"
+    ),
+}
+"""Reason -> the next step of a user."""
+
+BOUNDED_RUN_ADVICE: Final = (
+    "make sure that every partition gets records; if this run is the end of the stream, set "
+    "option 'finalCti' to 'true' from the beginning"
+)
+"""The fix of an idle partition in a bounded run, which does not wait."""
+
+REPEATED_RUN_ADVICE: Final = (
+    "run again: a run that finds it at rest for as long as option 'idleTimeout' says goes on "
+    "without it; if this run is the end of the stream, set option 'finalCti' to 'true' from the "
+    "beginning"
+)
+"""The same if quiet time counts across runs."""
+
+WRITER_CLOCK_ADVICE: Final = (
+    "let it send events, and correct its clock if that is behind; option 'writerTimeout', on a new "
+    "checkpoint, forgets writers that send nothing"
+)
+"""The fix of a silent writer whose own events move its clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing that is wrong, or that holds results back.
+
+    Attributes:
+        kind: what it is.
+        cause: partitions, a writer, a topic, an option.
+        text: what was seen, one sentence or two.
+        since_us: the wall clock since when, as far as the history reaches; None: it does not say.
+        partitions: the partitions concerned.
+        writers: the (partition, writer's name) concerned.
+        scope: the records that it is about, such as `lately`; empty: all.
+        detail: what a look at the records adds; empty: nothing.
+        level: the severity; a warning is repeated when it rises.
+        advice: the fix, where it is not that of the kind.
+        share: the share of the events of its partitions that it is about.
+        well: those of its partitions in which it is about so few events that they are well.
+    """
+
+    kind: Kind
+    cause: str
+    text: str
+    since_us: int | None = None
+    partitions: frozenset[Partition] = frozenset()
+    writers: frozenset[tuple[Partition, str]] = frozenset()
+    scope: str = ""
+    detail: str = ""
+    level: int = 0
+    advice: str = ""
+    share: float = 1.0
+    well: frozenset[Partition] = frozenset()
+
+    @property
+    def is_partial(self) -> bool:
+        """True if it is about less than half of the events, so that it holds nothing back."""
+        return self.share < _MOST
+
+    @property
+    def fix(self) -> str:
+        """The advice of this diagnosis, or else of its kind."""
+        return self.advice or self.kind.fix
+
+    @property
+    def full_text(self) -> str:
+        """The text with its scope and the detail."""
+        scoped = f"{self.scope}, {self.text}" if self.scope else self.text
+        return f"{scoped}; {self.detail}" if self.detail else scoped
+
+    @property
+    def line(self) -> str:
+        """The diagnosis in one line, as a log and a query's progress show it."""
+        return compose_message(f"{self.kind}: {self.cause}: {self.full_text}", next_step=self.fix)
+
+
+def find_well(counts: Mapping[Partition, int], events: Mapping[Partition, int]) -> set[Partition]:
+    """Find the partitions that have few counted events among theirs."""
+    return {part for part, count in counts.items() if count < _FEW * events[part]}
+
+
+def name_partitions(parts: Sequence[Partition]) -> str:
+    """Name the first few partitions, and count the others.
+
+    >>> name_partitions([Partition("t", number) for number in range(5)])
+    "topic 't' partition 0, topic 't' partition 1, topic 't' partition 2 and 2 more"
+    """
+    shown = ", ".join(str(part) for part in parts[:_MAX_NAMED])
+    return shown if len(parts) <= _MAX_NAMED else f"{shown} and {len(parts) - _MAX_NAMED} more"
+
+
+def list_counts(counts: Mapping[Partition, int]) -> str:
+    """List the partitions with the greatest counts, and sum up the others.
+
+    >>> list_counts({Partition("t", 0): 2, Partition("t", 1): 7})
+    "7 of topic 't' partition 1, 2 of topic 't' partition 0"
+    """
+    parts = sort_by_count(counts)
+    listed = [f"{counts[part]} of {part}" for part in parts[:_MAX_COUNTED]]
+    rest = sum(counts[part] for part in parts[_MAX_COUNTED:])
+    if rest:
+        listed.append(f"{rest} of {len(parts) - _MAX_COUNTED} more partitions")
+    return ", ".join(listed)
+
+
+def sort_by_count(counts: Mapping[Partition, int]) -> list[Partition]:
+    """The partitions, those with the greatest counts first."""
+    return sorted(counts, key=lambda part: (-counts[part], part))
+
+
+def find_no_detail(diagnosis: Diagnosis) -> str:
+    """Return no detail: the records are not examined."""
+    return ""
+
+
+def update_warnings(
+    before: Warnings,
+    found: Iterable[Diagnosis],
+    detail: Callable[[Diagnosis], str] = find_no_detail,
+) -> Warnings:
+    """Return the warnings after an update, in the order of kinds.
+
+    A warning has the newest text, with the counts of now. What its records showed is described anew
+    if it holds again, for another cause, or at a higher level.
+
+    Args:
+        before: the warnings so far.
+        found: what holds now; the first of each kind counts. Their texts depend on the stream
+            alone, not on the wall clock, so that an unchanged stream has equal offsets.
+        detail: describes a diagnosis by its records; called for those that are new.
+    """
+    after = {each.kind: dataclasses.replace(each, holds=False) for each in before}
+    known = {each.kind: each for each in before}
+    for kind, diagnosis in {str(each.kind): each for each in reversed(list(found))}.items():
+        given = known.get(kind)
+        level = max(diagnosis.level, given.level if given else 0)
+        shown = diagnosis.detail
+        is_same = given and (given.holds, given.level, given.cause) == (
+            True,
+            level,
+            diagnosis.cause,
+        )
+        if not shown:
+            shown = given.detail if given and is_same else detail(diagnosis)
+        scoped = dataclasses.replace(diagnosis, detail="").full_text
+        after[kind] = GivenWarning(kind, diagnosis.cause, scoped, shown, diagnosis.advice, level)
+    return tuple(after[kind] for kind in Kind if kind in after)
+
+
+def find_new_warnings(before: Warnings, after: Warnings) -> list[Diagnosis]:
+    """Return what to log: kinds that are new in `after`, or whose level has risen."""
+    levels = {each.kind: each.level for each in before}
+    fresh = (each for each in after if each.level > levels.get(each.kind, -1))
+    return [_recall(each) for each in fresh if each.kind in _KNOWN]
+
+
+def recall_warnings(warnings: Warnings) -> list[Diagnosis]:
+    """Return the diagnoses of the warnings that hold."""
+    return [_recall(each) for each in warnings if each.holds and each.kind in _KNOWN]
+
+
+def _recall(given: GivenWarning) -> Diagnosis:
+    return Diagnosis(
+        _KNOWN[given.kind],
+        given.cause,
+        given.text,
+        detail=given.detail,
+        level=given.level,
+        advice=given.advice,
+    )
+
+
+def add_details(found: Iterable[Diagnosis], warnings: Warnings) -> list[Diagnosis]:
+    """Add to diagnoses the details and advice that their warnings were given with."""
+    given = {each.kind: each for each in warnings}
+    return [
+        dataclasses.replace(
+            each,
+            detail=each.detail or (given[each.kind].detail if each.kind in given else ""),
+            advice=(each.kind in given and given[each.kind].holds and given[each.kind].advice)
+            or each.advice,
+        )
+        for each in found
+    ]
