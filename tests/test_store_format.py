@@ -22,9 +22,16 @@ from tseries.store_model_queries import micros
 
 from pyspark_tseries import NoSuchEvent, TimeSeries
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.model.columns import ERASURE_FIELD, table_schema
 from pyspark_tseries.model.properties import new_properties
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.model.series_index import CommitMetadata, attach_metadata, read_metadata
+from pyspark_tseries.model.series_index import (
+    CommitMetadata,
+    SeriesIndex,
+    attach_metadata,
+    make_delta,
+    read_metadata,
+)
 from pyspark_tseries.storage.head_files import write_head
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.history import keep_history
@@ -190,6 +197,14 @@ def test_every_property_of_a_store_is_on_the_page():
     day = RetainedRange(None, 86_400_000_000)
     made = new_properties(day, 1, day, {"me": ("own",)}, is_local=True)
     assert names_of("properties") == made.keys()
+
+
+def test_every_column_of_a_store_and_of_a_head_is_on_the_page():
+    assert names_of("columns") == {*table_schema([]).names, ERASURE_FIELD.name}
+    index = SeriesIndex()
+    none = pa.array([], pa.string())
+    head = make_delta(none, {**index.lookup([]), **index.min_retained([])})
+    assert names_of("head columns") == set(head.column_names)
 
 
 def test_every_key_of_a_head_is_on_the_page():
