@@ -21,7 +21,7 @@ from pyspark_timestream.diagnose.history import (
     find_unchanged_since,
 )
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.state import COUNTERS, PartitionState
 from pyspark_timestream.rules.stream_cti import max_known
 
 
@@ -159,15 +159,11 @@ MAX_ROWS: Final = 20
 MAX_WRITERS: Final = 10
 """The writers of a partition that a table shows: causes first, then those furthest behind."""
 
-COUNTER_COLUMNS: Final = (
-    "events",
-    "dropped",
-    "adjusted",
-    "flagged",
-    "malformed",
-    "tombstones",
-    "future",
+COUNTER_COLUMNS: Final = tuple(
+    name for name in COUNTERS if name not in ("ctis", "ignoredCtis", "outside")
 )
+"""Of events: a table has no room for all counters."""
+
 COLUMNS: Final = (
     "",
     "partition",

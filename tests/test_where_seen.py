@@ -1,0 +1,113 @@
+"""A new option, key, counter or format is seen in several places; one that was forgotten is red.
+
+contributing.md has a table for each kind of change. The tests here go by the declarations, so they
+need no line of their own for a new one.
+"""
+
+import ast
+import re
+from functools import cache
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from documents import ROOT, read, section, table
+from generate import CONNECTORS
+
+from pyspark_timestream.core.options import OptionSpec, option_specs
+from pyspark_timestream.kafka.offsets.next_offset import build_progress
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.options.reading import FORMATS
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.marks import Marks
+from pyspark_timestream.rules.policies import POLICIES, Events
+from pyspark_timestream.rules.state import COUNTERS, PartitionState
+from pyspark_timestream.rules.step import TimeRules, step
+
+SEMANTICS = "docs/semantics.md"
+OPTIONS = [
+    pytest.param(field, spec, id=f"{connector}-{spec.name}")
+    for connector, declared in CONNECTORS.items()
+    for field, spec in option_specs(declared).items()
+]
+
+
+@cache
+def used_attributes() -> frozenset[str]:
+    """The names behind a dot in the packages."""
+    files = [path for folder in ("sources", "sinks") for path in (ROOT / folder).rglob("*.py")]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    return frozenset(node.attr for node in nodes if isinstance(node, ast.Attribute))
+
+
+@cache
+def words_of_tests() -> frozenset[str]:
+    """The words in the sources of all tests but this one."""
+    folders = (ROOT / "tests", ROOT / "integration")
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    return frozenset(re.findall(r"[\w.]+", " ".join(path.read_text() for path in files)))
+
+
+def names_in(text: str) -> set[str]:
+    """What stands in code in a text."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+@pytest.mark.parametrize(("field", "spec"), OPTIONS)
+def test_an_option_has_an_effect(field: str, spec: OptionSpec) -> None:
+    assert field in used_attributes(), "nothing reads the field"
+
+
+@pytest.mark.parametrize(("field", "spec"), OPTIONS)
+def test_an_option_is_given_by_a_test(field: str, spec: OptionSpec) -> None:
+    assert spec.name in words_of_tests() or f"{spec.name}." in " ".join(words_of_tests())
+
+
+@pytest.mark.parametrize(("field", "spec"), OPTIONS)
+def test_an_option_that_a_checkpoint_pins_is_in_the_semantics(field: str, spec: OptionSpec) -> None:
+    assert spec.may_change or spec.name in read(SEMANTICS)
+
+
+def progress_keys() -> list[str]:
+    share = PartitionOffset(0, 5, PartitionState())
+    report = build_progress(StreamOffset("id", {}, 1, {Partition("trips", 0): share}), {})
+    return [*report, *report["partitions"]["trips"]["0"]]
+
+
+@pytest.mark.parametrize("key", dict.fromkeys(progress_keys()))
+def test_a_key_of_the_progress_is_in_the_semantics_and_read_by_a_test(key: str) -> None:
+    told = names_in(section(SEMANTICS, "### 13.5 Progress")) | {"partitions"}
+    assert key in told | {row[0].strip("`") for row in table(SEMANTICS, "counters")}
+    assert key in words_of_tests()
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "binary"])
+def test_a_payload_format_is_read_told_and_has_hostile_payloads(form: str) -> None:
+    folder = ROOT / "sources/pyspark_timestream/kafka/decode" / form
+    assert (folder / "__init__.py").exists()
+    assert form in names_in(section(SEMANTICS, "### 13.6 Payload formats"))
+    tests = ROOT / "tests/timestream/kafka/decode" / form
+    named = " ".join(path.read_text() for path in tests.rglob("test_*.py"))
+    assert re.search("def test_\\w*(hostile|neighbour|beside_any_others)", named)
+
+
+@pytest.mark.parametrize("counter", COUNTERS)
+def test_a_counter_counts_something(counter: str) -> None:
+    """Of events that are on time, late, over, malformed, without a value, and in the future."""
+    start, end = np.array([[50, 10, 10, 9, 30, 900], [60, 99, 20, 9, 40, 950]])
+    events = Events(
+        start,
+        np.array([True, True, True, True, False, True]),
+        end,
+        record_us=np.full(len(start), 100),
+        valueless=np.array([False, False, False, False, True, False]),
+    )
+    ignored = Marks(
+        np.array([0]), np.array([1]), *np.array([[True], [True]]), pa.array([""]), np.array([False])
+    )
+    found = set()
+    for policy in set(POLICIES) - {"fail"}:
+        rules = TimeRules("interval", policy, every_events=1, max_future_us=500, from_us=60)
+        counted = step(rules, PartitionState(), events, ignored)[0].counters()
+        found |= {name for name, count in counted.items() if count}
+    assert counter in found
