@@ -88,6 +88,10 @@ def test_a_payload_format_is_read_told_and_has_hostile_payloads(form: str) -> No
     assert form in names_in(section(SEMANTICS, "### 13.6 Payload formats"))
     tests = ROOT / "tests/timestream/kafka/decode" / form
     named = " ".join(path.read_text() for path in tests.rglob("test_*.py"))
+    decoder = (folder.parent / "formats.py").read_text()
+    assert re.search(f'case "{form}"', decoder)
+    same_rows = read("tests/timestream/kafka/test_payload_formats.py")
+    assert f'"valueFormat": "{form}"' in same_rows
     assert re.search("def test_\\w*(hostile|neighbour|beside_any_others)", named)
 
 

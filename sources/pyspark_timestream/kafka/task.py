@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, Malform
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
+from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.rules.policies import check_times
 from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
@@ -38,7 +38,6 @@ from pyspark_timestream.rules.step import step
 from pyspark_timestream.rules.stream_cti import TaskFrontier, max_known
 
 _LOG = logging.getLogger(__name__)
-_NAMES: Final = {"json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
 
 
 def run_task(
@@ -235,7 +234,7 @@ def _select_rows(options: KafkaOptions, judged: JudgedBlock) -> Mask:
 def _describe_malformed(options: KafkaOptions, reason: int) -> str:
     of_key = RECORD_REASONS[reason] not in REASONS
     part, form = ("key", options.key_format) if of_key else ("value", options.value_format)
-    return f"the {part} is not {_NAMES[form]} of the schema (reason: {RECORD_REASONS[reason]})"
+    return f"the {part} is not {FORMATS[form]} of the schema (reason: {RECORD_REASONS[reason]})"
 
 
 def _warn_of_marks(options: KafkaOptions, judged: JudgedBlock) -> None:

@@ -71,7 +71,7 @@ def decode_part(
             block = _read_avro(options, rules, wanted, framed)
         case "protobuf":
             block = _read_protobuf(options, rules, wanted, framed)
-        case _:
+        case "json" | "binary":  # Nothing is read of `binary`.
             found = (
                 [_fetch(options, rules, framed, writer) for writer in framed.writers]
                 if rules.has_registry
@@ -80,6 +80,8 @@ def decode_part(
             block = parse_json(wanted, framed.bodies)
             if wanted.names and found:
                 block = block._replace(names=framed.name([_find_title(each) for each in found]))
+        case unknown:
+            raise NotImplementedError(f"nothing decodes {unknown}")
     if not framed.bad.any():
         return block._replace(schema_ids=framed.schema_ids)
     reasons = np.where(framed.bad, np.uint8(FRAMING), block.reasons)

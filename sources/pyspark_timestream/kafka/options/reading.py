@@ -252,7 +252,9 @@ class ReadingOptions:
 
 Part = Literal["value", "key"]
 
-FORMATS: Final = ("binary", "json", "avro", "protobuf")
+FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
+"""Formats by the texts of options, with their names in messages."""
+
 SCHEMA_FORMATS: Final = ("avro", "protobuf")
 """Formats that cannot be read without a schema."""
 
