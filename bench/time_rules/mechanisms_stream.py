@@ -19,7 +19,7 @@ from sizes import size
 from pyspark_timestream.core.instants import NEVER
 from pyspark_timestream.kafka.decode.json import by_block, by_row
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
 from pyspark_timestream.rules.state import PartitionState
 
@@ -127,7 +127,9 @@ def fold_blocks(
 
 def json_paths() -> Iterator[Comparison]:
     """JSON by Arrow's parser alone, with the checks for parity, and row by row."""
-    fields = WantedFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
+    fields = RequestedFields(
+        pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",)
+    )
     fixed = {"unit": "celsius", "site": "north-hall"}
 
     def texts(bad_in: int) -> pa.Array:

@@ -16,7 +16,7 @@ from side_by_side import Comparison, Contender, Done, compare, report
 from sizes import size
 
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.policies import Events
 from pyspark_timestream.rules.state import PartitionState
@@ -32,7 +32,7 @@ SHUFFLED_US = 50_000
 _RANDOM = np.random.default_rng(1)
 TIMES = 1_700_000_000_000_000 + np.arange(BLOCK) * 1_000
 TIMES += _RANDOM.integers(-SHUFFLED_US, SHUFFLED_US, BLOCK)
-FIELDS = WantedFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
+FIELDS = RequestedFields(pa.schema([("device", pa.int64()), ("reading", pa.float64())]), ("ts",))
 Case = tuple[str, TimeRules, Events, Marks]
 
 

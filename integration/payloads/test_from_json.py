@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,7 +71,7 @@ def spark_reads(
 
 
 def we_read(documents: list[bytes | None], schema: pa.Schema) -> list[Row]:
-    block = parse_json(WantedFields(schema), pa.array(documents, pa.binary()))
+    block = parse_json(RequestedFields(schema), pa.array(documents, pa.binary()))
     return rows_of(block.columns, block.malformed.tolist())
 
 

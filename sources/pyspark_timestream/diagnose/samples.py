@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.decode.records import (
     SYNTAX,
     DecodedBlock,
     RecordBlock,
-    WantedFields,
+    RequestedFields,
 )
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
@@ -284,7 +284,7 @@ def _describe_misfits(
     """Describe each of `fields` that does not match in one of the values that are objects."""
     whole = np.array([read is not None for read in objects])
     for field in fields:
-        wrong = parse_json(WantedFields(pa.schema([field])), values).malformed & whole
+        wrong = parse_json(RequestedFields(pa.schema([field])), values).malformed & whole
         if not wrong.any():
             continue
         row = int(np.flatnonzero(wrong)[-1])

@@ -38,7 +38,7 @@ from pyspark_timestream.kafka.decode.columns import DEAD_LETTER, METADATA, defau
 from pyspark_timestream.kafka.decode.formats import check_fields, decode_part
 from pyspark_timestream.kafka.decode.framing import split_value_frames
 from pyspark_timestream.kafka.decode.payload import read_payload
-from pyspark_timestream.kafka.decode.records import REASONS, WantedFields
+from pyspark_timestream.kafka.decode.records import REASONS, RequestedFields
 from pyspark_timestream.kafka.decode.rows import JudgedBlock, interleave_ctis
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import read_registry_settings
@@ -235,7 +235,7 @@ def _list_bodies(sample: Sample, rules: PayloadRules) -> list[bytes | None]:
 
 def _is_readable(options: KafkaOptions, rules: PayloadRules, field: pa.Field) -> bool:
     try:
-        check_fields(options, rules, WantedFields(pa.schema([field])))
+        check_fields(options, rules, RequestedFields(pa.schema([field])))
     except SchemaRefused:
         return False
     return True
@@ -400,7 +400,7 @@ def _find_times(sample: Sample, plan: ReadingPlan) -> tuple[Candidate, ...]:
     }
     fields: Mapping[str, Sequence[pa.Array]] = {}
     if types:
-        wanted = WantedFields(pa.schema([]), tuple(types))
+        wanted = RequestedFields(pa.schema([]), tuple(types))
         values, headers = sample.payloads("value"), sample.headers()
         fields = decode_part(plan.options, rules, wanted, values, headers).raw
     return find_candidates(fields, types, sample.headers(), sample.timestamps_ms())

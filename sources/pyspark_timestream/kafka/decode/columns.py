@@ -12,7 +12,6 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_timestream.errors import OptionError, SchemaRefused
-from pyspark_timestream.kafka.decode.json.by_row import find_unsupported_type
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import (
     PATH_FORM,
@@ -326,6 +325,25 @@ def _check_field(form: str, column: pa.Field) -> pa.Field:
             "declare it a string and use from_json on it",
         )
     return column
+
+
+def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
+    """Find a type inside `data_type` that JSON is not read as; None if there is none."""
+    types = pa.types
+    if types.is_struct(data_type):
+        inner = (find_unsupported_type(child.type) for child in data_type)
+        return next((bad for bad in inner if bad), None)
+    if types.is_list(data_type):
+        return find_unsupported_type(data_type.value_type)
+    if types.is_map(data_type):
+        keyed = types.is_string(data_type.key_type)
+        return find_unsupported_type(data_type.item_type) if keyed else data_type
+    readable = (
+        *(types.is_string, types.is_binary, types.is_boolean, types.is_integer),
+        *(types.is_float32, types.is_float64, types.is_decimal128),
+        *(types.is_timestamp, types.is_date32),
+    )
+    return None if any(is_kind(data_type) for is_kind in readable) else data_type
 
 
 def _unknown_column(

@@ -25,7 +25,7 @@ from pyspark_timestream.kafka.decode.framing import (
     split_value_frames,
 )
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import FRAMING, DecodedBlock, WantedFields
+from pyspark_timestream.kafka.decode.records import FRAMING, DecodedBlock, RequestedFields
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.reading import PayloadRules
 from pyspark_timestream.kafka.options.schemas import (
@@ -47,7 +47,7 @@ _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 def decode_part(
     options: KafkaOptions,
     rules: PayloadRules,
-    wanted: WantedFields,
+    wanted: RequestedFields,
     payloads: pa.Array,
     headers: pa.Array | None,
 ) -> DecodedBlock:
@@ -88,14 +88,16 @@ def decode_part(
     return block._replace(reasons=reasons, schema_ids=framed.schema_ids)
 
 
-def can_read(options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, writer: str) -> bool:
+def can_read(
+    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, writer: str
+) -> bool:
     """Check that payloads of a writer's Avro schema can be read by the reader's."""
     from pyspark_timestream.kafka.decode.avro.read import can_read_avro
 
     return can_read_avro(_create_avro_readers(options.readers[rules.part]), wanted, writer)
 
 
-def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: WantedFields) -> None:
+def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields) -> None:
     """Check that the reader's schema has the wanted fields, with types that can be read.
 
     Raises:
@@ -163,7 +165,7 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
 
 
 def _read_avro(
-    options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, framed: FramedBlock
+    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.avro.read import read_avro
 
@@ -231,7 +233,7 @@ def _inline(schema: RegisteredSchema) -> str:
 
 
 def _read_protobuf(
-    options: KafkaOptions, rules: PayloadRules, wanted: WantedFields, framed: FramedBlock
+    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
 

@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.decode.records import (
     DecodedBlock,
     Reasons,
     RecordBlock,
-    WantedFields,
+    RequestedFields,
     find_header,
     find_record_reasons,
     read_header,
@@ -271,22 +271,24 @@ def _time_sources(options: KafkaOptions) -> list[TimeFrom]:
     return [source for source in sources if source is not None]
 
 
-def _choose_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:
+def _choose_fields(options: KafkaOptions, projection: Projection | None) -> RequestedFields | None:
     """Choose the fields to parse of the values; None if none is needed."""
     raw = tuple(dict.fromkeys(s.name for s in _time_sources(options) if s.kind == "field"))
     columns = projection.fields if projection else pa.schema([])
     if projection is None or options.value_format == "binary":
-        return WantedFields(columns, raw) if raw or len(columns) else None
+        return RequestedFields(columns, raw) if raw or len(columns) else None
     names = projection.wants("value_schema_name")
     about = projection.dead_letter or names or projection.wants("value_schema_id")
-    return WantedFields(columns, raw, names) if raw or len(columns) or about else None
+    return RequestedFields(columns, raw, names) if raw or len(columns) or about else None
 
 
-def _choose_key_fields(options: KafkaOptions, projection: Projection | None) -> WantedFields | None:
+def _choose_key_fields(
+    options: KafkaOptions, projection: Projection | None
+) -> RequestedFields | None:
     """Choose the fields to parse of the keys; None if none is needed."""
     if projection is None or not len(projection.key_fields):
         return None
-    return WantedFields(strip_key_prefix(options, projection.key_fields))
+    return RequestedFields(strip_key_prefix(options, projection.key_fields))
 
 
 def _has_framed_headers(options: KafkaOptions, projection: Projection | None) -> bool:
@@ -299,7 +301,7 @@ def _has_framed_headers(options: KafkaOptions, projection: Projection | None) ->
 def _decode(
     options: KafkaOptions,
     rules: PayloadRules,
-    wanted: WantedFields | None,
+    wanted: RequestedFields | None,
     payloads: pa.Array | None,
     block: RecordBlock,
 ) -> DecodedBlock | None:

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
 from pyspark_timestream.kafka.options.parsers import Path, parse_path
 from pyspark_timestream.kafka.ranges import Range
 
@@ -57,7 +56,19 @@ def to_texts(values: pa.Array) -> pa.Array:
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
+        return pa.array([_decode_or_none(value) for value in values.to_pylist()], pa.string())
+
+
+def _decode_or_none(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def to_mask(booleans: pa.Array) -> Mask:
+    """Convert booleans; nulls are False."""
+    return np.array(pc.fill_null(booleans, False).to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
 def take_header_values(headers: pa.Array, places: npt.NDArray[np.int64]) -> pa.Array:
@@ -93,7 +104,7 @@ RECORD_REASONS: Final = (*REASONS, *(f"key {reason}" for reason in REASONS[1:]))
 
 
 @dataclass(frozen=True, slots=True)
-class WantedFields:
+class RequestedFields:
     """The fields to read of each payload.
 
     Attributes:
@@ -120,7 +131,7 @@ class DecodedBlock(NamedTuple):
     """n decoded payloads.
 
     Attributes:
-        columns: a column of n per field of `WantedFields.columns`, in that order.
+        columns: a column of n per field of `RequestedFields.columns`, in that order.
         raw: per raw field, by the text of its path, consecutive pieces that add up to n; each is
             an array of strings, numbers or timestamps, or of nulls.
         reasons: n numbers: why the payload is malformed, as an index into `REASONS`.
@@ -152,17 +163,3 @@ def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) 
         return None if values is None else values.reasons
     of_keys = keys.reasons + np.where(keys.malformed, np.uint8(len(REASONS) - 1), np.uint8(FINE))
     return of_keys if values is None else np.where(values.malformed, values.reasons, of_keys)
-
-
-class ConvertedColumn(NamedTuple):
-    """A column of n values in its wanted type.
-
-    Attributes:
-        column: the column.
-        partial: n booleans: a part of the value did not match its type and is null.
-        void: n booleans: the whole value did not match; a list with such an item is void as well.
-    """
-
-    column: pa.Array
-    partial: Mask
-    void: Mask

@@ -26,7 +26,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     find_name,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.convert import cast_column
+from pyspark_timestream.kafka.decode.convert import cast
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     NAME,
@@ -34,7 +34,7 @@ from pyspark_timestream.kafka.decode.records import (
     TYPE,
     DecodedBlock,
     Reasons,
-    WantedFields,
+    RequestedFields,
 )
 from pyspark_timestream.kafka.options.parsers import parse_path
 
@@ -69,7 +69,7 @@ class _Codec(NamedTuple):
 
 def read_avro(
     reader: AvroReader,
-    wanted: WantedFields,
+    wanted: RequestedFields,
     bodies: pa.Array,
     writers: Mapping[int, str],
     schema_ids: pa.Array | None = None,
@@ -135,7 +135,7 @@ def read_avro(
     return DecodedBlock(columns, raw, reasons, schema_ids, named)
 
 
-def can_read_avro(readers: tuple[AvroReader, ...], wanted: WantedFields, writer: str) -> bool:
+def can_read_avro(readers: tuple[AvroReader, ...], wanted: RequestedFields, writer: str) -> bool:
     """Check that payloads of a writer's schema can be read."""
     try:
         _build_codec(readers, wanted, writer)
@@ -145,7 +145,7 @@ def can_read_avro(readers: tuple[AvroReader, ...], wanted: WantedFields, writer:
 
 
 def _find_names(
-    reader: AvroReader, wanted: WantedFields, text: str, bodies: pa.Array
+    reader: AvroReader, wanted: RequestedFields, text: str, bodies: pa.Array
 ) -> tuple[list[str | None], Longs]:
     """Return the names of the records that a schema writes, and for n payloads which it is.
 
@@ -233,7 +233,7 @@ def _group(
 
 
 @functools.lru_cache(maxsize=100)
-def _build_codec(readers: tuple[AvroReader, ...], wanted: WantedFields, writer: str) -> _Codec:
+def _build_codec(readers: tuple[AvroReader, ...], wanted: RequestedFields, writer: str) -> _Codec:
     """Plan the reading of a writer's schema by the first of `readers` that can."""
     first, *newer = readers
     try:
@@ -267,14 +267,14 @@ def _read_piece(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
     return pa.concat_arrays([values, singles]).take(pa.array(order, mask=absent)), reasons
 
 
-def _take_fields(wanted: WantedFields, values: pa.Array) -> _Fields:
+def _take_fields(wanted: RequestedFields, values: pa.Array) -> _Fields:
     """Take the wanted fields out of n structs of one writer."""
     unfit = np.zeros(len(values), np.bool_)
     columns = []
     for column in wanted.columns:
-        cast = cast_column(_take_path(values, column.name), column.type)
-        columns.append(cast.column)
-        unfit |= cast.unfit
+        converted = cast(_take_path(values, column.name), column.type)
+        columns.append(converted.column)
+        unfit |= converted.bad
     return _Fields(columns, {name: _take_raw(values, name) for name in wanted.raw}, unfit)
 
 
@@ -288,8 +288,8 @@ def _take_raw(values: pa.Array, path: str) -> Any:
     """Take a field for event times: dates and timestamps as instants."""
     found = _take_path(values, path)
     if pa.types.is_date32(found.type):
-        return cast_column(found, pa.date32()).column.cast(pa.timestamp("us")).view(_INSTANT)
+        return cast(found, pa.date32()).column.cast(pa.timestamp("us")).view(_INSTANT)
     if pa.types.is_timestamp(found.type):
         local = pa.timestamp("us", tz=found.type.tz)
-        return cast_column(found, local).column.view(_INSTANT)
+        return cast(found, local).column.view(_INSTANT)
     return found

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pyspark_timestream.errors import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.convert import can_cast
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.kafka.options.parsers import parse_path
 
 Schema = Any
@@ -407,7 +407,7 @@ _NESTED: Final = {
 
 
 @functools.lru_cache(maxsize=100)
-def build_wanted(reader: AvroReader, fields: WantedFields) -> Wanted:
+def build_wanted(reader: AvroReader, fields: RequestedFields) -> Wanted:
     """Build the part of the reader's schema that `fields` need; they have been checked."""
     shape: Shape = {}
     for column in fields.columns:

@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -30,14 +31,21 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.convert import Converted, cast_scalars, convert, find_bad, keep
 from pyspark_timestream.kafka.decode.json.by_row import (
-    convert_column,
-    has_map,
+    null_on_error,
     parse_rows,
-    wire_type,
+    read_times,
+    to_bytes,
 )
-from pyspark_timestream.kafka.decode.json.scalars import decode_or_none
-from pyspark_timestream.kafka.decode.records import FINE, TYPE, DecodedBlock, WantedFields
+from pyspark_timestream.kafka.decode.records import (
+    FINE,
+    TYPE,
+    DecodedBlock,
+    RequestedFields,
+    to_mask,
+    to_texts,
+)
 from pyspark_timestream.kafka.options.parsers import Path, descend
 
 Bytes = npt.NDArray[np.uint8]
@@ -72,11 +80,8 @@ _LOWER_CASE: Final = np.uint8(ord("{") - ord("["))
 
 def find_joinable(values: pa.Array) -> tuple[pa.Array, Mask]:
     """Return the values as trimmed texts, and a mask of those that may be joined."""
-    try:
-        texts = values.cast(pa.string())
-    except pa.ArrowInvalid:
-        # Some value is not UTF-8. Arrow's JSON parser would accept it, so it is excluded.
-        texts = pa.array([decode_or_none(value.as_py()) for value in values], pa.string())
+    # Arrow's JSON parser would accept what is not UTF-8, so it is excluded.
+    texts = to_texts(values)
     joinable = _find_objects(texts)
     if not joinable.all():
         texts = pc.ascii_trim(texts, characters=_WHITESPACE)
@@ -270,10 +275,10 @@ class _ParseFailure(NamedTuple):
     row: int | None
 
 
-def parse_json(fields: WantedFields, values: pa.Array) -> DecodedBlock:
+def parse_json(fields: RequestedFields, values: pa.Array) -> DecodedBlock:
     """Parse n JSON texts (binary; a null is a row of nulls, not malformed)."""
     texts, joinable = find_joinable(values)
-    if any(has_map(field.type) for field in fields.columns):
+    if any(_has_map(field.type) for field in fields.columns):
         joinable[:] = False
     pieces = [
         piece
@@ -308,7 +313,7 @@ def _run_bounds(mask: Mask) -> npt.NDArray[np.int64]:
 
 
 def _parse_run(
-    fields: WantedFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
+    fields: RequestedFields, values: pa.Array, texts: pa.Array, start: int, stop: int, good: bool
 ) -> Iterator[DecodedBlock]:
     """Parse `values[start:stop]`, in pieces, in order.
 
@@ -342,7 +347,7 @@ def _parse_run(
         at = end
 
 
-def _parse_joined(fields: WantedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
+def _parse_joined(fields: RequestedFields, texts: pa.Array) -> DecodedBlock | _ParseFailure:
     """Parse all of `texts` with Arrow; fails if one of them does not match the fields."""
     first = _parse_first(texts[0].as_py())
     schemas = WireSchemas()
@@ -365,12 +370,12 @@ def _parse_joined(fields: WantedFields, texts: pa.Array) -> DecodedBlock | _Pars
     if any(map(_loses_digits, raw.values())):
         return _ParseFailure(None)
     finished = [
-        convert_column(take_field(tables, place), field.type)
+        convert(take_field(tables, place), field.type, _read_scalars)
         for place, field in zip(column_places, fields.columns, strict=True)
     ]
     malformed = np.zeros(len(texts), dtype=np.bool_)
-    for part in finished:
-        malformed |= part.partial
+    for converted in finished:
+        malformed |= converted.bad
     parts = {text: [column] for text, column in raw.items()}
     reasons = np.where(malformed, TYPE, FINE).astype(np.uint8)
     return DecodedBlock([part.column for part in finished], parts, reasons)
@@ -412,7 +417,7 @@ def _choose_wire_type(target: pa.DataType, first: Any) -> pa.DataType:
     """Choose the type that Arrow parses: the first value shows whether times are seconds."""
     if pa.types.is_timestamp(target) and type(first) is int:
         return pa.int64()
-    return wire_type(target)
+    return _get_wire_type(target)
 
 
 def _guess_raw_type(first: Any) -> pa.DataType:
@@ -426,3 +431,46 @@ def _loses_digits(column: pa.Array) -> bool:
         return False
     largest = pc.max(pc.abs(column)).as_py()
     return largest is not None and largest >= _MAX_EXACT_DOUBLE
+
+
+def _has_map(data_type: pa.DataType) -> bool:
+    """Check for a map inside `data_type`, which Arrow's parser cannot read."""
+    if pa.types.is_struct(data_type):
+        return any(_has_map(field.type) for field in data_type)
+    if pa.types.is_list(data_type):
+        return _has_map(data_type.value_type)
+    return bool(pa.types.is_map(data_type))
+
+
+def _is_text_on_wire(data_type: pa.DataType) -> bool:
+    types = pa.types
+    is_time = types.is_timestamp(data_type) or types.is_date32(data_type)
+    return bool(is_time or types.is_binary(data_type))
+
+
+def _get_wire_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type that Arrow parses: times and bytes are strings, and converted later."""
+    if _is_text_on_wire(data_type):
+        return pa.string()
+    if pa.types.is_struct(data_type):
+        return pa.struct([(field.name, _get_wire_type(field.type)) for field in data_type])
+    if pa.types.is_list(data_type):
+        return pa.list_(_get_wire_type(data_type.value_type))
+    return data_type
+
+
+def _read_scalars(wire: pa.Array, target: pa.DataType) -> Converted:
+    if pa.types.is_timestamp(target) or pa.types.is_date32(target):
+        return read_times(wire, target)
+    if pa.types.is_decimal(target):
+        return _limit_decimals(wire, target)
+    if pa.types.is_binary(target):
+        read = [null_on_error(to_bytes, text) for text in wire.to_pylist()]
+        return find_bad(pa.array(read, target), wire)
+    return cast_scalars(wire, target)
+
+
+def _limit_decimals(wire: pa.Array, target: pa.DataType) -> Converted:
+    """Check the digits before the point: Arrow's parser checks only those after it."""
+    largest = pa.scalar(Decimal((0, (9,) * target.precision, -target.scale)), target)
+    return keep(wire, to_mask(pc.greater(pc.abs(wire), largest)))

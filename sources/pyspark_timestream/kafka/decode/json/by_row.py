@@ -1,10 +1,15 @@
-"""Types of JSON fields, and JSON values parsed one by one."""
+"""Parses JSON values one by one, and converts them as Spark's `from_json` does.
 
+Python's parser reads the values, and each requested field of all of them becomes a column.
+"""
+
+import base64
 import itertools
 import json
-from collections.abc import Callable
-from decimal import Decimal
-from typing import Any, Final
+import re
+from collections.abc import Callable, Sequence, Sized
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,215 +17,88 @@ import pyarrow.compute as pc
 
 from pyspark_timestream.core.event_time import Times, read_number_times, read_text_times
 from pyspark_timestream.core.instants import Mask
-from pyspark_timestream.kafka.decode.json.scalars import (
-    ExactFloat,
-    check_type,
-    integer_reader,
-    parse_integer,
-    to_bytes,
-    to_decimal,
-    to_float,
-    to_text,
+from pyspark_timestream.kafka.decode.convert import (
+    Converted,
+    Longs,
+    build_repeated,
+    build_struct,
+    find_bad,
+    keep,
 )
 from pyspark_timestream.kafka.decode.records import (
     FINE,
     SYNTAX,
     TYPE,
-    ConvertedColumn,
     DecodedBlock,
-    WantedFields,
+    RequestedFields,
+    to_mask,
 )
 from pyspark_timestream.kafka.options.parsers import descend
+
+_CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
 
 _ZONED_TIME: Final = r"[T t][0-9:.,]+\s*([Zz]|[+-][0-9:]+)\s*$"
 """The end of a text with a time of day and a zone."""
 
+_BLANKS: Final = "".join(map(chr, range(33)))
+"""Characters that may surround base64."""
 
-def find_unsupported_type(data_type: pa.DataType) -> pa.DataType | None:
-    """Find a type inside `data_type` that JSON cannot be read as; None if there is none."""
-    if pa.types.is_struct(data_type):
-        inner = [data_type.field(i).type for i in range(data_type.num_fields)]
-        return next((bad for bad in map(find_unsupported_type, inner) if bad), None)
-    if pa.types.is_list(data_type):
-        return find_unsupported_type(data_type.value_type)
-    if pa.types.is_map(data_type):
-        keyed = pa.types.is_string(data_type.key_type)
-        return find_unsupported_type(data_type.item_type) if keyed else data_type
-    fits = (
-        pa.types.is_string(data_type)
-        or pa.types.is_binary(data_type)
-        or pa.types.is_integer(data_type)
-        or pa.types.is_float32(data_type)
-        or pa.types.is_float64(data_type)
-        or pa.types.is_boolean(data_type)
-        or pa.types.is_decimal128(data_type)
-        or pa.types.is_timestamp(data_type)
-        or pa.types.is_date32(data_type)
-    )
-    return None if fits else data_type
+_DECIMAL_PATTERN: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?")
+_DECIMAL_CONTEXT: Final = Context(prec=40)
+"""A decimal column has 38 digits at most."""
+
+_INFINITY: Final = float("inf")
+_NOT_FINITE: Final = {
+    "NaN": float("nan"),
+    "Infinity": _INFINITY,
+    "+Infinity": _INFINITY,
+    "+INF": _INFINITY,
+    "-Infinity": -_INFINITY,
+    "-INF": -_INFINITY,
+}
+"""The texts that a floating-point column accepts."""
 
 
-def has_map(data_type: pa.DataType) -> bool:
-    """Check for a map inside `data_type`, which Arrow's parser cannot read."""
-    if pa.types.is_struct(data_type):
-        return any(has_map(data_type.field(i).type) for i in range(data_type.num_fields))
-    if pa.types.is_list(data_type):
-        return has_map(data_type.value_type)
-    return bool(pa.types.is_map(data_type))
+class _ExactFloat(float):
+    """A float that keeps its digits for decimal columns."""
+
+    __slots__ = ("digits",)
+
+    def __init__(self, digits: str) -> None:
+        self.digits = digits
 
 
-def wire_type(data_type: pa.DataType) -> pa.DataType:
-    """Return the type that Arrow parses: times and bytes are strings, and converted later."""
-    if (
-        pa.types.is_timestamp(data_type)
-        or pa.types.is_date32(data_type)
-        or pa.types.is_binary(data_type)
-    ):
-        return pa.string()
-    if pa.types.is_struct(data_type):
-        inner = [data_type.field(i) for i in range(data_type.num_fields)]
-        return pa.struct([(field.name, wire_type(field.type)) for field in inner])
-    if pa.types.is_list(data_type):
-        return pa.list_(wire_type(data_type.value_type))
-    return data_type
+class _MinusZero(int):
+    """The integer -0, which becomes -0.0 in a floating-point column, as in Arrow."""
 
 
-def convert_column(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
-    """Convert the parsed column `wire` to type `target`."""
-    if pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        column, bad = convert_times(wire, target)
-        return ConvertedColumn(column, bad, bad)
-    if pa.types.is_struct(target):
-        return _convert_struct(wire, target)
-    if pa.types.is_list(target):
-        return _convert_list(wire, target)
-    if pa.types.is_decimal(target):
-        return _convert_decimal(wire, target)
-    if pa.types.is_binary(target):
-        return _convert_bytes(wire)
-    fine = np.zeros(len(wire), dtype=np.bool_)
-    return ConvertedColumn(wire if wire.type == target else wire.cast(target), fine, fine)
+_MINUS_ZERO: Final = _MinusZero()
 
 
-def _convert_struct(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
-    inner = [target.field(i) for i in range(target.num_fields)]
-    parts = [
-        convert_column(child, field.type)
-        for child, field in zip(wire.flatten(), inner, strict=True)
-    ]
-    partial = np.zeros(len(wire), dtype=np.bool_)
-    for part in parts:
-        partial |= part.partial
-    children = [part.column for part in parts]
-    column = pa.StructArray.from_arrays(children, fields=inner, mask=wire.is_null())
-    return ConvertedColumn(column, partial, np.zeros(len(wire), dtype=np.bool_))
+def _parse_integer(digits: str) -> int:
+    """Parse an integer; ValueError if it has too many digits."""
+    return _MINUS_ZERO if digits == "-0" else int(digits)
 
 
-def _convert_list(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
-    items = convert_column(wire.flatten(), target.value_type)
-    lengths = pc.fill_null(pc.list_value_length(wire), 0).to_numpy(zero_copy_only=False)
-    rows = np.repeat(np.arange(len(wire)), lengths)
-    partial, void = (np.zeros(len(wire), dtype=np.bool_) for _ in range(2))
-    partial[rows[items.partial]] = True
-    void[rows[items.void]] = True
-    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    absent = pc.or_(wire.is_null(), pa.array(void))
-    column = pa.ListArray.from_arrays(offsets, items.column, type=target, mask=absent)
-    return ConvertedColumn(column, partial, void)
+_DECODER: Final = json.JSONDecoder(parse_float=_ExactFloat, parse_int=_parse_integer)
 
 
-def _convert_decimal(wire: pa.Array, target: pa.DataType) -> ConvertedColumn:
-    """Check the digits before the point: Arrow's parser checks only those after it."""
-    nines = (9,) * target.precision
-    smallest, largest = (
-        pa.scalar(Decimal((sign, nines, -target.scale)), target) for sign in (1, 0)
-    )
-    fits = pc.and_(pc.less_equal(wire, largest), pc.greater_equal(wire, smallest))
-    fits = pc.fill_null(fits, True)
-    bad = ~np.array(fits.to_numpy(zero_copy_only=False))
-    return ConvertedColumn(pc.if_else(fits, wire, None), bad, bad)
-
-
-def _convert_bytes(wire: pa.Array) -> ConvertedColumn:
-    bad = np.zeros(len(wire), dtype=np.bool_)
-    read: list[bytes | None] = []
-    for row, text in enumerate(wire.to_pylist()):
-        try:
-            read.append(None if text is None else to_bytes(text))
-        except ValueError:
-            read.append(None)
-            bad[row] = True
-    return ConvertedColumn(pa.array(read, pa.binary()), bad, bad)
-
-
-def convert_times(wire: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Convert texts to timestamps or dates, or seconds to timestamps; return also the failures."""
-    if pa.types.is_date32(target):
-        # As in Spark, anything after the day is ignored.
-        trimmed = pc.utf8_trim_whitespace(wire)
-        dated = pc.match_substring_regex(trimmed, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ]|$)")
-        suffix = pc.if_else(dated, "T00:00:00Z", None)
-        texts_of_day = pc.binary_join_element_wise(
-            pc.utf8_slice_codeunits(trimmed, 0, 10), suffix, ""
-        )
-        instants, readable = read_text_times(texts_of_day, None)
-        column = pa.array(instants // 86_400_000_000, pa.int32(), mask=~readable).cast(target)
-    else:
-        instants, readable = _read_timestamps(wire, zoned=target.tz is not None)
-        column = pa.array(instants, pa.int64(), mask=~readable).cast(target)
-    present = np.array(wire.is_valid().to_numpy(zero_copy_only=False))
-    return column, present & ~readable
-
-
-def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
-    """Read times as Spark does: without `zoned`, numbers and texts with a zone are unreadable."""
-    if pa.types.is_integer(wire.type):
-        instants, readable = read_number_times(wire, "s")
-        return instants, readable & zoned
-    instants, readable = read_text_times(wire, None)
-    if not zoned:
-        with_zone = pc.fill_null(pc.match_substring_regex(wire, _ZONED_TIME), False)
-        readable &= ~np.array(with_zone.to_numpy(zero_copy_only=False))
-    return instants, readable
-
-
-Reader = Callable[[Any], tuple[Any, bool]]
-"""Converts a non-null value; returns the readable part and whether that is all. May raise."""
-
-_CONVERSION_ERRORS: Final = (ValueError, OverflowError, RecursionError, pa.ArrowException)
-
-_DECODER: Final = json.JSONDecoder(parse_float=ExactFloat, parse_int=parse_integer)
-
-
-def parse_rows(fields: WantedFields, values: list[bytes | None]) -> DecodedBlock:
-    """Parse values one by one: unreadable parts become null, readable parts stay."""
-    columns: list[list[Any]] = [[] for _ in fields.columns]
-    raw: dict[str, list[Any]] = {name: [] for name in fields.raw}
-    reasons = np.zeros(len(values), dtype=np.uint8)
-    readers = [
-        (column, path[0], path[1:], _null_on_error(_reader(field.type)))
-        for column, path, field in zip(columns, fields.column_paths(), fields.columns, strict=True)
-    ]
-    raw_readers = [(raw[text], path[0], path[1:]) for text, path in fields.raw_paths().items()]
-    for row, text in enumerate(values):
-        parsed, reason = _load(text)
-        for column, name, below, read in readers:
-            value, blocked = parsed.get(name), False
-            if below:
-                value, _, blocked = descend(value, below)
-            converted, fits = read(value)
-            column.append(converted)
-            reason = reason or (FINE if fits and not blocked else TYPE)
-        for found, name, below in raw_readers:
-            value = parsed.get(name)
-            found.append(_to_raw(descend(value, below).value if below else value))
-        if reason:
-            reasons[row] = reason
-    typed_columns = zip(columns, fields.columns, strict=True)
-    pieces = {name: _group_by_type(found) for name, found in raw.items()}
-    return DecodedBlock(
-        [pa.array(column, field.type) for column, field in typed_columns], pieces, reasons
-    )
+def parse_rows(fields: RequestedFields, values: list[bytes | None]) -> DecodedBlock:
+    """Parse n values one by one."""
+    loaded = [_load(value) for value in values]
+    reasons = np.array([reason for _, reason in loaded], np.uint8)
+    columns = []
+    for path, field in zip(fields.column_paths(), fields.columns, strict=True):
+        found = [descend(value, path) for value, _ in loaded]
+        column, bad = _convert([each.value for each in found], field.type)
+        bad |= np.array([each.blocked for each in found], np.bool_)
+        reasons[bad & (reasons == FINE)] = TYPE
+        columns.append(column)
+    raw = {
+        text: _group_by_type([_to_raw(descend(value, path).value) for value, _ in loaded])
+        for text, path in fields.raw_paths().items()
+    }
+    return DecodedBlock(columns, raw, reasons)
 
 
 def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
@@ -233,7 +111,7 @@ def _load(text: bytes | None) -> tuple[dict[str, Any], int]:
 
 
 def _to_raw(value: Any) -> str | int | float | None:
-    """Return a raw field if Arrow can hold it as text or number, else None."""
+    """Return a value if Arrow can hold it as text or number, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -255,87 +133,202 @@ def _group_by_type(values: list[Any]) -> list[pa.Array]:
     return [pa.array(list(run)) for _, run in itertools.groupby(values, type)]
 
 
-def _null_on_error(read: Reader) -> Reader:
-    """Wrap `read`: a null stays null, and a value for which it raises becomes null."""
-
-    def field(value: Any) -> tuple[Any, bool]:
-        if value is None:
-            return None, True
-        try:
-            return read(value)
-        except _CONVERSION_ERRORS:
-            return None, False
-
-    return field
-
-
-def _pass_null(read: Reader) -> Reader:
-    return lambda value: (None, True) if value is None else read(value)
-
-
-def _reader(target: pa.DataType) -> Reader:
-    """Choose the reader of `target`.
-
-    A struct keeps its readable fields. A list or map with an unreadable item is unreadable.
-    """
+def _convert(values: list[Any], target: pa.DataType) -> Converted:
+    """Convert n parsed values to `target`; one that becomes null, but was not, is bad."""
     if pa.types.is_struct(target):
-        inner = [target.field(i) for i in range(target.num_fields)]
-        return _struct_reader({field.name: _null_on_error(_reader(field.type)) for field in inner})
-    if pa.types.is_list(target):
-        return _list_reader(_pass_null(_reader(target.value_type)))
-    if pa.types.is_map(target):
-        return _map_reader(_pass_null(_reader(target.item_type)))
-    scalar = _scalar_reader(target)
-    return lambda value: (scalar(value), True)
+        found = _convert_objects(values, target)
+    elif pa.types.is_list(target):
+        found = _convert_lists(values, target)
+    elif pa.types.is_map(target):
+        found = _convert_maps(values, target)
+    elif pa.types.is_timestamp(target) or pa.types.is_date32(target):
+        found = keep(_convert_times(values, target))
+    else:
+        read = _choose_scalar(target)
+        found = keep(pa.array([null_on_error(read, value) for value in values], target))
+    lost = to_mask(found.column.is_null()) & np.array([v is not None for v in values], np.bool_)
+    return Converted(found.column, found.bad | lost)
 
 
-def _struct_reader(readers: dict[str, Reader]) -> Reader:
-    def read(value: Any) -> tuple[Any, bool]:
-        given = check_type(value, dict)
-        parts = {name: field(given.get(name)) for name, field in readers.items()}
-        return {name: part for name, (part, _) in parts.items()}, _all_fit(parts.values())
-
-    return read
-
-
-def _list_reader(item: Reader) -> Reader:
-    def read(value: Any) -> tuple[Any, bool]:
-        items = [item(each) for each in check_type(value, list)]
-        return [each for each, _ in items], _all_fit(items)
-
-    return read
+def _convert_objects(values: list[Any], target: pa.DataType) -> Converted:
+    objects = [value if isinstance(value, dict) else None for value in values]
+    fields = [
+        _convert([None if each is None else each.get(field.name) for each in objects], field.type)
+        for field in target
+    ]
+    return build_struct(target, fields, np.array([each is None for each in objects], np.bool_))
 
 
-def _map_reader(item: Reader) -> Reader:
-    def read(value: Any) -> tuple[Any, bool]:
-        entries = [(to_text(key), *item(each)) for key, each in check_type(value, dict).items()]
-        return [(key, each) for key, each, _ in entries], all(fits for _, _, fits in entries)
-
-    return read
+def _convert_lists(values: list[Any], target: pa.DataType) -> Converted:
+    lists: list[list[Any] | None] = [each if isinstance(each, list) else None for each in values]
+    items = _convert([item for each in lists for item in each or ()], target.value_type)
+    return build_repeated(target, [items], *_measure(lists))
 
 
-def _all_fit(parts: Any) -> bool:
-    return all(fits for _, fits in parts)
+def _convert_maps(values: list[Any], target: pa.DataType) -> Converted:
+    maps: list[dict[str, Any] | None] = [
+        each if isinstance(each, dict) else None for each in values
+    ]
+    keys = _convert([key for each in maps for key in each or ()], target.key_type)
+    items = _convert([v for each in maps for v in (each or {}).values()], target.item_type)
+    return build_repeated(target, [keys, items], *_measure(maps))
 
 
-def _scalar_reader(target: pa.DataType) -> Callable[[Any], Any]:
+def _measure(values: Sequence[Sized | None]) -> tuple[Longs, Mask]:
+    """Return how many items each of n values has, and which of them are null."""
+    lengths = np.array([len(each or ()) for each in values], np.int64)
+    return lengths, np.array([each is None for each in values], np.bool_)
+
+
+def _convert_times(values: list[Any], target: pa.DataType) -> pa.Array:
+    raw = list(map(_to_raw, values))
+    texts = pa.array([each if isinstance(each, str) else None for each in raw], pa.string())
+    column = read_times(texts, target).column
+    if pa.types.is_date32(target):
+        return column
+    numbers = pa.array([each if isinstance(each, int) else None for each in raw], pa.int64())
+    return pc.coalesce(column, read_times(numbers, target).column)
+
+
+def read_times(wire: pa.Array, target: pa.DataType) -> Converted:
+    """Read texts as timestamps or dates, or seconds as timestamps."""
+    if pa.types.is_date32(target):
+        # As in Spark, anything after the day is ignored.
+        trimmed = pc.utf8_trim_whitespace(wire)
+        dated = pc.match_substring_regex(trimmed, r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ]|$)")
+        suffix = pc.if_else(dated, "T00:00:00Z", None)
+        texts_of_day = pc.binary_join_element_wise(
+            pc.utf8_slice_codeunits(trimmed, 0, 10), suffix, ""
+        )
+        instants, readable = read_text_times(texts_of_day, None)
+        column = pa.array(instants // 86_400_000_000, pa.int32(), mask=~readable).cast(target)
+    else:
+        instants, readable = _read_timestamps(wire, zoned=target.tz is not None)
+        column = pa.array(instants, pa.int64(), mask=~readable).cast(target)
+    return find_bad(column, wire)
+
+
+def _read_timestamps(wire: pa.Array, *, zoned: bool) -> Times:
+    """Read times as Spark does: without `zoned`, numbers and texts with a zone are unreadable."""
+    if pa.types.is_integer(wire.type):
+        instants, readable = read_number_times(wire, "s")
+        return instants, readable & zoned
+    instants, readable = read_text_times(wire, None)
+    if not zoned:
+        readable &= ~to_mask(pc.match_substring_regex(wire, _ZONED_TIME))
+    return instants, readable
+
+
+Scalar: TypeAlias = Callable[[Any], Any]
+"""Converts a parsed value that is not null; raises ValueError if it does not match the type."""
+
+
+def null_on_error(read: Scalar, value: Any) -> Any:
+    """Convert `value`; null if that fails."""
+    if value is None:
+        return None
+    try:
+        return read(value)
+    except _CONVERSION_ERRORS:
+        return None
+
+
+def _choose_scalar(target: pa.DataType) -> Scalar:
     if pa.types.is_string(target):
-        return to_text
+        return _to_text
     if pa.types.is_binary(target):
         return to_bytes
     if pa.types.is_boolean(target):
-        return lambda value: check_type(value, bool)
+        return lambda value: _check_type(value, bool)
     if pa.types.is_decimal(target):
-        return lambda value: to_decimal(value, target)
-    if pa.types.is_timestamp(target) or pa.types.is_date32(target):
-        return lambda value: _to_time(value, target)
+        return lambda value: _to_decimal(value, target)
     if pa.types.is_integer(target):
-        return integer_reader(target)
-    return lambda value: to_float(value, target)
+        return _integer_reader(target)
+    return lambda value: _to_float(value, target)
 
 
-def _to_time(value: Any, target: pa.DataType) -> Any:
-    column, bad = convert_times(pa.array([check_type(value, (str, int))]), target)
-    if bad[0]:
-        raise ValueError(f"{value!r} is not of type {target}")
-    return column[0].as_py()
+def _check_type(value: Any, kind: type | tuple[type, ...]) -> Any:
+    """Return `value` if it has the Python type `kind`; a bool is not a number."""
+    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+        raise ValueError(f"{value!r} is not of type {kind}")
+    return value
+
+
+def _to_text(value: Any) -> str:
+    """Return a text unchanged, anything else as compact JSON with doubles as Java prints them."""
+    text = value if isinstance(value, str) else _to_compact_json(value)
+    text.encode()
+    return text
+
+
+def _integer_reader(target: pa.DataType) -> Scalar:
+    bound = 1 << (target.bit_width - 1)
+
+    def read(value: Any) -> int:
+        number = int(_check_type(value, int))
+        if not -bound <= number < bound:
+            raise ValueError(f"{number} does not fit {target}")
+        return number
+
+    return read
+
+
+def _to_float(value: Any, target: pa.DataType) -> float:
+    if isinstance(value, str):
+        if value not in _NOT_FINITE:
+            raise ValueError(f"{value!r} is not a number")
+        return _NOT_FINITE[value]
+    number = -0.0 if value is _MINUS_ZERO else _check_type(value, (int, float))
+    if pa.types.is_float32(target):
+        # A double in between would round twice.
+        text = getattr(number, "digits", None) or str(number)
+        return float(pa.scalar(text).cast(target).as_py())
+    try:
+        return float(number)
+    except OverflowError:
+        return _INFINITY if number > 0 else -_INFINITY  # As Arrow and Spark read it.
+
+
+def _to_decimal(value: Any, target: pa.DataType) -> Decimal:
+    """Convert a number or its text, rounding half up."""
+    digits = str(_check_type(getattr(value, "digits", value), (str, int))).replace(",", "")
+    if _DECIMAL_PATTERN.fullmatch(digits) is None:
+        raise ValueError(f"{value!r} is not a decimal")
+    number = Decimal(digits)
+    before_point = target.precision - target.scale
+    if number and number.adjusted() >= before_point:
+        raise ValueError(f"{value!r} has too many digits for {target}")
+    rounded = number.quantize(Decimal(1).scaleb(-target.scale), ROUND_HALF_UP, _DECIMAL_CONTEXT)
+    if rounded and rounded.adjusted() >= before_point:
+        raise ValueError(f"{value!r} has too many digits for {target}")
+    return rounded
+
+
+def to_bytes(value: Any) -> bytes:
+    """Decode a base64 text; ValueError if it is none."""
+    return base64.b64decode(_check_type(value, str).strip(_BLANKS), validate=True)
+
+
+def _to_compact_json(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = (f"{_quote(name)}:{_to_compact_json(inner)}" for name, inner in value.items())
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_to_compact_json, value)) + "]"
+    if isinstance(value, float):
+        return _format_double(float(value))
+    return _quote(value)
+
+
+def _quote(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _format_double(value: float) -> str:
+    """Format like Java's `Double.toString`: plain from 0.001 to 10,000,000, else like 1.0E40."""
+    if not np.isfinite(value):
+        return {"inf": '"Infinity"', "-inf": '"-Infinity"'}.get(str(value), '"NaN"')
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        return str(np.format_float_positional(value, trim="0"))
+    digits, _, exponent = np.format_float_scientific(value, trim="0").partition("e")
+    return f"{digits}E{int(exponent)}"

@@ -57,7 +57,7 @@ from pyspark_timestream.kafka.decode.records import (
     TYPE,
     DecodedBlock,
     Reasons,
-    WantedFields,
+    RequestedFields,
 )
 from pyspark_timestream.kafka.options.parsers import parse_path
 
@@ -429,7 +429,7 @@ class _Decoder(NamedTuple):
 
 def read_framed_protobuf(
     reader: ProtobufReader,
-    wanted: WantedFields,
+    wanted: RequestedFields,
     framed: FramedBlock,
     find_message: Callable[[Writer], str | None],
 ) -> DecodedBlock:
@@ -451,7 +451,7 @@ def read_framed_protobuf(
 
 def read_protobuf(
     reader: ProtobufReader,
-    wanted: WantedFields,
+    wanted: RequestedFields,
     bodies: pa.Array,
     reasons: Reasons | None = None,
 ) -> DecodedBlock:
@@ -480,7 +480,7 @@ def read_protobuf(
     for field, plan in zip(wanted.columns, decoder.columns, strict=True):
         converted = plan.convert(pc.struct_field(found, parse_path(field.name)))
         columns.append(converted.column if whole else converted.column.take(spread))
-        reasons[rows[converted.partial]] = TYPE
+        reasons[rows[converted.bad]] = TYPE
     raw = {}
     for name, plan in decoder.raw.items():
         column = plan.convert(pc.struct_field(found, parse_path(name))).column
@@ -489,7 +489,7 @@ def read_protobuf(
 
 
 @functools.lru_cache(maxsize=64)
-def _create_decoder(reader: ProtobufReader, wanted: WantedFields) -> _Decoder:
+def _create_decoder(reader: ProtobufReader, wanted: RequestedFields) -> _Decoder:
     compiled = compile_reader(reader)
     columns = plan_columns(reader, wanted.columns)
     raw = plan_raw_fields(reader, wanted.raw)

@@ -10,30 +10,29 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pyspark_timestream.core.instants import FINAL_US, MIN_US, Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.convert import (
-    INSTANT,
     Convert,
-    cast_dates,
-    cast_durations,
-    cast_enums,
-    cast_protobuf_column,
-    cast_timestamps,
+    Converted,
+    Longs,
+    can_cast,
+    cast_scalars,
     convert_list,
     convert_map,
     convert_struct,
-    fits,
-    mark,
+    keep,
 )
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     import_libraries,
     normalize,
     well_known,
 )
-from pyspark_timestream.kafka.decode.records import ConvertedColumn
+from pyspark_timestream.kafka.decode.records import to_mask
 from pyspark_timestream.kafka.options.parsers import parse_path
 
 Tree: TypeAlias = dict[str, Any]
@@ -76,15 +75,61 @@ _TIMESTAMP, _DURATION, _DATE = (
     "google.protobuf.Duration",
     "google.type.Date",
 )
-_TIMES: Final[dict[str, tuple[pa.DataType, str, Tree, Any]]] = {
-    _TIMESTAMP: (INSTANT, "a timestamp", {"seconds": None, "nanos": None}, cast_timestamps),
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_MAX_DURATION_S: Final = 315_576_000_000
+_NANOS: Final = 1_000_000_000
+
+
+def _convert_timestamps(messages: pa.Array) -> Converted:
+    """Read messages of seconds and nanos as timestamps, rounded down to the microsecond."""
+    seconds, nanos = _read_integers(messages, "seconds", "nanos")
+    first, last = MIN_US // 1_000_000, FINAL_US // 1_000_000
+    legal = (seconds >= first) & (seconds <= last) & (nanos >= 0) & (nanos < _NANOS)
+    us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
+    return _keep_legal(us, _INSTANT, messages, legal)
+
+
+def _convert_durations(messages: pa.Array) -> Converted:
+    """Read messages of seconds and nanos as durations, rounded down to the microsecond."""
+    seconds, nanos = _read_integers(messages, "seconds", "nanos")
+    legal = (np.abs(nanos) < _NANOS) & (seconds >= -_MAX_DURATION_S) & (seconds <= _MAX_DURATION_S)
+    legal &= np.sign(seconds) * np.sign(nanos) >= 0
+    us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
+    return _keep_legal(us, pa.duration("us"), messages, legal)
+
+
+def _convert_dates(messages: pa.Array) -> Converted:
+    """Read messages of year, month and day as dates."""
+    year, month, day = _read_integers(messages, "year", "month", "day")
+    legal = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
+    first, after = (each.astype("datetime64[D]").astype(np.int64) for each in (months, months + 1))
+    days = first + np.where(legal, day, 1) - 1
+    return _keep_legal(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
+
+
+def _read_integers(messages: pa.Array, *names: str) -> list[Longs]:
+    """Read the integer fields `names`; 0 where the message is absent."""
+    arrays = [pc.fill_null(pc.struct_field(messages, name), 0) for name in names]
+    return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
+
+
+def _keep_legal(
+    values: npt.NDArray[np.integer], target: pa.DataType, messages: pa.Array, legal: Mask
+) -> Converted:
+    present = to_mask(messages.is_valid())
+    return Converted(pa.array(values, mask=~(present & legal)).cast(target), present & ~legal)
+
+
+_TIMES: Final[dict[str, tuple[pa.DataType, str, Tree, Convert]]] = {
+    _TIMESTAMP: (_INSTANT, "a timestamp", {"seconds": None, "nanos": None}, _convert_timestamps),
     _DURATION: (
         pa.duration("us"),
         "an interval day to second",
         {"seconds": None, "nanos": None},
-        cast_durations,
+        _convert_durations,
     ),
-    _DATE: (pa.date32(), "a date", {"year": None, "month": None, "day": None}, cast_dates),
+    _DATE: (pa.date32(), "a date", {"year": None, "month": None, "day": None}, _convert_dates),
 }
 
 
@@ -145,12 +190,15 @@ def plan_field(field: Any, target: pa.DataType) -> Plan:
         key, value = field.message_type.fields
         keys, values = _plan_one(key, target.key_type), _plan_one(value, target.item_type)
         tree: Tree = {"key": None, "value": values.tree}
-        return Plan(tree, lambda array: convert_map(array, keys.convert, values.convert, target))
+        return Plan(
+            tree,
+            lambda array: convert_map(_sort_entries(array), target, keys.convert, values.convert),
+        )
     if field.is_repeated:
         if not pa.types.is_list(target):
             raise _misfit(field, target, "an array")
         items = _plan_one(field, target.value_type)
-        return Plan(items.tree, lambda array: convert_list(array, items.convert, target))
+        return Plan(items.tree, lambda array: convert_list(array, target, items.convert))
     return _plan_one(field, target)
 
 
@@ -168,7 +216,7 @@ def plan_raw(field: Any) -> Plan:
             days = plan_field(field, pa.date32())
             return Plan(days.tree, lambda array: _cast_days(days.convert(array)))
         if name == _TIMESTAMP:
-            return plan_field(field, INSTANT)
+            return plan_field(field, _INSTANT)
         if name in _WRAPPERS:
             found = field.message_type.fields_by_name["value"]
     kind = _SCALARS[found.type - 1][1]
@@ -198,8 +246,28 @@ def check_readable(field: Any) -> None:
         raise Misfit(f"'{field.full_name}' is a group, which is not read", "another field")
 
 
-def _cast_days(days: ConvertedColumn) -> ConvertedColumn:
-    return days._replace(column=days.column.cast(pa.timestamp("s")).cast(INSTANT))
+def _cast_days(days: Converted) -> Converted:
+    return days._replace(column=days.column.cast(pa.timestamp("s")).cast(_INSTANT))
+
+
+def _sort_entries(array: pa.Array) -> pa.Array:
+    """Make maps of repeated entries, by their keys: Google's library promises no order."""
+    entries = array.flatten()
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    keys = pc.struct_field(entries, "key")
+    table = pa.table({"row": np.repeat(np.arange(len(array)), lengths), "key": keys})
+    order = pc.sort_indices(table, sort_keys=[("row", "ascending"), ("key", "ascending")])
+    offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
+    items = pc.struct_field(entries, "value").take(order)
+    mask = array.is_null() if array.null_count else None
+    return pa.MapArray.from_arrays(offsets, keys.take(order), items, mask=mask)
+
+
+def _name_enums(numbers: pa.Array, names: dict[int, str]) -> pa.Array:
+    """Name the numbers of an enum; one without a name stays as digits, as in Protobuf's JSON."""
+    encoded = numbers.dictionary_encode()
+    texts = [names.get(number, str(number)) for number in encoded.dictionary.to_pylist()]
+    return pa.array(texts, pa.string()).take(encoded.indices)
 
 
 def _plan_one(field: Any, target: pa.DataType) -> Plan:
@@ -210,12 +278,20 @@ def _plan_one(field: Any, target: pa.DataType) -> Plan:
         names: dict[int, str] = {}
         for value in field.enum_type.values:
             names.setdefault(value.number, value.name)
-        return Plan(None, lambda array: mark(cast_enums(array, names)))
+        return Plan(None, lambda array: keep(_name_enums(array, names)))
     if field.type == field.TYPE_BYTES and pa.types.is_string(target):
         raise _misfit(field, target, "binary")
-    if not fits(_SCALARS[field.type - 1][1], target):
+    if not _is_target(_SCALARS[field.type - 1][1], target):
         raise _misfit(field, target, _list_targets(field))
-    return Plan(None, lambda array: mark(*cast_protobuf_column(array, target)))
+    return Plan(None, lambda array: cast_scalars(array, target))
+
+
+def _is_target(source: pa.DataType, target: pa.DataType) -> bool:
+    """Check that a scalar can be read as `target`; texts are bytes before they are read."""
+    if pa.types.is_string(target):
+        return bool(pa.types.is_integer(source) or pa.types.is_binary(source))
+    is_number = pa.types.is_floating(source) and pa.types.is_floating(target)
+    return is_number or can_cast(source, target)
 
 
 def _plan_message(field: Any, target: pa.DataType) -> Plan:
@@ -223,9 +299,9 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
     if pa.types.is_struct(target):
         return _plan_struct(field, target)
     if message.full_name in _TIMES:
-        kind, _, tree, cast = _TIMES[message.full_name]
+        kind, _, tree, convert = _TIMES[message.full_name]
         if target == kind:
-            return Plan(tree, lambda array: mark(*cast(array)))
+            return Plan(tree, convert)
     if message.full_name in _WRAPPERS:
         value = message.fields_by_name["value"]
         try:
@@ -237,7 +313,7 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
         )
     if pa.types.is_binary(target):
         joins = comes_in_pieces(field)
-        return Plan(None, lambda array: mark(_join_pieces(array) if joins else array))
+        return Plan(None, lambda array: keep(_join_pieces(array) if joins else array))
     named = _TIMES.get(message.full_name)
     raise _misfit(
         field, target, f"{named[1]}, a struct or binary" if named else "a struct or binary"
@@ -286,7 +362,7 @@ def _plan_struct(field: Any, target: pa.StructType) -> Plan:
     converters = [plans[each.name].convert for each in inner]
     return Plan(
         {name: plan.tree for name, plan in plans.items()},
-        lambda array: convert_struct(array, converters, inner),
+        lambda array: convert_struct(array, target, converters),
     )
 
 

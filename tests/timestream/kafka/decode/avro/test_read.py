@@ -13,7 +13,7 @@ from timestream.kafka.decode.avro.drawn_schemas import comparable, parse, record
 
 from pyspark_timestream.kafka.decode.avro.read import read_avro
 from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
-from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, WantedFields
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, RequestedFields
 
 COPIES = 25
 """With so many copies, two payloads are read in columns."""
@@ -24,7 +24,7 @@ def read(schema, columns, bodies, raw=(), writers=None, ids=None):
     columns = pa.schema(list(columns))
     check_avro_columns(reader, columns, raw)
     bodies = pa.array(bodies, pa.binary())
-    return read_avro(reader, WantedFields(columns, raw), bodies, writers or {}, ids)
+    return read_avro(reader, RequestedFields(columns, raw), bodies, writers or {}, ids)
 
 
 def rows_of(block):
@@ -179,7 +179,7 @@ def test_groups_of_several_writers_come_back_in_the_order_of_the_payloads(copies
 def test_blocks_of_a_sliced_array_are_read_at_their_own_places():
     bodies = pa.array(write(plain(LOG), [{"id": i, "text": "x", "at": 0} for i in range(300)]))
     reader = parse_avro_reader(json.dumps(LOG))
-    wanted = WantedFields(pa.schema([("id", pa.int64())]))
+    wanted = RequestedFields(pa.schema([("id", pa.int64())]))
     block = read_avro(reader, wanted, bodies.slice(100, 100), {})
     assert block.columns[0].to_pylist() == list(range(100, 200))
 
@@ -208,6 +208,6 @@ def test_a_payload_that_names_no_branch_has_no_name_beside_another_writer():
     writers = {1: json.dumps(schema), 2: json.dumps(union)}
     bodies = pa.array([b"", b"\x00", b"\x08", None], pa.binary())
     ids = pa.array([1, 2, 2, 2], pa.int32())
-    block = read_avro(reader, WantedFields(pa.schema([]), names=True), bodies, writers, ids)
+    block = read_avro(reader, RequestedFields(pa.schema([]), names=True), bodies, writers, ids)
     assert block.names.to_pylist() == ["A", "A", None, None]
     assert block.reasons.tolist() == [FINE, FINE, SYNTAX, FINE]

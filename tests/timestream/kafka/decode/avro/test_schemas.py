@@ -16,7 +16,7 @@ from pyspark_timestream.kafka.decode.avro.schemas import (
     parse_avro_reader,
     parse_schema,
 )
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
 POINT = {
     "type": "record",
@@ -183,7 +183,7 @@ def test_an_invalid_logical_type_is_ignored_as_avro_says(kind, plain):
         reader = parse_avro_reader(text)
         check_avro_columns(reader, pa.schema([("x", plain)]))
         assert pa.types.is_struct(
-            build_wanted(reader, WantedFields(pa.schema([("x", plain)]))).type
+            build_wanted(reader, RequestedFields(pa.schema([("x", plain)]))).type
         )
 
 

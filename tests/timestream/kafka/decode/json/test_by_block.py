@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timestream.builders import INSTANT
 
+from pyspark_timestream.kafka.decode.columns import find_unsupported_type
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.json.by_row import find_unsupported_type
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
 PLACE = pa.struct([("x", pa.int32()), ("seen", INSTANT)])
 SCHEMA = pa.schema(
@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
     ]
 )
 RAW = ("t", "s", "i", "d", "when", "edge")
-FIELDS = WantedFields(SCHEMA, RAW)
+FIELDS = RequestedFields(SCHEMA, RAW)
 
 
 def bits(value):
@@ -214,7 +214,7 @@ def test_many_bad_values_do_not_make_arrow_start_over_for_each(every, most_calls
     monkeypatch.setattr(
         by_block, "_parse_joined", lambda *given: calls.append(1) or parse_joined(*given)
     )
-    fields = WantedFields(pa.schema([("i", pa.int64()), ("d", pa.float64())]))
+    fields = RequestedFields(pa.schema([("i", pa.int64()), ("d", pa.float64())]))
     good = [{"i": i, "d": i / 8} for i in range(20_000)]
     values = [json.dumps(g | bad if g["i"] % every == 0 else g).encode() for g in good]
     block = parse_json(fields, pa.array(values, pa.binary()))
@@ -251,7 +251,7 @@ def test_raw_fields_of_mixed_types_keep_their_values(literals):
     values = [b'{"when":' + literal + b"}" for literal in literals]
     for few_ in (1, 10**6):
         for (_, raw, malformed), literal in zip(
-            with_few(few_, values, WantedFields(pa.schema([]), ("when",))), literals, strict=True
+            with_few(few_, values, RequestedFields(pa.schema([]), ("when",))), literals, strict=True
         ):
             value = json.loads(literal)
             is_time = isinstance(value, str | int | float) and not isinstance(value, bool)
@@ -353,7 +353,7 @@ def test_a_large_document_is_no_extreme_one(few):
 )  # fmt: skip
 def test_a_decimal_must_fit_its_precision_and_scale(few, count, literal, expected):
     few(count)
-    fields = WantedFields(pa.schema([("n", pa.decimal128(5, 2))]))
+    fields = RequestedFields(pa.schema([("n", pa.decimal128(5, 2))]))
     ([found], _, malformed), _ = rows([f'{{"n":{literal}}}'.encode()] * 2, fields)
     assert found == (expected and decimal.Decimal(expected))
     assert malformed == (expected is None)
@@ -362,7 +362,7 @@ def test_a_decimal_must_fit_its_precision_and_scale(few, count, literal, expecte
 def test_without_fields_only_the_form_is_judged(few):
     for count in (1, 10**6):
         few(count)
-        found = rows([b'{"a":1}', b"{a}", b"{}"], WantedFields(pa.schema([])))
+        found = rows([b'{"a":1}', b"{a}", b"{}"], RequestedFields(pa.schema([])))
         assert [row[2] for row in found] == [False, True, False]
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import find_joinable, parse_json
 from pyspark_timestream.kafka.decode.json.by_row import parse_rows
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
-FIELDS = WantedFields(pa.schema([("i", pa.int64()), ("s", pa.string())]), ("i",))
+FIELDS = RequestedFields(pa.schema([("i", pa.int64()), ("s", pa.string())]), ("i",))
 
 
 def is_joinable(value):

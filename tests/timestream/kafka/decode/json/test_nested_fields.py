@@ -10,7 +10,7 @@ from timestream.builders import INSTANT
 
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, WantedFields
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, RequestedFields
 
 OBJECT = pa.struct([("x", pa.int64()), ("q", pa.struct([("y", pa.string())]))])
 KINDS = (pa.int64(), pa.string(), pa.float64(), INSTANT, pa.list_(pa.int64()), OBJECT)
@@ -24,7 +24,7 @@ def quoted(path):
 paths = st.lists(names, min_size=1, max_size=3).map(quoted)
 columns = st.dictionaries(paths, st.sampled_from(KINDS), max_size=4)
 wanted = st.builds(
-    lambda of, raw: WantedFields(pa.schema(list(of.items())), tuple(raw)),
+    lambda of, raw: RequestedFields(pa.schema(list(of.items())), tuple(raw)),
     columns,
     st.lists(paths, unique=True, max_size=3),
 )
@@ -86,7 +86,7 @@ def walk(text, path):
 )
 @settings(max_examples=150, deadline=None)
 def test_long_columns_and_raw_fields_are_what_a_walk_through_json_finds(paths, values):
-    fields = WantedFields(
+    fields = RequestedFields(
         pa.schema([(quoted(path), pa.int64()) for path in dict.fromkeys(map(tuple, paths))]),
         tuple(dict.fromkeys(map(quoted, paths))),
     )
@@ -113,8 +113,8 @@ def test_a_path_finds_what_a_struct_column_of_its_parents_holds(path, kind, valu
     for name in reversed(path[1:]):
         struct = pa.struct([(name, struct)])
     for few in (1, 10**6):
-        nested = read(WantedFields(pa.schema([(quoted(path), kind)])), values, few)
-        whole = read(WantedFields(pa.schema([(quoted(path[:1]), struct)])), values, few)
+        nested = read(RequestedFields(pa.schema([(quoted(path), kind)])), values, few)
+        whole = read(RequestedFields(pa.schema([(quoted(path[:1]), struct)])), values, few)
         for ((leaf,), _, reason), ((held,), _, expected) in zip(nested, whole, strict=True):
             for name in path[1:]:
                 held = held and held[name]
@@ -148,7 +148,7 @@ def debezium(**changes):
 def test_a_field_of_an_absent_parent_is_null_and_of_another_thing_malformed(
     few, value, found, reason
 ):
-    fields = WantedFields(
+    fields = RequestedFields(
         pa.schema(
             [
                 ("payload.after.id", pa.int64()),
@@ -163,7 +163,7 @@ def test_a_field_of_an_absent_parent_is_null_and_of_another_thing_malformed(
 
 @pytest.mark.parametrize("few", [1, 10**6])
 def test_a_raw_field_of_a_parent_that_is_not_an_object_is_null_and_not_malformed(few):
-    fields = WantedFields(pa.schema([]), ("payload.ts_ms",))
+    fields = RequestedFields(pa.schema([]), ("payload.ts_ms",))
     rows = read(fields, [debezium(), b'{"payload": 5}', b'{"payload": null}', debezium()], few)
     nothing = ([], [(type(None), None)], FINE)
     assert rows == [([], [(int, 5)], FINE), nothing, nothing, ([], [(int, 5)], FINE)]
@@ -206,13 +206,13 @@ TS_MS = [("ts_ms", pa.int64())]
 def test_arrow_reads_a_value_once_unless_fields_contradict_one_another(
     columns, raw, expected, monkeypatch
 ):
-    schemas = read_schemas(WantedFields(pa.schema(columns), raw), monkeypatch)
+    schemas = read_schemas(RequestedFields(pa.schema(columns), raw), monkeypatch)
     assert schemas == [pa.schema(each) for each in expected]
 
 
 def test_a_struct_column_shows_no_field_of_a_path_into_it():
     columns = pa.schema([("payload", pa.struct([("after", AFTER), ("op", pa.string())]))])
-    fields = WantedFields(columns, ("payload.ts_ms", "payload.after.`a.b`"))
+    fields = RequestedFields(columns, ("payload.ts_ms", "payload.after.`a.b`"))
     expected = ([{"after": {"id": 1}, "op": "u"}], [(int, 5), (str, "z")], FINE)
     nothing = ([None], [(type(None), None)] * 2, FINE)
     for few in (1, 10**6):

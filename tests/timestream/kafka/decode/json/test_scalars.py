@@ -7,7 +7,7 @@ import pytest
 
 from pyspark_timestream.kafka.decode.json import by_block
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
 BAD = object()
 WIDE, NARROW = pa.decimal128(38, 0), pa.decimal128(5, 2)
@@ -68,7 +68,7 @@ NINES = "9" * 38
 def test_literal_is_converted_as_from_json_does(monkeypatch, few, literal, kind, expected):
     monkeypatch.setattr(by_block, "_MAX_SINGLE_VALUES", few)
     given = pa.array([f'{{"v":{literal}}}'.encode()] * 2, pa.binary())
-    block = parse_json(WantedFields(pa.schema([("v", kind)])), given)
+    block = parse_json(RequestedFields(pa.schema([("v", kind)])), given)
     (column,) = block.columns
     if pa.types.is_temporal(kind):
         column = column.cast(pa.int32() if pa.types.is_date32(kind) else pa.int64())

@@ -23,7 +23,7 @@ from timestream.kafka.decode.protobuf.wire import HOSTILE, delimited, spoil
 from timestream.kafka.decode.protobuf.wire import message as random_message
 
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
-from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, WantedFields
+from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, RequestedFields
 
 SCALARS = [name.removeprefix("TYPE_").lower() for name in NATURAL if name != "TYPE_ENUM"]
 WELL_KNOWN = [
@@ -78,7 +78,7 @@ def schemas(draw):
 def read(schema, columns, payloads):
     """Per payload: the reason why it is malformed, and its columns."""
     array = pa.array(payloads, pa.binary())
-    block = read_protobuf(schema.reader, WantedFields(columns), array)
+    block = read_protobuf(schema.reader, RequestedFields(columns), array)
     for column, wanted in zip(block.columns, columns, strict=True):
         column.validate(full=True)
         assert column.type == wanted.type

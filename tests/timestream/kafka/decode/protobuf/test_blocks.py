@@ -93,14 +93,14 @@ HOSTILE = r"""
 import random, resource, sys, time
 sys.path.insert(0, sys.argv[1])
 import pyarrow as pa
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.kafka.decode.framing import split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
 from timestream.kafka.decode.protobuf.test_against_google import natural_columns, rich_schema
 from timestream.kafka.decode.protobuf.wire import HOSTILE, delimited, message, spoil, tag
 
 schema, rng = rich_schema("proto3"), random.Random(3)
-wanted = WantedFields(natural_columns(schema), ("t",))
+wanted = RequestedFields(natural_columns(schema), ("t",))
 deep = b""
 for _ in range(10_000):
     deep = tag(12, 2) + delimited(deep) if len(deep) < 30_000 else deep

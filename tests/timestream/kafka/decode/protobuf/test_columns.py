@@ -54,7 +54,6 @@ NUMBERS = "accepted: a number, a decimal or a string"
         ("i", pa.date32(), ["'m.M.i' is int32, which is not read as date32[day]", NUMBERS]),
         ("i", INSTANT, ["'m.M.i' is int32", NUMBERS]),
         ("i", pa.bool_(), ["'m.M.i' is int32", NUMBERS]),
-        ("i", pa.decimal128(38, 19), ["'m.M.i' is int32", NUMBERS]),
         ("s", pa.int32(), ["'m.M.s' is string", "accepted: a string or binary"]),
         ("raw", pa.string(), ["'m.M.raw' is bytes", "accepted: binary"]),
         ("flag", pa.int32(), ["'m.M.flag' is bool", "accepted: a boolean"]),

@@ -16,7 +16,7 @@ from timestream.kafka.decode.protobuf.schemas import (
 from timestream.kafka.decode.protobuf.wire import delimited, tag, varint
 
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
-from pyspark_timestream.kafka.decode.records import FINE, FRAMING, SYNTAX, TYPE, WantedFields
+from pyspark_timestream.kafka.decode.records import FINE, FRAMING, SYNTAX, TYPE, RequestedFields
 
 UTC = datetime.UTC
 COLORS = {0: "RED", 1: "GREEN"}
@@ -60,7 +60,7 @@ PLACES_TYPE = pa.map_(pa.int32(), pa.struct([("x", pa.int32())]))
 
 
 def read(payloads, *columns, raw=(), schema=SCHEMA, reasons=None):
-    wanted = WantedFields(pa.schema(list(columns)), raw)
+    wanted = RequestedFields(pa.schema(list(columns)), raw)
     block = read_protobuf(schema.reader, wanted, pa.array(payloads, pa.binary()), reasons)
     for column, (_, kind) in zip(block.columns, columns, strict=True):
         column.validate(full=True)

@@ -24,7 +24,7 @@ from pyspark_timestream.kafka.decode.protobuf.descriptors import (
     list_messages,
 )
 from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
-from pyspark_timestream.kafka.decode.records import WantedFields
+from pyspark_timestream.kafka.decode.records import RequestedFields
 
 PLACE = file(message("Place", field("x", 1, "int32")), name="place.proto", package="p", imports=())
 TIMES = file(
@@ -49,7 +49,7 @@ def names(serialized):
 
 def read_x(reader):
     payloads = pa.array([b"\x0a\2\x08\5"])
-    block = read_protobuf(reader, WantedFields(pa.schema([("place.x", pa.int32())])), payloads)
+    block = read_protobuf(reader, RequestedFields(pa.schema([("place.x", pa.int32())])), payloads)
     return block.columns[0].to_pylist()
 
 
@@ -95,7 +95,7 @@ def test_files_that_registries_take_for_granted_need_not_be_given():
     reader = create_reader(build_descriptor_set(main.SerializeToString(), {}), "m.M")
     assert names(reader.descriptor_set) == ["test.proto"]
     columns = pa.schema([("n.scale", pa.int32())])
-    block = read_protobuf(reader, WantedFields(columns), pa.array([b"\x12\2\x18\5"]))
+    block = read_protobuf(reader, RequestedFields(columns), pa.array([b"\x12\2\x18\5"]))
     assert block.columns[0].to_pylist() == [5]
 
 
@@ -193,7 +193,7 @@ def test_extensions_custom_options_and_message_sets_are_unknown_fields():
     extended.extension.add(name="more", number=100, type=5, label=1, extendee=".m.M")
     reader = create_reader(descriptor_set(extended), "m.M")
     columns = pa.schema([("i", pa.int32())])
-    block = read_protobuf(reader, WantedFields(columns), pa.array([b"\xa0\6\7\x08\5"]))
+    block = read_protobuf(reader, RequestedFields(columns), pa.array([b"\xa0\6\7\x08\5"]))
     assert block.columns[0].to_pylist() == [5]
     assert not block.malformed.any()
 
@@ -206,11 +206,11 @@ def test_schemas_of_editions_are_read():
     ].options.features.field_presence = descriptor_pb2.FeatureSet.IMPLICIT
     edition.options.features.message_encoding = descriptor_pb2.FeatureSet.DELIMITED
     reader = create_reader(descriptor_set(edition), "m.M")
-    wanted = WantedFields(pa.schema([("i", pa.int32())]))
+    wanted = RequestedFields(pa.schema([("i", pa.int32())]))
     block = read_protobuf(reader, wanted, pa.array([b"\x13\x08\5\x14", b"\x08\5"]))
     assert block.columns[0].to_pylist() == [0, 5]
     with pytest.raises(SchemaRefused, match=r"'m\.M\.m' is a group"):
-        read_protobuf(reader, WantedFields(pa.schema([("m", pa.binary())])), pa.array([b""]))
+        read_protobuf(reader, RequestedFields(pa.schema([("m", pa.binary())])), pa.array([b""]))
 
 
 def test_a_missing_library_is_named_with_the_way_to_install_it(monkeypatch):
@@ -237,6 +237,6 @@ def test_the_librarys_own_timestamp_is_the_one_that_is_read():
     own.message_type[0].field[0].number = 7
     main = file(message("M", field("at", 1, ".google.protobuf.Timestamp")), imports=(own.name,))
     reader = create_reader(descriptor_set(own, main), "m.M")
-    wanted = WantedFields(pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
+    wanted = RequestedFields(pa.schema([("at", pa.timestamp("us", tz="UTC"))]))
     block = read_protobuf(reader, wanted, pa.array([b"\x0a\2\x08\5"]))
     assert block.columns[0].cast(pa.int64()).to_pylist() == [5_000_000]

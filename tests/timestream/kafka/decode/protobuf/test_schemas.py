@@ -20,7 +20,7 @@ from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf, read_protobuf
 from pyspark_timestream.kafka.decode.protobuf.descriptors import find_message_name
 from pyspark_timestream.kafka.decode.protobuf.reader import create_reader
-from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, WantedFields
+from pyspark_timestream.kafka.decode.records import FINE, FRAMING, NAME, TYPE, RequestedFields
 
 COLORS = {0: "RED", 1: "GREEN"}
 SCHEMA = Schema(file(message("M", field("s", 1, "string"), field("i", 2, "int64"))))
@@ -28,7 +28,7 @@ SCHEMA = Schema(file(message("M", field("s", 1, "string"), field("i", 2, "int64"
 
 def read_one(payload, name, kind, schema=SCHEMA):
     """The value of one column of one payload, and the reason why it is malformed."""
-    wanted = WantedFields(pa.schema([(name, kind)]))
+    wanted = RequestedFields(pa.schema([(name, kind)]))
     block = read_protobuf(schema.reader, wanted, pa.array([payload]))
     return block.columns[0][0].as_py(), int(block.reasons[0])
 
@@ -76,7 +76,7 @@ def test_a_message_of_another_name_or_without_a_place_is_malformed_by_its_name_o
         return written[writer.schema_id, writer.message]
 
     framed = split_value_frames(payloads, indexed=True)
-    wanted = WantedFields(pa.schema([("i", pa.int64())]), ("i",))
+    wanted = RequestedFields(pa.schema([("i", pa.int64())]), ("i",))
     block = read_framed_protobuf(SCHEMA.reader, wanted, framed, find_message)
     assert block.columns[0].to_pylist() == [None, 5, 5, None, None, None]
     assert block.raw["i"][0].to_pylist() == [None, 5, 5, None, None, None]
@@ -91,7 +91,7 @@ def test_a_registry_that_fails_fails_the_block():
 
     framed = split_value_frames(pa.array([b"\0\0\0\0\1\0"]), indexed=True)
     with pytest.raises(ConnectionError):
-        read_framed_protobuf(SCHEMA.reader, WantedFields(pa.schema([])), framed, find_message)
+        read_framed_protobuf(SCHEMA.reader, RequestedFields(pa.schema([])), framed, find_message)
 
 
 def test_a_newer_writer_is_read_by_an_older_reader_and_the_other_way_round():
@@ -113,7 +113,7 @@ def test_a_reader_and_its_fingerprint_survive_pickling():
     assert reader == SCHEMA.reader
     assert reader.fingerprint == SCHEMA.reader.fingerprint
     found = read_protobuf(
-        reader, WantedFields(pa.schema([("i", pa.int64())])), pa.array([b"\x10\5"])
+        reader, RequestedFields(pa.schema([("i", pa.int64())])), pa.array([b"\x10\5"])
     )
     assert found.columns[0].to_pylist() == [5]
 
@@ -141,7 +141,7 @@ def test_what_confluents_serializer_writes_is_read_with_the_schema_that_it_regis
         return find_message_name(registered, writer.message)
 
     framed = split_value_frames(payloads, indexed=True)
-    wanted = WantedFields(pa.schema([("i", pa.int64())]))
+    wanted = RequestedFields(pa.schema([("i", pa.int64())]))
     block = read_framed_protobuf(schema.reader, wanted, framed, find_message)
     assert block.columns[0].to_pylist() == [0, 1, 2]
     assert not block.malformed.any()
@@ -203,7 +203,7 @@ def test_pieces_of_a_message_are_joined_and_an_absent_one_is_null():
     assert read_one(pieces, "place", pa.binary(), EXTENDED) == (b"\x08\1" + UNKNOWN, FINE)
     assert read_one(b"", "place", pa.binary(), EXTENDED) == (None, FINE)
     assert read_one(tag(1, 2) + b"\0", "place", pa.binary(), EXTENDED) == (b"", FINE)
-    wanted = WantedFields(pa.schema([("place", pa.binary())]))
+    wanted = RequestedFields(pa.schema([("place", pa.binary())]))
     payloads = pa.array([pieces, b"", None, tag(1, 2) + delimited(UNKNOWN)] * 30)
     block = read_protobuf(EXTENDED.reader, wanted, payloads)
     assert block.columns[0].to_pylist() == [b"\x08\1" + UNKNOWN, None, None, UNKNOWN] * 30
@@ -230,7 +230,7 @@ def test_a_closed_enum_beside_a_message_that_is_read_as_binary_skips_unknown_num
         )
     )
     payload = b"\x10\1\x10\x09\x10\0" + tag(1, 2) + delimited(UNKNOWN)
-    wanted = WantedFields(pa.schema([("place", pa.binary()), ("colors", pa.list_(pa.string()))]))
+    wanted = RequestedFields(pa.schema([("place", pa.binary()), ("colors", pa.list_(pa.string()))]))
     block = read_protobuf(schema.reader, wanted, pa.array([payload]))
     assert block.columns[0].to_pylist() == [UNKNOWN]
     assert block.columns[1].to_pylist() == [["GREEN", "RED"]]
@@ -264,7 +264,7 @@ def test_fields_whose_names_differ_in_style_only_are_read_each():
     made = file(message("M", *fields, many, entry_field, nested=[entry]))
     reader = create_reader(descriptor_set(made), "m.M")
     payload = b"".join(tag(at, 0) + bytes([at * 10]) for at in range(1, 5))
-    wanted = WantedFields(pa.schema([(name, pa.int32()) for name in names]))
+    wanted = RequestedFields(pa.schema([(name, pa.int32()) for name in names]))
     block = read_protobuf(reader, wanted, pa.array([payload]))
     assert [column[0].as_py() for column in block.columns] == [10, 20, 30, 40]
     whole = dict(zip(names, (10, 20, 30, 40), strict=True))
@@ -272,7 +272,7 @@ def test_fields_whose_names_differ_in_style_only_are_read_each():
     inside = tag(5, 2) + delimited(payload) + tag(5, 2) + delimited(b"")
     inside += tag(6, 2) + delimited(b"\x0a\1k" + tag(2, 2) + delimited(payload))
     columns = [("list", pa.list_(struct)), ("ms", pa.map_(pa.string(), struct))]
-    nested = read_protobuf(reader, WantedFields(pa.schema(columns)), pa.array([inside, b""]))
+    nested = read_protobuf(reader, RequestedFields(pa.schema(columns)), pa.array([inside, b""]))
     zeros = dict.fromkeys(names, 0)
     assert nested.columns[0].to_pylist() == [[whole, zeros], []]
     assert nested.columns[1].to_pylist() == [[("k", whole)], []]
