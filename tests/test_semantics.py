@@ -9,7 +9,7 @@ import pytest
 from pyspark_timestream.clock.options import read_time_options
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.keys import RECORD_KEYS
-from pyspark_timestream.rules.policies import EVENT_KINDS, POLICIES, POLICY_TABLE
+from pyspark_timestream.rules.policies import POLICIES, Policy
 from pyspark_timestream.rules.state import COUNTERS
 from pyspark_tseries.model.policy import PERMISSIONS
 
@@ -120,14 +120,10 @@ def test_the_laws_references_to_itself_exist() -> None:
 
 
 def test_the_policy_table_is_the_codes() -> None:
-    table = rows("policy table")
-    written = {
-        (row[0], kind): cell
-        for row in table
-        for kind, cell in zip(EVENT_KINDS, row[1:], strict=True)
-    }
-    assert written == {cell: action.value for cell, action in POLICY_TABLE.items()}
-    assert [row[0] for row in table] == list(POLICIES)
+    kinds = " | ".join(kind.replace("_", " ") for kind in Policy._fields)
+    assert after("policy table").splitlines()[0] == f"| policy | {kinds} |"
+    written = {name: cells for name, *cells in rows("policy table")}
+    assert written == {name: [each.text for each in policy] for name, policy in POLICIES.items()}
 
 
 def test_the_counters_are_the_codes() -> None:

@@ -34,6 +34,7 @@ from pyspark_timestream.diagnose.history import (
     find_blocking_partitions,
     find_silent_writers,
     find_unchanged_since,
+    keeps_late,
 )
 from pyspark_timestream.diagnose.mistakes import (
     MOST,
@@ -45,6 +46,7 @@ from pyspark_timestream.diagnose.mistakes import (
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.policies import KEEP_ALL
 from pyspark_timestream.rules.state import FAR_US, MAX_LEAD_US, PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
@@ -271,15 +273,15 @@ def _advise_delay(
     if "ctiFrequency" not in settings:
         return (
             f"{condition} late, let the writers note a time only once all before it is sent, or "
-            "start with a new checkpoint and 'violationPolicy' = 'flag' to keep them as rows"
+            f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
         )
     if not most_late_us or not settings.keys().isdisjoint(("ctiHeader", "ctiImport")):
         return ""
     delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
     keep = (
         ""
-        if settings.get("violationPolicy") == "flag"
-        else (", or with 'violationPolicy' = 'flag' to keep them as rows")
+        if keeps_late(settings)
+        else f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
     )
     return (
         f"{condition} late, start with a new checkpoint and 'ctiDelay' = "

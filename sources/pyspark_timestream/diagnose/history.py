@@ -23,6 +23,7 @@ from pyspark_timestream.diagnose.diagnosis import name_partitions
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.policies import POLICIES
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import min_cti
 
@@ -214,6 +215,11 @@ def count_remaining(history: History) -> dict[Partition, int]:
         for part, share in shares.items()
         if part in ends
     }
+
+
+def keeps_late(settings: Mapping[str, str]) -> bool:
+    """True if a stream with these settings passes late events on, flagged."""
+    return POLICIES[settings.get("violationPolicy", "drop")].flags
 
 
 def _is_stream(value: Any) -> bool:

@@ -31,6 +31,7 @@ from pyspark_timestream.diagnose.history import (
     History,
     count_remaining,
     find_unchanged_since,
+    keeps_late,
 )
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,
@@ -40,6 +41,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.offsets.positions import has_stream_ended, name_other_unit
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL
 from pyspark_timestream.rules.state import EARLY_US, FAR_US, PartitionState
 
 MOST: Final = 0.5
@@ -93,8 +95,8 @@ def _advise_malformed(settings: Mapping[str, str]) -> str:
     """The way on if most events are well, so that the options are."""
     keep = (
         ""
-        if settings.get("violationPolicy") == "flag"
-        else ("; 'violationPolicy' = 'flag', with a new checkpoint, keeps them as rows")
+        if keeps_late(settings)
+        else (f"; 'violationPolicy' = '{KEEP_ALL}', with a new checkpoint, keeps them as rows")
     )
     return "correct the producers that write such events" + keep
 
@@ -108,7 +110,7 @@ def find_tombstones(history: History) -> Iterator[Diagnosis]:
     total, events = sum(counts.values()), sum(state.events for state in states.values())
     parts = sorted(counts, key=lambda part: (-counts[part], part))
     settings = history[-1].offset.settings
-    is_kept = settings.get("violationPolicy") == "flag" or not makes_ctis(history[-1])
+    is_kept = keeps_late(settings) or not makes_ctis(history[-1])
     fate = "are passed on" if is_kept else "become no rows"
     mute = [part for part in parts if _has_no_time(states[part])]
     yield Diagnosis(
@@ -236,9 +238,7 @@ def find_future_events(history: History) -> Iterator[Diagnosis]:
     total, events = sum(future.values()), sum(state.events for state in states.values())
     parts = sorted(future, key=lambda part: (-future[part], part))
     settings = history[-1].offset.settings
-    fate = {"drop": "were dropped", "fail": "failed the query"}.get(
-        settings.get("futurePolicy", "keep"), "were kept"
-    )
+    fate = FUTURE_POLICIES[settings.get("futurePolicy", "keep")]
     mute = [part for part in parts if _has_no_time(states[part])]
     yield Diagnosis(
         Kind.FUTURE_EVENTS,
@@ -271,8 +271,8 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
     ways = [Kind.FUTURE_EVENTS.fix]
     if settings.get("futurePolicy", "keep") == "keep":
         ways.append("'futurePolicy' = 'drop', with a new checkpoint, leaves them out")
-        if settings.get("violationPolicy") != "flag":
-            ways.append("'violationPolicy' = 'flag' marks them instead")
+        if not keeps_late(settings):
+            ways.append(f"'violationPolicy' = '{KEEP_ALL}' marks them instead")
     return "; ".join(ways)
 
 

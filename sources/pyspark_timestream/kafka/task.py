@@ -32,7 +32,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import TimeFrom
 from pyspark_timestream.kafka.options.reading import FORMATS
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.rules.policies import check_times
+from pyspark_timestream.rules.policies import POLICIES, check_times
 from pyspark_timestream.rules.state import PartitionState, find_early, raise_cti
 from pyspark_timestream.rules.step import step
 from pyspark_timestream.rules.stream_cti import TaskFrontier, max_known
@@ -267,9 +267,10 @@ def _fail_on_violation(options: KafkaOptions, judged: JudgedBlock) -> None:
         )
     else:
         what = f"event has event time {format_instant(failure.event_us)}, before"
+    going_on = " or ".join(f"'{name}'" for name, policy in POLICIES.items() if not policy.fails)
     raise ViolationFound(
         f"{where}: the {what}; the CTI in force is {cti}, and option 'violationPolicy' is "
-        "'fail'; use 'drop', 'adjust' or 'flag' to go on, or a larger 'ctiDelay'"
+        f"'{options.policy}'; use {going_on} to go on, or a larger 'ctiDelay'"
     )
 
 

@@ -1,7 +1,7 @@
 """The policies for events that violate a CTI (semantics 3), and the window of a replay (7.7).
 
 A *late* event has a time strictly before the CTI in force; a *malformed* one has no readable time,
-an unknown edge, or an end that is not after its start. `POLICY_TABLE` holds the action for each
+an unknown edge, or an end that is not after its start. `POLICIES` holds the action for each
 policy and kind of event; `classify` applies it to columns of events, given the CTI before each.
 An event *in the future* lies too far after its record's timestamp and is not late (3.8);
 `refuse_future` applies its policy after that.
@@ -15,9 +15,11 @@ rule for each record alone: neither the split into blocks nor the place where re
 """
 
 import dataclasses
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,61 +30,85 @@ from pyspark_timestream.rules.marks import Marks, Window
 
 
 class Action(Enum):
-    """The action on one event."""
+    """What becomes of a violating event.
 
-    DROP = "dropped"
-    MOVE_START = "start moved to the CTI"
-    MOVE_END = "end moved to the CTI"
-    FAIL = "the query fails"
-    FLAG = "passed on, flagged"
-
-
-POLICIES: Final = ("drop", "adjust", "fail", "flag")
-
-FUTURE_POLICIES: Final = ("keep", "drop", "fail")
-
-EVENT_KINDS: Final = ("point", "interval", "ended interval", "start edge", "end edge", "malformed")
-"""An `ended interval` ends at or before the CTI: nothing of it would be left."""
-
-POLICY_TABLE: Final[dict[tuple[str, str], Action]] = {
-    ("drop", "point"): Action.DROP,
-    ("drop", "interval"): Action.DROP,
-    ("drop", "ended interval"): Action.DROP,
-    ("drop", "start edge"): Action.DROP,
-    ("drop", "end edge"): Action.DROP,
-    ("drop", "malformed"): Action.DROP,
-    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
-    ("adjust", "point"): Action.DROP,
-    ("adjust", "interval"): Action.MOVE_START,
-    ("adjust", "ended interval"): Action.DROP,
-    ("adjust", "start edge"): Action.MOVE_START,
-    ("adjust", "end edge"): Action.MOVE_END,
-    ("adjust", "malformed"): Action.DROP,
-    ("fail", "point"): Action.FAIL,
-    ("fail", "interval"): Action.FAIL,
-    ("fail", "ended interval"): Action.FAIL,
-    ("fail", "start edge"): Action.FAIL,
-    ("fail", "end edge"): Action.FAIL,
-    ("fail", "malformed"): Action.FAIL,
-    ("flag", "point"): Action.FLAG,
-    ("flag", "interval"): Action.FLAG,
-    ("flag", "ended interval"): Action.FLAG,
-    ("flag", "start edge"): Action.FLAG,
-    ("flag", "end edge"): Action.FLAG,
-    ("flag", "malformed"): Action.FLAG,
-}
-
-
-def look_up_action(policy: str, kind: str) -> Action:
-    """The cell of the table.
-
-    Raises:
-        KeyError: there is no such cell; the message names policy and kind.
+    Attributes:
+        text: as the policy table of semantics 3 says it.
+        counter: counts late events of this action (semantics 3.7); "" where the query fails.
+        moves: the time that is set to the CTI; the row's `violation` is then `adjusted`, and it has
+            the original times. None: no time.
     """
-    try:
-        return POLICY_TABLE[policy, kind]
-    except KeyError:
-        raise KeyError(f"no action for policy '{policy}' and kind '{kind}'") from None
+
+    text: str
+    counter: str
+    moves: Literal["start_us", "end_us"] | None
+
+    DROP = "dropped", "dropped", None
+    MOVE_START = "start moved to the CTI", "adjusted", "start_us"
+    MOVE_END = "end moved to the CTI", "adjusted", "end_us"
+    FAIL = "the query fails", "", None
+    FLAG = "passed on, flagged", "flagged", None
+
+    def __init__(
+        self, text: str, counter: str, moves: Literal["start_us", "end_us"] | None
+    ) -> None:
+        self.text, self.counter, self.moves = text, counter, moves
+
+
+class Policy(NamedTuple):
+    """A row of the policy table: the action for each kind of event.
+
+    An `ended interval` ends at or before the CTI: nothing of it would be left.
+    """
+
+    point: Action
+    interval: Action
+    ended_interval: Action
+    start_edge: Action
+    end_edge: Action
+    malformed: Action
+
+    @property
+    def flags(self) -> bool:
+        """Late events are rows that only their `violation` tells from others."""
+        return Action.FLAG in self
+
+    @property
+    def fails(self) -> bool:
+        """A violation ends the query."""
+        return Action.FAIL in self
+
+    def columns(self, shape: str) -> set[str]:
+        """The columns that this policy fills in rows of events of `shape`."""
+        moves = {action.moves for action in self} - {None}
+        filled = {"violation"} if moves or self.flags else set()
+        if moves:
+            filled |= {"original_start_time"}
+            filled |= set() if shape == "point" else {"original_end_time"}
+        return filled
+
+
+POLICIES: Final[Mapping[str, Policy]] = {
+    "drop": Policy(*[Action.DROP] * 6),
+    # A point lives one tick, so it can never straddle a CTI: adjusting it leaves nothing.
+    "adjust": Policy(
+        point=Action.DROP,
+        interval=Action.MOVE_START,
+        ended_interval=Action.DROP,
+        start_edge=Action.MOVE_START,
+        end_edge=Action.MOVE_END,
+        malformed=Action.DROP,
+    ),
+    "fail": Policy(*[Action.FAIL] * 6),
+    "flag": Policy(*[Action.FLAG] * 6),
+}
+"""The policy table of semantics 3: what a policy does, counts and fills follows from its row."""
+
+KEEP_ALL: Final = "flag"
+"""The policy that loses nothing: for a look at a topic, and as advice."""
+
+FUTURE_POLICIES: Final = {"keep": "were kept", "drop": "were dropped", "fail": "failed the query"}
+"""The policies for events in the future (semantics 3.8), and what is said of such events."""
 
 
 LATE: Final = 1
@@ -196,12 +222,15 @@ def classify(
     late: Mask,
     malformed: Mask,
     before: Instants,
-) -> Verdicts:
+) -> tuple[Verdicts, dict[str, int]]:
     """Apply the policy to n records; the CTIs are added later.
+
+    Returns:
+        The verdicts, and how many late events each counter of the actions gets.
 
     Args:
         shape: `point`, `interval` or `edge`.
-        policy: `drop`, `adjust`, `fail` or `flag`.
+        policy: one of `POLICIES`.
         events: the n records.
         times: the times that they are judged by.
         late: n booleans: a well-formed event before the CTI in force.
@@ -216,11 +245,16 @@ def classify(
         cti_index=np.empty(0, dtype=np.int64),
         cti_us=np.empty(0, dtype=np.int64),
     )
+    row = POLICIES[policy]
+    counts = Counter({action.counter: 0 for action in Action if action.counter})
     for kind, mask in _group_by_kind(shape, events, late, malformed, before):
         if mask.any():
+            action: Action = getattr(row, kind)
             code = MALFORMED if kind == "malformed" else LATE
-            verdicts = _apply(look_up_action(policy, kind), code, mask, verdicts, times, before)
-    return verdicts
+            verdicts = _apply(action, code, mask, verdicts, times, before)
+            if action.counter and kind != "malformed":
+                counts[action.counter] += int(np.count_nonzero(mask))
+    return verdicts, dict(counts)
 
 
 def refuse_future(
@@ -252,12 +286,12 @@ def refuse_future(
 def _group_by_kind(
     shape: str, events: Events, late: Mask, malformed: Mask, before: Instants
 ) -> list[tuple[str, Mask]]:
-    """The violating events by their kind in the policy table."""
+    """The violating events by their kind, a column of the policy table."""
     if events.is_end is not None:
-        shaped = [("start edge", late & ~events.is_end), ("end edge", late & events.is_end)]
+        shaped = [("start_edge", late & ~events.is_end), ("end_edge", late & events.is_end)]
     elif shape == "interval" and events.end_us is not None:
         ended = late & (events.end_us <= before)
-        shaped = [("ended interval", ended), ("interval", late & ~ended)]
+        shaped = [("ended_interval", ended), ("interval", late & ~ended)]
     else:
         shaped = [("point", late)]
     return [*shaped, ("malformed", malformed)]
@@ -281,13 +315,10 @@ def _apply(
     verdicts = dataclasses.replace(
         verdicts, violation=np.where(mask, np.uint8(flagged), verdicts.violation)
     )
-    if action is Action.MOVE_START:
-        moved = np.where(mask, before, verdicts.start_us)
-        return dataclasses.replace(verdicts, start_us=moved)
-    if action is Action.MOVE_END and verdicts.end_us is not None:
-        moved = np.where(mask, before, verdicts.end_us)
-        return dataclasses.replace(verdicts, end_us=moved)
-    return verdicts
+    if action.moves is None:
+        return verdicts
+    moved: Any = {action.moves: np.where(mask, before, getattr(verdicts, action.moves))}
+    return dataclasses.replace(verdicts, **moved)
 
 
 def _keep_earlier(

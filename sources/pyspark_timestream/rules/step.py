@@ -57,7 +57,7 @@ from pyspark_timestream.rules.generator import (
 from pyspark_timestream.rules.marks import MarkEffects, Marks, WriterRules, fold_marks
 from pyspark_timestream.rules.policies import (
     ADJUSTED,
-    LATE,
+    POLICIES,
     Events,
     Failure,
     Verdicts,
@@ -84,7 +84,7 @@ class TimeRules:
 
     Attributes:
         shape: `point`, `interval` or `edge`.
-        policy: `drop`, `adjust`, `fail` or `flag`.
+        policy: one of `POLICIES`.
         every_events: a CTI at every N-th counted event; None: not by count.
         every_us: a CTI once application time has moved this far; None: not by timespan.
         delay_us: subtracted from the triggering event's time; may be negative.
@@ -155,6 +155,7 @@ def _fold(
     rules: TimeRules, state: PartitionState, events: Events, marks: Marks
 ) -> tuple[PartitionState, Verdicts]:
     """Do as `step` does before the partition's end."""
+    policy = POLICIES[rules.policy]
     times, well_formed, malformed = check_times(events)
     ahead = _find_ahead(rules, events, times)
     counts = well_formed if events.is_end is None else well_formed & ~events.is_end
@@ -173,12 +174,11 @@ def _fold(
     generated = generate_ctis(frequency, state, counted, driving, effects.proposals)
     before = spread_ctis(state.cti_us, generated.index, generated.us, len(times))
     late = well_formed & (times < before)
-    verdicts = classify(rules.shape, rules.policy, events, times, late, malformed, before)
+    verdicts, tally = classify(rules.shape, rules.policy, events, times, late, malformed, before)
     future = None if ahead is None else ahead & well_formed & ~late
     if future is not None:
-        is_flagged = rules.policy == "flag"
-        verdicts = refuse_future(rules.future_policy, is_flagged, future, times, before, verdicts)
-    if rules.policy == "fail":
+        verdicts = refuse_future(rules.future_policy, policy.flags, future, times, before, verdicts)
+    if policy.fails:
         verdicts = _fail_on_marks(verdicts, effects, before)
     verdicts = dataclasses.replace(
         verdicts,
@@ -187,8 +187,9 @@ def _fold(
         unreadable=effects.unreadable,
         window=effects.window,
     )
-    present = len(times) if events.present is None else int(np.count_nonzero(events.present))
-    tally = _count_events(present, late, malformed, verdicts)
+    present = len(times) if events.present is None else np.count_nonzero(events.present)
+    tally["events"] = int(present)
+    tally["malformed"] = int(np.count_nonzero(malformed))
     if events.valueless is not None:
         tally["tombstones"] = int(np.count_nonzero(malformed & events.valueless))
         tally["malformed"] -= tally["tombstones"]
@@ -278,15 +279,3 @@ def _fail_on_marks(verdicts: Verdicts, effects: MarkEffects, before: Instants) -
     cti_us = instant_or_none(before[place])
     failure = Failure(place, malformed=False, event_us=0, cti_us=cti_us, mark=True)
     return dataclasses.replace(verdicts, failure=failure)
-
-
-def _count_events(events: int, late: Mask, malformed: Mask, verdicts: Verdicts) -> dict[str, int]:
-    """The events that this block adds to each counter but `future`; no two have one in common."""
-    violation = verdicts.violation
-    return {
-        "events": events,
-        "dropped": int(np.count_nonzero(late & ~verdicts.keep)),
-        "adjusted": int(np.count_nonzero(violation == ADJUSTED)),
-        "flagged": int(np.count_nonzero(violation == LATE)),
-        "malformed": int(np.count_nonzero(malformed)),
-    }

@@ -4,6 +4,8 @@ agree with."""
 from collections import Counter
 from typing import NamedTuple
 
+COUNTED = {"drop": "dropped", "adjust": "adjusted", "flag": "flagged", "fail": ""}
+"""The counter of late events by policy; a policy without one fails here."""
 LOWEST, FINAL = -62_135_596_800_000_000, 253_402_300_799_000_000
 
 
@@ -44,6 +46,7 @@ def run(
 ):  # fmt: skip
     """The output in order: ("row", index, start, end, violation) and ("cti", time); the counters;
     the CTI in force at the end; for each record its time window."""
+    assert policy in COUNTED, policy
     out, tally, count, base = [], Counter(), 0, None
     live, clock, noted, windows = dict.fromkeys(writers), None, None, []
     heard = dict.fromkeys(writers)
@@ -102,7 +105,7 @@ def run(
                 elif fate == "adjust":
                     out.append(("row", index, cti, end, "adjusted"))
                 if late:
-                    tally[{"drop": "dropped", "adjust": "adjusted", "flag": "flagged"}[fate]] += 1
+                    tally[COUNTED[fate]] += 1
             elif not early or ahead == "keep":
                 word = "future" if early and policy == "flag" else None
                 out.append(("row", index, start, end, word))

@@ -2,38 +2,34 @@
 
 import pytest
 
-from pyspark_timestream.rules.policies import (
-    EVENT_KINDS,
-    POLICIES,
-    POLICY_TABLE,
-    Action,
-    look_up_action,
-)
+from pyspark_timestream.rules.policies import POLICIES, Action, Policy
+from pyspark_timestream.rules.state import COUNTERS, PartitionState
 
 D, S, E, F, G = Action.DROP, Action.MOVE_START, Action.MOVE_END, Action.FAIL, Action.FLAG
 
 CELLS = {
-    # kind: drop, adjust, fail, flag
-    "point": (D, D, F, G),
-    "interval": (D, S, F, G),
-    "ended interval": (D, D, F, G),
-    "start edge": (D, S, F, G),
-    "end edge": (D, E, F, G),
-    "malformed": (D, D, F, G),
+    # point, interval, ended interval, start edge, end edge, malformed
+    "drop": (D, D, D, D, D, D),
+    "adjust": (D, S, D, S, E, D),
+    "fail": (F, F, F, F, F, F),
+    "flag": (G, G, G, G, G, G),
 }
 
 
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize(("column", "policy"), list(enumerate(("drop", "adjust", "fail", "flag"))))
-def test_every_cell_is_that_of_the_rules(kind, column, policy):
-    assert look_up_action(policy, kind) is CELLS[kind][column]
+def test_the_table_is_that_of_the_rules():
+    assert {name: tuple(policy) for name, policy in POLICIES.items()} == CELLS
 
 
-def test_the_table_has_no_other_cells():
-    assert set(EVENT_KINDS) == set(CELLS)
-    assert set(POLICY_TABLE) == {(policy, kind) for policy in POLICIES for kind in EVENT_KINDS}
+@pytest.mark.parametrize("action", Action, ids=lambda action: action.name)
+def test_an_action_has_a_counter_of_each_partition_unless_it_ends_the_query(action):
+    assert action.counter in COUNTERS or action is Action.FAIL
+    assert action is Action.FAIL or hasattr(PartitionState(), action.counter)
 
 
-def test_a_cell_that_does_not_exist_is_named():
-    with pytest.raises(KeyError, match="'ignore' and kind 'point'"):
-        look_up_action("ignore", "point")
+@pytest.mark.parametrize("action", Action, ids=lambda action: action.name)
+def test_what_an_action_fills_are_columns_of_the_row(action):
+    shapes = ("point", "interval", "edge")
+    filled = {column for shape in shapes for column in Policy(*[action] * 6).columns(shape)}
+    passes = action in (Action.FLAG, Action.MOVE_START, Action.MOVE_END)
+    assert ("violation" in filled) == passes
+    assert ("original_start_time" in filled) == (action.moves is not None)

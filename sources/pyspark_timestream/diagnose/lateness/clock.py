@@ -36,7 +36,7 @@ from pyspark_timestream.kafka.decode.payload import read_payload, required_colum
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.rules.marks import Marks
-from pyspark_timestream.rules.policies import LATE, Events, check_times
+from pyspark_timestream.rules.policies import KEEP_ALL, LATE, Events, check_times
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import TimeRules, spread_ctis, step
 
@@ -296,7 +296,7 @@ def follow_partition(
     """
     # Flagged events are counted apart from all others; no policy moves a clock (semantics 2.5).
     rules = [
-        replace(options.rules, delay_us=each, policy="flag", time_window=False)
+        replace(options.rules, delay_us=each, policy=KEEP_ALL, time_window=False)
         for each in delays_us
     ]
     found = FollowedPartition(tuple(DelayClock() for _ in delays_us))

@@ -47,6 +47,7 @@ from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS, Part, Paylo
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.registry.client import SchemaRegistry
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
+from pyspark_timestream.rules.policies import KEEP_ALL
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import step
 
@@ -445,7 +446,9 @@ def _read_rows(
         for part, decoded in (("value", payload.values), ("key", payload.keys)):
             if decoded is not None:
                 reasons.update(f"{part}: {REASONS[each]}" for each in decoded.reasons if each)
-        _, verdicts = step(replace(options.rules, policy="flag"), PartitionState(), payload.events)
+        _, verdicts = step(
+            replace(options.rules, policy=KEEP_ALL), PartitionState(), payload.events
+        )
         every = np.ones(len(block.offsets), dtype=np.bool_)
         none = np.empty(0, dtype=np.int64)
         judged = JudgedBlock(partition, block, payload, verdicts)

@@ -21,6 +21,7 @@ from pyspark_timestream.kafka.options.parsers import (
     parse_path,
 )
 from pyspark_timestream.kafka.options.reading import SCHEMA_FORMATS
+from pyspark_timestream.rules.policies import POLICIES
 
 _PASSABLE: Final = "a path through objects only: columns that are structs, or strings"
 
@@ -224,7 +225,7 @@ def project(options: KafkaOptions, schema: pa.Schema) -> Projection:
             raise _unknown_column(options, column, by_name)
         else:
             fields.append(_check_field(options.value_format, column))
-    if options.policy == "flag" and "cti" in metadata.values():
+    if POLICIES[options.policy].flags and "cti" in metadata.values():
         _check_flags(options, metadata)
     check_field_names(options, pa.schema(fields))
     check_paths(strip_key_prefix(options, pa.schema(key_fields)))
@@ -264,7 +265,8 @@ def _check_flags(options: KafkaOptions, metadata: Mapping[str, str]) -> None:
     if "violation" not in metadata.values():
         name = f"{options.metadata_prefix}violation"
         raise SchemaRefused(
-            f"column '{name}' is missing, and option 'violationPolicy' is 'flag': nobody could "
+            f"column '{name}' is missing, and option 'violationPolicy' is '{options.policy}': "
+            "nobody could "
             "tell late rows from others",
             "a schema with it",
             f"add '{name} string' to .schema(...), or use another policy",
@@ -275,14 +277,15 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
     """List the metadata that these options leave empty, each with the option that fills it."""
     rules = options.value_rules
     is_named = rules.format in SCHEMA_FORMATS or (rules.format == "json" and rules.has_registry)
+    by_policy = POLICIES[options.policy].columns(options.shape)
     filled = {
         "end_time": options.shape != "point" or "option 'eventShape' = 'interval' or 'edge'",
         "edge": options.shape == "edge" or "option 'eventShape' = 'edge'",
-        "violation": options.policy in ("flag", "adjust")
-        or "option 'violationPolicy' = 'flag' or 'adjust'",
-        "original_start_time": options.policy == "adjust" or "option 'violationPolicy' = 'adjust'",
-        "original_end_time": (options.policy == "adjust" and options.shape != "point")
-        or "options 'violationPolicy' = 'adjust' and 'eventShape' = 'interval' or 'edge'",
+        "violation": "violation" in by_policy or f"option {_name_policies('violation')}",
+        "original_start_time": "original_start_time" in by_policy
+        or f"option {_name_policies('original_start_time')}",
+        "original_end_time": "original_end_time" in by_policy
+        or f"options {_name_policies('original_end_time')} and 'eventShape' = 'interval' or 'edge'",
         "time_lower": options.time_window or "option 'timeWindow' = 'true'",
         "time_upper": options.time_window or "option 'timeWindow' = 'true'",
         "value_schema_id": (rules.format != "binary" and rules.framing != "none")
@@ -292,6 +295,11 @@ def _list_unfilled(options: KafkaOptions) -> dict[str, str]:
         or "option 'ctiFrequency', 'advanceTime', 'ctiHeader' or 'finalCti'",
     }
     return {name: what for name, what in filled.items() if isinstance(what, str)}
+
+
+def _name_policies(column: str) -> str:
+    names = [name for name, policy in POLICIES.items() if column in policy.columns("edge")]
+    return "'violationPolicy' = " + " or ".join(f"'{name}'" for name in names)
 
 
 def _check_metadata(options: KafkaOptions, column: pa.Field, name: str) -> str:

@@ -27,7 +27,7 @@ from pyspark_timestream.kafka.options.parsers import (
 )
 from pyspark_timestream.kafka.options.reading import PAYLOAD_SETTINGS, PayloadOptions
 from pyspark_timestream.kafka.options.topic_settings import TIME_SETTINGS, SettingsPlace
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, POLICIES
+from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIES
 from pyspark_timestream.rules.step import TimeRules
 
 PRESETS: Final = ("IncreasingStartTime", "StrictlyIncreasingStartTime", "UnorderedStartTime")
@@ -367,7 +367,7 @@ class KafkaOptions(PayloadOptions):
         return TimeRules(
             shape=self.shape,
             # A policy is about CTIs: where there are none, nothing is left out.
-            policy=self.policy if self.has_ctis else "flag",
+            policy=self.policy if self.has_ctis else KEEP_ALL,
             every_events=frequency.events,
             every_us=frequency.span_us,
             delay_us=self.delay_us,

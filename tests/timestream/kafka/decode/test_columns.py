@@ -103,7 +103,7 @@ def test_the_column_of_malformed_values_can_have_another_name():
         ({"ctiHeader": "c"}, ("time_lower", INSTANT), "'timeWindow' = 'true'"),
         ({}, ("end_time", INSTANT), "'eventShape' = 'interval' or 'edge'"),
         (INTERVAL, ("edge", pa.string()), "'eventShape' = 'edge'"),
-        (CTIS, ("violation", pa.string()), "'violationPolicy' = 'flag' or 'adjust'"),
+        (CTIS, ("violation", pa.string()), "'violationPolicy' = 'adjust' or 'flag'"),
         (CTIS, ("original_start_time", INSTANT), "'violationPolicy' = 'adjust'"),
         ({"metadataPrefix": "k_"}, ("k_cti", INSTANT), "would be empty"),
     ],

@@ -246,7 +246,7 @@ def test_ten_thousand_hostile_payloads_are_malformed_in_seconds(schema):
 
 MEMORY_TEST = """
 import resource, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/lib"]
 from timestream.kafka.decode.avro import test_hostile
 import pyarrow as pa
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -271,7 +271,7 @@ def test_hostile_payloads_take_no_memory_by_what_they_claim():
 
 LONG_ARRAYS = """
 import resource, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/lib"]
 from timestream.kafka.decode.avro.test_hostile import *
 length = 500_000
 nulls = zigzag(length) + b"\\0" + b"p" * length
