@@ -17,7 +17,7 @@ from pyspark_timestream.core.instants import FINAL_US, NEVER
 from pyspark_timestream.core.offsets import check_offset
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.alignment import newly_idle, quiet_since
-from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.policies import Events, Verdicts
@@ -140,9 +140,9 @@ def test_trill_30_a_checkpoint_of_another_policy_is_refused() -> None:
     before = options(ctiFrequency="1", violationPolicy="fail")
     after = options(ctiFrequency="1", violationPolicy="adjust")
     offset = StreamOffset("stream", before.settings(), 1, {}).to_json()
-    check_offset(offset, before.settings(), OFFSET_VERSION)
+    check_offset(offset, before.settings())
     with pytest.raises(CheckpointMismatch, match=r"violationPolicy.*fail.*adjust"):
-        check_offset(offset, after.settings(), OFFSET_VERSION)
+        check_offset(offset, after.settings())
 
 
 def test_trill_31_the_diagnostic_stream_has_exactly_the_late_events() -> None:

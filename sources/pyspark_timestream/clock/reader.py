@@ -158,7 +158,7 @@ class TimeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         The first batch may be empty: its end keeps when the stream was started.
 
         Raises:
-            CheckpointMismatch: the checkpoint was made by other settings or a newer format.
+            CheckpointMismatch: the checkpoint has other settings or another format version.
             OptionError: `maxCount` ticks from now on would pass the year 9999.
         """
         check_offset(start, self._settings)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pyspark_timestream.errors import CheckpointMismatch
 
 FORMAT_VERSION: Final = 1
-"""The version of transport `time`; the Kafka transport has its own."""
+"""The version of both transports' offsets."""
 
 INITIAL_OFFSET: Final[dict[str, Any]] = {"version": FORMAT_VERSION}
 """The constant initial offset: Spark asks for it again on a restart and never stores it, so it
@@ -20,14 +20,13 @@ _CLIENT_PREFIX: Final = "kafka."
 
 
 def is_initial_offset(offset: Mapping[str, Any]) -> bool:
-    """True if `offset` is the constant initial offset of any version."""
+    """True if `offset` is the constant initial offset."""
     return set(offset) == {"version"}
 
 
 def check_offset(
     offset: Mapping[str, Any],
     settings: Mapping[str, str],
-    newest: int = FORMAT_VERSION,
     described: Collection[str] = (),
 ) -> None:
     """Refuse an offset that this code or these settings cannot continue.
@@ -35,24 +34,18 @@ def check_offset(
     Args:
         offset: as a checkpoint holds it; its `settings` are option name -> text.
         settings: today's options that define time and records, by option name.
-        newest: the newest format version that the caller reads.
         described: the names of settings that option `timeSettings` gives.
 
     Raises:
-        CheckpointMismatch: a newer format version, or another value of an option in `settings`.
+        CheckpointMismatch: another format version, or another value of an option in `settings`.
     """
     version = offset.get("version")
-    if not isinstance(version, int) or version > newest:
+    if version != FORMAT_VERSION:
         raise CheckpointMismatch(
-            f"the checkpoint's offsets have format version {version}; this timestream reads up to "
-            f"{newest}: install the timestream release that wrote the checkpoint, or newer"
+            f"the checkpoint's offsets have format version {version}; this timestream reads "
+            f"version {FORMAT_VERSION}: install the timestream release that wrote the checkpoint"
         )
     stored = offset.get("settings", settings)
-    if not any(name.startswith(_CLIENT_PREFIX) for name in stored):
-        # A checkpoint from before client settings were kept goes on with today's.
-        settings = {
-            name: text for name, text in settings.items() if not name.startswith(_CLIENT_PREFIX)
-        }
     for name in sorted({*stored, *settings}):
         old, new = stored.get(name, "not set"), settings.get(name, "not set")
         if old != new:

@@ -70,14 +70,13 @@ class MalformedReason:
     """Records of a stream whose value or key is malformed for one reason.
 
     Attributes:
-        reason: the reason, as in `malformedValues` of the progress; None: it was counted by a
-            version that did not note reasons.
+        reason: the reason, as in `malformedValues` of the progress.
         total: their number.
         partitions: partition -> their number, without zeros.
         next_step: what to do about them.
     """
 
-    reason: str | None
+    reason: str
     total: int
     partitions: Mapping[Partition, int]
     next_step: str
@@ -85,18 +84,16 @@ class MalformedReason:
 
 def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
     """Count the malformed values and keys by reason, the most frequent first."""
-    counts: dict[str | None, dict[Partition, int]] = {}
+    counts: dict[str, dict[Partition, int]] = {}
     for part, share in sorted(last.offset.partitions.items()):
-        malformed = share.malformed_values
-        for reason, count in (*malformed.by_reason, (None, malformed.unexplained)):
-            if count:
-                counts.setdefault(reason, {})[part] = count
+        for reason, count in share.malformed_values.by_reason:
+            counts.setdefault(reason, {})[part] = count
     advice = Kind.MALFORMED_VALUES.fix
     found = [
-        MalformedReason(reason, sum(parts.values()), parts, NEXT_STEPS.get(reason or "", advice))
+        MalformedReason(reason, sum(parts.values()), parts, NEXT_STEPS.get(reason, advice))
         for reason, parts in counts.items()
     ]
-    return tuple(sorted(found, key=lambda each: (-each.total, each.reason or "")))
+    return tuple(sorted(found, key=lambda each: (-each.total, each.reason)))
 
 
 def is_far(moment: BatchRecord, part: Partition) -> bool:

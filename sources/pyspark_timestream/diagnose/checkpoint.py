@@ -32,7 +32,7 @@ def explain_checkpoint(location: str, spark: Any = None, details: bool = False) 
 
     Raises:
         CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
-        CheckpointMismatch: its offsets have a newer format version.
+        CheckpointMismatch: its offsets have another format version.
     """
     root = resolve_directory(location)
     batches, notes = read_offset_log(root)

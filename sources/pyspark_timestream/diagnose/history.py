@@ -21,7 +21,7 @@ from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_ins
 from pyspark_timestream.core.offsets import check_offset
 from pyspark_timestream.diagnose.diagnosis import name_partitions
 from pyspark_timestream.errors import CheckpointUnreadable
-from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.policies import POLICIES
 from pyspark_timestream.rules.state import PartitionState
@@ -149,7 +149,7 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
     Batches may come in any order and from both sources.
 
     Raises:
-        CheckpointMismatch: an offset has a newer format version.
+        CheckpointMismatch: an offset has another format version.
         CheckpointUnreadable: an offset is damaged.
     """
     found: dict[str, dict[int, BatchRecord]] = {}
@@ -157,7 +157,7 @@ def build_histories(batches: Iterable[Batch]) -> dict[str, History]:
         reports = batch.reports or (None,) * len(batch.offsets)
         for value, report in zip(batch.offsets, reports, strict=True):
             if _is_stream(value):
-                check_offset(value, value["settings"], OFFSET_VERSION)
+                check_offset(value, value["settings"])
                 offset = _read_offset(value)
                 moments = found.setdefault(offset.stream, {})
                 seen = moments.get(offset.number)

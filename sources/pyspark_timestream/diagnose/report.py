@@ -263,9 +263,9 @@ def _rank_writer(writer: WriterFacts) -> tuple[bool, bool, int]:
 
 def describe_malformed(found: MalformedReason) -> list[str]:
     """The lines of one reason why values and keys are malformed: counts, and the next step."""
-    reason = f"'{found.reason}'" if found.reason else "not noted by an earlier version"
     return [
-        f"Malformed values, reason {reason}: {found.total} ({list_counts(found.partitions)})",
+        f"Malformed values, reason '{found.reason}': {found.total} "
+        f"({list_counts(found.partitions)})",
         f"   Next step: {found.next_step}.",
     ]
 

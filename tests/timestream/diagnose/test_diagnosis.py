@@ -516,12 +516,6 @@ def test_fix_of_malformed_values_is_that_of_the_most_frequent_reason(counts, opt
     assert option in only([share(state(1, events=9), malformed_values=malformed)]).fix
 
 
-def test_malformed_values_of_an_earlier_version_are_reported_without_reasons():
-    diagnosis = only([share(state(1, events=9), malformed_values=MalformedValues(9))])
-    assert diagnosis.text == "9 of 9 records have a malformed value or key"
-    assert diagnosis.fix == Kind.MALFORMED_VALUES.fix
-
-
 # -- rows dropped as late -------------------------------------------------------------------------
 
 

@@ -179,7 +179,7 @@ def _read_stream(report: Mapping[str, Any]) -> StreamNumbers:
                 bool(entry["idle"]),
                 is_held and part in holding and holding[part] == least,
                 {name: int(entry.get(name, 0)) for name in COUNTER_METRICS},
-                _read_reasons(entry.get("malformedValues") or {}),
+                _read_reasons(entry["malformedValues"]),
             )
             for part, entry in sorted(entries.items())
         },
@@ -187,10 +187,7 @@ def _read_stream(report: Mapping[str, Any]) -> StreamNumbers:
 
 
 def _read_reasons(found: Mapping[str, int]) -> dict[str, int]:
-    """Malformed values by reason; those that an earlier version counted have the reason ''."""
-    reasons = {str(name): int(count) for name, count in found.items() if name != "total"}
-    rest = int(found.get("total", 0)) - sum(reasons.values())
-    return {**reasons, "": rest} if rest > 0 else reasons
+    return {str(name): int(count) for name, count in found.items() if name != "total"}
 
 
 def _read_instant(text: str | None) -> int | None:
@@ -463,8 +460,6 @@ def _forget_ended(state: MetricsState, now_us: int, limits: Limits) -> MetricsSt
 Attributes = tuple[tuple[str, str], ...]
 
 _US: Final = 1_000_000
-_NOT_NOTED: Final = "not noted"
-"""The reason of malformed values that a version without reasons has counted."""
 
 
 class Sample(NamedTuple):
@@ -555,8 +550,7 @@ def _list_malformed_values(of: Attributes, stream: StreamNumbers) -> Iterator[Sa
     for part in stream.partitions.values():
         counts.update(part.malformed_values)
     for reason, count in counts.items():
-        named = (*of, ("reason", reason or _NOT_NOTED))
-        yield Sample(STREAM.MALFORMED_VALUES, named, count)
+        yield Sample(STREAM.MALFORMED_VALUES, (*of, ("reason", reason)), count)
 
 
 def _merge_partitions(parts: list[PartitionNumbers]) -> PartitionNumbers:

@@ -180,8 +180,6 @@ class StreamDriver:
             if planned is previous:
                 self._planned = planned
                 return dict(start)
-            # A checkpoint older than a setting keeps that setting from here on.
-            planned = replace(planned, settings=self._options.settings())
         planned = replace(
             planned,
             schemas=self._options.readers,
@@ -219,11 +217,7 @@ class StreamDriver:
         return None if is_due else self._options.min_offsets
 
     def plan_joined_batches(self, start: Mapping[str, Any], end: StreamOffset) -> list[TaskPlan]:
-        """Plan the tasks of all batches after `start` up to `end` as one batch.
-
-        Raises:
-            CheckpointMismatch: they were planned by a release that recorded too little.
-        """
+        """Plan the tasks of all batches after `start` up to `end` as one batch."""
         self._connect(group_name(self._options.group_prefix, end.stream))
         if is_initial_offset(start):
             return join_batches(None, {}, end, None)

@@ -28,8 +28,7 @@ from pyspark_timestream.kafka.offsets.offset import (
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.rules.state import PartitionState
 
-_VERSION: Final = 2
-"""Version 1 held the state as plain JSON and did not name the stream; it is still read."""
+_VERSION: Final = 1
 
 _STREAM_PREFIX_LENGTH: Final = 8
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
@@ -106,14 +105,15 @@ def decode_group_metadata(
     """Decode `metadata` for the batch `offset`; foreign texts give an empty result."""
     try:
         value = json.loads(metadata or "")
-        if value["version"] not in (1, _VERSION):
+        if value["version"] != _VERSION:
             return GroupMetadata()
         if value["for"] != _compute_key(offset, partition):
             stream = value.get("stream", "")
             is_other = stream and not offset.stream.startswith(stream)
             return GroupMetadata(other_stream=stream if is_other else None)
+        start = offset.partitions[partition].state
         return GroupMetadata(
-            state=_decode_state(value, offset.partitions[partition].state),
+            state=_unpack(value["packed"], start) if "packed" in value else None,
             malformed_values=MalformedValues.from_json(value),
             settings=tuple(sorted(value.get("settings", {}).items())),
             refused_length=value.get("length"),
@@ -132,12 +132,6 @@ def describe_missing_states(is_ordered: bool) -> str:
     if is_ordered:
         return "its batches are read a second time to restore their clocks"
     return "the counts in the progress leave its records out"
-
-
-def _decode_state(value: Mapping[str, Any], start: PartitionState) -> PartitionState | None:
-    if value["version"] == 1:
-        return PartitionState.from_json(value["state"])
-    return _unpack(value["packed"], start) if "packed" in value else None
 
 
 def _pack(state: PartitionState, start: PartitionState) -> str:

@@ -58,7 +58,7 @@ class ImportedPartition:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedPartition":
-        """Read what `to_json` wrote, in this or an earlier version."""
+        """Read what `to_json` wrote."""
         return cls(
             value["at"],
             PartitionState.from_json(value["state"]),

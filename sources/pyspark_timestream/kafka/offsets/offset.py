@@ -7,13 +7,8 @@ An offset describes its own batch completely, so that a replay needs nothing els
 a batch becomes the start state in the next offset. Decisions by a wall clock or another topic (idle
 partitions, imported CTIs) are part of it for the same reason.
 
-Format version 2 added `idle`, `quiet`, `pending`, `topics` and `import`; version 3 added `began`,
-`raises`, `hidden`, `bounded`, `unfit` and `warnings`. An older offset is read as one without them.
-Only a stream whose payloads have schemas has `schemas`, only one with an ending option `ends`, and
-only one with malformed values `unfit_by`, the reasons: a reader of version 3 that does not know it
-has their number in `unfit`.
-`waits` and `advanced` are only there where `maxSkew` and `idleAdvance` had an effect; both tell how
-the batch was planned, and no later batch depends on them.
+What is at its default is left out of the JSON. `waits` and `advanced` tell how the batch was
+planned (`maxSkew`, `idleAdvance`); no later batch depends on them.
 """
 
 from collections.abc import Mapping
@@ -21,9 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Final, TypeVar
 
-from pyspark_timestream.core.offsets import check_offset
+from pyspark_timestream.core.offsets import FORMAT_VERSION, check_offset
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.options.older_settings import translate_older_settings
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
 from pyspark_timestream.rules.state import PartitionState
@@ -34,15 +28,12 @@ class MalformedValues:
     """Numbers of records whose value or key is malformed.
 
     Attributes:
-        total: all of them.
-        by_reason: (reason, number) in the order of reasons, without zeros. The rest of the total
-            was counted by a version that did not note reasons.
+        by_reason: (reason, number) in the order of reasons, without zeros.
         value_at: the offset of a record with one, as an example; None without any.
         event_at: the offset of a malformed event that has a value; None without any.
         time_at: the offset of an event of early 1970; None without any.
     """
 
-    total: int = 0
     by_reason: tuple[tuple[str, int], ...] = ()
     value_at: int | None = None
     event_at: int | None = None
@@ -51,36 +42,35 @@ class MalformedValues:
     @classmethod
     def from_reasons(cls, counts: Mapping[str, int]) -> "MalformedValues":
         """Return the numbers of records that are malformed for each reason."""
-        return cls(sum(counts.values()), _sort(counts))
+        return cls(_sort(counts))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MalformedValues":
-        """Read what `to_json` wrote, in this version or one without reasons."""
+        """Read what `to_json` wrote."""
         return cls(
-            value.get("unfit", 0),
-            _sort(value.get("unfit_by", {})),
-            value.get("unfit_at"),
-            value.get("unfit_event_at"),
-            value.get("unfit_time_at"),
+            _sort(value.get("malformed", {})),
+            value.get("malformed_at"),
+            value.get("malformed_event_at"),
+            value.get("malformed_time_at"),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return entries for a JSON object, with sorted keys; without any number, none."""
-        found: dict[str, Any] = {"unfit": self.total or None}
-        found["unfit_at"] = self.value_at
-        found["unfit_by"] = dict(self.by_reason) or None
-        found["unfit_event_at"] = self.event_at
-        found["unfit_time_at"] = self.time_at
-        return {name: value for name, value in found.items() if value is not None}
+        entries = {
+            "malformed": dict(self.by_reason) or None,
+            "malformed_at": self.value_at,
+            "malformed_event_at": self.event_at,
+            "malformed_time_at": self.time_at,
+        }
+        return _leave_out_none(entries)
 
     @property
-    def unexplained(self) -> int:
-        """The number of those without a reason."""
-        return self.total - sum(count for _, count in self.by_reason)
+    def total(self) -> int:
+        """The number of all of them."""
+        return sum(count for _, count in self.by_reason)
 
     def __add__(self, other: "MalformedValues") -> "MalformedValues":
         return MalformedValues(
-            self.total + other.total,
             self._combine(other, 1),
             self.value_at if other.value_at is None else other.value_at,
             self.event_at if other.event_at is None else other.event_at,
@@ -88,7 +78,7 @@ class MalformedValues:
         )
 
     def __sub__(self, other: "MalformedValues") -> "MalformedValues":
-        return replace(self, total=self.total - other.total, by_reason=self._combine(other, -1))
+        return replace(self, by_reason=self._combine(other, -1))
 
     def _combine(self, other: "MalformedValues", sign: int) -> tuple[tuple[str, int], ...]:
         counts = dict(self.by_reason)
@@ -104,9 +94,12 @@ def _sort(counts: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
 NO_MALFORMED_VALUES: Final = MalformedValues()
 
 
-T = TypeVar("T")
+def _leave_out_none(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with sorted keys: Spark compares offsets as text."""
+    return {name: value for name, value in sorted(entries.items()) if value is not None}
 
-OFFSET_VERSION: Final = 3
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +137,7 @@ class PartitionOffset:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object with sorted keys; defaults are left out."""
-        found = {
+        entries = {
             "began": [list(pair) for pair in self.beginnings] or None,
             "from": self.start_inclusive,
             "idle": self.idle or None,
@@ -156,11 +149,11 @@ class PartitionOffset:
             "waits": self.waits or None,
             **self.malformed_values.to_json(),
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return _leave_out_none(entries)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "PartitionOffset":
-        """Read what `to_json` wrote, in this or an earlier version."""
+        """Read what `to_json` wrote."""
         return cls(
             value["from"],
             value["to"],
@@ -251,7 +244,6 @@ class StreamOffset:
     schemas: Mapping[str, ReaderSchema] = field(default_factory=dict)
     fixed_ends: Mapping[Partition, int] | None = None
     unpinned: Mapping[str, str] = field(default_factory=dict)
-    version: int = field(default=OFFSET_VERSION, init=False)
 
     def ranges(self) -> list[Range]:
         """Return the batch's ranges in the order of partitions, including empty ones."""
@@ -290,13 +282,13 @@ class StreamOffset:
             "tasks": self.tasks,
             "topics": dict(sorted(self.topic_ids.items())),
             **({"unpinned": dict(sorted(self.unpinned.items()))} if self.unpinned else {}),
-            "version": self.version,
+            "version": FORMAT_VERSION,
             **({"warnings": _warnings_to_json(self.warnings)} if self.warnings else {}),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "StreamOffset":
-        """Read what `to_json` wrote, in this or an earlier version."""
+        """Read what `to_json` wrote."""
         imported = value.get("import")
         return cls(
             stream=value["stream"],
@@ -313,8 +305,7 @@ class StreamOffset:
             imported=None if imported is None else ImportedTopic.from_json(imported),
             advanced_us=value.get("advanced"),
             hidden=_shares_from_json(value.get("hidden", {})),
-            # Before version 3 only the closing batch showed that the run was bounded.
-            bounded=value.get("bounded", value["version"] < 3 and value["closing"]),
+            bounded=value.get("bounded", False),
             warnings=tuple(GivenWarning(**each) for each in value.get("warnings", ())),
             schemas={
                 part: ReaderSchema.from_json(each)
@@ -369,11 +360,9 @@ def check_stream_offset(
     `described` are the options taken from the description of the topics, for the message.
 
     Raises:
-        CheckpointMismatch: a newer format version, or another value of an option in `settings`.
+        CheckpointMismatch: another format version, or another value of an option in `settings`.
     """
-    if "settings" in offset and offset.get("version") in range(1, OFFSET_VERSION + 1):
-        offset = {**offset, "settings": translate_older_settings(offset["settings"])}
-    check_offset(offset, settings, OFFSET_VERSION, _pinned_names(described or {}))
+    check_offset(offset, settings, _pinned_names(described or {}))
 
 
 def _pinned_names(described: Mapping[str, str]) -> set[str]:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.rules.state import PartitionState
@@ -142,9 +141,6 @@ def join_batches(
         states: the end state of each partition of `start`.
         end: the offset of the last planned batch.
         emitted_us: the greatest CTI row up to the end of `start`; None if there is none.
-
-    Raises:
-        CheckpointMismatch: `end` is from a release that recorded too little.
     """
     after = -1 if start is None else start.number
     hidden = {} if start is None else start.hidden
@@ -153,7 +149,9 @@ def join_batches(
     whole: dict[Partition, PartitionOffset] = {}
     shares: dict[Partition, TaskRange] = {}
     for part, share in {**end.hidden, **end.partitions}.items():
-        begin = min(_find_beginning(part, share, known.get(part), after), share.end_exclusive)
+        begins = [at for number, at in share.beginnings if number > after]
+        begins += [known[part].end_exclusive] if part in known else []
+        begin = min(*begins, share.end_exclusive)
         raises = [(max(at, begin), us) for number, at, us in share.raises if number > after]
         whole[part] = dataclasses.replace(share, start_inclusive=begin)
         shares[part] = TaskRange(
@@ -170,22 +168,6 @@ def join_batches(
         for group in joined.groups()
     ] or [TaskPlan(emitted_us=emitted_us)]
     return [*plans[:-1], dataclasses.replace(plans[-1], closing_us=end.cti_us)]
-
-
-def _find_beginning(
-    part: Partition, share: PartitionOffset, known: PartitionOffset | None, after: int
-) -> int:
-    """Find the first offset of a partition that the joined batch reads."""
-    begins = [at for number, at in share.beginnings if number > after]
-    if known is not None:
-        begins.append(known.end_exclusive)
-    if not begins:
-        raise CheckpointMismatch(
-            f"{part} was found by a batch that was not noted as done (asynchronous progress "
-            "tracking notes some only), and the release of timestream that planned it did not "
-            "note where it began: start with a new checkpoint"
-        )
-    return min(begins)
 
 
 def _keep_after(entries: Sequence[Entry], committed: int) -> tuple[Entry, ...]:

@@ -191,8 +191,7 @@ damaged records an error.
 def select_record_settings(client: Mapping[str, str]) -> dict[str, str]:
     """The settings of RECORD_KEYS in librdkafka's configuration, as option name -> text.
 
-    Those at their default are left out, except the first: a checkpoint without it is older than
-    these settings.
+    Those at their default are left out, except the first, which is often set: a refusal names both.
     """
     values = {key: client.get(key, default).strip() for key, default in RECORD_KEYS.items()}
     return {

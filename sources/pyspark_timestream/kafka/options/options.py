@@ -391,7 +391,7 @@ class KafkaOptions(PayloadOptions):
         if self.frequency is None:
             del texts["ctiDelay"]
         if self.future_policy == "keep":
-            # Checkpoints from before the option have none.
+            # It changes no row, so a change is told by 'maxFuture' alone.
             del texts["futurePolicy"]
         if self.ends_by_default:
             del texts["endingOffsets"]

@@ -122,9 +122,9 @@ _MAX_DURATION_US: Final = parse_duration("500000 weeks")
 """Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
 
 _PREFIXED_FIELD: Final = re.compile(
-    r"timestamp|record:timestamp|(header|field):.*|.*[.`].*", re.IGNORECASE | re.DOTALL
+    r"timestamp|record:timestamp|(header|field):.*", re.IGNORECASE | re.DOTALL
 )
-"""Field paths that a plain name cannot stand for, or that no release before paths could name."""
+"""Field paths that mean something else if they stand alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,7 @@ class TimeFrom:
         return parse_path(self.name)
 
     def __str__(self) -> str:
-        """The option's text, which reads back to this and which a checkpoint keeps.
-
-        A field at the top level is its name alone, as before there were paths.
-        """
+        """The option's text, which reads back to this and which a checkpoint keeps."""
         if self.kind == "timestamp":
             return self.kind
         if self.kind == "header" or _PREFIXED_FIELD.fullmatch(self.name):

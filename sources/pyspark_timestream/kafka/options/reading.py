@@ -536,7 +536,7 @@ class PayloadOptions(ReadingOptions):
     def payload_settings(self) -> dict[str, str]:
         """Return those options that a checkpoint keeps, as option name -> text.
 
-        Nothing of values and keys without schema and framing: older checkpoints have no entries.
+        Nothing of values and keys without schema and framing: `binary` may become `json`.
 
         Raises:
             ValueError: a schema is still a path.

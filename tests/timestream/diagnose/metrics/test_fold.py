@@ -137,15 +137,6 @@ def test_final_cti_is_no_time_and_holds_nothing_back():
     assert values(page, "timestream_partition_blocking") == [0, 0]
 
 
-def test_malformed_values_of_an_older_version_have_no_reason():
-    bad = share(state(1), malformed_values=MalformedValues(5, (("type", 2),)))
-    page = page_after(event(offset_of([bad])))
-    name = "timestream_stream_values_malformed_total"
-    assert one(page, name, reason="syntax") == 0
-    assert one(page, name, reason="type") == 2
-    assert one(page, name, reason="not noted") == 3
-
-
 def test_warnings_that_are_active_are_counted():
     report = json.loads(event(offset_of([share(state(1))]))["sources"][0]["latestOffset"])
     page = page_after(event({**report, "warnings": ["late rows: 5", "malformed values: 3"]}))

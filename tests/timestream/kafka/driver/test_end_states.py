@@ -12,6 +12,7 @@ from pyspark_timestream.kafka.offsets.group_metadata import drop_state, encode_g
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
+THREE = MalformedValues.from_reasons({"syntax": 3})
 START = PartitionState(events=7)
 END = PartitionState(cti_us=5, events=9, writers=(("a", WriterState(1)), ("b", WriterState(2))))
 OFFSET = StreamOffset(
@@ -19,8 +20,8 @@ OFFSET = StreamOffset(
     {"ctiFrequency": "1"},
     1,
     {
-        at(0): PartitionOffset(7, 9, START, malformed_values=MalformedValues(1, (("type", 1),))),
-        at(1): PartitionOffset(7, 7, START, malformed_values=MalformedValues(3)),
+        at(0): PartitionOffset(7, 9, START, malformed_values=MalformedValues((("type", 1),))),
+        at(1): PartitionOffset(7, 7, START, malformed_values=THREE),
     },
 )
 TWO = MalformedValues.from_reasons({"framing": 1, "type": 1})
@@ -43,8 +44,8 @@ def test_committed_end_states_are_used_without_reading_again():
     states, again = found({at(0): encode_group_metadata(OFFSET, at(0), END, TWO)})
     assert (states.states, again) == ({at(0): END, at(1): START}, [])
     assert states.malformed_values == {
-        at(0): MalformedValues(3, (("framing", 1), ("type", 2))),
-        at(1): MalformedValues(3),
+        at(0): MalformedValues((("framing", 1), ("type", 2))),
+        at(1): THREE,
     }
     assert states.diagnoses == ()
 

@@ -147,7 +147,7 @@ def test_one_malformed_record_in_a_long_batch_is_the_example_wherever_it_lies():
     records = Records(
         *[good] * 50, {"at": "2026-11-26T12:00:00Z[UTC]", "price": "x"}, *[good] * 450
     )
-    noted = MalformedValues(1, (("type", 1),), value_at=50, event_at=50)
+    noted = MalformedValues((("type", 1),), value_at=50, event_at=50)
     now = stands(501, state=PartitionState(events=501, malformed=1), malformed_values=noted)
     warnings = warner(records).update(offset(501), now, {at(0): 501}, 0)
     event, value = recall_warnings(warnings)

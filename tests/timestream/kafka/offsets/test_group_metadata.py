@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,14 +15,18 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     drop_state,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.offset import MalformedValues, StreamOffset
+from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState, WriterState
 
-OFFSETS = Path(__file__).parents[2] / "offsets"
-V1 = StreamOffset.from_json(json.loads((OFFSETS / "kafka_v1.json").read_text()))
 PART = at(0, "orders")
+OFFSET = StreamOffset(
+    "0f6f7a4e9d0e4b6c8f3b1c2d3e4f5a6b",
+    {"ctiDelay": "5 seconds", "ctiFrequency": "10"},
+    3,
+    {PART: PartitionOffset(7, 19, PartitionState(1_700_000_000_000_000, 4, events=7, dropped=1))},
+)
 END = PartitionState(1_800_000_000_000_000, 1, 5, 19)
-LEFT = encode_group_metadata(V1, PART, END)
+LEFT = encode_group_metadata(OFFSET, PART, END)
 COMMITTED = {"kafka.isolation.level": "read_committed"}
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
 FOUR = MalformedValues.from_reasons({"framing": 3, "key type": 1})
@@ -32,24 +35,18 @@ BROKERS_DEFAULT = 4096
 
 
 def changed(**share):
-    partitions = {**V1.partitions, PART: replace(V1.partitions[PART], **share)}
-    return replace(V1, partitions=partitions)
+    partitions = {**OFFSET.partitions, PART: replace(OFFSET.partitions[PART], **share)}
+    return replace(OFFSET, partitions=partitions)
 
 
-def state_in(metadata, offset=V1, part=PART):
+def state_in(metadata, offset=OFFSET, part=PART):
     return decode_group_metadata(offset, part, metadata).state
 
 
 def test_state_of_the_same_range_and_start_is_accepted():
-    assert decode_group_metadata(V1, PART, LEFT) == GroupMetadata(END)
+    assert decode_group_metadata(OFFSET, PART, LEFT) == GroupMetadata(END)
     # What the offset says besides has no influence on the clock.
-    assert state_in(LEFT, replace(V1, starts=9, tasks=4, stream="copy")) == END
-
-
-def test_metadata_of_version_1_is_still_read():
-    """A checkpoint that is upgraded between two batches does not read the last one again."""
-    left = '{"for":"30c31377a0cb3892b8e686432e38346d","state":{"events":19},"version":1}'
-    assert decode_group_metadata(V1, PART, left) == GroupMetadata(PartitionState(events=19))
+    assert state_in(LEFT, replace(OFFSET, starts=9, tasks=4, stream="copy")) == END
 
 
 @pytest.mark.parametrize(
@@ -58,9 +55,9 @@ def test_metadata_of_version_1_is_still_read():
         changed(start_inclusive=6),
         changed(end_exclusive=20),
         changed(state=PartitionState()),
-        changed(state=replace(V1.partitions[PART].state, count=5)),
-        replace(V1, settings={**V1.settings, "ctiDelay": "6 seconds"}),
-        replace(V1, settings={**V1.settings, **UNCOMMITTED}),
+        changed(state=replace(OFFSET.partitions[PART].state, count=5)),
+        replace(OFFSET, settings={**OFFSET.settings, "ctiDelay": "6 seconds"}),
+        replace(OFFSET, settings={**OFFSET.settings, **UNCOMMITTED}),
     ],
     ids=["start", "end", "no state", "another state", "settings", "isolation"],
 )
@@ -69,15 +66,15 @@ def test_state_of_another_run_is_refused(offset):
 
 
 def test_state_under_another_isolation_level_is_refused():
-    offset = replace(V1, settings={**V1.settings, **COMMITTED})
+    offset = replace(OFFSET, settings={**OFFSET.settings, **COMMITTED})
     left = encode_group_metadata(offset, PART, END)
     assert state_in(left, offset) == END
-    assert state_in(left, replace(V1, settings={**V1.settings, **UNCOMMITTED})) is None
+    assert state_in(left, replace(OFFSET, settings={**OFFSET.settings, **UNCOMMITTED})) is None
 
 
 def test_state_of_another_partition_is_refused():
     other = at(0, "trades")
-    offset = replace(V1, partitions={**V1.partitions, other: V1.partitions[PART]})
+    offset = replace(OFFSET, partitions={**OFFSET.partitions, other: OFFSET.partitions[PART]})
     assert state_in(LEFT, offset, other) is None
     assert state_in(LEFT, offset) == END
 
@@ -85,10 +82,10 @@ def test_state_of_another_partition_is_refused():
 def test_metadata_of_another_stream_names_that_stream():
     other = replace(changed(start_inclusive=6), stream="0123456789abcdef")
     left = encode_group_metadata(other, PART, END)
-    assert decode_group_metadata(V1, PART, left) == GroupMetadata(other_stream="01234567")
+    assert decode_group_metadata(OFFSET, PART, left) == GroupMetadata(other_stream="01234567")
     # What this stream left of another batch says nothing of others.
     older = encode_group_metadata(changed(start_inclusive=6), PART, END)
-    assert decode_group_metadata(V1, PART, older) == GroupMetadata()
+    assert decode_group_metadata(OFFSET, PART, older) == GroupMetadata()
 
 
 @pytest.mark.parametrize(
@@ -104,51 +101,39 @@ def test_metadata_of_another_stream_names_that_stream():
         '"text"',
         LEFT[:-1],
         "[" * 4000,
-        json.dumps({**json.loads(LEFT), "version": 3}),
-        json.dumps({**json.loads(LEFT), "version": 1}),
+        json.dumps({**json.loads(LEFT), "version": 2}),
         json.dumps({**json.loads(LEFT), "packed": None}),
         json.dumps({**json.loads(LEFT), "packed": "?"}),
         json.dumps({**json.loads(LEFT), "packed": "00000"}),
         json.dumps({**json.loads(LEFT), "settings": 7}),
-        json.dumps({**json.loads(LEFT), "version": 1, "state": {"unheard_of": 1}}),
         json.dumps({"for": json.loads(LEFT)["for"]}),
     ],
 )
 def test_foreign_metadata_is_no_state_of_ours(metadata):
-    assert decode_group_metadata(V1, PART, metadata) == GroupMetadata()
+    assert decode_group_metadata(OFFSET, PART, metadata) == GroupMetadata()
 
 
 def test_metadata_without_state_keeps_counts_settings_and_length():
     settings = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
-    left = encode_group_metadata(V1, PART, END, FOUR, settings)
+    left = encode_group_metadata(OFFSET, PART, END, FOUR, settings)
     told = GroupMetadata(END, FOUR, tuple(settings.items()))
-    assert decode_group_metadata(V1, PART, left) == told
+    assert decode_group_metadata(OFFSET, PART, left) == told
     short = drop_state(left)
     assert len(short) < len(left)
-    assert decode_group_metadata(V1, PART, short) == replace(
+    assert decode_group_metadata(OFFSET, PART, short) == replace(
         told, state=None, refused_length=len(left)
     )
     assert drop_state(short) == short
     assert drop_state("") == ""
 
 
-def test_counts_of_malformed_values_are_read_by_earlier_versions_and_from_them():
-    """An earlier version writes and reads `unfit`, a number, and passes over other names."""
-    written = json.loads(encode_group_metadata(V1, PART, END, FOUR))
-    assert (written["version"], written["unfit"]) == (2, 4)
-    assert written["unfit_by"] == {"framing": 3, "key type": 1}
-    del written["unfit_by"]
-    earlier = decode_group_metadata(V1, PART, json.dumps(written))
-    assert (earlier.state, earlier.malformed_values) == (END, MalformedValues(4))
-
-
 def test_records_without_a_malformed_value_take_no_room_in_the_metadata():
-    assert "unfit" not in LEFT
+    assert "malformed" not in LEFT
 
 
 def test_reasons_of_malformed_values_take_little_room_in_the_metadata():
     most = MalformedValues.from_reasons(dict.fromkeys(NEXT_STEPS, 10**9))
-    left = encode_group_metadata(V1, PART, END, most)
+    left = encode_group_metadata(OFFSET, PART, END, most)
     assert len(left) - len(LEFT) < 250
 
 
@@ -193,4 +178,4 @@ def test_270_writers_with_a_timeout_fit_the_brokers_default_limit(prefix):
 
 
 def test_a_state_without_writers_takes_little():
-    assert len(encode_group_metadata(V1, PART, PartitionState(*[-(2**62)] * 10))) < 500
+    assert len(encode_group_metadata(OFFSET, PART, PartitionState(*[-(2**62)] * 10))) < 500

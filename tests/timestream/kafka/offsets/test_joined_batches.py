@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from timestream.builders import at
 from timestream.stream_world import World, act, drain, steps, times
 
-from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.offsets.next_offset import max_emitted_cti
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
@@ -125,11 +124,3 @@ def test_a_partition_that_was_hidden_at_the_start_goes_on_with_its_own_clock():
     end = offset(6, PartitionOffset(7, 12, clock), 1)
     (plan,) = join_batches(start, {at(0): PartitionState()}, end, 3)
     assert [(share.span, share.state) for share in plan.ranges] == [(Range(at(1), 7, 12), clock)]
-
-
-def test_a_found_partition_of_an_older_release_is_refused_by_name():
-    """Format version 2 did not say where a partition began."""
-    start = offset(4, PartitionOffset(0, 20, PartitionState()))
-    end = offset(6, PartitionOffset(3, 9, PartitionState()), 1)
-    with pytest.raises(CheckpointMismatch, match=r"partition 1 was found .* new checkpoint"):
-        join_batches(start, {at(0): PartitionState()}, end, None)

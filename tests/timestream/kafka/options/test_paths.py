@@ -1,20 +1,19 @@
 """Paths of fields: their text, the options that take them, and what a checkpoint keeps of them."""
 
 import json
-from pathlib import Path as FilePath
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from timestream.builders import GIVEN, options
 
+from pyspark_timestream.core.offsets import FORMAT_VERSION
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.driver.importer import derive_import_options
-from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, check_stream_offset
+from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.parsers import TimeFrom, descend, format_path, parse_path
 
-OLD_OFFSETS = FilePath(__file__).parents[2] / "offsets"
 names = st.text(st.sampled_from("a.` :é\n")) | st.sampled_from(["timestamp", "header:x", "field:"])
 paths = st.lists(names, min_size=1, max_size=4).map(tuple)
 
@@ -109,9 +108,9 @@ def test_a_walk_ends_in_the_value_in_nothing_or_where_no_object_is(value, path):
         ("header:field:x", TimeFrom("header", "field:x"), "header:field:x"),
         ("field:field:x", TimeFrom("field", "field:x"), "field:field:x"),
         ("record:x", TimeFrom("field", "record:x"), "record:x"),
-        ("field:payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "field:payload.ts_ms"),
-        ("payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "field:payload.ts_ms"),
-        ("field:`a.b`", TimeFrom("field", "`a.b`"), "field:`a.b`"),
+        ("field:payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "payload.ts_ms"),
+        ("payload.ts_ms", TimeFrom("field", "payload.ts_ms"), "payload.ts_ms"),
+        ("field:`a.b`", TimeFrom("field", "`a.b`"), "`a.b`"),
         ("header", TimeFrom("field", "header"), "header"),
         ("header:a.b", TimeFrom("header", "a.b"), "header:a.b"),
     ],
@@ -160,18 +159,13 @@ def test_an_import_reads_its_time_like_the_stream_itself():
     assert imported is not None
     assert imported.start_time.path == ("payload", "ts.ms")
     kept = given.settings()["ctiImport"]
-    assert json.loads(kept)["startTime"] == "field:payload.`ts.ms`"
+    assert json.loads(kept)["startTime"] == "payload.`ts.ms`"
     assert options(ctiImport=kept).cti_import == given.cti_import
     with pytest.raises(OptionError, match="a name in it is empty"):
         options(ctiImport=json.dumps({"topic": "fast", "frequency": 1, "startTime": "a."}))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------
-
-
-def stored(**changes):
-    """An offset as a checkpoint holds it, with the settings of other options."""
-    return {"version": OFFSET_VERSION, "settings": {**options().settings(), **changes}}
 
 
 @pytest.mark.parametrize(
@@ -181,38 +175,26 @@ def stored(**changes):
         ("departed", "field:departed"),
         ("header:at", "header:at"),
         ("timestamp", "record:timestamp"),
-        # Before there were paths, a plain name was one field's, dots and all.
-        ("event.created", "`event.created`"),
-        ("a`b", "field:`a``b`"),
+        ("event.created", "field:event.created"),
+        ("`a``b`", "field:`a``b`"),
     ],
 )
 def test_another_spelling_of_the_same_field_is_accepted_on_a_checkpoint(old, new):
-    check_stream_offset(stored(startTime=old), options(startTime=new).settings())
-    imported = {"topic": "fast", "frequency": "1", "startTime": old}
-    kept = json.loads(str(options(ctiImport=json.dumps({**imported, "startTime": "x"})).cti_import))
-    today = options(ctiImport=json.dumps({**imported, "startTime": new})).settings()
-    older = {**today, "ctiImport": json.dumps({**kept, "startTime": old})}
-    check_stream_offset({"version": OFFSET_VERSION, "settings": older}, today)
+    def given(text):
+        imported = {"topic": "fast", "frequency": "1", "startTime": text}
+        return options(startTime=text, ctiImport=json.dumps(imported)).settings()
+
+    check_stream_offset({"version": FORMAT_VERSION, "settings": given(old)}, given(new))
 
 
-def test_a_checkpoint_refuses_a_plain_name_whose_meaning_has_changed():
-    with pytest.raises(CheckpointMismatch) as refused:
-        check_stream_offset(
-            stored(startTime="event.created"), options(startTime="event.created").settings()
-        )
-    assert str(refused.value) == (
-        "option 'startTime' was 'field:`event.created`' when this checkpoint was made and is "
-        "'field:event.created' now; it defines the stream's time or rows, so set it back to "
-        "'field:`event.created`' or start with a new checkpoint"
+def test_a_name_in_backquotes_is_another_field_than_a_path():
+    then, now = (
+        options(startTime=text).settings() for text in ("`event.created`", "event.created")
     )
-
-
-@pytest.mark.parametrize("file", sorted(OLD_OFFSETS.glob("kafka_*.json")), ids=lambda f: f.stem)
-def test_the_settings_of_old_checkpoints_are_those_of_the_options_they_name(file):
-    offset = json.loads(file.read_text())
-    kept = {name: offset["settings"][name] for name in ("startTime", "endTime", "edge", "ctiImport")
-            if name in offset["settings"]}  # fmt: skip
-    assert "startTime" in kept
-    shape = {"eventShape": offset["settings"]["eventShape"]}
-    assert kept.items() <= options(**shape, **kept).settings().items()
-    check_stream_offset(offset, offset["settings"])
+    with pytest.raises(CheckpointMismatch) as refused:
+        check_stream_offset({"version": FORMAT_VERSION, "settings": then}, now)
+    assert str(refused.value) == (
+        "option 'startTime' was '`event.created`' when this checkpoint was made and is "
+        "'event.created' now; it defines the stream's time or rows, so set it back to "
+        "'`event.created`' or start with a new checkpoint"
+    )

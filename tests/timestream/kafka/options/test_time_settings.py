@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from timestream.builders import GIVEN
 
+from pyspark_timestream.core.offsets import FORMAT_VERSION
 from pyspark_timestream.core.options import option_specs
 from pyspark_timestream.errors import CheckpointMismatch, OptionError
 from pyspark_timestream.kafka.client.topic_settings import read_time_settings
-from pyspark_timestream.kafka.offsets.offset import OFFSET_VERSION, check_stream_offset
+from pyspark_timestream.kafka.offsets.offset import check_stream_offset
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.topic_settings import (
@@ -268,7 +269,7 @@ def test_a_conflict_with_a_described_setting_names_both_and_where_it_is_from() -
 )
 def test_a_changed_description_is_refused_on_a_checkpoint_by_name(old, new, said) -> None:
     before, after = {"ctiFrequency": "1", **old}, {"ctiFrequency": "1", **new}
-    stored = {"version": OFFSET_VERSION, "settings": read_kafka_options(GIVEN, before).settings()}
+    stored = {"version": FORMAT_VERSION, "settings": read_kafka_options(GIVEN, before).settings()}
     now = read_kafka_options(GIVEN, after)
     with pytest.raises(CheckpointMismatch, match=f"now by option 'timeSettings'; .*{said}"):
         check_stream_offset(stored, now.settings(), now.described)
@@ -283,6 +284,6 @@ def test_a_changed_description_is_refused_on_a_checkpoint_by_name(old, new, said
 def test_a_changed_preset_is_refused_as_what_it_stands_for() -> None:
     old = read_kafka_options(GIVEN, {"ctiFrequency": "10"}).settings()
     now = read_kafka_options(GIVEN, {"advanceTime": "IncreasingStartTime"})
-    stored = {"version": OFFSET_VERSION, "settings": old}
+    stored = {"version": FORMAT_VERSION, "settings": old}
     with pytest.raises(CheckpointMismatch, match=r"'ctiFrequency' was '10' .* 'timeSettings'"):
         check_stream_offset(stored, now.settings(), now.described)
