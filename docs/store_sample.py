@@ -99,7 +99,7 @@ def undump(text: str) -> bytes:
 
 def describe_head(content: bytes) -> str:
     """The metadata and the rows of a head file."""
-    table = pa.ipc.open_file(content).read_all()
+    table = pa.ipc.open_stream(content[8:]).read_all()
     texts = table.schema.metadata
     lines = [f"{name.decode()} = {texts[name].decode()!r}" for name in sorted(texts)]
     lines += [f"{column.name}: {column.type} = {table[column.name][0]}" for column in table.schema]

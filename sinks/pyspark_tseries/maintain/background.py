@@ -30,7 +30,7 @@ from pyspark_tseries.storage.failures import name_failure
 from pyspark_tseries.storage.head_files import head_chain, head_path
 from pyspark_tseries.storage.location import Location, bears_mark, is_inside_store, parse_location
 from pyspark_tseries.storage.locks import exclusive
-from pyspark_tseries.store.admin_commits import require_owner, set_readers_properties
+from pyspark_tseries.store.admin_commits import require_owner
 from pyspark_tseries.store.history import keep_history
 from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.log_check import read_plain_entry
@@ -195,7 +195,6 @@ def maintain_while_busy(location: Location, pause: Callable[[float], None] = tim
 def _run_round(store: Store) -> MaintenanceResult:
     metadata = store.location.file("_tseries", "upkeep.error")
     try:
-        set_readers_properties(store)
         merged = merge_runs(store, store.read_clock(), everything=False)
         removed = remove_obsolete_files(store, store.read_clock())
     except (TseriesError, OSError) as error:

@@ -48,7 +48,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
-from pyspark_tseries.model.commits import EARLIER_VERSIONS, MAX_CLOCK_SKEW_US
+from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, UNKNOWN_WRITERS
 from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
@@ -615,7 +615,7 @@ def rebuild(
         number = max(version, last + 1, metadata.commit + 1)
         # Writers that began in a head that cannot be read are not in the record of an older one.
         ctis = metadata.ctis
-        ctis = ctis if recovered.current else ctis.advance(EARLIER_VERSIONS, None, number)
+        ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)
         erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)
         metadata = dataclasses.replace(
             metadata,

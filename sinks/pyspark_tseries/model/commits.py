@@ -35,6 +35,22 @@ from pyspark_timestream.core.instants import clamp_instant, format_duration, for
 from pyspark_tseries.errors import WrongClock
 from pyspark_tseries.model.arrays import Int64Array
 
+CHECKSUM_DIGITS: Final = 8
+
+
+def seal(content: bytes) -> bytes:
+    """`content` behind its checksum, the CRC-32 in hexadecimal digits."""
+    return b"%08x" % zlib.crc32(content) + content
+
+
+def unseal(sealed: bytes | memoryview) -> memoryview:
+    """The content that `seal` was given; raises ValueError if it has changed."""
+    content = memoryview(sealed)[CHECKSUM_DIGITS:]
+    if sealed[:CHECKSUM_DIGITS] != b"%08x" % zlib.crc32(content):
+        raise ValueError("its checksum is another one")
+    return content
+
+
 COMMITS_PER_FILE: Final = 1024
 _UNKNOWN: Final = -1
 
@@ -64,16 +80,17 @@ def pack_ids(ids: Mapping[int, int], first: int) -> bytes:
     """A file with the ids of the commits from `first` on, by number."""
     numbers = range(first, first + COMMITS_PER_FILE)
     content = np.array([ids.get(number, _UNKNOWN) for number in numbers], "<i8").tobytes()
-    return zlib.crc32(content).to_bytes(4, "little") + content
+    return seal(content)
 
 
 def unpack_ids(content: bytes, first: int) -> dict[int, int]:
     """The ids in a file that `pack_ids` made; none if it is damaged."""
-    if content[:4] != zlib.crc32(content[4:]).to_bytes(4, "little"):
+    try:
+        ids: Int64Array = np.frombuffer(unseal(content), "<i8")
+    except ValueError:
         return {}
-    if len(content) != 4 + 8 * COMMITS_PER_FILE:
+    if len(ids) != COMMITS_PER_FILE:
         return {}
-    ids: Int64Array = np.frombuffer(content, "<i8", offset=4)
     return {first + int(at): int(ids[at]) for at in np.flatnonzero(ids != _UNKNOWN)}
 
 
@@ -157,8 +174,8 @@ def _format_clamped(us: int) -> str:
 BATCH_WRITES: Final = "batch"
 """The writer of all that is appended without a streaming query, which never gives CTIs."""
 
-EARLIER_VERSIONS: Final = "earlier"
-"""The writer of all that versions of this package without CTIs have committed."""
+UNKNOWN_WRITERS: Final = "unknown"
+"""The writers of commits that a rebuilt head knows nothing of."""
 
 MAX_PROMISES: Final = 64
 """Promises in the history; of a longer one, every second of the older half is left out."""
@@ -226,10 +243,6 @@ class CtiRecord:
         """The record in a head file; raises KeyError or TypeError if it is none."""
         history = tuple((int(commit), int(us)) for commit, us in read["history"])
         return CtiRecord(dict(read["writers"]), history)
-
-
-NO_RECORD: Final = CtiRecord({EARLIER_VERSIONS: None})
-"""The record of a head without one: what wrote it gave no CTIs."""
 
 
 def name_writer(token: tuple[str, int] | None) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +15,9 @@ from pyspark_tseries.model.columns import ERASURE_FIELD, RESERVED_NAMES
 
 KEY_COLUMNS: Final = ("series", "sequence", "original_sequence", "erasure")
 """The columns that tell whether an act is about an event."""
+
+
+_RECORD_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,26 @@ class ErasureRecord:
     def to_json(self) -> str:
         """The record as JSON; reads back with `parse_record`."""
         act = {name: value for name, value in asdict(self.act).items() if name != "files"}
-        record = {"version": 1, "previous": self.previous, "log_version": self.log_version, **act}
+        record = {
+            "version": _RECORD_VERSION,
+            "previous": self.previous,
+            "log_version": self.log_version,
+            **act,
+        }
         return json.dumps(record, ensure_ascii=False, indent=1)
 
 
 def parse_record(text: str) -> ErasureRecord:
-    """The record in `text`; raises ValueError if it is damaged."""
+    """The record in `text`; raises ValueError if it is damaged, or of another version."""
     try:
-        record: dict[str, Any] = json.loads(text)
-        known = {name.name for name in fields(Erasure)}
-        act = {name: value for name, value in record.items() if name in known}
+        act: dict[str, Any] = json.loads(text)
+        version, previous = act.pop("version"), act.pop("previous")
+        log_version = int(act.pop("log_version"))
+        if version != _RECORD_VERSION:
+            raise ValueError(f"it has version {version}; accepted: {_RECORD_VERSION}")
         lists = {name: tuple(act[name]) for name in ("sequences", "events", "removed")}
-        return ErasureRecord(
-            Erasure(**{**act, **lists}), record["previous"], int(record["log_version"])
-        )
-    except (KeyError, TypeError) as error:
+        return ErasureRecord(Erasure(**{**act, **lists}), previous, log_version)
+    except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no record of an erasure: {error}") from error
 
 

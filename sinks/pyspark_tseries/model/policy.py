@@ -62,19 +62,6 @@ def ensure_owner(policy: Policy, principal: str) -> Policy:
     return {**policy, principal: (*policy.get(principal, ()), "own")}
 
 
-def _is_owner(policy: Policy, principal: str) -> bool:
-    """True if `principal` has the rights of an owner.
-
-    A policy older than the permission `own` names no owner. Then the principals that may update are
-    owners; if there are none, all that are named; if none is named, everyone.
-    """
-    for right in ("own", "update"):
-        owners = {name for name, permissions in policy.items() if right in permissions}
-        if owners:
-            return principal in owners
-    return not policy or principal in policy
-
-
 def format_policy(policy: Policy) -> str:
     """`policy` as JSON; reads back with `parse_policy(json.loads(...))`."""
     return json.dumps(policy, ensure_ascii=False, sort_keys=True)
@@ -89,11 +76,7 @@ class AccessCheck:
 
     def may(self, permission: str) -> bool:
         """True if the principal has `permission`."""
-        if self.policy is None:
-            return True
-        if permission == "own":
-            return _is_owner(self.policy, self.principal)
-        return permission in self.policy.get(self.principal, ())
+        return self.policy is None or permission in self.policy.get(self.principal, ())
 
     def require(self, permission: str, to_do: str) -> None:
         """Raise PermissionDenied if the principal lacks `permission`."""

@@ -74,7 +74,7 @@ def tseries_properties(properties: Properties) -> dict[str, str]:
 
 
 def check_version(properties: Properties, location: str) -> None:
-    """Raise UnusableStore if the table at `location` is not a store, or of a newer version."""
+    """Raise UnusableStore if the table at `location` is not a store, or of another version."""
     version = properties.get(_VERSION)
     if version is None:
         raise UnusableStore(
@@ -82,11 +82,11 @@ def check_version(properties: Properties, location: str) -> None:
             "a path that a tseries write has created",
             "choose another path",
         )
-    if not (version.isascii() and version.isdecimal()) or int(version) > FORMAT_VERSION:
+    if version != str(FORMAT_VERSION):
         raise UnusableStore(
             f"store '{location}' has {_VERSION} {version}",
-            f"{FORMAT_VERSION} or older",
-            "install a newer version of this package",
+            str(FORMAT_VERSION),
+            "install the version of this package that wrote it",
         )
 
 

@@ -1,25 +1,18 @@
 """The series index: the last sequence and newest timestamps of each series.
 
-Arrow does not verify what it reads. So the schema metadata of a head file has a key of ours, filled
-in last: a mark, eight hexadecimal digits for the file (computed with zeros in their place), and
-eight for the commit metadata. Arrow writes the schema at both ends of a file. Files of earlier
-versions lack the key and are not checked.
-
-The index is a fold over commits. Each commit writes a *head file*: its *delta*, which has the
+The index is a fold over commits. Each commit writes a *head file* with an *index change*: the
 series that the commit touched. The file's metadata names its parent, the head file of the commit
 before. Now and then a commit writes a *full table* of all series, where the chain ends. The Delta
 commit names the current head file, so an index and the events it counts become visible together.
 
 Some numbers cannot be recomputed from the events: the counts of dropped and adjusted rows, a
 changed retained range, a changed policy. They are in `CommitMetadata`, which every head file has.
-
-That is possible because compaction always keeps a series' last event, and its newest original and
-newest edit that are not erased, so `compute_state` of the remaining events gives the same.
+All else can, because compaction keeps a series' last event, and its newest original and newest
+edit that are not erased: `compute_state` of the remaining events gives the same.
 """
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, repeat
@@ -31,62 +24,7 @@ import pyarrow.compute as pc
 
 from pyspark_tseries.model.arrays import NEVER_US, NO_SEQUENCE, BlockColumns, Int64Array, to_int64
 from pyspark_tseries.model.columns import INSTANT
-from pyspark_tseries.model.commits import NO_RECORD, CtiRecord
-
-_KEY: Final = b"tseries.crc32"
-CHECKSUM_KEYS: Final = frozenset([_KEY])
-"""The keys of this module in a file's schema metadata."""
-
-_MARK: Final = b"\x1etseries.crc32\x1e"
-"""JSON escapes its first byte, so commit metadata cannot contain it."""
-
-_CHECKSUM_DIGITS: Final = 8
-_ZEROS: Final = b"0" * _CHECKSUM_DIGITS
-
-
-def checksum_placeholder(metadata: bytes) -> dict[bytes, bytes]:
-    """The key for a file with this commit metadata, with zeros as the file's checksum."""
-    return {_KEY: _MARK + _ZEROS + _format_crc(zlib.crc32(metadata))}
-
-
-def fill_in_checksum(content: bytearray) -> None:
-    """Write its checksum into a file with the key of `checksum_placeholder`."""
-    digits = _format_crc(zlib.crc32(content))
-    for at in _checksum_offsets(content):
-        content[at : at + _CHECKSUM_DIGITS] = digits
-
-
-def verify_file(content: bytes) -> bool:
-    """True if a file has a checksum; raises ValueError if it has changed since it was written."""
-    offsets = _checksum_offsets(content)
-    if not offsets:
-        return False
-    crc, whole, done = 0, memoryview(content), 0
-    for at in offsets:
-        crc = zlib.crc32(_ZEROS, zlib.crc32(whole[done:at], crc))
-        done = at + _CHECKSUM_DIGITS
-    crc = zlib.crc32(whole[done:], crc)
-    if any(content[at : at + _CHECKSUM_DIGITS] != _format_crc(crc) for at in offsets):
-        raise ValueError("its checksum is another one")
-    return True
-
-
-def verify_metadata(schema_metadata: Mapping[bytes, bytes], metadata: bytes) -> None:
-    """Raise ValueError if commit metadata has changed since it was written."""
-    sums = schema_metadata.get(_KEY)
-    if sums is not None and sums[-_CHECKSUM_DIGITS:] != _format_crc(zlib.crc32(metadata)):
-        raise ValueError("the checksum of its commit metadata is wrong")
-
-
-def _format_crc(crc: int) -> bytes:
-    return b"%08x" % crc
-
-
-def _checksum_offsets(content: bytes | bytearray) -> list[int]:
-    """The offsets of the file's checksum: before the rows, and after them."""
-    first, last = content.find(_MARK), content.rfind(_MARK)
-    return [at + len(_MARK) for at in sorted({first, last} - {-1})]
-
+from pyspark_tseries.model.commits import CtiRecord, seal, unseal
 
 MAX_DELTAS: Final = 64
 """A longer chain of deltas is ended by a full table, in a store of few series."""
@@ -102,9 +40,6 @@ MIN_FULL_TABLE_ROWS: Final = 10_000
 """With fewer rows in its deltas, only the length of a chain requires a full table."""
 
 _METADATA_KEY: Final = b"tseries"
-_CTIS_KEY: Final = b"tseries.ctis"
-"""The record of CTIs, after its checksum. Versions that know no CTIs read over this key."""
-
 
 _INDEX_COLUMNS: Final = {
     "last_sequence": (pa.int64(), NO_SEQUENCE),
@@ -361,42 +296,22 @@ def advance_index(
     return dataclasses.replace(after, metadata=read_metadata(table.schema)), table
 
 
-def attach_metadata(delta: pa.Table, metadata: CommitMetadata) -> pa.Table:
-    """`delta` with `metadata` in its schema's metadata."""
-    fields = dataclasses.asdict(metadata)
-    del fields["ctis"]
-    text = json.dumps(fields).encode()
-    ctis = json.dumps(metadata.ctis.to_json(), sort_keys=True).encode()
-    entries = {_METADATA_KEY: text, _CTIS_KEY: _checksum(ctis) + ctis, **checksum_placeholder(text)}
-    return delta.replace_schema_metadata(entries)
+def attach_metadata(change: pa.Table, metadata: CommitMetadata) -> pa.Table:
+    """`change` with `metadata` in its schema's metadata."""
+    text = json.dumps({**dataclasses.asdict(metadata), "ctis": metadata.ctis.to_json()})
+    return change.replace_schema_metadata({_METADATA_KEY: seal(text.encode())})
 
 
 def read_metadata(schema: pa.Schema) -> CommitMetadata:
     """The commit metadata in a head file's schema; raises ValueError if absent or damaged."""
-    entries = schema.metadata or {}
-    if _METADATA_KEY not in entries:
+    sealed = (schema.metadata or {}).get(_METADATA_KEY)
+    if sealed is None:
         raise ValueError("it has no commit metadata")
-    verify_metadata(entries, entries[_METADATA_KEY])
     try:
-        return CommitMetadata(**json.loads(entries[_METADATA_KEY]), ctis=_read_ctis(entries))
+        fields = json.loads(bytes(unseal(sealed)))
+        return CommitMetadata(**{**fields, "ctis": CtiRecord.from_json(fields["ctis"])})
     except (TypeError, KeyError) as error:
         raise ValueError("its commit metadata has an unknown form") from error
-
-
-def _read_ctis(entries: Mapping[bytes, bytes]) -> CtiRecord:
-    if _CTIS_KEY not in entries:
-        # A flipped bit may have changed the key itself.
-        if any(key != _METADATA_KEY and key not in CHECKSUM_KEYS for key in entries):
-            raise ValueError("it has an unknown key in place of its CTIs")
-        return NO_RECORD
-    checksum, text = entries[_CTIS_KEY][:_CHECKSUM_DIGITS], entries[_CTIS_KEY][_CHECKSUM_DIGITS:]
-    if checksum != _checksum(text):
-        raise ValueError("the checksum of its CTIs is wrong")
-    return CtiRecord.from_json(json.loads(text))
-
-
-def _checksum(text: bytes) -> bytes:
-    return b"%08x" % zlib.crc32(text)
 
 
 STATE_COLUMNS: Final = (

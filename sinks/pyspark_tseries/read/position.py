@@ -23,11 +23,7 @@ from pyspark_tseries.model.commits import CommitMark, CtiRecord
 from pyspark_tseries.model.retention import RetainedRange, format_range
 from pyspark_tseries.model.series_index import CommitMetadata
 
-POSITION_VERSION: Final = 2
-"""1 had no `retained`, `retained_since` and `due`."""
-
-CTI_VERSION: Final = 3
-"""The version of a position with `cti`; those without stay readable by older versions."""
+POSITION_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +54,7 @@ class Position:
         seen: the number of events ever committed up to here, delivered or not.
         missed: how many of these were removed before they were delivered, or were gone when
             `startingSequence` asked for them.
-        retained: the retained range at `began`, which selects the initial events; None in offsets
-            of version 1, which use the present one.
+        retained: the retained range at `began`, which selects the initial events.
         retained_since: the commit that had last changed it by then; None if none had.
         due: the number of initial events still due; None if not counted yet.
         cti: the last CTI delivered, in microseconds; None if there was none.
@@ -74,7 +69,7 @@ class Position:
     after: Key | None
     seen: int
     missed: int
-    retained: str | None = None
+    retained: str
     retained_since: int | None = None
     due: int | None = None
     cti: int | None = None
@@ -86,7 +81,7 @@ class Position:
             "after": None if self.after is None else list(self.after),
             "began": self.began,
             "commit": self.commit,
-            **({} if self.cti is None else {"cti": self.cti}),
+            "cti": self.cti,
             "due": self.due,
             "initial": self.initial,
             "mark": None if self.mark is None else self.mark.to_json(),
@@ -96,7 +91,7 @@ class Position:
             "seen": self.seen,
             "store": self.store,
             "upto": self.upto,
-            "version": POSITION_VERSION if self.cti is None else CTI_VERSION,
+            "version": POSITION_VERSION,
         }
 
     def with_cti(self, ctis: CtiRecord) -> "Position":
@@ -129,17 +124,17 @@ class Position:
         """The position in a checkpoint's offset.
 
         Raises:
-            UnusableStore: it is of a newer version.
+            UnusableStore: it is of another version.
         """
         version = offset.get("version")
-        if not isinstance(version, int) or version > CTI_VERSION:
+        if version != POSITION_VERSION:
             raise UnusableStore(
                 f"the checkpoint's offsets have format version {version}",
-                f"{CTI_VERSION} or older",
-                "install a newer version of this package",
+                str(POSITION_VERSION),
+                "go on with the version of this package that wrote them",
             )
         fields = {name: value for name, value in offset.items() if name != "version"}
-        after, mark = fields.pop("after"), CommitMark.from_json(fields.pop("mark", None))
+        after, mark = fields.pop("after"), CommitMark.from_json(fields.pop("mark"))
         key = None if after is None else (after[0], after[1])
         return Position(after=key, mark=mark, **fields)
 

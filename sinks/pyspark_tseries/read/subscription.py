@@ -22,7 +22,7 @@ from pyspark_tseries.model.arrays import (
     to_int64,
 )
 from pyspark_tseries.model.commits import CtiRecord
-from pyspark_tseries.model.retention import RetainedRange, parse_range
+from pyspark_tseries.model.retention import parse_range
 from pyspark_tseries.model.series_index import STATE_COLUMNS, SeriesIndex
 from pyspark_tseries.read.delivery import (
     Delivery,
@@ -137,7 +137,7 @@ class Follower:
                 end,
                 self._initial,
                 None if _began_without_floors(start, snapshot) else snapshot.head_id,
-                _initial_retained(start, snapshot),
+                parse_range(start.retained),
             )
             for part in split_slices(samples, MAX_ROWS_PER_TASK, whole_series=True)
         ]
@@ -236,7 +236,7 @@ class Follower:
         changes = snapshot.metadata.retained_since, snapshot.metadata.erasure
         now = start.began, self._store.horizon(), *changes
         if self._first is None or self._first[0] != now:
-            retained = _initial_retained(start, snapshot)
+            retained = parse_range(start.retained)
             before = SeriesIndex() if _began_without_floors(start, snapshot) else head
             names: list[str] = []
             counts: list[Int64Array] = []
@@ -270,18 +270,13 @@ class Follower:
         return int(asked - there)
 
 
-def _initial_retained(start: Position, snapshot: Snapshot) -> RetainedRange:
-    """The retained range that the initial events of a subscription are of."""
-    return snapshot.retained if start.retained is None else parse_range(start.retained)
-
-
 def _began_without_floors(start: Position, snapshot: Snapshot) -> bool:
     """Return whether all minimums of the head are younger than a subscription.
 
     Otherwise the present minimums count, and events that a younger one hides are missed.
     """
     changed = snapshot.metadata.retained_since != start.retained_since
-    return start.retained is not None and start.retained_since is None and changed
+    return start.retained_since is None and changed
 
 
 def _count_events(head: SeriesIndex) -> int:

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_tseries.errors import UpdateFailed
-from pyspark_tseries.model.commits import BATCH_WRITES, EARLIER_VERSIONS, name_writer
+from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, name_writer
 from pyspark_tseries.spark.checkpoint_store import checkpoint_path
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.store.store import Store
@@ -180,7 +180,7 @@ def refuse_without_ctis(store: Store) -> None:
         return
     notes = _read_notes(store)
     for name in ctis.without_cti():
-        if name in (BATCH_WRITES, EARLIER_VERSIONS) or (
+        if name in (BATCH_WRITES, UNKNOWN_WRITERS) or (
             name in notes and not notes[name].gives_ctis
         ):
             raise UpdateFailed(

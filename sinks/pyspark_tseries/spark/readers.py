@@ -28,7 +28,7 @@ from pyspark_timestream.errors import wrap_methods
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.model.arrays import FULL_SLICE, NO_SEQUENCE, Sample, Slice, split_slices
 from pyspark_tseries.model.columns import INSTANT, result_schema, show_columns, type_name
-from pyspark_tseries.model.commits import BATCH_WRITES, EARLIER_VERSIONS, CtiRecord
+from pyspark_tseries.model.commits import BATCH_WRITES, UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.policy import AccessCheck
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.series_index import SeriesIndex
@@ -351,14 +351,14 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._told = True
             _LOG.warning(
                 "the store '%s' gives no %sCTIs while a writer has given none: %s ('%s' stands for "
-                "all writes that are not streaming, '%s' for those of older versions); next step: "
+                "all writes that are not streaming, '%s' for those that a repair lost); next step: "
                 "set 'ctiDelay' on those queries, or if a writer will append nothing any more, "
                 "run: python -m pyspark_tseries forget-writer STORE --writer NAME",
                 self._options.location.root,
                 "" if ctis.promised_us is None else "further ",
                 ", ".join(f"'{name}'" for name in names),
                 BATCH_WRITES,
-                EARLIER_VERSIONS,
+                UNKNOWN_WRITERS,
             )
 
     def _first_position(self) -> Position:

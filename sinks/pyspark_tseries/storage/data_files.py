@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -224,19 +223,6 @@ def compacted_path(kind: str, commits: tuple[int, int], run: int, number: int) -
     return f"kind={kind}/{commits[0]:010d}-{commits[1]:010d}-{run:016x}_{number:04d}.parquet"
 
 
-_ODD_PLANES: Final = "".join(f"{chr(n << 16)}-{chr((n << 16) + 0xFFFF)}" for n in range(1, 16, 2))
-_AMBIGUOUS: Final = re.compile(f"[{_ODD_PLANES}]")
-
-
-def _last_possible_name(name: str) -> str:
-    """An upper bound of the names that deltalake may have read as `name`.
-
-    Statistics were once written as escaped JSON, and deltalake 1.6 reads an escaped character of
-    an even plane as the same one of the plane before.
-    """
-    return name if name.isascii() else _AMBIGUOUS.sub(lambda c: chr(ord(c[0]) + 0x10000), name)
-
-
 def data_files(location: Location, actions: pa.Table) -> list[DataFile]:
     """The files that Delta's flat add actions name, in the order of their commits.
 
@@ -278,8 +264,7 @@ def _data_file(
         bounds = read_bounds(location, path, size)
     else:
         commits = int(own["first"]), int(own["last"] or own["first"])
-        names = series[0], _last_possible_name(str(series[1]))
-        bounds = FileBounds(rows, names, sequence, us, commits)  # type: ignore[arg-type]
+        bounds = FileBounds(rows, series, sequence, us, commits)  # type: ignore[arg-type]
     return DataFile(
         path,
         size,

@@ -16,16 +16,15 @@ from typing import Final
 import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.commits import CHECKSUM_DIGITS, seal, unseal
 from pyspark_tseries.model.erasures import ErasureRecord, parse_record
 from pyspark_tseries.model.series_index import (
     CommitMetadata,
     SeriesIndex,
     apply_delta,
-    fill_in_checksum,
     filter_series,
     merge_deltas,
     read_metadata,
-    verify_file,
 )
 from pyspark_tseries.storage.location import Location
 
@@ -55,12 +54,10 @@ def write_head(location: Location, head_id: int, table: pa.Table) -> str:
     path = head_path(location, head_id)
     options = _LZ4 if table.num_rows >= SMALL_FILE_ROWS else None
     content = io.BytesIO()
-    with pa.ipc.new_file(content, table.schema, options=options) as writer:
+    with pa.ipc.new_stream(content, table.schema, options=options) as writer:
         writer.write_table(table)
-    sealed = bytearray(content.getbuffer())
-    fill_in_checksum(sealed)
     with location.write(path) as file:
-        file.write(sealed)
+        file.write(seal(content.getvalue()))
     return path
 
 
@@ -112,7 +109,8 @@ def _metadata_at(location: Location, path: str) -> CommitMetadata:
     """The commit metadata of a file; a large file is not read whole."""
     with location.read(path) as file:
         if file.size() > MAX_WHOLE_READ_BYTES:
-            return read_metadata(pa.ipc.open_file(file).schema)
+            file.seek(CHECKSUM_DIGITS)
+            return read_metadata(pa.ipc.open_stream(file).schema)
         content = file.read()
     return read_metadata(_parse(content).schema)
 
@@ -129,15 +127,11 @@ def _read_head(location: Location, path: str) -> pa.Table:
 
 
 def _parse(content: bytes) -> pa.Table:
-    """The content of a whole file; raises one of _BROKEN."""
-    sealed = verify_file(content)
+    """The table in a whole file; raises one of _DAMAGE_ERRORS."""
     try:
-        table = pa.ipc.open_file(pa.py_buffer(content)).read_all()
+        return pa.ipc.open_stream(pa.py_buffer(unseal(content))).read_all()
     except OSError as error:  # The content is in memory, so this means damage.
         raise ValueError(str(error)) from error
-    if not sealed:
-        table.validate(full=True)
-    return table
 
 
 def unreadable_head_error(location: Location, path: str, reason: str) -> UnusableStore:

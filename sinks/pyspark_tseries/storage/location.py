@@ -138,13 +138,10 @@ def make_directories(path: str) -> None:
 
 
 EVENT_FILE_PATH: Final = re.compile(
-    r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?[0-9a-f]{16,}([._]\d{4,})?[.]parquet"
+    r"kind=\w+/(?P<first>\d{10,})-((?P<last>\d{10,})-)?(?P<id>[0-9a-f]{16})([._]\d{4,})?[.]parquet"
 )
-"""The paths of event files that this package writes: their commits, and a number."""
+"""The paths of event files that this package writes: their commits, an id, and a number."""
 
-_MARKED_PATH: Final = re.compile(
-    r"kind=\w+/(?:\d{10,}-){1,2}(?P<id>[0-9a-f]{16})([._]\d{4,})?[.]parquet"
-)
 RANDOM_BITS: Final = 42
 """The random bits of an id in the name of a file; those above are the mark of its store."""
 
@@ -165,7 +162,7 @@ def _store_mark(table_id: str) -> int:
 
 def bears_mark(path: str, table_id: str) -> bool:
     """True if `path`, relative to the store, is that of an event file of this very store."""
-    found = _MARKED_PATH.fullmatch(path)
+    found = EVENT_FILE_PATH.fullmatch(path)
     return found is not None and int(found["id"], 16) >> RANDOM_BITS == _store_mark(table_id)
 
 

@@ -14,7 +14,7 @@ from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import BlockColumns, Int64Array
 from pyspark_tseries.model.columns import ERASURE_FIELD
 from pyspark_tseries.model.policy import AccessCheck, Policy, format_policy
-from pyspark_tseries.model.properties import READERS_PROPERTIES, current_policy
+from pyspark_tseries.model.properties import current_policy
 from pyspark_tseries.model.retention import RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     NO_COMMIT,
@@ -170,27 +170,6 @@ def add_columns(store: Store, wanted: Sequence[pa.Field]) -> None:
         return bool(new)
 
     _change_table(store, add)
-
-
-def set_readers_properties(store: Store) -> None:
-    """Set the properties that other readers of the table need, which earlier versions did not.
-
-    Raises:
-        StoreBusy: other writers won all attempts.
-    """
-
-    def set_missing(log: Log) -> bool:
-        missing = {
-            name: value
-            for name, value in READERS_PROPERTIES.items()
-            if name not in log.properties()
-        }
-        if missing:
-            log.set_properties(missing)
-        return bool(missing)
-
-    if not store.log.properties().keys() >= READERS_PROPERTIES.keys():
-        _change_table(store, set_missing)
 
 
 def _change_table(store: Store, change: Callable[[Log], bool]) -> None:

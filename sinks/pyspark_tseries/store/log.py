@@ -606,10 +606,6 @@ class Log:
         """Add value columns; raise DeltaError if a competing commit was first."""
         self._change_table(lambda table: table.alter.add_columns(Schema.from_arrow(fields).fields))
 
-    def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Set properties of the table; raise DeltaError if a competing commit was first."""
-        self._change_table(lambda table: table.alter.set_table_properties(dict(properties)))
-
     def _change_table(self, change: Callable[[DeltaTable], object]) -> None:
         if not self.location.is_local:
             change(self.table)

@@ -37,6 +37,9 @@ _ENTRY: Final = re.compile(r"(\d{20})\.json")
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint\.(?:.+\.)?(?:parquet|json)")
 """Of other tools they may have several parts, or other names."""
 
+_END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of a head file, which is a stream of Arrow."""
+
 HEAD_TRANSACTION: Final = "tseries:head"
 """The transaction whose version is the id of the current head."""
 
@@ -395,7 +398,7 @@ def _is_file_inside(location: Location, path: str) -> bool:
 
 def _torn_reason(path: str, size: int | None) -> str | None:
     """The damage of a file, from its size and its last bytes; None if it seems whole."""
-    mark = b"PAR1" if path.endswith(".parquet") else b"ARROW1"
+    mark = b"PAR1" if path.endswith(".parquet") else _END_OF_STREAM
     try:
         with open(path, "rb") as file:
             there = file.seek(0, os.SEEK_END)
@@ -423,7 +426,7 @@ def unsynced_files(
     for version in range(newest, synced, -1):
         entry = None if newest - version > MAX_UNSYNCED_ENTRIES else read_entry(location, version)
         if entry is None:
-            # Perhaps by an earlier version of this package: sync everything, once.
+            # Nobody knows whether that was synced: sync everything, once.
             files = [location.file(path) for path in live()]
             for directory in ("_delta_log", "_tseries/head"):
                 files += (path for path, _ in location.list_files(location.file(directory)))

@@ -15,11 +15,12 @@ returned to a sound one. A commit of this package on an unsound state leaves it 
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from types import UnionType
+from typing import Any, Final
 
-from pyspark_tseries.storage.location import EVENT_FILE_PATH, Location
+from pyspark_tseries.storage.location import Location
 
 _INFO_KEY: Final = "tseries"
 CHECKSUM_KEY: Final = "crc32"
@@ -31,8 +32,6 @@ NO_CHECKSUM: Final = "0" * 8
 _CHECKSUM: Final = re.compile(rb'"lines":\d+,"crc32":"([0-9a-f]{8})"')
 """It is not in a text within the entry, whose quotes are escaped."""
 """Only an entry on a local path has the number of its lines."""
-
-_TRANSACTION_PREFIX: Final = "tseries:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +103,12 @@ class Entry:
         """The version up to which its writer had checked the log; -1 if it had not."""
         if self.own is None:
             return -1
-        return int(self.own.get("checked", self.version - 1))
+        return int(self.own["checked"])
 
     @property
     def synced(self) -> bool:
         """True if it and everything before was synced before it was published."""
-        return self.own is not None and bool(self.own.get("synced"))
+        return self.own is not None and bool(self.own["synced"])
 
 
 def entry_path(location: Location, version: int) -> str:
@@ -315,21 +314,19 @@ def parse_entry(version: int, data: bytes) -> Entry:
     infos = [line["commitInfo"] for line in lines if "commitInfo" in line]
     info: dict[str, Any] = infos[0] if infos else {}
     own = info.get(_INFO_KEY)
-    if own is not None and own.get("lines", len(lines)) != len(lines):
-        raise TornEntry(f"it has {len(lines)} of {own['lines']} lines")
-    _check_sum(data, lines, own)
+    if own is not None:
+        _check_own(data, lines, own)
+    elif has_wrong_checksum(data) is not None:
+        raise TornEntry("its 'commitInfo' is not what was written")
     transactions = {line["txn"]["appId"]: line["txn"]["version"] for line in lines if "txn" in line}
     added, removed = (
         {line[name]["path"]: line[name] for line in lines if name in line}
         for name in ("add", "remove")
     )
-    operation = str(info.get("operation", ""))
-    if own is None and _is_own(operation, transactions, added):
-        own = {}
     return Entry(
         version,
         own,
-        operation,
+        str(info.get("operation", "")),
         str(info.get("engineInfo", "")),
         transactions,
         added,
@@ -350,13 +347,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
 }
 """The fields that every action has, and their types."""
 
-_OWN_FIELDS: Final[Mapping[str, type | tuple[type, ...]]] = {
-    "commit": (int, type(None)),
-    "checked": int,
-    "lines": int,
-    "synced": bool,
-    CHECKSUM_KEY: str,
-}
+_OWN_FIELDS: Final = {"commit": int | None, "checked": int, "synced": bool, CHECKSUM_KEY: str}
 
 
 def _parse_lines(data: bytes) -> list[dict[str, Any]]:
@@ -374,13 +365,11 @@ def _parse_lines(data: bytes) -> list[dict[str, Any]]:
     for line in lines:
         own = line.get("commitInfo", {}).get(_INFO_KEY)
         if own is not None:
-            _check_fields(f"commitInfo.{_INFO_KEY}", own, {})
-            there = {name: kind for name, kind in _OWN_FIELDS.items() if name in own}
-            _check_fields(f"commitInfo.{_INFO_KEY}", own, cast("Mapping[str, type]", there))
+            _check_fields(f"commitInfo.{_INFO_KEY}", own, _OWN_FIELDS)
     return lines
 
 
-def _check_fields(action: str, content: object, fields: Mapping[str, type]) -> None:
+def _check_fields(action: str, content: object, fields: Mapping[str, type | UnionType]) -> None:
     if not isinstance(content, dict):
         raise TornEntry(f"its '{action}' is no object")
     for name, kind in fields.items():
@@ -388,25 +377,16 @@ def _check_fields(action: str, content: object, fields: Mapping[str, type]) -> N
             raise TornEntry(f"its '{action}' has no right '{name}'")
 
 
-def _check_sum(
-    data: bytes, lines: Iterable[Mapping[str, Any]], own: Mapping[str, Any] | None
-) -> None:
-    """Raise TornEntry if an entry is not as it was written; older ones have no checksum."""
-    if own is None or CHECKSUM_KEY not in own:
-        return
+def _check_own(data: bytes, lines: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> None:
+    """Raise TornEntry if an entry of this package is not as it was written."""
     if "lines" in own:
+        if own["lines"] != len(lines):
+            raise TornEntry(f"it has {len(lines)} of {own['lines']} lines")
         wrong = has_wrong_checksum(data) is not False
     else:
         wrong = own[CHECKSUM_KEY] != _content_checksum(lines, own)
     if wrong:
         raise TornEntry("it is not what was written: the checksum is another one")
-
-
-def _is_own(operation: str, transactions: Mapping[str, int], added: Iterable[str]) -> bool:
-    """True if an entry without a `tseries` object is of an earlier version of this package."""
-    named = list(added)
-    compacts = operation == "WRITE" and bool(named) and all(map(EVENT_FILE_PATH.fullmatch, named))
-    return compacts or any(name.startswith(_TRANSACTION_PREFIX) for name in transactions)
 
 
 FileSet = frozenset[str]

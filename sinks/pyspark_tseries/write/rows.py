@@ -143,7 +143,7 @@ def _find_cti_column(
     field = _find_column(by_name, "ctiColumn", given, _CTI)
     if given is not None or field is None:
         return field
-    # Older stores may have a value column of this name.
+    # A store may have a value column of this name.
     is_value = any(known.name.lower() == _CTI for known in stored or ())
     return None if is_value or not pa.types.is_timestamp(field.type) else field
 

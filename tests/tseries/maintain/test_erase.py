@@ -283,7 +283,7 @@ def test_bytes_are_named_until_maintenance_removes_them(series, path, before):
 
 
 def test_bytes_go_from_checkpoints_of_the_log_too(path, monkeypatch):
-    """In a store of an earlier version OPTIMIZE puts bounds of values into the log."""
+    """Where a tool has taken the property away, OPTIMIZE puts bounds of values into the log."""
     monkeypatch.setattr("pyspark_tseries.model.properties.READERS_PROPERTIES", {})
     series = new(path)
     for number in range(12):

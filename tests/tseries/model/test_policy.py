@@ -194,21 +194,6 @@ def test_who_sets_a_policy_without_an_owner_is_its_owner(tmp_path):
     assert series.describe()["policy"] == {"ann": ("own",)}
 
 
-@pytest.mark.parametrize(
-    ("policy", "owners"),
-    [
-        ({"a": ["update"], "b": ["update", "read"], "c": ["read"]}, {"a", "b"}),
-        ({"a": ["read"], "b": ["query_obsolete"]}, {"a", "b"}),
-        ({"a": ["update"], "b": ["own"]}, {"b"}),
-        ({}, {"a", "b", "c", "stranger"}),
-    ],
-)
-def test_policy_older_than_owners_locks_nobody_out(policy, owners):
-    """Such a policy may be in a store's properties or in its head."""
-    guards = [AccessCheck(parse_policy(policy), who) for who in ("a", "b", "c", "stranger")]
-    assert {guard.principal for guard in guards if guard.may("own")} == owners
-
-
 def test_in_a_store_without_a_policy_anybody_may_set_the_first(tmp_path):
     path = str(tmp_path / "s")
     TimeSeries.create(path, VALUE, author="a")

@@ -10,21 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
-from tseries.builders import VALUE, batch
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries import TimeSeries
-from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model import properties
-from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
 UTC = datetime.UTC
@@ -145,40 +138,6 @@ def test_filters_of_every_documented_reader_find_what_is_there_on_every_column(t
     DeltaTable(path).create_checkpoint()
     check_filters(path)
     assert verify(str(path)) == []
-
-
-def test_maintenance_lets_a_store_of_an_earlier_version_be_filtered_too(tmp_path, monkeypatch):
-    """Its table does not say of which columns the log has bounds."""
-    with monkeypatch.context() as patch:
-        patch.setattr(properties, "READERS_PROPERTIES", {})
-        fill(tmp_path / "s")
-    path, high = tmp_path / "s", [("celsius", ">", 21.0)]
-    assert "delta.dataSkippingStatsColumns" not in DeltaTable(path).metadata().configuration
-    right = duckdb_of_files(path)
-    maintain(str(path))
-    assert DeltaTable(path).to_pyarrow_table(filters=high).num_rows == right > 0
-    check_filters(path, ["celsius", "text", "original_sequence"])
-    version = DeltaTable(path).version()
-    maintain(str(path))
-    assert DeltaTable(path).version() == version, "once is enough"
-    Store.forget_all()
-    TimeSeries.open(path, "me", auto_compact=False).append("a", row(1))
-    assert verify(str(path)) == []
-
-
-def duckdb_of_files(path):
-    rows = everything(path)["celsius"].to_pylist()
-    return sum(value is not None and value > 21.0 for value in rows)
-
-
-def test_maintenance_of_a_store_in_an_object_store_says_so_as_well(bucket):  # noqa: F811
-    location = parse_location(bucket.uri("some stores/filtered"), bucket.options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(properties, "READERS_PROPERTIES", {})
-        Store.create(location, [VALUE], RetainedRange()).append(batch(("a", 1)))
-    maintain(location)
-    said = load_table(location).metadata().configuration
-    assert said["delta.dataSkippingStatsColumns"] == "series,sequence,timestamp"
 
 
 FLOATS = {

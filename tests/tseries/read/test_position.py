@@ -1,6 +1,8 @@
 """A subscriber gets every later event once, in order, or counts it as missed."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -99,14 +101,23 @@ def test_subscriber_after_a_compaction_counts_removed_events_as_missed(tmp_path)
     assert client.position.missed == 4
 
 
-def test_a_position_of_another_store_or_a_newer_version_is_refused(tmp_path):
+def test_a_position_of_version_1_is_read_for_ever():
+    sample = Path(__file__).parents[1] / "stores/position-v1.json"
+    read = json.loads(sample.read_text())
+    position = Position.from_json(read)
+    assert position.to_json() == read
+    assert (position.commit, position.after, position.mark.number) == (5, ("b", 2), 5)
+    assert (position.retained, position.cti, position.missed) == ("limit 3 last 1H", 7, 1)
+
+
+def test_a_position_of_another_store_or_version_is_refused(tmp_path):
     make(tmp_path / "s").append(batch(("a", 0)))
     client = Client(tmp_path / "s")
     client.position = replace(client.position, store="another")
     with pytest.raises(UnusableStore, match="of another store"):
         client.poll()
-    with pytest.raises(UnusableStore, match="format version 4"):
-        Position.from_json({"version": 4})
+    with pytest.raises(UnusableStore, match="format version 2"):
+        Position.from_json({"version": 2})
 
 
 @pytest.mark.parametrize(
@@ -200,7 +211,7 @@ def test_the_filters_of_a_position_divide_all_events_in_two():
     names = ("commit", "series", "sequence")
     table = pa.table(dict(zip(names, zip(*rows, strict=True), strict=True)))
     for after in (None, ("a", 0), ("a", 1), ("b", 0)):
-        position = Position("s", 0, None, False, 0, after, 0, 0)
+        position = Position("s", 0, None, False, 0, after, 0, 0, "limit 1")
         early, late = (
             table.filter(rule(position))
             for rule in (deliveries.filter_up_to, deliveries.filter_after)

@@ -1,7 +1,6 @@
 """No bit of a data file or head changes unnoticed: reads fail by name, `verify` names the file."""
 
 import re
-import shutil
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch, new_store, stored
-from tseries.model.test_series_names import V1_PLANES
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -20,6 +18,7 @@ from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.repair.repair import repair
 from pyspark_tseries.maintain.verify import check_file, verify
 from pyspark_tseries.model.columns import query_schema
+from pyspark_tseries.model.commits import seal
 from pyspark_tseries.model.series_index import NO_COMMIT, SeriesIndex, advance_index, make_delta
 from pyspark_tseries.storage import row_reader
 from pyspark_tseries.storage.data_files import write_events
@@ -174,7 +173,7 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
     victim = head_path(store.location, store.head_id())
     with open(victim, "r+b") as file:
         content = bytearray(file.read())
-        content[content.index(b"ab") + 300] ^= 4
+        content[content.index(b"ab")] ^= 4
         file.seek(0)
         file.write(content)
     Store.forget_all()
@@ -190,7 +189,8 @@ def test_a_flipped_bit_of_a_stores_head_is_named_and_mended(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"x" * 900, b"ARROW1\0\0" + bytes(900) + b"ARROW1", "no note", "other note"]
+    "content",
+    [b"", b"x" * 900, seal(b"x" * 900 + b"\xff" * 4 + bytes(4)), "no note", "other note"],
 )
 def test_a_head_of_another_form_is_named(tmp_path, content):
     store = new_store(tmp_path / "s")
@@ -198,10 +198,9 @@ def test_a_head_of_another_form_is_named(tmp_path, content):
     store.refresh()
     path = head_path(store.location, store.head_id())
     if isinstance(content, str):
-        note = {} if content == "no note" else {"tseries": '{"x": 1}'}
+        note = {} if content == "no note" else {"tseries": seal(b'{"x": 1}')}
         table = pa.table({"series": ["a"]}).replace_schema_metadata(note)
-        with pa.ipc.new_file(path, table.schema) as writer:
-            writer.write_table(table)
+        write_head(store.location, store.head_id(), table)
     else:
         with open(path, "wb") as file:
             file.write(content)
@@ -252,15 +251,6 @@ def test_parquet_file_replaced_by_another_is_reported(tmp_path):
         pq.write_table(table, full)
         same_size = data_file(file.path, full.stat().st_size)
         assert said in check_file(store.location, same_size, store.values).problem
-
-
-def test_files_without_checksums_are_read_as_ever(tmp_path):
-    shutil.copytree(V1_PLANES, tmp_path / "v1")
-    store = Store.open(str(tmp_path / "v1"))
-    for file in store.snapshot().files:
-        with store.location.read(store.location.file(file.path)) as source:
-            assert read_footer(source, file.size)[1] is None
-        assert check_file(store.location, file, store.values).problem is None
 
 
 def test_the_pages_have_checksums_for_other_readers_too(path):

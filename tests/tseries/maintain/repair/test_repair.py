@@ -11,7 +11,7 @@ from tseries.builders import batch, new_store, stored
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
 from pyspark_tseries.maintain.verify import verify
-from pyspark_tseries.model.commits import EARLIER_VERSIONS, CtiRecord
+from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import attach_metadata, make_full_table
 from pyspark_tseries.storage.head_files import write_head
@@ -103,7 +103,7 @@ def test_head_file_that_was_never_committed_promises_nothing(tmp_path):
     lose_head(tmp_path / "s", store.head_id())
     repair(str(tmp_path / "s"))
     ctis = reopened(tmp_path / "s").metadata().ctis
-    assert ctis == CtiRecord({"query q": None, "query ended": None, EARLIER_VERSIONS: None})
+    assert ctis == CtiRecord({"query q": None, "query ended": None, UNKNOWN_WRITERS: None})
 
 
 def test_repair_command_reports_what_it_mended(path):
