@@ -1,5 +1,6 @@
 """Files for those who carry on: workflows, changelog, contributing, architecture and decisions."""
 
+import ast
 import re
 import tomllib
 from itertools import pairwise
@@ -116,6 +117,19 @@ def test_every_constant_that_contributing_names_is_in_the_code() -> None:
     named = re.findall(r"`([A-Z][A-Z_]+)(?:=\w+)?`", read("docs/contributing.md"))
     assert {"POLICIES", "KAFKA_TIER"} <= set(named)
     assert [name for name in named if not re.search(rf"\b{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("folder", ["tests", "integration", "bench"])
+def test_no_test_is_imported_by_another(folder: str) -> None:
+    modules = {path: ast.parse(path.read_text()) for path in (ROOT / folder).rglob("*.py")}
+    imports = [
+        (path, f"{getattr(node, 'module', '')}.{name.name}")
+        for path, tree in modules.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in node.names
+    ]
+    assert [(path, name) for path, name in imports if re.search(r"\btest_", name)] == []
 
 
 QUESTIONS = {

@@ -15,7 +15,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from timestream.diagnose.metrics.progress_events import parse_page, values
+from timestream.progress_events import parse_page, values
 
 from pyspark_timestream import TimeMetrics, advance_time, explain_time
 from pyspark_timestream.diagnose.diagnosis import Kind

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, sight_as_of, stored
-from tseries.read.subscriber import Client
-from tseries.read.test_select import QUERIES, oracle
+from tseries.queries import QUERIES, oracle
+from tseries.subscriber import Client
 
 from pyspark_tseries import NoSuchEvent, UpdateFailed
 from pyspark_tseries.errors import InvalidQuery

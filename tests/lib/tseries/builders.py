@@ -5,6 +5,7 @@ import pyarrow as pa
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.read.snapshots import find_head_as_of, find_snapshot_as_of
+from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 
@@ -60,3 +61,7 @@ def stored(path, *columns):
 
 def _plain(column):
     return column.cast(pa.int64()).to_pylist() if column.type == INSTANT else column.to_pylist()
+
+
+def data_file(path, size):
+    return DataFile(path, size, "", "", "event", 0, 0, 0, 0, 0, 0, 0)

@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 from deltalake import DeltaTable
 from tseries.builders import stored
-from tseries.read.subscriber import Client
 from tseries.store_model import Asked, Model, Refused, Row, Unclear
 from tseries.store_model_queries import LONG_US, built, instant, micros, some_query
+from tseries.subscriber import Client
 
 from pyspark_tseries import InvalidQuery, NoSuchEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.compactor import compact

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from timestream.diagnose.test_diagnosis import history, share, state
+from timestream.histories import history, share, state
 
 from pyspark_timestream.__main__ import main
 from pyspark_timestream.diagnose.checkpoint import explain_checkpoint

@@ -5,15 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from timestream.builders import at
-from timestream.diagnose.test_diagnosis import (
-    MARKS,
-    NOON,
-    SECOND,
-    history,
-    share,
-    state,
-    with_writers,
-)
+from timestream.histories import MARKS, NOON, SECOND, history, share, state, with_writers
 
 from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS, Kind
 from pyspark_timestream.diagnose.history import BatchRecord

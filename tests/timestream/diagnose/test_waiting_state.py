@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from timestream.diagnose.test_diagnosis import history, share, state
+from timestream.histories import history, share, state
 
 from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.diagnose.checkpoint import explain_checkpoint

@@ -1,111 +1,19 @@
 """In-band CTIs, writers, timeouts and time windows in columns, against a loop over records."""
 
-import itertools
-import json
 from collections import Counter
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timestream.drawn_marks import mark, marks, stepped, topics
 from timestream.oracle import Event, Failed, Record, outcome, run
-from timestream.rules.test_step import KINDS, columns, delays, frequencies
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
 from pyspark_timestream.rules.generator import GeneratorRules, generate_ctis
-from pyspark_timestream.rules.marks import Marks, Proposals, WriterRules, fold_marks
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, POLICIES, VIOLATIONS
+from pyspark_timestream.rules.marks import Proposals, WriterRules, fold_marks
+from pyspark_timestream.rules.policies import POLICIES
 from pyspark_timestream.rules.state import PartitionState, WriterState
-from pyspark_timestream.rules.step import TimeRules, step
-
-NAMES = ("", "a", "b", "c")
-instants = st.integers(0, 14)
-
-
-@st.composite
-def records(draw, shape):
-    """A record that is an event, a punctuation, or both."""
-    event = draw(st.none() | KINDS[shape])
-    mark = draw(st.none() | instants | instants | st.just("?"))
-    close = draw(st.sampled_from([False, False, True]))
-    if mark is None and not close and event is None:
-        event = draw(KINDS[shape])
-    writer = draw(st.sampled_from(NAMES)) if mark is not None or close else ""
-    return Record(event, mark, writer, close, draw(st.none() | st.integers(0, 20)))
-
-
-@st.composite
-def topics(draw, max_size=16):
-    """(shape, policy, settings of the oracle, records)."""
-    shape = draw(st.sampled_from(sorted(KINDS)))
-    how = {
-        **draw(frequencies),
-        "delay": draw(delays),
-        "future": draw(st.none() | st.integers(0, 5)),
-        "ahead": draw(st.sampled_from(["keep", *FUTURE_POLICIES])),
-        "timeout": draw(st.none() | st.integers(1, 6)),
-        "writers": draw(st.sampled_from([(), (), ("a",), ("a", "b")])),
-    }
-    policy = draw(st.sampled_from(["drop", *POLICIES]))
-    return shape, policy, how, draw(st.lists(records(shape), max_size=max_size))
-
-
-def marks(some):
-    """The punctuations of `some` records, as a payload reader hands them over."""
-    punctuations = [(i, r) for i, r in enumerate(some) if r.mark is not None or r.close]
-    values = [r.mark if isinstance(r.mark, int) else -999 for _, r in punctuations]
-    return Marks(
-        np.array([i for i, _ in punctuations], dtype=np.int64),
-        np.array(values, dtype=np.int64),
-        np.array([r.mark is not None for _, r in punctuations], dtype=np.bool_),
-        np.array([isinstance(r.mark, int) for _, r in punctuations], dtype=np.bool_),
-        pa.array([r.writer for _, r in punctuations], pa.string()),
-        np.array([r.close for _, r in punctuations], dtype=np.bool_),
-    )
-
-
-def stepped(shape, policy, how, topic, cuts=()):
-    """The oracle's form of what `step` says of `topic`, cut into batches before `cuts`."""
-    rules = TimeRules(
-        shape, policy, how.get("every"), how.get("span"), how.get("delay", 0), how.get("future"),
-        how.get("writers", ()), how.get("timeout"), time_window=True,
-        future_policy=how.get("ahead", "keep"),
-        from_us=how.get("lower"), until_us=how.get("upper"),
-    )  # fmt: skip
-    nothing = Event("interval" if shape == "interval" else "point", None)
-    state, out, windows = PartitionState(), [], []
-    for first, stop in itertools.pairwise([0, *sorted(cuts), len(topic)]):
-        state = PartitionState.from_json(json.loads(json.dumps(state.to_json())))
-        some = topic[first:stop]
-        block = columns(shape, [r.event or nothing for r in some])
-        block = type(block)(
-            block.start_us,
-            block.readable,
-            block.end_us,
-            block.is_end,
-            np.array([r.event is not None for r in some], dtype=np.bool_),
-            np.array([NEVER if r.stamp is None else r.stamp for r in some], dtype=np.int64),
-        )
-        state, said = step(rules, state, block, marks(some))
-        if said.failure is not None:
-            fail = said.failure
-            time = None if fail.malformed or fail.mark else fail.event_us
-            kind = "mark" if fail.mark else "future" if fail.future else fail.malformed
-            raise Failed(first + fail.index, kind, time, fail.cti_us)
-        ctis = list(zip(said.cti_index.tolist(), said.cti_us.tolist(), strict=True))
-        out += [("cti", us) for index, us in ctis if index < 0]
-        for i, record in enumerate(some):
-            if said.keep[i]:
-                event, code = record.event, said.violation[i]
-                start = int(said.start_us[i]) if event.start is not None or code == 2 else None
-                known = event.end is not None and said.end_us is not None
-                end = int(said.end_us[i]) if known else event.end
-                out.append(("row", first + i, start, end, VIOLATIONS[code]))
-            out += [("cti", us) for index, us in ctis if index == i]
-        bounds = zip(said.window.lower_us.tolist(), said.window.upper_us.tolist(), strict=True)
-        windows += [tuple(None if us == NEVER else us for us in both) for both in bounds]
-    return out, state, windows
 
 
 @given(topics())
@@ -158,11 +66,6 @@ def told(*some, policy="drop", **how):
 def at(time, stamp=None):
     """An event."""
     return Record(Event("point", time), stamp=stamp)
-
-
-def mark(time, writer="", **more):
-    """A punctuation without a value."""
-    return Record(None, time, writer, **more)
 
 
 def test_an_in_band_cti_takes_effect_and_makes_older_events_late():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timestream.drawn_marks import stepped, topics
+from timestream.drawn_writers import records as written
+from timestream.drawn_writers import rules as writer_rules
+from timestream.drawn_writers import stepped as stepped_writers
 from timestream.oracle import Event, Record, outcome, run, run_writers
-from timestream.rules.test_marks import stepped, topics
-from timestream.rules.test_writer_clocks import records as written
-from timestream.rules.test_writer_clocks import rules as writer_rules
-from timestream.rules.test_writer_clocks import stepped as stepped_writers
 
 from pyspark_timestream.rules.policies import Events
 from pyspark_timestream.rules.state import PartitionState

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timestream.drawn_rules import KINDS, columns, delays, frequencies
 from timestream.oracle import Event, Failed, outcome, run
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US, NEVER
@@ -19,24 +20,6 @@ from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.step import TimeRules, step
 
 GOING_ON = [name for name, policy in POLICIES.items() if not policy.fails]
-times = st.integers(0, 12)
-maybe = st.none() | times
-KINDS = {
-    "point": st.builds(Event, st.just("point"), st.one_of(times, times, maybe), st.none()),
-    "interval": st.builds(Event, st.just("interval"), st.one_of(times, times, maybe), maybe),
-    "edge": st.builds(
-        Event,
-        st.sampled_from(["start", "end", "start", "end", "??"]),
-        st.one_of(times, maybe),
-        maybe,
-    ),
-}
-frequencies = st.one_of(
-    st.just({}),
-    st.fixed_dictionaries({"every": st.integers(1, 4)}),
-    st.fixed_dictionaries({"span": st.integers(1, 5)}),
-)
-delays = st.integers(-3, 4)
 
 
 @st.composite
@@ -50,27 +33,6 @@ def streams(draw, policies=tuple(POLICIES), max_size=24):
 
 def rules(shape, policy, how):
     return TimeRules(shape, policy, how.get("every"), how.get("span"), how.get("delay", 0))
-
-
-def columns(shape, events):
-    """Events as a payload reader hands them over: readable where every needed time is."""
-    start = np.array([e.start if e.start is not None else 777 for e in events], dtype=np.int64)
-    end = np.array([e.end if e.end is not None else -777 for e in events], dtype=np.int64)
-    needs_end = ("interval", "end")
-    readable = np.array(
-        [
-            e.start is not None
-            and e.kind != "??"
-            and (e.kind not in needs_end or e.end is not None)
-            for e in events
-        ],
-        dtype=np.bool_,
-    )
-    if shape == "point":
-        return Events(start, readable)
-    if shape == "interval":
-        return Events(start, readable, end)
-    return Events(start, readable, end, np.array([e.kind == "end" for e in events], dtype=np.bool_))
 
 
 def stepped(shape, policy, how, events, cuts=(), state=None):

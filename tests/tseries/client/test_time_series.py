@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import stored
-from tseries.read.test_select import oracle
+from tseries.queries import oracle
 
 from pyspark_tseries import (
     EventMetadata,

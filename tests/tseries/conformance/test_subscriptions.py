@@ -3,7 +3,7 @@
 import pytest
 from tseries.builders import batch
 from tseries.cases import build
-from tseries.read.subscriber import Client, make
+from tseries.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.retention import DEFAULT_INITIAL, parse_initial

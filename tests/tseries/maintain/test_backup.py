@@ -11,8 +11,8 @@ import pytest
 from deltalake import DeltaTable
 from tseries.builders import VALUE, batch, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
-from tseries.read.subscriber import Client, make
-from tseries.spark.test_writer_cti import Query
+from tseries.spark_calls import Query
+from tseries.subscriber import Client, make
 
 import pyspark_tseries
 from pyspark_tseries import TimeSeries

@@ -11,6 +11,7 @@ from deltalake.exceptions import CommitFailedError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
+from tseries.compaction_model import RANGES, STEPS, Model, run
 
 from pyspark_tseries import describe
 from pyspark_tseries.errors import StoreBusy
@@ -28,7 +29,6 @@ from pyspark_tseries.model.retention import RetainedRange, parse_range, retained
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
 from pyspark_tseries.store import admin_commits
-from pyspark_tseries.store.admin_commits import set_retained_range
 from pyspark_tseries.store.store import Store
 
 ALL = ("series", "sequence", "timestamp", "author", "value", "commit", "commit_time")
@@ -239,42 +239,6 @@ def test_slices_cover_every_key_once_in_order(samples, budget, whole):
 
 # -- programs ------------------------------------------------------------------------------------
 
-RANGES = ["limit 1", "limit 3", "last 2MS", "limit 2 last 1MS", "unlimited"]
-STEPS = st.one_of(
-    st.tuples(st.just("append"), st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)))),
-    st.tuples(st.just("edit"), st.tuples(st.sampled_from("ab"), st.integers(0, 3))),
-    st.tuples(st.just("compact"), st.just(0)),
-    st.tuples(st.just("merge"), st.just(0)),
-    st.tuples(st.just("rebuild"), st.just(0)),
-    st.tuples(st.just("reopen"), st.just(0)),
-    st.tuples(st.just("range"), st.sampled_from(RANGES)),
-)
-
-
-class Model:
-    """What a store is: per series a list of (timestamp, edited sequence or None), and a window."""
-
-    def __init__(self, retained):
-        self.series, self.retained, self.gone, self.now = {}, retained, set(), 0
-
-    def last_us(self, name):
-        return max((us for us, edited in self.series[name] if edited is None), default=0)
-
-    def visible(self, name):
-        events, keep = self.series.get(name, []), parse_range(self.retained)
-        for sequence, (us, _) in enumerate(events):
-            old = keep.limit is not None and sequence < len(events) - keep.limit
-            if old or (keep.last_us is not None and us < self.last_us(name) - keep.last_us):
-                continue
-            if (name, sequence) not in self.gone:
-                yield sequence
-
-    def change(self, retained):
-        for name in self.series:
-            seen = set(self.visible(name))
-            self.gone |= {(name, n) for n in range(len(self.series[name])) if n not in seen}
-        self.retained = retained
-
 
 @settings(max_examples=60)
 @given(st.sampled_from(RANGES), st.lists(STEPS, max_size=12))
@@ -292,41 +256,6 @@ def test_any_program_leaves_what_the_model_says(tmp_path_factory, retained, step
         retained_mask = {row[1] for row in stored(path) if row[0] == name}
         assert retained_mask >= set(model.visible(name)) | {len(events) - 1}
     assert describe(str(path))["events"] == sum(map(len, model.series.values()))
-
-
-def run(path, store, model, kind, what):
-    now = model.now
-    if kind == "append" and what:
-        rows = [(name, max(now - 1000 * ago, _newest(model, name))) for name, ago in sorted(what)]
-        rows.sort(key=lambda row: (row[0], row[1]))
-        store.append(batch(*rows), clock=lambda: now)
-        for name, us in rows:
-            model.series.setdefault(name, []).append((us, None))
-    elif kind == "edit":
-        name, sequence = what
-        events = model.series.get(name, [])
-        there = sequence in list(model.visible(name)) and events[sequence][1] is None
-        rows = batch(edits=[(name, sequence)], missing="drop")
-        store.append(rows, clock=lambda: now)
-        if there:
-            events.append((max(now, max(us for us, _ in events)), sequence))
-    elif kind == "compact":
-        compact(str(path), now)
-    elif kind == "merge":
-        with pytest.MonkeyPatch.context() as few:
-            few.setattr(compactor, "MIN_RUNS_TO_MERGE", 2)
-            merge_runs(store, now, everything=False)
-    elif kind == "rebuild":
-        rebuild(str(path))
-    elif kind == "reopen":
-        Store.forget_all()
-    elif kind == "range":
-        set_retained_range(store, parse_range(what), now)
-        model.change(what)
-
-
-def _newest(model, name):
-    return model.last_us(name) if name in model.series else 0
 
 
 def visible(path, name):

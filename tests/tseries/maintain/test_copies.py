@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tseries.builders import batch, stored
-from tseries.read.subscriber import make
+from tseries.subscriber import make
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.background import remove_obsolete_files

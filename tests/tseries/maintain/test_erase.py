@@ -18,7 +18,7 @@ from tseries import foreign
 from tseries.builders import VALUE, sight_as_of, stored
 from tseries.object_store import bucket  # noqa: F401 a fixture
 from tseries.power_loss import Disk
-from tseries.read.subscriber import Client
+from tseries.subscriber import Client
 
 from pyspark_tseries import (
     Erasure,

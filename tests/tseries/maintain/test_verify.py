@@ -226,7 +226,7 @@ def test_a_rebuilt_head_that_was_whole_says_the_same(path):
 
 
 def visible(path):
-    from tseries.spark.test_reader import read
+    from tseries.spark_calls import read
 
     return [key for key in read(path) if key[0] == "a"]
 

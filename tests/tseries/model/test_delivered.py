@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch, new_store
-from tseries.read.subscriber import rows_of
+from tseries.subscriber import rows_of
 
 from pyspark_tseries.errors import OutOfOrder
 from pyspark_tseries.model.retention import parse_initial

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, new_store, stored
-from tseries.read.subscriber import Client
+from tseries.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, sight_as_of
-from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
+from tseries.compaction_model import RANGES, STEPS, Model, run
 
 from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain.compactor import compact

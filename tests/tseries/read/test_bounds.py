@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.read.test_select import QUERIES, columns, histories
+from tseries.queries import QUERIES, columns, histories
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import InvalidQuery

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
-from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
-from tseries.read.subscriber import Client, make
+from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.subscriber import Client, make
 
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.model.retention import (

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
-from tseries.maintain.test_compaction import RANGES, STEPS, Model, run
-from tseries.read.subscriber import Client, make, rows_of
+from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.subscriber import Client, make, rows_of
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact

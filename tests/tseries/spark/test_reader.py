@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tseries.builders import batch, new_store
+from tseries.spark_calls import EVERYTHING, read
 
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import describe
 from pyspark_tseries.errors import IncompatibleValue, InvalidQuery
-from pyspark_tseries.model.query import Query
 from pyspark_tseries.spark.readers import RangeReader
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.storage import head_files
@@ -22,18 +22,6 @@ pytestmark = pytest.mark.spark
 
 V1 = Path(__file__).parents[1] / "stores" / "v1"
 HOUR_US = 3_600_000_000
-EVERYTHING = Query()
-
-
-def read(path, series=None, schema=None, columns=("series", "sequence"), query=EVERYTHING):
-    source = DefaultSource({"path": str(path)})
-    snapshot = Store.open(str(path)).snapshot()
-    reader = RangeReader(snapshot, query, series, schema or source.schema())
-    rows = []
-    for partition in reader.partitions():
-        for got in reader.read(partition):
-            rows += zip(*(got[name].to_pylist() for name in columns), strict=True)
-    return sorted(rows)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import time
 
 import pytest
 from pyspark.sql.types import StructType
-from tseries.spark.test_writer_cti import Query
+from tseries.spark_calls import Query
 
 from pyspark_timestream import OptionError
 from pyspark_tseries import DefaultSource, TimeSeries

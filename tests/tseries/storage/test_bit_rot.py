@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.builders import batch, new_store, stored
+from tseries.builders import batch, data_file, new_store, stored
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
@@ -33,8 +33,6 @@ from pyspark_tseries.storage.parquet import (
 from pyspark_tseries.storage.row_reader import ALL_ROWS, FOOTER_CACHE, RowFilter
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.event_writer import _EventFile
-
-from tseries.storage.test_row_groups import data_file  # isort: skip
 
 HEAD = ("last_sequence", "newest_us", "original_sequence", "original_us")
 VALUES = {

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from documents import table
 from tseries.builders import new_store
+from tseries.large_batches import NOW, as_tasks, at, large
 from tseries.power_loss import Disk
-from tseries.write.test_large_batch import NOW, as_tasks, at, large
+from tseries.torn_files import newest, tear
 
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.errors import UnusableStore
@@ -20,6 +21,20 @@ from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
 
 VALUES = {"value": pa.int64()}
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A store of commits that were not synced, the second last of which is a checkpoint."""
+    series = TimeSeries.create(
+        tmp_path / "s", VALUES, "unlimited", "me", durability="os", auto_compact=False
+    )
+    for number in range(10):
+        series.append("ab"[number % 2], number)
+    Store.forget_all()
+    return tmp_path / "s"
+
+
 NEVER = 2**60
 LEAST_LOSSES = 150
 """The power is lost more often than that in the first test."""
@@ -138,37 +153,6 @@ def test_a_commit_syncs_and_links_in_the_order_of_the_page(tmp_path, monkeypatch
 
 
 # -- what is left to the operating system --------------------------------------------------------
-
-
-@pytest.fixture
-def path(tmp_path):
-    """A store of commits that were not synced, the second last of which is a checkpoint."""
-    series = TimeSeries.create(
-        tmp_path / "s", VALUES, "unlimited", "me", durability="os", auto_compact=False
-    )
-    for number in range(10):
-        series.append("ab"[number % 2], number)
-    Store.forget_all()
-    return tmp_path / "s"
-
-
-def newest(path, kind):
-    """The file of the last commit."""
-    version = Store.open(path).version()
-    head = Store.open(path).head_id()
-    Store.forget_all()
-    return {
-        "entry": path / "_delta_log" / f"{version:020d}.json",
-        "data": next((path / "kind=event").glob(f"*-{head:016x}.parquet")),
-        "head": path / "_tseries" / "head" / f"{head:016x}.arrow",
-    }[kind]
-
-
-def tear(file, how):
-    whole = file.read_bytes()
-    torn = {"empty": b"", "half": whole[: len(whole) // 2], "zeros": bytes(len(whole))}
-    lines = whole.splitlines(keepends=True)
-    file.write_bytes({**torn, "a line": b"".join(lines[:-1])}[how])
 
 
 @pytest.mark.parametrize("how", ["empty", "half", "zeros"])

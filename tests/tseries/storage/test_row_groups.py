@@ -7,14 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tseries.storage.test_row_filter import ROWS, SIEVES, passes
+from tseries.builders import data_file
+from tseries.sieves import ROWS, SIEVES, passes
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.arrays import MIN_NUMBER, Slice
 from pyspark_tseries.model.columns import INSTANT, ORIGINAL_FIELDS, query_schema
 from pyspark_tseries.storage import row_reader
-from pyspark_tseries.storage.data_files import DataFile, write_events
+from pyspark_tseries.storage.data_files import write_events
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.storage.row_reader import FooterCache, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
@@ -42,10 +43,6 @@ def events(rows, authors, edited):
             "commit": pa.array([row[2] for row in rows], pa.int64()),
         }
     )
-
-
-def data_file(path, size):
-    return DataFile(path, size, "", "", "event", 0, 0, 0, 0, 0, 0, 0)
 
 
 @settings(max_examples=150, deadline=None)

@@ -7,9 +7,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from tseries.read.subscriber import Client
 from tseries.rewriting import in_milliseconds, rewritten_by_spark
-from tseries.spark.test_reader import read
+from tseries.spark_calls import read
+from tseries.subscriber import Client
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore

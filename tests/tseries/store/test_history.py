@@ -8,8 +8,8 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import batch
-from tseries.read.subscriber import Client, make
-from tseries.spark.test_writer_cti import Query
+from tseries.spark_calls import Query
+from tseries.subscriber import Client, make
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import HistoryChanged, ReplayDiffers, StoreMismatch, UnusableStore

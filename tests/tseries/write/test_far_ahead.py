@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, staged, stored
-from tseries.write.test_large_batch import as_tasks, at, large
+from tseries.large_batches import as_tasks, at, large
 
 from pyspark_tseries import FutureEvent, TimeSeries, UpdateFailed
 from pyspark_tseries.maintain.verify import verify

@@ -13,7 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
-from tseries.builders import batch, new_store, staged, stored
+from tseries.builders import batch, new_store, stored
+from tseries.large_batches import (
+    NOW,
+    SCHEMA,
+    TINY,
+    as_tasks,
+    at,
+    large,
+    output,
+    own_numbers,
+    table,
+)
 
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
@@ -34,15 +45,18 @@ from pyspark_tseries.write import large_batch as large_batches
 from pyspark_tseries.write import spill as runs
 from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
+from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits
+
+
+@pytest.fixture
+def location(tmp_path):
+    (tmp_path / "s").mkdir()  # As the creation of a store makes it.
+    return parse_location(str(tmp_path / "s"))
+
 
 pytestmark = pytest.mark.spark
 
-SCHEMA = staged(("a", 1)).schema
-NOW = 100
 NAMES = ["a", "b", "c", "ä", "d" * 40]
-TINY = SpillLimits(rows=0, size=0, memory=1)
-_own = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -52,32 +66,6 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(runs, "MAX_MERGED_RUNS", 2)
     monkeypatch.setattr(event_writer, "ROWS_PER_GROUP", 3)
     head_files._last_indexes.clear()
-
-
-def table(rows):
-    """Rows (series, us or None, sequence of the edited original or None, value, author)."""
-    columns = list(zip(*rows, strict=True)) or [[]] * 5
-    series, us, edited, value, author = (list(column) for column in columns)
-    arrays = [series, pa.array(us, pa.int64()).cast(SCHEMA.field("timestamp").type)]
-    return pa.table([*arrays, author, edited, value], schema=SCHEMA)
-
-
-def output(location, rows, expected, limits=TINY, sizes=(3,)):
-    """The share of a task that gets `rows` in record batches of these sizes in turn."""
-    whole, parts = table(rows), []
-    for size in itertools.cycle(sizes):
-        if whole.num_rows == 0:
-            break
-        parts += whole.slice(0, size).combine_chunks().to_batches()
-        whole = whole.slice(size)
-    return write_task_output(location, parts, SCHEMA, expected, "me", f"task{next(_own)}", limits)
-
-
-def large(tasks, **options):
-    own = f"batch{next(_own)}"
-    return LargeBatch(
-        tuple(tasks), SCHEMA, options.pop("out_of_order", "fail"), "me", own, **options
-    )
 
 
 def left(location):
@@ -112,7 +100,7 @@ def stands(head):
 
 def outcome(location, given, head_id, head, sight, policy=None):
     """What becomes of a batch: its events, counts and head, or its error."""
-    new_id = 10_000 + next(_own)
+    new_id = 10_000 + next(own_numbers)
     try:
         attempt = given.prepare(CommitContext(location, head_id, head, NOW, new_id, sight, policy))
     except (UpdateFailed, NoSuchEvent, PermissionDenied) as error:
@@ -193,8 +181,9 @@ def test_merging_sorts_all_and_keeps_the_order_of_equal_rows(runs_of, size):
     ]
 
     def parts(rows):
-        for at in range(0, len(rows), size):
-            some = [(series, us, None, float(n), None) for series, us, n in rows[at : at + size]]
+        for first in range(0, len(rows), size):
+            some = rows[first : first + size]
+            some = [(series, us, None, float(n), None) for series, us, n in some]
             yield from table(some).combine_chunks().to_batches()
 
     merged = []
@@ -219,22 +208,14 @@ def published(location, tasks, expected=FIRST, now=NOW):
         for path in part.runs
         if path.endswith(".parquet")
     }
-    attempt = large(divided).prepare(CommitContext(location, None, SeriesIndex(), now, next(_own)))
+    attempt = large(divided).prepare(
+        CommitContext(location, None, SeriesIndex(), now, next(own_numbers))
+    )
     own = [os.stat(location.file(file.path)).st_ino in mine for file in attempt.written]
     return attempt, own
 
 
-def at(series, us, value=0.0):
-    return series, us, None, value, None
-
-
 APART = [[at("a", 1), at("a", 2), at("b", 1)], [at("c", 1)], [at("d", 9), at("e", 1)]]
-
-
-@pytest.fixture
-def location(tmp_path):
-    (tmp_path / "s").mkdir()  # As the creation of a store makes it.
-    return parse_location(str(tmp_path / "s"))
 
 
 def test_task_files_without_common_series_are_published_unchanged(location):
@@ -320,13 +301,6 @@ def test_under_a_policy_every_author_is_the_principal(location):
                     location, None, SeriesIndex(), NOW, 1, None, {"me": ("read", "update")}
                 )
             )
-
-
-def as_tasks(store, count, rows):
-    """The rows as shares of so many tasks, forecast as the sink does it."""
-    head_id, head = store.index()
-    expected = ExpectedCommit(head_id, head.metadata.commit + 1, max(NOW, head.metadata.commit_us))
-    return [output(store.location, rows[n::count], expected) for n in range(count)]
 
 
 def test_a_large_batch_is_in_the_store_once(tmp_path):
@@ -528,8 +502,8 @@ def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
         groups = [{at} for at in range(len(lists))]
         for one, other in pairs:
             whole = groups[one] | groups[other]
-            for at in whole:
-                groups[at] = whole
+            for member in whole:
+                groups[member] = whole
         return groups
 
     pairs = large_batches._overlapping_pairs([pa.array(names, pa.string()) for names in lists])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from timestream.diagnose.metrics.progress_events import LIMITS, event, offset_of, parse_page, values
-from timestream.diagnose.test_diagnosis import DAY, MARKS, NOON, SECOND, share, state
+from timestream.histories import DAY, MARKS, NOON, SECOND, share, state
+from timestream.progress_events import LIMITS, event, offset_of, parse_page, values
 
 from pyspark_timestream.core.instants import FINAL_US, parse_instant
 from pyspark_timestream.diagnose.diagnosis import Kind

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
-from timestream.diagnose.metrics.progress_events import event, offset_of, parse_page, values
-from timestream.diagnose.test_diagnosis import share, state
+from timestream.histories import share, state
+from timestream.progress_events import event, offset_of, parse_page, values
 
 from pyspark_timestream.diagnose.metrics.listener import PageServer, TimeMetrics
 

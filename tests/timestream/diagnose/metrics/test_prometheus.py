@@ -5,7 +5,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from timestream.diagnose.metrics.progress_events import parse_page
+from timestream.progress_events import parse_page
 
 from pyspark_timestream.diagnose.metrics.catalogue import (
     LISTENER,

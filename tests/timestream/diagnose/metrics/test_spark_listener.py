@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from timestream.diagnose.metrics.progress_events import parse_page, values
+from timestream.progress_events import parse_page, values
 
 from pyspark_timestream import TimeMetrics
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint, Sum
-from timestream.diagnose.metrics.progress_events import LIMITS, event, offset_of
-from timestream.diagnose.test_diagnosis import share, state
+from timestream.histories import share, state
+from timestream.progress_events import LIMITS, event, offset_of
 
 from pyspark_timestream.diagnose.metrics.catalogue import METRICS, Instrument
 from pyspark_timestream.diagnose.metrics.fold import MetricsState, list_samples, record_progress

@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.kafka.decode.test_marks import task
+from timestream.decoding import task
 
 BY_HEADER = {"ctiFrequency": "1", "startTime": "timestamp", "writerFrom": "header:w"}
 BY_FIELD = {**BY_HEADER, "writerFrom": "field:from.device"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from timestream.builders import at
-from timestream.kafka.driver.test_driver import Driven, FakeBroker
+from timestream.driven import Driven, FakeBroker
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 from tseries.builders import batch, new_store, stored
-from tseries.read.subscriber import Client
+from tseries.subscriber import Client
 
 from pyspark_tseries import TimeSeries, WrongClock
 from pyspark_tseries.maintain.background import maintain

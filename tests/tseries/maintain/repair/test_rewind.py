@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from tseries.builders import batch, new_store, stored
 from tseries.power_loss import Disk
-from tseries.read.subscriber import Client
-from tseries.storage.test_power_loss import newest, tear
+from tseries.subscriber import Client
+from tseries.torn_files import newest, tear
 
 from pyspark_tseries import TimeSeries
 from pyspark_tseries.errors import UnusableStore

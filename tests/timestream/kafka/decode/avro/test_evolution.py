@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import INSTANT
-from timestream.kafka.decode.avro.drawn_schemas import (
+from timestream.avro_reading import COPIES, read, rows_of
+from timestream.avro_schemas import (
     PLAIN,
     Drawn,
     comparable,
@@ -22,7 +22,7 @@ from timestream.kafka.decode.avro.drawn_schemas import (
     types,
     write,
 )
-from timestream.kafka.decode.avro.test_read import COPIES, read, rows_of
+from timestream.builders import INSTANT
 
 from pyspark_timestream import SchemaRefused
 from pyspark_timestream.kafka.decode.records import FINE, TYPE

@@ -8,29 +8,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from timestream.avro_reading import COPIES, read, rows_of
+from timestream.avro_schemas import comparable, parse, records, write
 from timestream.builders import INSTANT
-from timestream.kafka.decode.avro.drawn_schemas import comparable, parse, records, write
 
 from pyspark_timestream.kafka.decode.avro.read import read_avro
-from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns, parse_avro_reader
+from pyspark_timestream.kafka.decode.avro.schemas import parse_avro_reader
 from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, RequestedFields
-
-COPIES = 25
-"""With so many copies, two payloads are read in columns."""
-
-
-def read(schema, columns, bodies, raw=(), writers=None, ids=None):
-    reader = parse_avro_reader(json.dumps(schema))
-    columns = pa.schema(list(columns))
-    check_avro_columns(reader, columns, raw)
-    bodies = pa.array(bodies, pa.binary())
-    return read_avro(reader, RequestedFields(columns, raw), bodies, writers or {}, ids)
-
-
-def rows_of(block):
-    table = pa.table(block.columns, names=[str(i) for i in range(len(block.columns))])
-    rows = [list(row.values()) for row in table.to_pylist()] or [[] for _ in block.reasons]
-    return [(comparable(row), int(why)) for row, why in zip(rows, block.reasons, strict=True)]
 
 
 def read_singly(schema, columns, bodies):

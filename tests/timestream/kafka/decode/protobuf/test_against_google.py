@@ -1,6 +1,5 @@
 """Columns of Protobuf payloads equal what Google's own library reads, for any bytes."""
 
-import functools
 import random
 
 import numpy as np
@@ -8,7 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.kafka.decode.protobuf.schemas import (
+from timestream.protobuf_schemas import (
+    COLORS,
     NATURAL,
     Schema,
     expect,
@@ -16,11 +16,12 @@ from timestream.kafka.decode.protobuf.schemas import (
     file,
     map_field,
     message,
-    natural_type,
+    natural_columns,
+    rich_schema,
     show,
 )
-from timestream.kafka.decode.protobuf.wire import HOSTILE, delimited, spoil
-from timestream.kafka.decode.protobuf.wire import message as random_message
+from timestream.protobuf_wire import HOSTILE, delimited, spoil
+from timestream.protobuf_wire import message as random_message
 
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.records import FINE, SYNTAX, TYPE, RequestedFields
@@ -37,7 +38,6 @@ WELL_KNOWN = [
     ),
 ]
 OWN = ["enum .m.Color", ".m.A", ".m.M"]
-COLORS = {0: "RED", 1: "GREEN", 5: "BLUE"}
 
 
 @st.composite
@@ -103,17 +103,6 @@ def expect_row(schema, columns, payload):
     return FINE if fine else TYPE, [value for value, _ in found]
 
 
-def natural_columns(schema, names=None):
-    fields = schema.descriptor.fields
-    return pa.schema(
-        [
-            (each.name, natural_type(each, depth=2))
-            for each in fields
-            if not names or each.name in names
-        ]
-    )
-
-
 @settings(deadline=None)
 @given(schemas(), st.randoms(use_true_random=False), st.data())
 def test_any_message_of_any_schema_is_read_as_googles_library_reads_it(schema, rng, data):
@@ -125,39 +114,6 @@ def test_any_message_of_any_schema_is_read_as_googles_library_reads_it(schema, r
     assert read(schema, columns, payloads) == [
         expect_row(schema, columns, payload) for payload in payloads
     ]
-
-
-@functools.cache
-def rich_schema(syntax):
-    """A message with everything in it."""
-    entries = [
-        map_field(".m.M", "by_name", 10, "string", ".m.A"),
-        map_field(".m.M", "colors", 11, "int32", "enum .m.Color"),
-    ]
-    plain = message(
-        "A",
-        field("x", 1, "sint64"),
-        field("s", 2, "string"),
-        field("ds", 3, "double", repeated=True),
-    )
-    rich = message(
-        "M",
-        field("i", 1, "int32"),
-        field("s", 2, "string"),
-        field("ds", 3, "double", repeated=True),
-        field("is", 4, "int32", repeated=True),
-        field("a", 5, ".m.A", oneof=0),
-        field("n", 6, "int64", oneof=0),
-        field("c", 7, "enum .m.Color", oneof=0),
-        field("as", 8, ".m.A", repeated=True),
-        field("t", 9, ".google.protobuf.Timestamp"),
-        *(entry[0] for entry in entries),
-        field("m", 12, ".m.M"),
-        field("fs", 13, "fixed32", repeated=True),
-        nested=[entry[1] for entry in entries],
-        oneofs=["o"],
-    )
-    return Schema(file(plain, rich, syntax=syntax, enums=[("Color", COLORS)]))
 
 
 @pytest.mark.parametrize("syntax", ["proto2", "proto3"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from timestream.kafka.decode.protobuf.schemas import Schema, field, file, message
+from timestream.protobuf_schemas import Schema, field, file, message
 
 from pyspark_timestream.kafka.decode.protobuf import decode
 from pyspark_timestream.kafka.decode.protobuf.decode import BlockReader, create_handler, parse_block
@@ -96,8 +96,8 @@ import pyarrow as pa
 from pyspark_timestream.kafka.decode.records import RequestedFields
 from pyspark_timestream.kafka.decode.framing import split_value_frames
 from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
-from timestream.kafka.decode.protobuf.test_against_google import natural_columns, rich_schema
-from timestream.kafka.decode.protobuf.wire import HOSTILE, delimited, message, spoil, tag
+from timestream.protobuf_schemas import natural_columns, rich_schema
+from timestream.protobuf_wire import HOSTILE, delimited, message, spoil, tag
 
 schema, rng = rich_schema("proto3"), random.Random(3)
 wanted = RequestedFields(natural_columns(schema), ("t",))
@@ -140,7 +140,7 @@ assert sum(counts) == 10_000 and counts[1] > 500 and counts[2] > 3_000, counts
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is measured by Linux")
 def test_ten_thousand_hostile_messages_take_bounded_time_and_memory():
-    tests = str(Path(__file__).parents[4])
+    tests = str(Path(__file__).parents[4] / "lib")
     run = subprocess.run(
         [sys.executable, "-c", HOSTILE, tests],
         timeout=120,

@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from timestream.kafka.decode.protobuf.schemas import (
+from timestream.protobuf_schemas import (
     INSTANT,
     Schema,
     field,

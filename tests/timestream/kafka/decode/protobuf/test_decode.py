@@ -5,7 +5,7 @@ import datetime
 import numpy as np
 import pyarrow as pa
 import pytest
-from timestream.kafka.decode.protobuf.schemas import (
+from timestream.protobuf_schemas import (
     INSTANT,
     Schema,
     field,
@@ -13,7 +13,7 @@ from timestream.kafka.decode.protobuf.schemas import (
     map_field,
     message,
 )
-from timestream.kafka.decode.protobuf.wire import delimited, tag, varint
+from timestream.protobuf_wire import delimited, tag, varint
 
 from pyspark_timestream.kafka.decode.protobuf.decode import read_protobuf
 from pyspark_timestream.kafka.decode.records import FINE, FRAMING, SYNTAX, TYPE, RequestedFields

@@ -7,7 +7,7 @@ import sys
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
-from timestream.kafka.decode.protobuf.schemas import (
+from timestream.protobuf_schemas import (
     descriptor_set,
     field,
     file,

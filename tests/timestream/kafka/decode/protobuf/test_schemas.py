@@ -5,7 +5,7 @@ import pickle
 import pyarrow as pa
 import pytest
 from google.protobuf import descriptor_pb2
-from timestream.kafka.decode.protobuf.schemas import (
+from timestream.protobuf_schemas import (
     Schema,
     descriptor_set,
     field,
@@ -13,7 +13,7 @@ from timestream.kafka.decode.protobuf.schemas import (
     map_field,
     message,
 )
-from timestream.kafka.decode.protobuf.wire import delimited, tag
+from timestream.protobuf_wire import delimited, tag
 
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.framing import Writer, split_value_frames

@@ -1,6 +1,7 @@
 """Protobuf schemas built in Python, and Google's library as the oracle of their payloads."""
 
 import datetime
+import functools
 import math
 
 import pyarrow as pa
@@ -292,3 +293,50 @@ def show(value):
     if type(value).__name__ == "Decimal":
         return str(value)
     return value
+
+
+COLORS = {0: "RED", 1: "GREEN", 5: "BLUE"}
+
+
+def natural_columns(schema, names=None):
+    fields = schema.descriptor.fields
+    return pa.schema(
+        [
+            (each.name, natural_type(each, depth=2))
+            for each in fields
+            if not names or each.name in names
+        ]
+    )
+
+
+@functools.cache
+def rich_schema(syntax):
+    """A message with everything in it."""
+    entries = [
+        map_field(".m.M", "by_name", 10, "string", ".m.A"),
+        map_field(".m.M", "colors", 11, "int32", "enum .m.Color"),
+    ]
+    plain = message(
+        "A",
+        field("x", 1, "sint64"),
+        field("s", 2, "string"),
+        field("ds", 3, "double", repeated=True),
+    )
+    rich = message(
+        "M",
+        field("i", 1, "int32"),
+        field("s", 2, "string"),
+        field("ds", 3, "double", repeated=True),
+        field("is", 4, "int32", repeated=True),
+        field("a", 5, ".m.A", oneof=0),
+        field("n", 6, "int64", oneof=0),
+        field("c", 7, "enum .m.Color", oneof=0),
+        field("as", 8, ".m.A", repeated=True),
+        field("t", 9, ".google.protobuf.Timestamp"),
+        *(entry[0] for entry in entries),
+        field("m", 12, ".m.M"),
+        field("fs", 13, "fixed32", repeated=True),
+        nested=[entry[1] for entry in entries],
+        oneofs=["o"],
+    )
+    return Schema(file(plain, rich, syntax=syntax, enums=[("Color", COLORS)]))

@@ -3,7 +3,7 @@
 import json
 import re
 
-from timestream.diagnose.test_diagnosis import COUNT
+from timestream.histories import COUNT
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_timestream.diagnose.metrics.fold import Limits
