@@ -1,0 +1,44 @@
+"""The size of the house: its files, their length, and the files that a piece of work passes.
+
+`python -m pytest tests/test_house.py -rP` prints the counts.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from files_passed import ROOTS, files_passed
+
+from pyspark_tseries import TimeSeries
+
+SOURCES = sorted(path for root in ROOTS for path in root.rglob("*.py"))
+MOST_FILES = 207
+LONGEST = 900
+MOST_OF_AN_APPEND = 27
+
+
+def test_the_packages_have_few_files() -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in SOURCES)
+    print(f"{len(SOURCES)} files, {lines} lines")
+    assert len(SOURCES) <= MOST_FILES
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_file_is_longer_than_a_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= LONGEST
+
+
+def test_only_the_packages_themselves_list_what_they_export() -> None:
+    listing = [path for path in SOURCES if "\n__all__" in path.read_text()]
+    assert listing == sorted(root / "__init__.py" for root in ROOTS)
+
+
+def test_an_append_to_a_store_passes_few_files(tmp_path: Path) -> None:
+    series = TimeSeries.create(tmp_path / "store", {"value": pa.float64()})
+    noon = datetime(2026, 11, 26, 12, tzinfo=UTC)
+    series.append("sensor", 20.5, timestamp=noon)
+    with files_passed() as passed:
+        series.append("sensor", 21.0, timestamp=noon)
+    print(*sorted(passed), sep="\n")
+    assert len(passed) <= MOST_OF_AN_APPEND
