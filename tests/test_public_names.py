@@ -41,7 +41,7 @@ def test_the_public_names_of_tseries() -> None:
         "StorageFailed",
         "WrongClock",
     }
-    results = {"Erasure", "Event", "EventMetadata", "QueryResult"}
+    results = {"Erasure", "Event", "EventMetadata", "Finding", "QueryResult"}
     names = {"DefaultSource", "RangeQuery", "TimeSeries", "__version__", "correct_late"}
     names |= {"describe", "withdraw_corrections", *errors, *results}
     assert set(pyspark_tseries.__all__) == names

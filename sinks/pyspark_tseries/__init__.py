@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from pyspark_tseries.maintain.verify import describe
     from pyspark_tseries.maintain.withdrawal import withdraw_corrections
+    from pyspark_tseries.model.damage import Finding
     from pyspark_tseries.model.erasures import Erasure
     from pyspark_tseries.spark.correct_late import correct_late
     from pyspark_tseries.spark.source import DefaultSource
@@ -43,6 +44,7 @@ __all__ = [
     "Erasure",
     "Event",
     "EventMetadata",
+    "Finding",
     "FutureEvent",
     "HistoryChanged",
     "IncompatibleValue",
@@ -80,6 +82,7 @@ _MODULES = {
     **dict.fromkeys(["Event", "EventMetadata", "QueryResult"], "client.results"),
     "DefaultSource": "spark.source",
     "Erasure": "model.erasures",
+    "Finding": "model.damage",
     "RangeQuery": "client.range_query",
     "TimeSeries": "client.time_series",
     "correct_late": "spark.correct_late",

@@ -24,8 +24,9 @@ from pyspark_tseries.maintain.background import (
 from pyspark_tseries.maintain.backup import backup, parse_end
 from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
-from pyspark_tseries.maintain.verify import describe, rebuild, verify
+from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.options import os_user
 from pyspark_tseries.storage.failures import named_failures
@@ -114,18 +115,23 @@ def _describe(path: Location, given: argparse.Namespace) -> int:
 
 
 def _verify(path: Location, given: argparse.Namespace) -> int:
-    broken = verify(path)
-    print("\n".join(broken) if broken else "sound")
-    return 1 if broken else 0
+    found = verify(path)
+    for finding in found[:MAX_FINDINGS]:
+        print(finding)
+    if len(found) > MAX_FINDINGS:
+        print(f"and {len(found) - MAX_FINDINGS} more")
+    if not found:
+        print("sound")
+    return 1 if found else 0
 
 
 def _repair(path: Location, given: argparse.Namespace) -> int:
     done = repair(path, dry_run=given.dry_run, give_up=given.give_up, principal=given.principal)
     if done == RepairResult():
         print("nothing to repair")
-    for heading, sentences in dataclasses.asdict(done).items():
-        for sentence in sentences:
-            print(f"{heading}: {sentence}")
+    for field in dataclasses.fields(done):
+        for each in getattr(done, field.name):
+            print(f"{field.name}: {each}")
     return 1 if done.left or (given.dry_run and done.mended) else 0
 
 
@@ -197,6 +203,9 @@ def _forget_writer(path: Location, given: argparse.Namespace) -> int:
     forget_writer(Store.open(path), given.writer, now_us(), principal)
     return 0
 
+
+MAX_FINDINGS = 100
+"""So many violations are printed."""
 
 OWNER_COMMANDS = ("repair", "rebuild", "compact", "maintain", "erase", "forget-writer")
 """Commands that need the right `own` if the store has a policy."""

@@ -10,23 +10,38 @@ from pyspark_timestream.errors import compose_message
 
 
 class TseriesError(Exception):
-    """Base class of this package's errors; only its subclasses are raised."""
+    """Base class of this package's errors; only its subclasses are raised.
+
+    Attributes:
+        problem: what happened.
+        accepts: what is accepted.
+        next_step: what to do.
+        kind: a word for what happened, where a class has several; None else.
+        path: of the file that it is about; None else.
+    """
 
     def __init_subclass__(cls) -> None:
         """Show the class under the name that users import."""
         cls.__module__ = "pyspark_tseries"
 
     def __init__(
-        self, problem: str, accepts: str | None = None, next_step: str | None = None
+        self,
+        problem: str,
+        accepts: str | None = None,
+        next_step: str | None = None,
+        *,
+        kind: str | None = None,
+        path: str | None = None,
     ) -> None:
         if type(self) is TseriesError:
             raise TypeError("raise a subclass of TseriesError")
         super().__init__(compose_message(problem, accepts, next_step))
         self.problem, self.accepts, self.next_step = problem, accepts, next_step
+        self.kind, self.path = kind, path
 
     def with_next_step(self, next_step: str) -> Self:
         """The same error with another way on: that of the caller's own interface."""
-        return type(self)(self.problem, self.accepts, next_step)
+        return type(self)(self.problem, self.accepts, next_step, kind=self.kind, path=self.path)
 
 
 class UpdateFailed(TseriesError):
@@ -75,11 +90,9 @@ class StorageFailed(TseriesError, OSError):
     See to what the message names, then do it again. A commit is stored whole or not at all.
 
     Attributes:
-        path: what could not be read or written; None if unknown.
         code: the operating system's number of the failure, such as `errno.ENOSPC`; None if unknown.
     """
 
-    path: str | None = None
     code: int | None = None
 
 

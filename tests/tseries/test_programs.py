@@ -19,7 +19,8 @@ from pyspark_tseries.errors import InvalidQuery
 from pyspark_tseries.maintain import compactor
 from pyspark_tseries.maintain.compactor import compact, merge_runs
 from pyspark_tseries.maintain.erase import erase
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.rebuild import rebuild
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.query import Point, Query, Range
 from pyspark_tseries.model.retention import NO_EVENTS, RetainedRange
 from pyspark_tseries.read.scan import run_query

@@ -48,6 +48,7 @@ from pyspark_tseries.maintain.compactor import CompactionResult, compact
 from pyspark_tseries.maintain.erase import erase, list_erasures
 from pyspark_tseries.maintain.verify import describe, verify
 from pyspark_tseries.model.columns import INSTANT, is_valid_text, type_name
+from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.erasures import Erasure
 from pyspark_tseries.model.policy import AccessCheck, ensure_owner, parse_policy
 from pyspark_tseries.model.properties import new_properties, tseries_properties
@@ -381,8 +382,8 @@ class TimeSeries:
         """
         return compact(self._store.location, principal=self._author)
 
-    def verify(self) -> list[str]:
-        """Describe each violation in a sentence; none if the store is sound."""
+    def verify(self) -> list[Finding]:
+        """What is wrong with the store; nothing if it is sound."""
         return verify(self._store.location)
 
     def set_policy(self, policy: Mapping[str, Iterable[str]]) -> None:

@@ -21,8 +21,18 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import StoreBusy, UnusableStore
-from pyspark_tseries.model.commits import CtiRecord
-from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
+from pyspark_tseries.model.columns import ERASURE_FIELD
+from pyspark_tseries.model.commits import UNKNOWN_WRITERS, CtiRecord
+from pyspark_tseries.model.damage import Finding
+from pyspark_tseries.model.series_index import (
+    NO_COMMIT,
+    CommitMetadata,
+    SeriesIndex,
+    apply_delta,
+    attach_metadata,
+    min_retained_table,
+    state_to_delta,
+)
 from pyspark_tseries.storage.data_files import (
     DataFile,
     FileStats,
@@ -30,10 +40,15 @@ from pyspark_tseries.storage.data_files import (
     compute_stats,
     logged_series_bounds,
 )
-from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
-from pyspark_tseries.storage.location import Location
-from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file
-from pyspark_tseries.store.admin_commits import replace_files
+from pyspark_tseries.storage.head_files import (
+    list_records,
+    load_index,
+    read_head_metadata,
+    readable_metadata,
+)
+from pyspark_tseries.storage.location import Location, parse_location
+from pyspark_tseries.storage.row_reader import BASE_SCHEMA, scan_file, scan_state
+from pyspark_tseries.store.admin_commits import replace_files, replace_index, require_owner
 from pyspark_tseries.store.log_check import HEAD_TRANSACTION, read_entry
 from pyspark_tseries.store.log_entries import TornEntry
 from pyspark_tseries.store.store import Store, backoff
@@ -111,22 +126,25 @@ def _list_committed_heads(store: Store) -> Iterator[int]:
 
 
 MAX_ATTEMPTS: Final = 5
+_BOUND_COLUMNS: Final = ("series", "sequence", "timestamp")
 
 
-def find_wrong_statistics(store: Store) -> Iterator[tuple[DataFile, FileStats, str]]:
-    """The readable files with rows outside their logged bounds, their true bounds, and why.
+def find_wrong_bounds(store: Store) -> dict[DataFile, tuple[Finding, FileStats]]:
+    """The readable files with rows outside their logged bounds, and their true bounds.
 
     Files of other tools, which write their own statistics, are skipped.
     """
-    logged = read_logged_bounds(store)
+    found, logged = {}, read_logged_bounds(store)
     for file in (file for file in store.data_files() if not file.is_foreign):
-        try:
-            rows = _read_extent(store.location, file)
-        except (OSError, UnusableStore):
-            continue
-        why = rows and describe_contradiction(file, logged[file.path], rows)
-        if rows and why:
-            yield file, rows, why
+        rows: FileStats | None = None
+        with contextlib.suppress(OSError, UnusableStore):
+            for some in scan_file(store.location, file, BASE_SCHEMA, _BOUND_COLUMNS):
+                part = compute_stats(some)
+                rows = part if rows is None else rows.extended_with(part)
+        if rows is not None:
+            for finding in compare_bounds(file, logged[file.path], rows):
+                found[file] = finding, rows
+    return found
 
 
 def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
@@ -134,18 +152,10 @@ def read_logged_bounds(store: Store) -> dict[str, tuple[str, str]]:
     return logged_series_bounds(pa.table(store.log.table.get_add_actions(flatten=True)))
 
 
-def _read_extent(location: Location, file: DataFile) -> FileStats | None:
-    whole: FileStats | None = None
-    for rows in scan_file(location, file, BASE_SCHEMA, ("series", "sequence", "timestamp")):
-        part = compute_stats(rows)
-        whole = part if whole is None else whole.extended_with(part)
-    return whole
+def compare_bounds(file: DataFile, logged: tuple[str, str], rows: FileStats) -> Iterator[Finding]:
+    """The first of the logged bounds of `file` that excludes some of its `rows`.
 
-
-def describe_contradiction(file: DataFile, logged: tuple[str, str], rows: FileStats) -> str | None:
-    """Describe the logged bounds of `file` that exclude some of its `rows`; None if none do.
-
-    `logged` are the first and the last series as deltalake reads the log.
+    `logged` are those of its series.
     """
     pairs = {
         "series": (logged, rows.series),
@@ -154,14 +164,15 @@ def describe_contradiction(file: DataFile, logged: tuple[str, str], rows: FileSt
     }
     for what, ((low, high), (first, last)) in pairs.items():
         if low > first or high < last:  # type: ignore[operator]
-            return (
+            problem = (
                 f"file '{file.path}' has {what} {first!r} to {last!r}, the log is read as "
                 f"{low!r} to {high!r}: other readers may pass over its rows"
             )
-    return None
+            yield Finding("bounds", problem, path=file.path)
+            return
 
 
-def correct_statistics(store: Store, wrong: Mapping[DataFile, FileStats], now_us: int) -> None:
+def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: int) -> None:
     """Log the files `wrong` again, with the bounds of their rows; their content stays the same.
 
     Each gets a new name, so that this and a concurrent compaction cannot both succeed.
@@ -199,3 +210,68 @@ def _new_path(file: DataFile, new_id: str) -> str:
     commits, dash, own = stem.rpartition("-")
     _, line, number = own.partition("_")
     return f"{directory}/{commits}{dash}{new_id}{line}{number}{dot}{rest}"
+
+
+def _find_last_act(store: Store, known: str | None) -> str | None:
+    """The id of the last act that erased a stored event, or `known` where that is later."""
+    ids = {known}
+    for file in store.data_files():
+        for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
+            ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
+    acts = (record.act for record in list_records(store.location) if record.act.id in ids)
+    last = max(acts, key=lambda act: act.commit, default=None)
+    return known if last is None else last.id
+
+
+def rebuild(
+    path: str | Location,
+    storage_options: Mapping[str, str] | None = None,
+    principal: str | None = None,
+) -> int:
+    """Rebuild the head of the store at `path` from its events; return the number of series.
+
+    The counts of dropped and adjusted rows, the policy and a changed retained range are taken from
+    the newest readable head.
+
+    Args:
+        path: a local path, a `file:` URI or an `s3:` URI.
+        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
+        principal: who does it; None: the OS user.
+
+    Raises:
+        PermissionDenied: the store has a policy, and the principal is not an owner.
+        NoSuchStore: there is none.
+        OSError: a file of events cannot be read; see `verify`.
+    """
+    store = Store.open_damaged(parse_location(path, storage_options))
+    store.log.check()
+    require_owner(store, principal, "make the head again")
+
+    def rebuild_head(head_id: int | None, version: int) -> SeriesIndex:
+        found, newest_us = scan_state(store.location, store.data_files(), -1)
+        recovered = recover_head(store)
+        metadata, floors = recovered.metadata, min_retained_table(recovered.head)
+        commit_us = max(newest_us, metadata.commit_us)
+        # Normally a commit's number is below the version of its log entry, but a repair may have
+        # raised it. The maximum is higher than all before.
+        last = max((file.last_commit for file in store.data_files()), default=-1)
+        number = max(version, last + 1, metadata.commit + 1)
+        # Writers that began in a head that cannot be read are not in the record of an older one.
+        ctis = metadata.ctis
+        ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)
+        erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)
+        metadata = replace(
+            metadata,
+            parent=None,
+            commit=number,
+            commit_us=commit_us,
+            depth=0,
+            rows=0,
+            marks=None,
+            ctis=ctis,
+            erasure=erasure,
+        )
+        head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), metadata))
+        return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))
+
+    return len(replace_index(store, rebuild_head, timed=False).ids)

@@ -16,8 +16,8 @@ there. Only a gap after the first event that must still exist is a violation.
 Every scan holds one slice of whole series in memory, and one row for each series.
 """
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,14 +26,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import UnusableStore, WrongClock
 from pyspark_tseries.maintain.erase import find_files_with_values, open_acts
-from pyspark_tseries.maintain.rebuild import (
-    describe_contradiction,
-    read_logged_bounds,
-    recover_head,
-)
+from pyspark_tseries.maintain.rebuild import compare_bounds, read_logged_bounds
 from pyspark_tseries.model.arrays import (
     NEVER_US,
     NO_ORIGINAL,
@@ -41,25 +36,21 @@ from pyspark_tseries.model.arrays import (
     BoolArray,
     Int64Array,
     Sample,
-    Slice,
     encode_runs,
     sort_keys,
     split_slices,
     to_int64,
 )
 from pyspark_tseries.model.columns import ERASURE_FIELD, type_name
-from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, UNKNOWN_WRITERS
+from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US
+from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.retention import DEFAULT_RANGE, RetainedRange, format_range, min_retained
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
-    apply_delta,
-    attach_metadata,
     compute_state,
-    min_retained_table,
-    state_to_delta,
 )
 from pyspark_tseries.storage.data_files import DataFile, FileStats, compute_stats, describe_contents
-from pyspark_tseries.storage.head_files import list_records, read_records
+from pyspark_tseries.storage.head_files import read_records
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.storage.parquet import read_footer
 from pyspark_tseries.storage.row_reader import (
@@ -68,10 +59,7 @@ from pyspark_tseries.storage.row_reader import (
     OpenFile,
     read_slice,
     sample_sizes,
-    scan_file,
-    scan_state,
 )
-from pyspark_tseries.store.admin_commits import replace_index, require_owner
 from pyspark_tseries.store.log_check import damaged_log_error, find_log_damage
 from pyspark_tseries.store.store import Store, now_us
 
@@ -315,12 +303,20 @@ class _Events:
     timed: BoolArray
     table: pa.Table
 
-    def key(self, row: int) -> str:
-        return f"series '{self.names[int(self.codes[row])]}': sequence {self.sequence[row]}"
+    def series(self, row: int) -> str:
+        return self.names[int(self.codes[row])]
+
+    def finding(self, kind: str, row: int, why: str) -> Finding:
+        """What is wrong with the event `row`."""
+        name, sequence = self.series(row), int(self.sequence[row])
+        problem = f"series '{name}': sequence {sequence} {why}"
+        return Finding(kind, problem, series=name, sequences=(sequence, sequence))
 
 
-def find_violations(events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon) -> list[str]:
-    """Describe each violation in a sentence.
+def find_violations(
+    events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon
+) -> list[Finding]:
+    """The violations of the rules by `events`.
 
     Args:
         events: whole series, the columns `CHECKED_COLUMNS`, in any order.
@@ -338,7 +334,7 @@ def find_violations(events: pa.Table, head: SeriesIndex, compacted: CompactionHo
         _check_edits(sorted_events, required),
         _check_head(sorted_events, head),
     )
-    return [sentence for check in checks for sentence in check]
+    return [finding for check in checks for finding in check]
 
 
 def _sort_events(events: pa.Table) -> _Events:
@@ -379,43 +375,45 @@ def _find_required_sequences(
     return needed
 
 
-def _check_sequences(events: _Events, required: Int64Array) -> Iterator[str]:
+def _check_sequences(events: _Events, required: Int64Array) -> Iterator[Finding]:
     step = np.diff(events.sequence, prepend=0)
-    twice = np.flatnonzero(events.same & (step == 0))
-    yield from (f"{events.key(row)} is stored twice" for row in twice[:MAX_EXAMPLES])
+    for row in np.flatnonzero(events.same & (step == 0))[:MAX_EXAMPLES]:
+        yield events.finding("sequence", row, "is stored twice")
     before = np.where(events.same, events.sequence - step, -1)
     lowest = np.maximum(before + 1, required[events.codes])
     for row in np.flatnonzero(lowest < events.sequence)[:MAX_EXAMPLES]:
-        name = events.names[int(events.codes[row])]
-        yield f"series '{name}': sequences {lowest[row]} to {events.sequence[row] - 1} are missing"
+        name, first = events.series(row), int(lowest[row])
+        last = int(events.sequence[row]) - 1
+        problem = f"series '{name}': sequences {first} to {last} are missing"
+        yield Finding("sequence", problem, series=name, sequences=(first, last))
 
 
-def _check_timestamps(events: _Events) -> Iterator[str]:
+def _check_timestamps(events: _Events) -> Iterator[Finding]:
     rows = np.flatnonzero(events.timed)
     back = (np.diff(events.us[rows], prepend=0) < 0) & (
         np.diff(events.codes[rows], prepend=-1) == 0
     )
     for at in np.flatnonzero(back)[:MAX_EXAMPLES]:
-        row, before = rows[at], rows[at - 1]
-        yield (
-            f"{events.key(row)} at {format_instant(int(events.us[row]))} is before the original "
-            f"{events.sequence[before]} at {format_instant(int(events.us[before]))}"
-        )
+        us, before = (format_instant(int(events.us[row])) for row in (rows[at], rows[at - 1]))
+        why = f"at {us} is before the original {events.sequence[rows[at - 1]]} at {before}"
+        yield events.finding("timestamp", rows[at], why)
 
 
-def _check_commits(events: _Events) -> Iterator[str]:
+def _check_commits(events: _Events) -> Iterator[Finding]:
     back = np.flatnonzero(events.same & (np.diff(events.commit, prepend=0) < 0))
     for row in back[:MAX_EXAMPLES]:
-        yield f"{events.key(row)} is of commit {events.commit[row]}, its predecessor of a later one"
+        why = f"is of commit {events.commit[row]}, its predecessor of a later one"
+        yield events.finding("commit", row, why)
     order = np.lexsort((events.commit_us, events.commit))
     commit, us = events.commit[order], events.commit_us[order]
     step_us = np.diff(us, prepend=us[:1])
     wrong = (step_us < 0) | ((step_us != 0) & (np.diff(commit, prepend=commit[:1]) == 0))
     for row in order[np.flatnonzero(wrong)][:MAX_EXAMPLES]:
-        yield f"{events.key(row)}: commit {events.commit[row]} has two times, or one out of order"
+        why = f"is wrong: commit {events.commit[row]} has two times, or one out of order"
+        yield events.finding("commit", row, why)
 
 
-def _check_edits(events: _Events, required: Int64Array) -> Iterator[str]:
+def _check_edits(events: _Events, required: Int64Array) -> Iterator[Finding]:
     rows = np.flatnonzero(events.edited != NO_ORIGINAL)
     if not len(rows):
         return
@@ -437,7 +435,7 @@ def _check_edits(events: _Events, required: Int64Array) -> Iterator[str]:
         (unlike, "whose timestamp or author differs from what the edit records"),
     ):
         for i in np.flatnonzero(bad)[:MAX_EXAMPLES]:
-            yield f"{events.key(rows[i])} edits {wanted[i]}, {fault}"
+            yield events.finding("edit", rows[i], f"edits {wanted[i]}, {fault}")
 
 
 def _find_wrong_originals(table: pa.Table, rows: Int64Array, at: Int64Array) -> BoolArray:
@@ -450,29 +448,26 @@ def _find_wrong_originals(table: pa.Table, rows: Int64Array, at: Int64Array) -> 
     return unlike
 
 
-def _check_head(events: _Events, head: SeriesIndex) -> Iterator[str]:
+def _check_head(events: _Events, head: SeriesIndex) -> Iterator[Finding]:
     states = compute_state(events.table, -1).sort_by("series")
     known = head.lookup(events.names)
-    for name in known:
-        found = to_int64(states[name])
-        for code in np.flatnonzero(known[name] != found)[:MAX_EXAMPLES]:
-            known_value = (
-                "nothing" if known[name][code] in (NO_SEQUENCE, NEVER_US) else known[name][code]
-            )
-            yield (
-                f"series '{events.names[int(code)]}': the head has {name} {known_value}, "
-                f"its events have {found[code]}"
-            )
+    for column in known:
+        found = to_int64(states[column])
+        for code in np.flatnonzero(known[column] != found)[:MAX_EXAMPLES]:
+            name, value = events.names[int(code)], known[column][code]
+            shown = "nothing" if value in (NO_SEQUENCE, NEVER_US) else value
+            problem = f"the head has {column} {shown}, its events have {found[code]}"
+            yield Finding("state", f"series '{name}': {problem}", series=name)
 
 
 MAX_SLICE_BYTES = 64 * 1024 * 1024
 """Uncompressed size of the columns that are checked."""
 
-MAX_VIOLATIONS = 100
+MAX_LOST_SERIES = 100
 
 
-def verify(path: str | Location, storage_options: Mapping[str, str] | None = None) -> list[str]:
-    """Describe each violation in the store at `path` in a sentence; none if it is sound.
+def verify(path: str | Location, storage_options: Mapping[str, str] | None = None) -> list[Finding]:
+    """What is wrong with the store at `path`; nothing if it is sound.
 
     Raises:
         NoSuchStore: there is none.
@@ -482,56 +477,49 @@ def verify(path: str | Location, storage_options: Mapping[str, str] | None = Non
     location = parse_location(path, storage_options)
     damage = find_log_damage(location) if location.is_local else None
     if damage is not None:
-        return [str(damaged_log_error(location, damage))]
-    found = list(dict.fromkeys(_find_violations(Store.open_damaged(location))))
-    more = len(found) - MAX_VIOLATIONS
-    return found[:MAX_VIOLATIONS] + ([f"and {more} more"] if more > 0 else [])
+        return [Finding.of(damaged_log_error(location, damage))]
+    found = dict.fromkeys(_find_damage(Store.open_damaged(location)))
+    return [finding.with_advice(location.root) for finding in found]
 
 
-def _find_violations(store: Store) -> Iterator[str]:
-    try:
+def _find_damage(store: Store) -> Iterator[Finding]:
+    errors: list[Finding] = []
+    head = data = None
+    with _noted(errors):
         store.log.check()
-    except UnusableStore as error:
-        yield str(error)
-    try:
+    with _noted(errors):
         if store.metadata().commit_us > now_us() + MAX_CLOCK_SKEW_US:
             store.read_clock()
-    except (UnusableStore, WrongClock) as error:
-        yield str(error)
-    try:
+    with _noted(errors):
         data = store.data_files()
-    except UnusableStore as error:
-        yield str(error)
-        return
-    try:
-        head = store.index()[1]
-    except UnusableStore as error:
-        head = None
-        yield str(error)
-    try:
-        for _ in read_records(store.location, None if head is None else head.metadata.erasure):
-            pass
-    except UnusableStore as error:
-        yield str(error)
+    with _noted(errors):
+        head = store.index()[1] if data is not None else None
+    with _noted(errors):
+        list(read_records(store.location, None if head is None else head.metadata.erasure))
+    yield from errors
     readable: list[DataFile] = []
     samples: list[Sample] = []
     values, logged = store.values, read_logged_bounds(store)
-    for file in data:
-        found = check_file(store.location, file, values)
-        if found.problem is not None:
-            yield found.problem
+    for file in data or ():
+        checked = check_file(store.location, file, values)
+        if checked.problem is not None:
+            yield Finding("file", checked.problem, path=file.path)
             continue
         readable.append(file)
-        samples += found.samples
-        if found.extent is not None and not file.is_foreign:
-            wrong = describe_contradiction(file, logged[file.path], found.extent)
-            if wrong is not None:
-                yield compose_message(
-                    wrong, next_step=f"python -m pyspark_tseries repair {store.root}"
-                )
+        samples += checked.samples
+        if checked.extent is not None and not file.is_foreign:
+            yield from compare_bounds(file, logged[file.path], checked.extent)
     if head is not None:
         compacted = CompactionHorizon(store.horizon(), store.retained)
         yield from check_rows(store.location, compacted, head, readable, samples)
+
+
+@contextlib.contextmanager
+def _noted(errors: list[Finding]) -> Iterator[None]:
+    try:
+        yield
+    except (UnusableStore, WrongClock) as error:
+        errors.append(Finding.of(error))
 
 
 def check_rows(
@@ -540,95 +528,17 @@ def check_rows(
     head: SeriesIndex,
     data: list[DataFile],
     samples: list[Sample],
-) -> Iterator[str]:
-    """Describe what is wrong with the events in the readable files `data`, beside the head.
-
-    Args:
-        location: of the store.
-        compacted: the events that compaction may have removed.
-        head: the current one.
-        data: the files.
-        samples: of their keys.
-    """
+) -> Iterator[Finding]:
+    """What is wrong with the events in the readable files `data`, of keys like `samples`."""
     seen = np.zeros(len(head.columns["last_sequence"]), bool)
     for part in split_slices(samples, MAX_SLICE_BYTES, whole_series=True):
-        events = _read_slice(location, data, part, CHECKED_COLUMNS)
+        events = read_slice(location, data, part, BASE_SCHEMA, CHECKED_COLUMNS)
         ids = head.ids.find(events["series"].unique().to_pylist())
         seen[ids[(ids >= 0) & (ids < len(seen))]] = True
         yield from find_violations(events, head, compacted)
     names = head.ids.names()
     lost = np.flatnonzero(~seen & (head.columns["last_sequence"] >= 0))
-    for row in lost[:MAX_VIOLATIONS]:
-        last = head.columns["last_sequence"][row]
-        yield f"series '{names[int(row)]}': the head has last_sequence {last}, without events"
-
-
-def _read_slice(
-    location: Location, data: Iterable[DataFile], part: Slice, columns: Sequence[str]
-) -> pa.Table:
-    return read_slice(location, data, part, BASE_SCHEMA, columns)
-
-
-def _find_last_act(store: Store, known: str | None) -> str | None:
-    """The id of the last act that erased a stored event, or `known` where that is later."""
-    ids = {known}
-    for file in store.data_files():
-        for rows in scan_file(store.location, file, BASE_SCHEMA, (ERASURE_FIELD.name,)):
-            ids.update(rows[ERASURE_FIELD.name].unique().to_pylist())
-    acts = (record.act for record in list_records(store.location) if record.act.id in ids)
-    last = max(acts, key=lambda act: act.commit, default=None)
-    return known if last is None else last.id
-
-
-def rebuild(
-    path: str | Location,
-    storage_options: Mapping[str, str] | None = None,
-    principal: str | None = None,
-) -> int:
-    """Rebuild the head of the store at `path` from its events; return the number of series.
-
-    The counts of dropped and adjusted rows, the policy and a changed retained range are taken from
-    the newest readable head.
-
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
-        principal: who does it; None: the OS user.
-
-    Raises:
-        PermissionDenied: the store has a policy, and the principal is not an owner.
-        NoSuchStore: there is none.
-        OSError: a file of events cannot be read; see `verify`.
-    """
-    store = Store.open_damaged(parse_location(path, storage_options))
-    store.log.check()
-    require_owner(store, principal, "make the head again")
-
-    def rebuild_head(head_id: int | None, version: int) -> SeriesIndex:
-        found, newest_us = scan_state(store.location, store.data_files(), -1)
-        recovered = recover_head(store)
-        metadata, floors = recovered.metadata, min_retained_table(recovered.head)
-        commit_us = max(newest_us, metadata.commit_us)
-        # Normally a commit's number is below the version of its log entry, but a repair may have
-        # raised it. The maximum is higher than all before.
-        last = max((file.last_commit for file in store.data_files()), default=-1)
-        number = max(version, last + 1, metadata.commit + 1)
-        # Writers that began in a head that cannot be read are not in the record of an older one.
-        ctis = metadata.ctis
-        ctis = ctis if recovered.current else ctis.advance(UNKNOWN_WRITERS, None, number)
-        erasure = metadata.erasure if recovered.current else _find_last_act(store, metadata.erasure)
-        metadata = dataclasses.replace(
-            metadata,
-            parent=None,
-            commit=number,
-            commit_us=commit_us,
-            depth=0,
-            rows=0,
-            marks=None,
-            ctis=ctis,
-            erasure=erasure,
-        )
-        head = apply_delta(SeriesIndex(), attach_metadata(state_to_delta(found), metadata))
-        return head if floors is None else apply_delta(head, attach_metadata(floors, metadata))
-
-    return len(replace_index(store, rebuild_head, timed=False).ids)
+    for row in lost[:MAX_LOST_SERIES]:
+        name, last = names[int(row)], int(head.columns["last_sequence"][row])
+        problem = f"series '{name}': the head has last_sequence {last}, without events"
+        yield Finding("state", problem, series=name, sequences=(0, last))

@@ -145,6 +145,7 @@ def check_commit_time(
             f"clocks less than {format_duration(MAX_CLOCK_SKEW_US)} apart, or every later commit "
             "would have that time",
             "set this machine's clock. Nothing is stored",
+            kind="clock",
         )
     if last_us > max(now_us, known_us) + MAX_CLOCK_SKEW_US:
         raise WrongClock(
@@ -152,6 +153,7 @@ def check_commit_time(
             "a last commit of the past",
             f"if the clock that made it was wrong, python -m pyspark_tseries repair {store} "
             "corrects the times of such commits; if this machine's is, set that. Nothing is stored",
+            kind="clock",
         )
     idle_us = now_us - last_us
     if (
@@ -164,6 +166,7 @@ def check_commit_time(
             f"a commit within {format_duration(MAX_IDLE_US)} of the last one",
             "if this machine's clock is right, say so with: python -m pyspark_tseries repair "
             f"{store}; else set it. Nothing is stored",
+            kind="clock",
         )
 
 

@@ -34,7 +34,7 @@ from pyspark_tseries.storage.location import Location
 from pyspark_tseries.write import task_output
 from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX, Appendable, Batch
 from pyspark_tseries.write.large_batch import LargeBatch
-from pyspark_tseries.write.numbering import REORDER_ADVICE, FutureLimit
+from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
@@ -86,7 +86,7 @@ _NEW_QUERY_ADVICE: Final = (
     "checkpoint, and writes all of its input again: bring its checkpoint back if it had one; else "
     "write to a new path, or let the source start behind what is stored (startingOffsets, "
     "startingTimestamp); outOfOrder 'adjust' would store everything twice, and 'drop' leave out "
-    "what comes before the newest event"
+    "what comes before the newest event. Nothing of the batch is stored"
 )
 
 
@@ -164,9 +164,9 @@ def _commit(
         try:
             made = store.append(batch, synced=target.options.synced)
         except OutOfOrder as error:
-            if _has_written(store, token):
+            if _has_written(store, token) or error.kind != BEFORE_NEWEST:
                 raise
-            raise OutOfOrder(str(error).replace(REORDER_ADVICE, _NEW_QUERY_ADVICE)) from None
+            raise error.with_next_step(_NEW_QUERY_ADVICE) from None
         if made is not None:
             _tell_of_future_rows(token, made.index.metadata)
         if target.options.auto_compact:

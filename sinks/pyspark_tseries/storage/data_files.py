@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from pyspark_timestream.core.instants import clamp_instant, format_instant, parse_instant
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.columns import COMMIT_FIELDS, ERASURE_FIELD, EVENT_FIELDS
+from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.model.policy import Policy
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata
@@ -199,6 +200,8 @@ def explain_read_errors(location: Location, file: DataFile) -> Iterator[None]:
             "the hour",
             "start the query again, or see what is broken with: python -m pyspark_tseries verify "
             f"{location.root}",
+            kind="file",
+            path=file.path,
         ) from error
 
 
@@ -279,11 +282,8 @@ def _data_file(
 
 def outside_file_error(location: Location, path: str) -> UnusableStore:
     """The error of a log that names a file outside of the store."""
-    return UnusableStore(
-        f"the log of the store '{location.root}' names the file '{path}'; accepted: relative "
-        "paths below the store, without '..' and escapes; it was not read. Next step: find out "
-        f"who wrote that, and undo it with: python -m pyspark_tseries repair {location.root}"
-    )
+    problem = f"the log of the store '{location.root}' names the file '{path}'"
+    return damage_error("outside file", location.root, problem, path)
 
 
 def logged_series_bounds(actions: pa.Table) -> dict[str, tuple[str, str]]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.model.commits import CHECKSUM_DIGITS, seal, unseal
+from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.model.erasures import ErasureRecord, parse_record
 from pyspark_tseries.model.series_index import (
     CommitMetadata,
@@ -136,12 +137,8 @@ def _parse(content: bytes) -> pa.Table:
 
 def unreadable_head_error(location: Location, path: str, reason: str) -> UnusableStore:
     """The error of a missing or damaged head file."""
-    return UnusableStore(
-        f"the store's head file '{path}' cannot be read: {location.redact(reason)}",
-        "a store copied whole, '_tseries' included",
-        "copy it again, restore that file, or mend the store with: python -m pyspark_tseries "
-        f"repair {location.root}",
-    )
+    problem = f"the store's head file '{path}' cannot be read: {location.redact(reason)}"
+    return damage_error("head", location.root, problem, path)
 
 
 def load_index(
@@ -274,11 +271,9 @@ def read_records(location: Location, last: str | None) -> Iterator[ErasureRecord
             with location.read(path) as file:
                 record = parse_record(file.read().decode())
         except (FileNotFoundError, ValueError) as error:
-            raise UnusableStore(
-                f"the record '{path}' of an erasure cannot be read: {location.redact(str(error))}",
-                "a store copied whole, '_tseries' included",
-                "restore that file from a copy; the values stay erased without it",
-            ) from error
+            why = location.redact(str(error))
+            problem = f"the record '{path}' of an erasure cannot be read: {why}"
+            raise damage_error("erasure record", location.root, problem, path) from error
         yield record
         last = record.previous
 

@@ -642,6 +642,7 @@ def _check_table(table: DeltaTable, location: Location) -> None:
                 f"'{column.name}'",
                 str(column.type),
                 "undo it with that tool, with RESTORE to the version before",
+                kind="foreign change",
             )
 
 

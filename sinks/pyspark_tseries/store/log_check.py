@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.damage import damage_error
 from pyspark_tseries.storage.data_files import outside_file_error
 from pyspark_tseries.storage.head_files import head_path, unreadable_head_error
 from pyspark_tseries.storage.location import Location, is_inside_store, list_directories
@@ -186,25 +187,27 @@ def unchecked_entries(
 
 def unknown_changes_error(location: Location, version: int, newest: int) -> UnusableStore:
     """The error of a log whose unchecked entry `version` was cleaned up."""
-    return UnusableStore(
+    return damage_error(
+        "unknown changes",
+        location.root,
         f"store '{location.root}': other tools made the versions up to {newest} of its log, and "
         f"version {version} is gone, so nobody knows whether they changed rows",
-        "a log that says who changed what",
-        f"let every event be checked with: python -m pyspark_tseries repair {location.root}",
     )
 
 
 def _foreign_change_error(location: Location, change: ForeignChange) -> UnusableStore:
     first, where = change.first, location.root
-    restore = f", or with deltalake.DeltaTable('{location.uri}').restore({change.sound})"
-    return UnusableStore(
+    error = damage_error(
+        "foreign change",
+        where,
         f"store '{where}': version {first.version} of its log is a {first.operation or 'commit'} "
         f"by '{first.engine}' that changes rows: {len(change.missing)} of its files are missing, "
         f"and {len(change.extra)} are not of this package",
-        "events that are added through tseries (OPTIMIZE, z-order and VACUUM change none)",
-        "undo it with: python -m pyspark_tseries repair "
-        f"{where}{'' if change.followed else restore}",
     )
+    if change.followed:
+        return error
+    restore = f"deltalake.DeltaTable('{location.uri}').restore({change.sound})"
+    return error.with_next_step(f"{error.next_step}, or with {restore}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,19 +324,18 @@ def _is_whole_checkpoint(path: str, mark: CheckpointMark) -> bool:
 def damaged_log_error(location: Location, damage: LogDamage) -> UnusableStore:
     """The error of a store whose log was torn, as by a power loss."""
     if damage.entry is not None:
-        name, reason = f"log entry '{entry_path(location, damage.entry)}'", damage.reason
-    else:
-        name = f"checkpoint '{location.file('_delta_log', damage.checkpoints[0])}'"
-        reason = "it cannot be read"
-    return _torn_error(f"the {name}", location, reason)
+        return _torn_error(location, "log entry", entry_path(location, damage.entry), damage.reason)
+    path = location.file("_delta_log", damage.checkpoints[0])
+    return _torn_error(location, "checkpoint", path, "it cannot be read")
 
 
-def _torn_error(name: str, location: Location, reason: str) -> UnusableStore:
-    return UnusableStore(
-        f"{name} of the store '{location.root}' is not whole ({reason}), as after a power loss",
-        "a store as it was written",
-        "see what would be lost with: python -m pyspark_tseries repair --dry-run "
-        f"{location.root}, then leave --dry-run out",
+def _torn_error(location: Location, kind: str, path: str, reason: str) -> UnusableStore:
+    return damage_error(
+        kind,
+        location.root,
+        f"the {kind} '{path}' of the store '{location.root}' is not whole ({reason}), as after a "
+        "power loss",
+        path,
     )
 
 
@@ -373,7 +375,7 @@ def check_undamaged(
     if index is not None and reason is not None:
         raise unreadable_head_error(location, index, reason)
     for path, reason in torn_files(location, files):
-        raise _torn_error(f"file '{path}'", location, reason)
+        raise _torn_error(location, "file", path, reason)
 
 
 def torn_files(

@@ -333,7 +333,8 @@ def _apply_late_policy(
     return _LateRows(~late, dropped, len(rows) - dropped, example)
 
 
-REORDER_ADVICE: Final = "order the input by time, or set outOfOrder to 'drop' or 'adjust'"
+BEFORE_NEWEST: Final = "before newest"
+"""The kind of an `OutOfOrder` that is not about the store's CTI."""
 
 
 def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
@@ -342,7 +343,9 @@ def _out_of_order_error(example: dict[str, Any], count: int) -> OutOfOrder:
         f"event, sequence {example['newest_sequence']} at {example['newest_timestamp']} ({count} "
         "such rows in the batch)",
         "that timestamp or a later one",
-        f"{REORDER_ADVICE}. Nothing of the batch is stored",
+        "order the input by time, or set outOfOrder to 'drop' or 'adjust'. Nothing of the batch is "
+        "stored",
+        kind=BEFORE_NEWEST,
     )
 
 

@@ -23,7 +23,8 @@ from pyspark_tseries.maintain.compactor import (
     compact,
     merge_runs,
 )
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.rebuild import rebuild
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import FULL_SLICE, split_slices
 from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
 from pyspark_tseries.storage import locks as host_locks

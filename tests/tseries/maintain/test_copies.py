@@ -127,7 +127,7 @@ def test_copy_of_a_store_that_is_written_opens_at_a_whole_commit_or_is_repaired(
             done = repair(str(root))
             repaired += 1
             if done.left:
-                assert any("--give-up" in sentence for sentence in done.left), done
+                assert any("--give-up" in sentence for sentence in map(str, done.left)), done
                 done = repair(str(root), give_up=True)
                 given_up += 1
             assert not done.left, (number, first, last, done)

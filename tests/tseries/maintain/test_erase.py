@@ -36,8 +36,9 @@ from pyspark_tseries.maintain.background import remove_obsolete_files
 from pyspark_tseries.maintain.backup import backup
 from pyspark_tseries.maintain.compactor import compact
 from pyspark_tseries.maintain.erase import find_last_gap
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import RepairResult, repair
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import NO_EVENTS, UNLIMITED
 from pyspark_tseries.read.scan import run_query
@@ -424,7 +425,7 @@ def test_verify_finds_a_value_of_an_erased_event(series, path):
     table = pq.ParquetFile(path / data.path).read()
     forged = table.set_column(table.schema.get_field_index("text"), "text", pa.array([SECRET]))
     pq.write_table(forged, path / data.path)
-    found = " ".join(verify(str(path)))
+    found = " ".join(map(str, verify(str(path))))
     assert "value of an erased event in column 'text'" in found or "bytes instead of" in found
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +13,12 @@ from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import describe
-from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, rebuild, verify
+from pyspark_tseries.client.time_series import TimeSeries
+from pyspark_tseries.maintain.rebuild import rebuild
+from pyspark_tseries.maintain.repair.repair import REPAIR_STEPS
+from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
+from pyspark_tseries.model.damage import DAMAGES
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import (
     SeriesIndex,
@@ -96,12 +101,12 @@ def test_sound_events_have_no_findings_in_any_order():
 def test_each_kind_of_breakage_is_named(rows, said):
     assert any(
         said in sentence
-        for sentence in find_violations(events(rows), head_of(rows), CompactionHorizon())
+        for sentence in map(str, find_violations(events(rows), head_of(rows), CompactionHorizon()))
     )
 
 
 def test_a_head_that_differs_from_the_events_is_named_by_column():
-    said = find_violations(events(SOUND), head_of(SOUND[:3]), CompactionHorizon())
+    said = list(map(str, find_violations(events(SOUND), head_of(SOUND[:3]), CompactionHorizon())))
     assert "series 'a': the head has last_sequence 2, its events have 3" in said
     assert "series 'b': the head has last_sequence nothing, its events have 0" in said
 
@@ -121,7 +126,7 @@ def test_only_what_was_out_of_range_at_the_horizon_may_be_missing(retained, hori
     rows = [row for row in SOUND if row[:2] != ("a", 0)]
     trimming = CompactionHorizon(horizon, RetainedRange(**retained))
     # What is left of the series says where it stood: with 0 gone its last 10 us reach to 1.
-    said = find_violations(events(rows), head_of(SOUND), trimming)
+    said = list(map(str, find_violations(events(rows), head_of(SOUND), trimming)))
     assert (said == []) == sound
 
 
@@ -164,7 +169,7 @@ def test_missing_shortened_and_unreadable_files_are_named(path):
     first.unlink()
     second.write_bytes(second.read_bytes()[:-8])
     third.write_bytes(bytes(third.stat().st_size))
-    said = verify(str(path))
+    said = list(map(str, verify(str(path))))
     assert any(first.name in line and "is missing" in line for line in said)
     assert any(second.name in line and "bytes instead of the" in line for line in said)
     assert any(third.name in line and "cannot be read" in line for line in said)
@@ -180,14 +185,16 @@ def test_a_file_that_is_not_sorted_is_named(path):
     said = entry.read_text().replace(f'"size":{file.size}', f'"size":{size}')
     entry.write_bytes(seal(said.encode()))
     reopened(path)
-    assert any("is not sorted by (series, sequence)" in line for line in verify(str(path)))
+    assert any(
+        "is not sorted by (series, sequence)" in line for line in map(str, verify(str(path)))
+    )
 
 
 def test_a_lost_head_is_found_and_rebuilt(path):
     before = describe(str(path))
     shutil.rmtree(path / "_tseries" / "head")
     Store.forget_all()
-    assert any("cannot be read" in line for line in verify(str(path)))
+    assert any("cannot be read" in line for line in map(str, verify(str(path))))
     assert rebuild(str(path)) == 4
     Store.forget_all()
     assert verify(str(path)) == []
@@ -285,3 +292,30 @@ def test_rebuild_of_a_lost_head_keeps_what_was_out_of_range(tmp_path):
     rebuild(str(tmp_path / "s"))
     assert visible(tmp_path / "s") == [("a", 3), ("a", 4), ("a", 5)]
     assert describe(str(tmp_path / "s"))["retained_range"] == "limit 4"
+
+
+def test_findings_are_values_that_say_kind_place_and_next_step(tmp_path):
+    store = tmp_path / "s"
+    TimeSeries.create(store, {"v": pa.int64()}).append("a", 1)
+    (file,) = store.glob("kind=event/*.parquet")
+    file.write_bytes(b"nothing")
+    (found, *more) = verify(str(store))
+    assert (found.kind, found.path) == ("file", f"kind=event/{file.name}")
+    assert found.next_step == DAMAGES["file"].next_step.format(root=store)
+    assert str(found) == f"{found.problem}; next step: {found.next_step}"
+    assert [(each.kind, each.series, each.sequences) for each in more] == [("state", "a", (0, 0))]
+
+
+def test_semantics_have_every_kind_of_damage():
+    text = (Path(__file__).parents[3] / "docs/semantics.md").read_text()
+    rows = [
+        f"| {kind} | {known.found} | {known.mended or 'none'} | {known.costs or 'none'} |"
+        for kind, known in DAMAGES.items()
+    ]
+    head = "| kind | found by | `repair` | costs |\n| --- | --- | --- | --- |\n"
+    assert head + "\n".join(rows) in text
+
+
+def test_repair_has_a_step_for_each_kind_of_damage_that_it_mends():
+    mended = [kind for kind, known in DAMAGES.items() if known.mended is not None]
+    assert list(dict.fromkeys(kind for kinds in REPAIR_STEPS.values() for kind in kinds)) == mended

@@ -13,8 +13,8 @@ from pyspark_tseries import PermissionDenied, TimeSeries, describe
 from pyspark_tseries.__main__ import main
 from pyspark_tseries.maintain.background import maintain
 from pyspark_tseries.maintain.compactor import compact
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import repair
-from pyspark_tseries.maintain.verify import rebuild
 from pyspark_tseries.model.policy import PERMISSIONS, AccessCheck, format_policy, parse_policy
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store

@@ -127,7 +127,7 @@ def by_deltalake(path):
 
 
 def test_verify_finds_bounds_that_are_read_wrongly(old):
-    said = verify(str(old))
+    said = list(map(str, verify(str(old))))
     assert len(said) == 4
     assert all("the log is read as" in line and "repair" in line for line in said)
     assert any("'\U00020bb7野家' to '\U00020bb7野家'" in line for line in said)

@@ -113,7 +113,7 @@ def test_half_a_surrogate_pair_is_no_text_anywhere(series, tmp_path):
 def test_verify_names_a_file_that_holds_broken_text_already(series, tmp_path, monkeypatch):
     monkeypatch.setattr("pyspark_tseries.write.rows.check_text", lambda *_: None)
     series.append_many(rows(text=as_text(BAD)))
-    said, *_ = verify(str(tmp_path / "s"))
+    said, *_ = map(str, verify(str(tmp_path / "s")))
     assert "Invalid UTF8" in said
     assert "series 's0' to 's2'" in said
 

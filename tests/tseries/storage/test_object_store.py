@@ -23,8 +23,9 @@ from pyspark_tseries.__main__ import main
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain import background as maintenance
 from pyspark_tseries.maintain.background import maintain, remove_obsolete_files
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.repair.repair import repair
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.query import Query
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.read.delivery import read_delivery
@@ -157,7 +158,7 @@ def test_the_command_line_describes_verifies_and_rebuilds(store, location, capsy
 def test_a_lost_file_is_found(store, location):
     store.append(batch(("a", 1)))
     location.remove([location.file(store.snapshot().files[0].path)])
-    assert [said for said in verify(location) if "is missing" in said]
+    assert [said for said in map(str, verify(location)) if "is missing" in said]
 
 
 def test_as_of_shows_the_store_as_it_was(store, location):
@@ -484,7 +485,7 @@ def test_what_another_tool_does_there_is_judged_as_on_a_disk(store, location):
     for use in (store.snapshot, lambda: store.append(batch(("a", 4)))):
         with pytest.raises(UnusableStore, match=r"is a DELETE by .* pyspark_tseries repair s3://"):
             use()
-    assert "a DELETE by" in repair(location).mended[0]
+    assert "a DELETE by" in str(repair(location).mended[0])
     assert keys(store) == before
     assert store.append(batch(("a", 4))) is not None
     assert verify(location) == []

@@ -15,7 +15,8 @@ from tseries.torn_files import newest, tear
 from pyspark_tseries import TimeSeries, describe
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.rebuild import rebuild
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
@@ -164,7 +165,7 @@ def test_a_torn_newest_file_is_named_on_open_with_what_to_do(path, kind, how):
         TimeSeries.open(path)
     assert file.name in str(error.value)
     assert "python -m pyspark_tseries repair" in str(error.value)
-    assert any(file.name in line for line in verify(str(path)))
+    assert any(file.name in line for line in map(str, verify(str(path))))
 
 
 def test_an_entry_that_lacks_a_line_is_named_on_open(path):

@@ -20,7 +20,7 @@ from pyspark_tseries import (
 )
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.compactor import compact
-from pyspark_tseries.maintain.verify import rebuild
+from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.model.retention import parse_initial
 from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents

@@ -70,7 +70,7 @@ def test_a_changed_bound_in_a_log_entry_is_named_and_hides_no_event(path):
     entry(path, 4).write_text(said.replace('\\"series\\": \\"a\\"', '\\"series\\": \\"c\\"', 1))
     with pytest.raises(UnusableStore, match=r"log entry '.*4.json'.* checksum .*repair"):
         answers(path)
-    assert any("checksum" in line for line in verify(str(path)))
+    assert any("checksum" in line for line in map(str, verify(str(path))))
 
 
 def test_a_flipped_bit_of_a_log_entry_is_named_or_harmless(path):
@@ -148,7 +148,7 @@ def test_a_flipped_bit_of_a_checkpoint_is_named_and_hides_no_event(with_checkpoi
         victim.write_bytes(flip(sound, chance.randrange(len(sound)), chance.randrange(8)))
         with pytest.raises(UnusableStore, match=rf"checkpoint '.*{victim.name}.*repair"):
             answers(path)
-        assert any(victim.name in line for line in verify(str(path)))
+        assert any(victim.name in line for line in map(str, verify(str(path))))
     victim.write_bytes(sound)
     assert answers(path) == right
 
@@ -167,11 +167,11 @@ def test_a_last_checkpoint_that_names_a_missing_one_falls_back_to_the_log(tmp_pa
     assert {file: file.read_bytes() for file in (path / "_delta_log").iterdir()} == before
     store = Store.open(str(path))
     assert load_table_at(store.location, 52).version() == 52
-    assert any("_last_checkpoint" in line for line in verify(str(path)))
+    assert any("_last_checkpoint" in line for line in map(str, verify(str(path))))
     TimeSeries.open(path, "me", auto_compact=False).append("b", 1)
     done = repair(str(path))
     assert (done.lost, done.left, len(done.mended)) == ((), (), 1)
-    assert "_last_checkpoint" in done.mended[0]
+    assert "_last_checkpoint" in str(done.mended[0])
     assert verify(str(path)) == []
     assert [len(events) for events in answers(path)] == [18, 19, 17]
     assert DeltaTable(path).version() >= 54

@@ -28,10 +28,11 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_tseries.errors import TseriesError
 from pyspark_tseries.maintain.verify import CompactionHorizon, check_file, check_rows
+from pyspark_tseries.model.arrays import Sample
 from pyspark_tseries.model.columns import value_fields
 from pyspark_tseries.model.properties import retained_range
 from pyspark_tseries.model.series_index import NO_COMMIT, CommitMetadata, SeriesIndex
-from pyspark_tseries.storage.data_files import DataFile, compute_stats, data_files
+from pyspark_tseries.storage.data_files import compute_stats, data_files
 from pyspark_tseries.storage.head_files import load_index, read_head_metadata, readable_metadata
 from pyspark_tseries.storage.location import Location, make_directories, sync
 from pyspark_tseries.store.log_check import (
@@ -335,7 +336,7 @@ def _fits(log: _Log, made: Sequence[RebuiltEntry], last: int) -> bool:
     """True if the log up to the entry `last` holds every event once, with the entries `made`."""
     try:
         with _shadow(log, made, last) as copy:
-            return not _find_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
+            return not _has_faults(log.location, DeltaTable(pathlib.Path(copy).as_uri()))
     except (DeltaError, *_UNREADABLE):
         return False
 
@@ -357,7 +358,7 @@ def _entry_path(log: _Log, version: int) -> str:
     return entry_path(log.location, version)
 
 
-def _find_faults(location: Location, table: DeltaTable) -> list[str]:
+def _has_faults(location: Location, table: DeltaTable) -> bool:
     files = data_files(location, pa.table(table.get_add_actions(flatten=True)))
     head_id = table.transaction_version(HEAD_TRANSACTION)
     head = load_index(location, head_id, None, SeriesIndex())
@@ -365,18 +366,15 @@ def _find_faults(location: Location, table: DeltaTable) -> list[str]:
     retained = retained_range(table.metadata().configuration, head.metadata)
     compacted = CompactionHorizon(-1 if beyond is None else beyond - 1, retained)
     values = value_fields(pa.schema(table.schema()))
-    checks = [(file, check_file(location, file, values)) for file in files]
-    faults = [check.problem for _, check in checks if check.problem is not None]
     known = set(pa.schema(table.schema()).names)
-    faults += [
-        f"file '{file.path}' has columns that the store lacks"
-        for file, check in checks
-        if check.problem is None
-        and not known.issuperset(pq.read_schema(location.file(file.path)).names)
-    ]
-    whole: list[DataFile] = [file for file, check in checks if check.problem is None]
-    samples = [sample for _, check in checks for sample in check.samples]
-    return [*faults, *check_rows(location, compacted, head, whole, samples)]
+    samples: list[Sample] = []
+    for file in files:
+        check = check_file(location, file, values)
+        names = pq.read_schema(location.file(file.path)).names if check.problem is None else ()
+        if check.problem is not None or not known.issuperset(names):
+            return True
+        samples += check.samples
+    return any(check_rows(location, compacted, head, files, samples))
 
 
 def put_rebuilt(location: Location, made: Iterable[RebuiltEntry]) -> str:

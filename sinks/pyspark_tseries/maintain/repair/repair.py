@@ -10,22 +10,21 @@ lost. It leaves alone what it cannot repair, and reports that, too. What `verify
 the end is reported as left. Writers should pause meanwhile.
 """
 
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
 
 from pyspark_timestream.core.instants import format_instant
-from pyspark_timestream.errors import compose_message
 from pyspark_tseries.errors import UnusableStore, WrongClock
 from pyspark_tseries.maintain.rebuild import (
     RecoveredHead,
-    correct_statistics,
-    find_wrong_statistics,
+    correct_bounds,
+    find_wrong_bounds,
+    rebuild,
     recover_head,
 )
 from pyspark_tseries.maintain.repair.future_commits import (
@@ -35,7 +34,6 @@ from pyspark_tseries.maintain.repair.future_commits import (
 )
 from pyspark_tseries.maintain.repair.rebuild_entries import put_rebuilt, rebuild_entries
 from pyspark_tseries.maintain.repair.rewind import (
-    Rewind,
     carry_out_rewind,
     describe_lost_commit,
     find_lost_commits,
@@ -43,9 +41,10 @@ from pyspark_tseries.maintain.repair.rewind import (
     plan_rewind,
     read_state_at,
 )
-from pyspark_tseries.maintain.verify import rebuild, verify
+from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import NEVER_US
 from pyspark_tseries.model.commits import MAX_CLOCK_SKEW_US, check_commit_time
+from pyspark_tseries.model.damage import FROM_A_COPY, Finding
 from pyspark_tseries.model.series_index import SeriesIndex, next_metadata
 from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, FileStats, data_files
@@ -165,17 +164,17 @@ def _format_statistics(file: DataFile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """The report of a repair, or of a dry run, in sentences.
+    """The report of a repair, or of a dry run.
 
     Attributes:
-        mended: each damage, and how it was repaired.
-        lost: events, commits and settings that are gone.
+        mended: each damage that was repaired.
+        lost: events, commits and settings that are gone, as sentences.
         left: remaining damage, with the next step.
     """
 
-    mended: tuple[str, ...] = ()
+    mended: tuple[Finding, ...] = ()
     lost: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    left: tuple[Finding, ...] = ()
 
     def __add__(self, other: "RepairResult") -> "RepairResult":
         return RepairResult(
@@ -245,19 +244,10 @@ def _is_log_damaged(location: Location) -> bool:
 
 
 def _find_remaining(location: Location, done: RepairResult) -> RepairResult:
-    """The violations that `verify` still finds."""
-    message = " ".join(done.left)
-    found = (
-        line
-        for line in verify(location)
-        if not any(word in message for word in _quoted_paths(line))
-    )
-    step = "put what is broken back from a copy of the store"
-    return RepairResult(left=tuple(compose_message(line, next_step=step) for line in found))
-
-
-def _quoted_paths(line: str) -> list[str]:
-    return [word for word in line.split("'") if word.startswith("kind=")]
+    """What `verify` still finds and the report has not."""
+    known = {finding.path for finding in done.left if finding.path is not None}
+    found = [finding for finding in verify(location) if finding.path not in known]
+    return RepairResult(left=tuple(replace(each, next_step=FROM_A_COPY) for each in found))
 
 
 def _repair_log_entries(location: Location, request: RepairRequest) -> RepairResult:
@@ -269,12 +259,18 @@ def _repair_log_entries(location: Location, request: RepairRequest) -> RepairRes
     if not request.dry_run:
         with host_locks.commit_lock(location):
             where = put_rebuilt(location, made)
-    said = (
-        f"log entry '{entry_path(location, entry.version)}': {entry.damage}; {entry.how}. What "
-        f"there was of it is kept in '{where}'"
-        for entry in made
+    return RepairResult(
+        mended=tuple(
+            Finding(
+                "log entry",
+                f"log entry '{path}': {entry.damage}; {entry.how}",
+                path=path,
+                mended=f"What there was of it is kept in '{where}'",
+            )
+            for entry in made
+            for path in [entry_path(location, entry.version)]
+        )
     )
-    return RepairResult(mended=tuple(said))
 
 
 def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairResult:
@@ -282,10 +278,10 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
     rewind = plan_rewind(location, give_up=request.give_up) if location.is_local else None
     if rewind is None:
         return RepairResult()
-    left = tuple(_describe_left_file(location, rewind, path) for path in rewind.left)
+    left = tuple(_give_up_advice(location, finding) for finding in rewind.left)
     if rewind.refused is not None:
-        return RepairResult(left=(*left, _describe_refusal(location, rewind.refused)))
-    if not rewind.reasons:
+        return RepairResult(left=(*left, _give_up_advice(location, rewind.refused)))
+    if not rewind.torn:
         return RepairResult(left=left)
     _, head_id = read_state_at(location, rewind.last, rewind.checkpoints)
     lost = find_lost_commits(location, head_id, rewind.last, rewind.newest)
@@ -296,27 +292,23 @@ def _repair_torn_commits(location: Location, request: RepairRequest) -> RepairRe
         with host_locks.commit_lock(location):
             where = carry_out_rewind(location, rewind, lost, highest)
     then = f"The log ends with entry {rewind.last} now" if lost else "The log is read without it"
-    what = f"{'; '.join(rewind.reasons)}. {then}; what there is of it was moved to '{where}'"
+    what = Finding(
+        rewind.torn[0].kind,
+        "; ".join(finding.problem for finding in rewind.torn),
+        path=rewind.torn[0].path,
+        mended=f"{then}; what there is of it was moved to '{where}'",
+    )
     gone = tuple(sentence for commit in lost for sentence in describe_lost_commit(commit))
     return RepairResult(mended=(what,), lost=gone, left=left)
 
 
-def _describe_refusal(location: Location, why: str) -> str:
-    return compose_message(
-        f"{why}, and commits after it are whole and were synced",
-        "the entry as it was written",
+def _give_up_advice(location: Location, finding: Finding) -> Finding:
+    """With the next step of a damage whose repair would give up whole commits."""
+    step = (
         "put it back from a copy of the store, or give up its commit and all that followed with: "
-        f"python -m pyspark_tseries repair --give-up {location.root}",
+        f"python -m pyspark_tseries repair --give-up {location.root}"
     )
-
-
-def _describe_left_file(location: Location, rewind: Rewind, path: str) -> str:
-    return compose_message(
-        f"file '{path}': {rewind.left[path]}, and no power loss did that: it had been synced",
-        "the file as it was written",
-        "put it back from a copy of the store, or give up its commit and all that followed with: "
-        f"python -m pyspark_tseries repair --give-up {location.root}",
-    )
+    return replace(finding, accepts=f"the {finding.kind} as it was written", next_step=step)
 
 
 def _repair_foreign_changes(location: Location, request: RepairRequest) -> RepairResult:
@@ -327,26 +319,26 @@ def _repair_foreign_changes(location: Location, request: RepairRequest) -> Repai
         return _revert_foreign_changes(store, revert, request)
     if gone is None:
         return RepairResult()
-    message = str(unknown_changes_error(location, gone, store.version()))
-    found = [line for line in verify(location) if line != message]
-    if found:
-        return RepairResult(left=(message,))
+    unknown = Finding.of(unknown_changes_error(location, gone, store.version()))
+    if any(finding.kind != unknown.kind for finding in verify(location)):
+        return RepairResult(left=(unknown,))
     if not request.dry_run:
         store.log.mark_checked()
         replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
-    return RepairResult(mended=(f"{message}. All that can be checked is sound; values cannot",))
+    accepted = "All that can be checked is sound; values cannot"
+    return RepairResult(mended=(replace(unknown, mended=accepted),))
 
 
 def _revert_foreign_changes(store: Store, revert: Revert, request: RepairRequest) -> RepairResult:
-    message = _describe_change(store, revert)
+    change = _describe_change(store, revert)
     if revert.gone:
         files = ", ".join(f"'{path}'" for path in revert.gone)
         problem = (
-            f"{message}. The files that it took are gone: {files} were removed meanwhile, as "
-            "VACUUM does"
+            f"{change.problem}. The files that it took are gone: {files} were removed meanwhile, "
+            "as VACUUM does"
         )
         step = "put them back from a copy of the store"
-        return RepairResult(left=(compose_message(problem, next_step=step),))
+        return RepairResult(left=(replace(change, problem=problem, next_step=step),))
     aside = os.path.join("_tseries", "lost", f"{store.version() + 1:020d}")
     kept = [(path, f"{aside}/{path}") for path, _ in revert.removed if is_inside_store(path)]
     if not request.dry_run:
@@ -355,19 +347,21 @@ def _revert_foreign_changes(store: Store, revert: Revert, request: RepairRequest
     lost = tuple(
         f"what another tool has written to '{path}'; a copy is in '{where}'" for path, _ in kept
     )
-    return RepairResult(mended=(f"{message}. It is undone",), lost=lost)
+    return RepairResult(mended=(replace(change, mended="It is undone"),), lost=lost)
 
 
-def _describe_change(store: Store, revert: Revert) -> str:
+def _describe_change(store: Store, revert: Revert) -> Finding:
     change = revert.change
     if change is None:
-        return f"the log of the store '{store.root}' names files outside of it"
+        problem = f"the log of the store '{store.root}' names files outside of it"
+        return Finding("outside file", problem)
     first, last = change.first, change.last.version
     upto = f" to {last}" if last > first.version else ""
-    return (
+    problem = (
         f"versions {first.version}{upto} of the log: a {first.operation or 'commit'} by "
         f"'{first.engine}' changed rows"
     )
+    return Finding("foreign change", problem)
 
 
 def _advance_head(store: Store, head_id: int | None, commit: int | None = None) -> SeriesIndex:
@@ -375,7 +369,7 @@ def _advance_head(store: Store, head_id: int | None, commit: int | None = None) 
     _, head = store.index()
     metadata = next_metadata(head, head_id, now_us=now_us(), rows=0)
     number = metadata.commit if commit is None else commit
-    return dataclasses.replace(head, metadata=dataclasses.replace(metadata, commit=number))
+    return replace(head, metadata=replace(metadata, commit=number))
 
 
 def _repair_head(location: Location, request: RepairRequest) -> RepairResult:
@@ -390,16 +384,19 @@ def _repair_head(location: Location, request: RepairRequest) -> RepairResult:
                 rebuild(location, principal=request.principal)
             except UnusableStore as missing:
                 return RepairResult(left=(_describe_left_head(location, error, missing),))
-        return RepairResult(mended=(f"{error}. It is rebuilt from the events",), lost=lost)
+        rebuilt = replace(Finding.of(error), mended="It is rebuilt from the events")
+        return RepairResult(mended=(rebuilt,), lost=lost)
     return RepairResult()
 
 
-def _describe_left_head(location: Location, head: UnusableStore, file: UnusableStore) -> str:
-    return compose_message(
-        f"{_strip_advice(str(head))}, and it cannot be rebuilt: {_strip_advice(str(file))}",
-        "the files as they were written",
-        "copy the store again or put the files back; or give up the first commit without its files "
-        f"and all that followed with: python -m pyspark_tseries repair --give-up {location.root}",
+def _describe_left_head(location: Location, head: UnusableStore, file: UnusableStore) -> Finding:
+    return replace(
+        Finding.of(head),
+        problem=f"{head.problem}, and it cannot be rebuilt: {file.problem}",
+        accepts="the files as they were written",
+        next_step="copy the store again or put the files back; or give up the first commit without "
+        "its files and all that followed with: python -m pyspark_tseries repair --give-up "
+        f"{location.root}",
     )
 
 
@@ -441,23 +438,18 @@ def _repair_commit_times(location: Location, request: RepairRequest) -> RepairRe
     try:
         us = store.read_clock()
     except WrongClock as error:
-        us, last_us, message = now_us(), store.metadata().commit_us, str(error)
+        us, last_us, wrong = now_us(), store.metadata().commit_us, Finding.of(error)
     else:
         return RepairResult()
     if last_us <= us:
         if not request.dry_run:
             replace_index(store, lambda head_id, _: _advance_head(store, head_id), timed=False)
-        return RepairResult(
-            mended=(f"{_strip_advice(message)}. That clock is assumed to be right",)
-        )
+        accepted = replace(wrong, mended="That clock is assumed to be right")
+        return RepairResult(mended=(accepted,))
     found = find_future_commits(store, max(us, location.clock_us() or us) + MAX_CLOCK_SKEW_US, us)
     if not request.dry_run:
         correct_future_commits(store, found)
-    return RepairResult(mended=(f"{_strip_advice(message)}. {_describe_correction(found)}",))
-
-
-def _strip_advice(message: str) -> str:
-    return message.partition("; accepted:")[0]
+    return RepairResult(mended=(replace(wrong, mended=_describe_correction(found)),))
 
 
 def _describe_correction(found: FutureCommits) -> str:
@@ -473,22 +465,23 @@ def _describe_correction(found: FutureCommits) -> str:
     )
 
 
-def _repair_statistics(location: Location, request: RepairRequest) -> RepairResult:
+def _repair_bounds(location: Location, request: RepairRequest) -> RepairResult:
     """Correct the bounds that the log records of files."""
     store = Store.open_damaged(location)
-    found = list(find_wrong_statistics(store))
+    found = find_wrong_bounds(store)
     if found and not request.dry_run:
-        correct_statistics(store, {file: rows for file, rows, _ in found}, now_us())
-    return RepairResult(mended=tuple(f"{why}. The log is corrected" for _, _, why in found))
+        correct_bounds(store, {file: rows for file, (_, rows) in found.items()}, now_us())
+    mended = (replace(wrong, mended="The log is corrected") for wrong, _ in found.values())
+    return RepairResult(mended=tuple(mended))
 
 
-REPAIR_STEPS: Final[tuple[RepairStep, ...]] = (
-    _repair_log_entries,
-    _repair_torn_commits,
-    _repair_foreign_changes,
-    _repair_statistics,
-    _repair_head,
-    _raise_commit_number,
-    _repair_commit_times,
-)
-"""In order: the log, its files, their bounds, the head, the clock."""
+REPAIR_STEPS: Final[dict[RepairStep, tuple[str, ...]]] = {
+    _repair_log_entries: ("log entry",),
+    _repair_torn_commits: ("log entry", "checkpoint", "file"),
+    _repair_foreign_changes: ("foreign change", "unknown changes", "outside file"),
+    _repair_bounds: ("bounds",),
+    _repair_head: ("head",),
+    _raise_commit_number: (),
+    _repair_commit_times: ("clock",),
+}
+"""In order, each with the kinds of `DAMAGES` that it mends."""

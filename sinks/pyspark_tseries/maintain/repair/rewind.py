@@ -14,7 +14,7 @@ import pathlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +24,7 @@ from deltalake.exceptions import DeltaError
 
 from pyspark_timestream.core.instants import format_instant
 from pyspark_tseries.errors import UnusableStore
+from pyspark_tseries.model.damage import Finding
 from pyspark_tseries.model.series_index import CommitMetadata, SeriesIndex
 from pyspark_tseries.storage.head_files import load_index, readable_metadata
 from pyspark_tseries.storage.location import (
@@ -256,19 +257,19 @@ class Rewind:
     Attributes:
         last: the version of the log that is kept.
         newest: the version of the log as it is.
-        reasons: what is torn, as sentences.
+        torn: what is torn and goes.
         checkpoints: names of files in the log's directory that are torn, or of lost versions.
-        left: the problems of torn files that the rewind does not repair, by path: their commits
-            are no longer in the log, or rewinding past them would give up whole commits.
-        refused: the damage of a log entry if rewinding would give up whole commits after it.
+        left: torn files that the rewind does not repair: their commits are no longer in the log, or
+            rewinding past them would give up whole commits.
+        refused: the damaged log entry if rewinding would give up whole commits after it.
     """
 
     last: int
     newest: int
-    reasons: tuple[str, ...]
+    torn: tuple[Finding, ...]
     checkpoints: tuple[str, ...]
-    left: dict[str, str]
-    refused: str | None = None
+    left: tuple[Finding, ...]
+    refused: Finding | None = None
 
 
 def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
@@ -284,13 +285,18 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
     last, torn = reach.last, list(reach.torn)
-    reasons = [f"'{name}' cannot be read" for name in torn]
+    found = [
+        Finding("checkpoint", f"'{name}' cannot be read", path=location.file("_delta_log", name))
+        for name in torn
+    ]
     if last < newest:
-        reason = f"log entry '{entry_path(location, last + 1)}': {reach.reason}"
+        path = entry_path(location, last + 1)
+        entry = Finding("log entry", f"log entry '{path}': {reach.reason}", path=path)
         if not give_up and any(_is_whole(location, v) for v in range(last + 2, newest + 1)):
-            return Rewind(last, newest, (), (), {}, reason)
-        reasons.append(reason)
-    left: dict[str, str] = {}
+            whole = f"{entry.problem}, and commits after it are whole and were synced"
+            return Rewind(last, newest, (), (), (), replace(entry, problem=whole))
+        found.append(entry)
+    left: dict[str, Finding] = {}
     while True:
         files = read_state_at(location, last, torn)[0].items()
         broken = {path: why for path, why in torn_files(location, files) if path not in left}
@@ -298,21 +304,23 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
             break
         made = {path: _find_version(location, path, last) for path in broken}
         path = max(broken, key=lambda path: made[path])
+        file = Finding("file", f"file '{path}': {broken[path]}", path=path)
         later = range(made[path] + 1, last + 1)
         if made[path] < 0 or not (give_up or not any(_is_whole(location, v) for v in later)):
-            left[path] = broken[path]
+            synced = f"{file.problem}, and no power loss did that: it had been synced"
+            left[path] = replace(file, problem=synced)
             continue
         reach = find_readable_log(location, made[path] - 1)
         last, torn = reach.last, [*torn, *(name for name in reach.torn if name not in torn)]
-        reasons.append(f"file '{path}': {broken[path]}")
-    if not reasons and not left:
+        found.append(file)
+    if not found and not left:
         return None
     names = sorted(os.listdir(location.file("_delta_log")))
-    beyond = [n for n in names if (found := _CHECKPOINT_FILE.fullmatch(n)) and int(found[1]) > last]
+    beyond = [n for n in names if (m := _CHECKPOINT_FILE.fullmatch(n)) and int(m[1]) > last]
     if beyond and LAST_CHECKPOINT in names:
         beyond.append(LAST_CHECKPOINT)
     gone = tuple(dict.fromkeys([*torn, *beyond]))
-    return Rewind(last, newest, tuple(reasons), gone, left)
+    return Rewind(last, newest, tuple(found), gone, tuple(left.values()))
 
 
 def read_state_at(

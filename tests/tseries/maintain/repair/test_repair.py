@@ -49,8 +49,8 @@ def test_a_lost_head_is_mended_and_no_event_is_lost(path):
     shutil.rmtree(path / "_tseries" / "head")
     Store.forget_all()
     planned = repair(str(path), dry_run=True)
-    assert "is rebuilt from the events" in planned.mended[0]
-    assert any("cannot be read" in line for line in verify(str(path)))
+    assert "is rebuilt from the events" in str(planned.mended[0])
+    assert any("cannot be read" in line for line in map(str, verify(str(path))))
     assert repair(str(path)) == planned
     assert verify(str(path)) == []
     assert stored(path) == before
