@@ -26,8 +26,7 @@ from pyspark_tseries.storage import locks
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.row_reader import ALL_ROWS, RowFilter, read_files, stream_file
 from pyspark_tseries.store.store import Store
-from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit
-from pyspark_tseries.write.large_batch import LargeBatch, LargeCommit
+from pyspark_tseries.write.batch import Batch, CommitContext, PreparedCommit, _Commit
 from pyspark_tseries.write.spill import read_run
 from pyspark_tseries.write.task_output import ExpectedCommit, TaskOutput, write_task_output
 
@@ -134,7 +133,7 @@ def large_batch() -> Iterator[Comparison]:
             raise SystemExit("the competing commit is not to be seen")
 
         def commit(outputs: list[TaskOutput], given: CommitContext) -> int:
-            batch = LargeBatch(tuple(outputs), STAGED, "fail", "me", secrets.token_hex(8))
+            batch = Batch(STAGED.empty_table(), "fail", "me", tasks=tuple(outputs))
             attempt = batch.prepare(given)
             store.location.remove(attempt.paths)
             return attempt.index.metadata.rows - given.index.metadata.rows
@@ -152,25 +151,21 @@ def races(batches: int = 10, rows: int = 60_000) -> dict[str, str]:
     found = {}
     for name, writers in (("one writer", 1), ("two writers, batch after batch", 2)):
         confirmed: list[bool] = []
-        write = LargeCommit.write
+        write = _Commit.write
 
-        def noted(
-            self: LargeCommit, write: Any = write, to: list[bool] = confirmed
-        ) -> PreparedCommit:
+        def noted(self: _Commit, write: Any = write, to: list[bool] = confirmed) -> PreparedCommit:
             to.append(self._expected is not None)
             return write(self)
 
-        with a_store() as store, mock.patch.object(LargeCommit, "write", noted):
+        with a_store() as store, mock.patch.object(_Commit, "write", noted):
 
             def run(task: int, root: str = store.root) -> None:
                 mine = Store.open_damaged(root)
                 for number in range(batches):
                     part = rows_of_task(task, rows, number * rows)
                     outputs = tasks_write(mine, expect(mine), [part])
-                    unique = secrets.token_hex(8)
-                    mine.append(
-                        LargeBatch(tuple(outputs), STAGED, "fail", "me", unique), synced=False
-                    )
+                    large = Batch(STAGED.empty_table(), "fail", "me", tasks=tuple(outputs))
+                    mine.append(large, synced=False)
 
             threads = [threading.Thread(target=run, args=(task,)) for task in range(writers)]
             for thread in threads:

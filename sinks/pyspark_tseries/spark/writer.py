@@ -1,6 +1,6 @@
 """Writes: tasks stage their rows, the driver commits them as one batch.
 
-A task with many rows writes them as event files right away; see `task_output` and `large_batch`.
+A task with many rows writes them as event files right away; see `write/task_output.py`.
 """
 
 import contextlib
@@ -31,15 +31,14 @@ from pyspark_tseries.model.series_index import CommitMetadata
 from pyspark_tseries.options import WriteOptions
 from pyspark_tseries.storage.failures import named_failures
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write import task_output
-from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX, Appendable, Batch
-from pyspark_tseries.write.large_batch import LargeBatch
+from pyspark_tseries.write.batch import APPLICATION_PREFIX, QUERY_PREFIX, Batch
 from pyspark_tseries.write.numbering import BEFORE_NEWEST, FutureLimit
 from pyspark_tseries.write.rows import RowPlan, split_ctis, stage_rows
 from pyspark_tseries.write.task_output import (
     DEFAULT_LIMITS,
     ExpectedCommit,
     TaskOutput,
+    read_staged,
     write_task_output,
 )
 
@@ -234,40 +233,25 @@ def _build_batch(
     digest: int | None,
     *,
     joins: bool,
-) -> Appendable:
+) -> Batch:
     """The staged rows, of `schema` and in the order of the input, as one batch."""
     options = target.options
-    future = FutureLimit(options.max_future_us, options.future_policy)
     few = [output.inline for output in outputs if output.inline is not None]
-    if len(few) == len(outputs) and sum(output.size for output in outputs) <= DEFAULT_LIMITS.memory:
-        return Batch(
-            task_output.read_staged(target.location, few),
-            options.out_of_order,
-            target.author,
-            token,
-            principal=target.principal,
-            missing_original=options.missing_original,
-            clock=options.clock,
-            cti_us=cti_us,
-            joins=joins,
-            digest=digest,
-            future=future,
-        )
-    return LargeBatch(
-        tuple(outputs),
-        schema,
+    size = sum(output.size for output in outputs)
+    in_memory = len(few) == len(outputs) and size <= DEFAULT_LIMITS.memory
+    return Batch(
+        read_staged(target.location, few) if in_memory else schema.empty_table(),
         options.out_of_order,
         target.author,
-        uuid.uuid4().hex,
         token,
         principal=target.principal,
         missing_original=options.missing_original,
         clock=options.clock,
-        limits=DEFAULT_LIMITS,
         cti_us=cti_us,
         joins=joins,
         digest=digest,
-        future=future,
+        future=FutureLimit(options.max_future_us, options.future_policy),
+        tasks=() if in_memory else tuple(outputs),
     )
 
 

@@ -1,36 +1,61 @@
-"""One attempt to commit a batch: its rows numbered from the current index, its files written.
+"""A batch of rows as one commit: its rows numbered from the current index, its files written.
+
+The rows lie in memory, or in files that tasks with many rows have written (`task_output`). Tasks
+with a series in common form a group. A group that is the file of one task, numbered for the very
+commit that is made now, is published unchanged. The rows of any other group are numbered here and
+written, in memory or by merging sorted files. Edits come last; they are in memory all at once.
+
+The files are not part of the store until a Delta commit names them. After a lost race the attempt
+is discarded, and the next one starts from the index of the winner.
 
 The store keeps, of each query and application, the number of its last batch and a digest of that
 batch's rows (`model/row_digest.py`), as transactions of its Delta log.
 
-The files are not part of the store until a Delta commit names them. After a lost race the attempt
-is discarded, and the next one starts from the index of the winner.
+The rules are semantics 16.5 and 16.7.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pyspark_tseries.errors import ReplayDiffers
 from pyspark_tseries.model.arrays import NEVER_US, Int64Array
 from pyspark_tseries.model.policy import AccessCheck, Policy
 from pyspark_tseries.model.retention import UNLIMITED, RetainedRange
 from pyspark_tseries.model.series_index import SeriesIndex, advance_index, next_metadata
-from pyspark_tseries.storage import data_files as files
+from pyspark_tseries.storage.data_files import DataFile, WrittenFile, to_data_file, write_events
 from pyspark_tseries.storage.head_files import head_path, write_head
 from pyspark_tseries.storage.location import Location
-from pyspark_tseries.write.edits import find_originals, make_targets, number_edits
+from pyspark_tseries.write.edits import NumberedEdits, find_originals, make_targets, number_edits
+from pyspark_tseries.write.event_writer import (
+    WriteResult,
+    WriteRules,
+    sum_results,
+    write_numbered,
+    write_sorted,
+)
 from pyspark_tseries.write.numbering import (
+    Counts,
     FutureLimit,
     NumberedRows,
+    SeriesLookup,
     add_counts,
-    number_rows,
     record_cti,
 )
-from pyspark_tseries.write.rows import EDIT_OF, author_column, build_events
+from pyspark_tseries.write.rows import EDIT_OF, build_events
+from pyspark_tseries.write.spill import SpillSorter, TempPaths, merge_sorted, read_run, reduce_runs
+from pyspark_tseries.write.task_output import (
+    DEFAULT_LIMITS,
+    ExpectedCommit,
+    SpillLimits,
+    StagedRows,
+    TaskOutput,
+    read_staged_task,
+    split_edits,
+)
 
 QUERY_PREFIX: Final = "tseries:q:"
 """The prefix of a streaming query's mark, before its id."""
@@ -155,21 +180,24 @@ class Batch:
     """Rows to append atomically.
 
     Attributes:
-        rows: columns of `RowPlan.staged`, one chunk each.
+        rows: in memory: columns of `RowPlan.staged`, one chunk each; none if `tasks` have them.
         out_of_order: the policy for late rows: `fail`, `drop` or `adjust`.
         author: of rows without one.
+        token: (application, version): the batch is skipped if the store's last version of the
+            application is this one, and refused if it is a higher one; None always appends.
         principal: the one who appends; None: the author.
         missing_original: the policy for edits without an original: `fail` or `drop`.
         clock: the source of missing timestamps: `wall`, the time of the commit, or `event`, the
             newest timestamp of the series.
-        token: (application, version): the batch is skipped if the store's last version of the
-            application is this one, and refused if it is a higher one; None always appends.
         cti_us: the CTI of the writer once the batch is stored; None if it gives none.
         joins: its query becomes a writer by it, whatever it appends.
         is_correction: its originals may lie before the store's CTI, and make nobody a writer.
         digest: of its rows, as `digest_rows` makes it; None: they are not compared with those that
             the store has of the same token.
         future: how far ahead of the commit a timestamp may be.
+        tasks: which have written the rows, in the order of the input; the caller removes their
+            files once the batch is committed or given up.
+        limits: how much of these is sorted in memory at once.
     """
 
     rows: pa.Table
@@ -184,100 +212,50 @@ class Batch:
     is_correction: bool = False
     digest: int | None = None
     future: FutureLimit = FutureLimit()
+    tasks: tuple[TaskOutput, ...] = ()
+    limits: SpillLimits = DEFAULT_LIMITS
 
     @property
     def has_edits(self) -> bool:
         """True if a row is an edit."""
         column = self.rows[EDIT_OF.name]
-        return bool(column.null_count < len(column))
+        return column.null_count < len(column) or any(task.has_edits for task in self.tasks)
 
     @property
     def is_slow(self) -> bool:
-        """Never: its rows are few."""
-        return False
+        """True if all files of tasks may have to be rewritten."""
+        return bool(self.tasks)
 
     def prepare(self, context: "CommitContext") -> "PreparedCommit":
         """Number the rows on top of the context's index and write the files of the commit.
 
         Raises:
-            UpdateFailed: a row may not be added; nothing has been written.
-            NoSuchEvent: an edit may not; nothing has been written.
-            PermissionDenied: the policy does not allow it; nothing has been written.
+            UpdateFailed: a row may not be added; nothing that was written remains.
+            NoSuchEvent: an edit may not; the same.
+            PermissionDenied: the policy does not allow it; the same.
         """
-        location, index = context.location, context.index
-        access = self._check_access(context)
-        now_us = max(context.now_us, index.metadata.commit_us)
-        rows, edits = self.rows, None
-        if context.edits is not None and self.has_edits:
-            rows, edits = _split_edits(self.rows)
-        events = self._number(rows, context)
-        parts = [_NumberedPart("event", rows, events)]
-        if edits is not None:
-            parts.append(
-                _prepare_edits(edits, parts[0], self, context, self._assigned_us(context), access)
-            )
-        delta = parts[-1].events.delta
-        marks = make_marks(self.token, self.digest)
-        metadata = next_metadata(
-            index, context.head_id, now_us=now_us, rows=delta.num_rows, marks=marks
-        )
-        for part in parts:
-            metadata = add_counts(metadata, part.events)
-        if not self.is_correction:
-            appends = self.joins or bool(len(events.order))
-            metadata = record_cti(metadata, self.token, self.cti_us, appends=appends)
-        after, table = advance_index(index, delta, metadata)
-        paths, written = [head_path(location, context.new_id)], []
+        commit = _Commit(self, context)
         try:
-            write_head(location, context.new_id, table)
-            for part in parts:
-                if len(part.events.order):
-                    name = f"{metadata.commit:010d}-{context.new_id:016x}.parquet"
-                    path = f"kind={part.kind}/{name}"
-                    paths.append(location.file(path))
-                    table = build_events(
-                        part.rows, part.events, metadata, self.author, part.originals
-                    )
-                    written.append(files.write_events(location, path, table))
-        except OSError:
-            location.remove(paths)  # The disk may be full.
+            commit.check_access()
+            return commit.write()
+        except BaseException:
+            context.location.remove(commit.paths)
             raise
-        numbered = tuple(part.events for part in parts)
-        return PreparedCommit(context.new_id, after, written, paths, numbered)
+        finally:
+            commit.discard_temporary()
 
     def number_appends(self, context: "CommitContext") -> NumberedRows:
-        """Number the rows, none an edit, as `prepare` does; raises what it raises of rows."""
-        self._check_access(context)
-        return self._number(self.rows, context)
-
-    def _number(self, rows: pa.Table, context: "CommitContext") -> NumberedRows:
-        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
-        lookup = _WithoutPromise(context.index) if self.is_correction else context.index
-        latest_us = max(context.now_us, context.index.metadata.commit_us)
-        future = self.future.rule(context.retained, latest_us)
-        assigned_us = self._assigned_us(context)
-        return number_rows(series, given, lookup, self.out_of_order, assigned_us, future)
-
-    def _assigned_us(self, context: "CommitContext") -> int:
-        """The time that a row without a timestamp gets at least, for `number_rows`."""
-        latest_us = max(context.now_us, context.index.metadata.commit_us)
-        return latest_us if self.clock == "wall" else NEVER_US
-
-    def _check_access(self, context: "CommitContext") -> AccessCheck:
-        principal = self.author if self.principal is None else self.principal
-        access = AccessCheck(context.policy, principal)
-        if access.policy is not None:
-            access.require("update", "add events")
-            access.require_authors([self.author])
-            access.require_authors(self.rows["author"].drop_null().unique().to_pylist())
-        return access
+        """Number the rows, all in memory and none an edit, as `prepare` does, with its errors."""
+        commit = _Commit(self, context)
+        commit.check_access()
+        return commit.number(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class EditContext:
     """The files and the retained range of a store: they decide which originals may be edited."""
 
-    files: list[files.DataFile]
+    files: list[DataFile]
     retained: RetainedRange
 
 
@@ -315,19 +293,19 @@ class PreparedCommit:
         index: the store as it is after the commit.
         written: the files of events and edits; empty where all rows were dropped.
         paths: full paths of all files, to remove if the commit fails.
-        numbered: the appends, then the edits if there are any.
+        numbered: of rows in memory the appends, then the edits if there are any.
     """
 
     head_id: int
     index: SeriesIndex
-    written: list[files.WrittenFile]
+    written: list[WrittenFile]
     paths: list[str]
     numbered: tuple[NumberedRows, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _WithoutPromise:
-    """An index whose store promises nothing."""
+class _WithoutCti:
+    """An index of a store without a CTI."""
 
     index: SeriesIndex
     cti_us: int = NEVER_US
@@ -336,39 +314,240 @@ class _WithoutPromise:
         return self.index.lookup(names)
 
 
-@dataclass(frozen=True, slots=True)
-class _NumberedPart:
-    """The appends of a batch, or its edits; `events.order` refers to `rows`."""
-
-    kind: str
-    rows: pa.Table
-    events: NumberedRows
-    originals: list[pa.Array] | None = None
+MAX_EXPECTED_TIME_ERROR_US: Final = 60_000_000
+"""How far the time of the expected commit may be from the clock; `asOf` counts from that time."""
 
 
-def _split_edits(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The appends and the edits."""
-    edit = rows[EDIT_OF.name].is_valid()
-    return rows.filter(pc.invert(edit)).combine_chunks(), rows.filter(edit).combine_chunks()
+class _Commit:
+    """One attempt to commit a batch.
+
+    Attributes:
+        paths: full paths of the files of the commit that were begun so far.
+    """
+
+    def __init__(self, batch: Batch, context: CommitContext) -> None:
+        self._batch, self._context = batch, context
+        self._location, self._index = context.location, context.index
+        self._temp_paths = TempPaths(context.location, f"commit-{context.new_id:016x}")
+        principal = batch.author if batch.principal is None else batch.principal
+        self._access = AccessCheck(context.policy, principal)
+        self.paths: list[str] = []
+        self._numbered: list[NumberedRows] = []
+        in_memory = StagedRows(batch.rows.num_rows, table=batch.rows)
+        self._outputs = batch.tasks or (TaskOutput(batch.rows.num_rows, 0, inline=in_memory),)
+        self._groups = [list(self._outputs)]
+        if len(self._outputs) > 1:
+            self._groups = _group_by_series(
+                self._outputs, [self._series(output) for output in self._outputs]
+            )
+        now_us, last_us = context.now_us, context.index.metadata.commit_us
+        self._future = batch.future.rule(context.retained, max(now_us, last_us))
+        self._expected = self._confirm_expected()
+        if self._expected is not None and any(map(self._is_published, self._groups)):
+            now_us = self._expected.commit_us
+        marks = make_marks(batch.token, batch.digest)
+        self._metadata = next_metadata(
+            context.index, context.head_id, now_us=now_us, rows=0, marks=marks
+        )
+        assigned_us = self._metadata.commit_us if batch.clock == "wall" else NEVER_US
+        self._rules = WriteRules(
+            self._metadata, batch.author, batch.out_of_order, assigned_us, self._future
+        )
+        self._lookup: SeriesLookup = context.index
+        if batch.is_correction:
+            self._lookup = _WithoutCti(context.index)
+
+    def check_access(self) -> None:
+        """Raise PermissionDenied where the policy does not allow the batch."""
+        access = self._access
+        if access.policy is None:
+            return
+        access.require("update", "add events")
+        access.require_authors([self._batch.author])
+        for output in self._outputs:
+            for part in (*self._appends(output), *self._edits(output)):
+                access.require_authors(part["author"].drop_null().unique().to_pylist())
+
+    def write(self) -> PreparedCommit:
+        """Write all files of the commit."""
+        batch, context = self._batch, self._context
+        results = [self._write_group(number, group) for number, group in enumerate(self._groups)]
+        appended = sum_results(results)
+        written = [result.file for result in results if result.file is not None]
+        metadata, delta = add_counts(self._metadata, appended.counts), appended.delta
+        appends = batch.joins or bool(written)
+        if context.edits is not None and batch.has_edits:
+            edited, file = self._write_edits(context.edits, delta, written)
+            metadata = add_counts(metadata, edited.events.counts)
+            delta = edited.events.delta
+            written += [file] if file is not None else []
+            self._numbered.append(edited.events)
+        metadata = replace(metadata, rows=metadata.rows + delta.num_rows)
+        if not batch.is_correction:
+            metadata = record_cti(metadata, batch.token, batch.cti_us, appends=appends)
+        after, table = advance_index(self._index, delta, metadata)
+        self.paths.append(head_path(self._location, context.new_id))
+        write_head(self._location, context.new_id, table)
+        numbered = () if batch.tasks else tuple(self._numbered)
+        return PreparedCommit(context.new_id, after, written, self.paths, numbered)
+
+    def number(self, rows: pa.Table) -> NumberedRows:
+        """Number appends that are in memory."""
+        series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
+        return self._rules.number(series, given, self._lookup)
+
+    def discard_temporary(self) -> None:
+        """Remove what was written only for this attempt's sorting."""
+        self._temp_paths.discard()
+
+    def _path(self, kind: str, number: int) -> str:
+        suffix = f".{number:04d}" if self._batch.tasks else ""
+        name = f"{self._metadata.commit:010d}-{self._context.new_id:016x}{suffix}.parquet"
+        path = f"kind={kind}/{name}"
+        self.paths.append(self._location.file(path))
+        return path
+
+    def _confirm_expected(self) -> ExpectedCommit | None:
+        """The commit that the tasks expected, where this is it."""
+        context, last = self._context, self._index.metadata
+        given = (task.expected for task in self._batch.tasks if task.expected is not None)
+        expected = next(given, None)
+        if expected is None:
+            return None
+        if (expected.head_id, expected.commit) != (context.head_id, last.commit + 1):
+            return None
+        # Absolute, because the clock may have been set back since the tasks began.
+        error_us = abs(max(context.now_us, last.commit_us) - expected.commit_us)
+        if error_us > MAX_EXPECTED_TIME_ERROR_US or expected.commit_us < last.commit_us:
+            return None
+        return expected
+
+    def _is_published(self, group: Sequence[TaskOutput]) -> bool:
+        """True if a group is a task's file that is published unchanged."""
+        output, future = group[0], self._future
+        if len(group) > 1 or output.file is None or self._expected != output.expected:
+            return False
+        if self._expected is None or future is None:
+            return self._expected is not None
+        return to_data_file(output.file, 0).max_us <= future.commit_us + future.allowed_us
+
+    def _write_group(self, number: int, group: Sequence[TaskOutput]) -> WriteResult:
+        path, schema = self._path("event", number), self._batch.rows.schema
+        if self._is_published(group):
+            file, series = group[0].file, group[0].series
+            assert file is not None
+            assert series is not None
+            self._location.copy(self._location.file(file.path), self._location.file(path))
+            delta = read_staged_task(self._location, series)
+            return WriteResult(replace(file, path=path), delta, Counts())
+        memory = self._batch.limits.memory
+        if sum(output.size for output in group) <= memory:
+            parts = [part for output in group for part in self._appends(output)]
+            rows = pa.Table.from_batches(parts, schema).combine_chunks()
+            events = self.number(rows)
+            self._numbered.append(events)
+            return write_numbered(self._location, path, rows, events, self._rules)
+        runs = reduce_runs(self._location, self._temp_paths, self._runs(group), schema, memory)
+        tables = merge_sorted([read_run(self._location, run, schema) for run in runs])
+        return write_sorted(self._location, path, tables, self._index, self._rules)
+
+    def _runs(self, group: Sequence[TaskOutput]) -> list[str]:
+        """The sorted runs of some tasks, in the order of the input."""
+        runs: list[str] = []
+        sorter: SpillSorter | None = None
+        for output in group:
+            if output.inline is None and sorter is not None:
+                runs, sorter = runs + sorter.spill(), None
+            runs += output.runs
+            for part in self._inline_batches(output):
+                sorter = sorter or SpillSorter(
+                    self._location, self._temp_paths, self._batch.limits.memory
+                )
+                sorter.add(split_edits(part)[0])
+        return runs + (sorter.spill() if sorter is not None else [])
+
+    def _write_edits(
+        self, context: EditContext, appended: pa.Table, written: Sequence[WrittenFile]
+    ) -> tuple[NumberedEdits, WrittenFile | None]:
+        batch, index = self._batch, self._index
+        rows = pa.concat_tables(
+            [part for output in self._outputs for part in self._edits(output)]
+        ).combine_chunks()
+        series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
+        data = [*context.files, *(to_data_file(file, self._metadata.commit) for file in written)]
+        targets = find_originals(self._location, data, make_targets(series, sequence))
+        if self._access.policy is not None:
+            self._access.require_edits(targets.author.drop_null().unique().to_pylist())
+        choices = batch.missing_original, self._rules.assigned_us
+        edited = number_edits(targets, index, appended, context.retained, *choices)
+        if not len(edited.events.order):
+            return edited, None
+        table = build_events(rows, edited.events, self._metadata, batch.author, edited.originals)
+        return edited, write_events(self._location, self._path("edit", 0), table)
+
+    def _series(self, output: TaskOutput) -> pa.Array:
+        if output.series is not None:
+            return read_staged_task(self._location, output.series)["series"].unique()
+        parts = [split_edits(part)[0]["series"].unique() for part in self._inline_batches(output)]
+        return pa.chunked_array(parts, pa.string()).unique()
+
+    def _appends(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
+        yield from (split_edits(part)[0] for part in self._inline_batches(output))
+        for run in output.runs:
+            yield from read_run(self._location, run, self._batch.rows.schema)
+
+    def _edits(self, output: TaskOutput) -> Iterator[pa.Table]:
+        for part in self._inline_batches(output):
+            edits = split_edits(part)[1]
+            if edits is not None:
+                yield pa.Table.from_batches([edits])
+        if output.edits is not None:
+            yield read_staged_task(self._location, output.edits)
+
+    def _inline_batches(self, output: TaskOutput) -> Iterator[pa.RecordBatch]:
+        if output.inline is not None:
+            yield from read_staged_task(self._location, output.inline).to_batches()
 
 
-def _prepare_edits(
-    rows: pa.Table,
-    appends: _NumberedPart,
-    batch: Batch,
-    context: CommitContext,
-    assigned_us: int,
-    access: AccessCheck,
-) -> _NumberedPart:
-    assert context.edits is not None
-    index, retained = context.index, context.edits.retained
-    series, sequence = (rows[name].combine_chunks() for name in ("series", EDIT_OF.name))
-    targets = find_originals(context.location, context.edits.files, make_targets(series, sequence))
-    authors = author_column(appends.rows["author"], appends.events, batch.author)
-    targets = targets.with_batch_originals(index, appends.events, authors)
-    if access.policy is not None:
-        access.require_edits(targets.author.drop_null().unique().to_pylist())
-    edited = number_edits(
-        targets, index, appends.events, retained, batch.missing_original, assigned_us
-    )
-    return _NumberedPart("edit", rows, edited.events, edited.originals)
+def _group_by_series(
+    outputs: Sequence[TaskOutput], series: Sequence[pa.Array]
+) -> list[list[TaskOutput]]:
+    """Groups of tasks that have no series in common; all tasks with few rows are in one group.
+
+    Groups, and the tasks in each, are in the order of the input.
+    """
+    root = list(range(len(outputs)))
+
+    def find(at: int) -> int:
+        while root[at] != at:
+            at = root[at]
+        return at
+
+    def join(one: int, other: int) -> None:
+        low, high = sorted((find(one), find(other)))
+        root[high] = low
+
+    few = [at for at, output in enumerate(outputs) if output.inline is not None]
+    for at in few:
+        join(few[0], at)
+    for one, other in _overlapping_pairs(series):
+        join(one, other)
+    groups: dict[int, list[TaskOutput]] = {}
+    for at, output in enumerate(outputs):
+        groups.setdefault(find(at), []).append(output)
+    return list(groups.values())
+
+
+def _overlapping_pairs(series: Sequence[pa.Array]) -> list[tuple[int, int]]:
+    """Enough pairs of lists to connect all that have a name in common; a list repeats no name."""
+    # Encoded part by part, with one dictionary: all names in one array may be too large for it.
+    parts = pa.chunked_array(list(series), pa.string()).dictionary_encode().chunks
+    codes = np.concatenate([np.empty(0, np.int32), *(part.indices.to_numpy() for part in parts)])
+    last = np.full(codes.max(initial=-1) + 1, -1)  # The last list so far that has each name.
+    pairs: list[tuple[int, int]] = []
+    ends = np.cumsum([len(names) for names in series])
+    for other, mine in enumerate(np.split(codes, ends[:-1])):
+        before = np.flatnonzero(np.bincount(last[mine] + 1)[1:])
+        pairs += [(one, other) for one in before.tolist()]
+        last[mine] = other
+    return pairs

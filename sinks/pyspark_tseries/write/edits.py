@@ -24,7 +24,7 @@ from pyspark_tseries.model.series_index import SeriesIndex, make_delta
 from pyspark_tseries.storage.data_files import DataFile
 from pyspark_tseries.storage.location import Location
 from pyspark_tseries.storage.row_reader import BASE_SCHEMA, RowFilter, read_rows
-from pyspark_tseries.write.numbering import NumberedRows
+from pyspark_tseries.write.numbering import Counts, NumberedRows
 
 _REASON_ABSENT: Final = "the series has no such event"
 _REASON_ERASED: Final = "that event was erased"
@@ -50,29 +50,6 @@ class EditTargets:
     us: Int64Array
     author: pa.Array
     erased: BoolArray | None = None
-
-    def with_batch_originals(
-        self, index: SeriesIndex, events: NumberedRows, authors: pa.Array
-    ) -> "EditTargets":
-        """With the originals that are appended by the same batch.
-
-        Args:
-            index: the store before the batch.
-            events: the batch's appends.
-            authors: of the events, in their order.
-        """
-        first = index.lookup(self.names.to_pylist())["last_sequence"][self.codes] + 1
-        code = pc.index_in(self.names, events.names).fill_null(-1).to_numpy()[self.codes]
-        starts = np.append(np.searchsorted(events.codes, np.arange(len(events.names))), 0)
-        sizes = np.append(np.bincount(events.codes, minlength=len(events.names)), 0)
-        offset = self.sequence - first
-        mine = (offset >= 0) & (offset < sizes[code])
-        row = np.where(mine, starts[code] + np.where(mine, offset, 0), 0)
-        if not mine.any():
-            return self
-        us = np.where(mine, events.timestamp_us[row], self.us)
-        author = pc.if_else(pa.array(mine), authors.take(pa.array(row)), self.author)
-        return dataclasses.replace(self, us=us, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +88,7 @@ def lookup_after(names: pa.Array, index: SeriesIndex, delta: pa.Table) -> dict[s
 def number_edits(
     targets: EditTargets,
     index: SeriesIndex,
-    events: NumberedRows,
+    appended: pa.Table,
     retained: RetainedRange,
     missing_original: str,
     now_us: int,
@@ -124,7 +101,7 @@ def number_edits(
     Args:
         targets: what the edits name.
         index: the store before the batch.
-        events: the batch's appends.
+        appended: the delta of the batch's appends.
         retained: the store's range.
         missing_original: `fail` or `drop` edits without an original.
         now_us: the time of the commit, or NEVER_US for the series' newest.
@@ -133,7 +110,7 @@ def number_edits(
         NoSuchEvent: an original is missing under `fail`.
     """
     there = _find_editable(targets, index, retained)
-    before = lookup_after(targets.names, index, events.delta)
+    before = lookup_after(targets.names, index, appended)
     lost = np.flatnonzero(~there)
     example = _describe_missing(targets, int(lost[0]), before) if len(lost) else None
     if example and missing_original == "fail":
@@ -153,10 +130,8 @@ def number_edits(
         codes=codes,
         sequence=last[codes] + 1 + within,
         timestamp_us=us[codes],
-        delta=_merge_deltas(events.delta, make_delta(names, after)),
-        dropped=len(lost),
-        adjusted=0,
-        example=example,
+        delta=_merge_deltas(appended, make_delta(names, after)),
+        counts=Counts(dropped=len(lost), example=example),
     )
     return NumberedEdits(numbered, _original_columns(targets, order))
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -31,6 +30,7 @@ from pyspark_tseries.storage.parquet import (
 )
 from pyspark_tseries.write.edits import lookup_after
 from pyspark_tseries.write.numbering import (
+    Counts,
     FutureRule,
     NumberedRows,
     SeriesLookup,
@@ -64,11 +64,7 @@ class WriteResult:
 
     file: WrittenFile | None
     delta: pa.Table
-    dropped: int = 0
-    adjusted: int = 0
-    example: dict[str, Any] | None = None
-    future: int = 0
-    future_example: dict[str, Any] | None = None
+    counts: Counts
 
 
 def _group_rows(rows: pa.Table) -> int:
@@ -81,20 +77,14 @@ def write_sorted(
 ) -> WriteResult:
     """Number rows on top of `index` and write them to `path`, relative to the store.
 
-    Args:
-        location: of the store.
-        path: of the file; not written if all rows are dropped.
-        tables: the rows, in parts as `rising` gives them.
-        index: the store before the batch.
-        rules: the commit and the options.
+    The rows come in parts as `merge_sorted` gives them. No file is written if all are dropped.
 
     Raises:
         UpdateFailed: a row may not be added; the file is to be removed.
     """
     file = _EventFile(location, path)
     stood = _MovingIndex(index)
-    dropped = adjusted = future = 0
-    example = future_example = None
+    counts = Counts()
     try:
         for rows in tables:
             series, given = (rows[name].combine_chunks() for name in ("series", "timestamp"))
@@ -102,16 +92,10 @@ def write_sorted(
             if len(events.order):
                 file.add(build_events(rows, events, rules.metadata, rules.author))
             stood.advance(events.delta)
-            dropped, adjusted = dropped + events.dropped, adjusted + events.adjusted
-            example = example or events.example
-            future, future_example = (
-                future + events.future,
-                future_example or events.future_example,
-            )
+            counts += events.counts
     finally:
         written = file.close()
-    counts = dropped, adjusted, example, future, future_example
-    return WriteResult(written, stood.delta(), *counts)
+    return WriteResult(written, stood.delta(), counts)
 
 
 def write_numbered(
@@ -122,28 +106,16 @@ def write_numbered(
     if len(events.order):
         table = build_events(rows, events, rules.metadata, rules.author)
         file = write_events(location, path, table, _group_rows(rows))
-    counts = events.dropped, events.adjusted, events.example, events.future, events.future_example
-    return WriteResult(file, events.delta, *counts)
+    return WriteResult(file, events.delta, events.counts)
 
 
-def sum_results(parts: Sequence[WriteResult]) -> NumberedRows:
-    """All parts together, without their events; no two have a series in common."""
-    nothing: Int64Array = np.empty(0, np.int64)
+def sum_results(results: Sequence[WriteResult]) -> WriteResult:
+    """All results together, without their files; no two have a series in common."""
     empty = make_delta(pa.array([], pa.string()), SeriesIndex().lookup([]))
-    examples = [part.example for part in parts if part.example]
-    return NumberedRows(
-        order=nothing,
-        names=pa.array([], pa.string()),
-        codes=nothing,
-        sequence=nothing,
-        timestamp_us=nothing,
-        delta=pa.concat_tables([empty, *(part.delta for part in parts)]).combine_chunks(),
-        dropped=sum(part.dropped for part in parts),
-        adjusted=sum(part.adjusted for part in parts),
-        example=min(examples, key=lambda example: str(example["series"]), default=None),
-        future=sum(part.future for part in parts),
-        future_example=next((part.future_example for part in parts if part.future), None),
-    )
+    delta = pa.concat_tables([empty, *(result.delta for result in results)]).combine_chunks()
+    # The example is that of the first series, as if the rows were numbered in one go.
+    counts = sorted((result.counts for result in results), key=Counts.first_series)
+    return WriteResult(None, delta, sum(counts, Counts()))
 
 
 class _MovingIndex:

@@ -10,7 +10,7 @@ The rules are semantics 16 and 17.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,38 @@ class SeriesLookup(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of a batch that were not stored as they were given.
+
+    Attributes:
+        dropped: late rows that were left out, or edits without an original.
+        adjusted: events whose timestamp was raised.
+        example: one of the rows counted so far, or None.
+        future: rows too far ahead that were left out.
+        future_example: one of these, or None.
+    """
+
+    dropped: int = 0
+    adjusted: int = 0
+    example: dict[str, Any] | None = None
+    future: int = 0
+    future_example: dict[str, Any] | None = None
+
+    def __add__(self, later: "Counts") -> "Counts":
+        return Counts(
+            self.dropped + later.dropped,
+            self.adjusted + later.adjusted,
+            self.example or later.example,
+            self.future + later.future,
+            self.future_example or later.future_example,
+        )
+
+    def first_series(self) -> str:
+        """The series of the example; empty without one."""
+        return "" if self.example is None else str(self.example["series"])
+
+
+@dataclass(frozen=True, slots=True)
 class NumberedRows:
     """A batch's events, sorted by (series, sequence), and the counts of the others.
 
@@ -56,11 +88,7 @@ class NumberedRows:
         sequence: each event's.
         timestamp_us: each event's.
         delta: the state of the series of `names` afterwards, without commit metadata.
-        dropped: late rows that were left out.
-        adjusted: events whose timestamp was raised.
-        example: one of the rows counted, or None.
-        future: rows too far ahead that were left out.
-        future_example: one of these, or None.
+        counts: of the others.
     """
 
     order: Int64Array
@@ -69,11 +97,7 @@ class NumberedRows:
     sequence: Int64Array
     timestamp_us: Int64Array
     delta: pa.Table
-    dropped: int
-    adjusted: int
-    example: dict[str, Any] | None
-    future: int = 0
-    future_example: dict[str, Any] | None = None
+    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +170,15 @@ def number_rows(
     least_us = np.maximum(before["original_us"], index.cti_us)
     is_late = us < least_us[codes]
     ahead = _find_ahead(us, is_late, future)
-    late = _apply_late_policy(is_late, names, codes, us, before, out_of_order, index)
-    example = _apply_future_policy(ahead, names, codes, us, future)
-    kept = late.on_time & ~ahead if late.dropped else ~ahead
+    counts = _apply_late_policy(is_late, names, codes, us, before, out_of_order, index)
+    counts += _apply_future_policy(ahead, names, codes, us, future)
+    kept = ~(is_late | ahead) if counts.dropped else ~ahead
     if not kept.all():
         order, codes, us = order[kept], codes[kept], us[kept]
-    if late.adjusted:
+    if counts.adjusted:
         us = np.maximum(us, least_us[codes])
     timed = us if given.null_count == 0 else np.where(us == UNTIMED, NEVER_US, us)
-    found = _assign_sequences(names, codes, order, timed, before, now_us, late, index.cti_us)
-    if example is None:
-        return found
-    return dataclasses.replace(found, future=int(ahead.sum()), future_example=example)
+    return _assign_sequences(names, codes, order, timed, before, now_us, counts, index.cti_us)
 
 
 def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -> BoolArray:
@@ -170,15 +191,11 @@ def _find_ahead(us: Int64Array, is_late: BoolArray, future: FutureRule | None) -
 
 def _apply_future_policy(
     ahead: BoolArray, names: pa.Array, codes: Int64Array, us: Int64Array, future: FutureRule | None
-) -> dict[str, Any] | None:
-    """An example of the rows that are left out; None if there are none.
-
-    Raises:
-        FutureEvent: there are, under `fail`.
-    """
+) -> Counts:
+    """The rows that are left out; raises FutureEvent if there are some under `fail`."""
     rows = np.flatnonzero(ahead)
     if future is None or not len(rows):
-        return None
+        return Counts()
     row = int(rows[0])
     example = {
         "series": names[int(codes[row])].as_py(),
@@ -186,7 +203,7 @@ def _apply_future_policy(
         "commit_time": format_instant(future.commit_us),
     }
     if future.policy == "drop":
-        return example
+        return Counts(future=len(rows), future_example=example)
     why = ", as in every store whose retained range has 'last'" if future.is_default else ""
     raise FutureEvent(
         f"series '{example['series']}': timestamp {example['timestamp']} is too far after the time "
@@ -251,7 +268,7 @@ def _assign_sequences(
     timed_us: Int64Array,
     before: dict[str, Int64Array],
     now_us: int,
-    late: "_LateRows",
+    counts: Counts,
     cti_us: int,
 ) -> NumberedRows:
     """Sequences and assigned timestamps of rows sorted by series, timed ones first."""
@@ -280,8 +297,7 @@ def _assign_sequences(
         "original_us": us[last],
     }
     delta = make_delta(names, after)
-    counts = late.dropped, late.adjusted, late.example
-    return NumberedRows(order, names, codes, sequence, us, delta, *counts)
+    return NumberedRows(order, names, codes, sequence, us, delta, counts)
 
 
 def _missing_timestamp_error(series: str) -> UpdateFailed:
@@ -293,15 +309,6 @@ def _missing_timestamp_error(series: str) -> UpdateFailed:
     )
 
 
-class _LateRows(NamedTuple):
-    """The counts of a batch's late rows; `on_time` flags the others."""
-
-    on_time: BoolArray
-    dropped: int
-    adjusted: int
-    example: dict[str, Any] | None
-
-
 def _apply_late_policy(
     late: BoolArray,
     names: pa.Array,
@@ -310,10 +317,10 @@ def _apply_late_policy(
     before: dict[str, Int64Array],
     out_of_order: str,
     index: SeriesLookup,
-) -> _LateRows:
+) -> Counts:
     rows = np.flatnonzero(late)
     if not len(rows):
-        return _LateRows(~late, 0, 0, None)
+        return Counts()
     row, code = int(rows[0]), int(codes[rows[0]])
     newest_us = int(before["original_us"][code])
     example: dict[str, Any] = {
@@ -330,7 +337,7 @@ def _apply_late_policy(
             raise _promised_error(example["series"], int(us[row]), index.cti_us)
         raise _out_of_order_error(example, len(rows))
     dropped = len(rows) if out_of_order == "drop" else 0
-    return _LateRows(~late, dropped, len(rows) - dropped, example)
+    return Counts(dropped, len(rows) - dropped, example)
 
 
 BEFORE_NEWEST: Final = "before newest"
@@ -379,16 +386,16 @@ def record_cti(
     return dataclasses.replace(metadata, ctis=ctis)
 
 
-def add_counts(metadata: CommitMetadata, events: NumberedRows) -> CommitMetadata:
-    """`metadata` with the batch's dropped, adjusted and future rows added to its counts."""
-    example = events.example and {**events.example, "commit": metadata.commit}
-    future = events.future_example and {**events.future_example, "commit": metadata.commit}
+def add_counts(metadata: CommitMetadata, counts: Counts) -> CommitMetadata:
+    """`metadata` with the counts of a batch added to its own."""
+    example = counts.example and {**counts.example, "commit": metadata.commit}
+    future = counts.future_example and {**counts.future_example, "commit": metadata.commit}
     return dataclasses.replace(
         metadata,
-        future=metadata.future + events.future,
+        future=metadata.future + counts.future,
         last_future=future or metadata.last_future,
-        dropped=metadata.dropped + events.dropped,
-        adjusted=metadata.adjusted + events.adjusted,
-        last_dropped=example if events.dropped else metadata.last_dropped,
-        last_adjusted=example if events.adjusted else metadata.last_adjusted,
+        dropped=metadata.dropped + counts.dropped,
+        adjusted=metadata.adjusted + counts.adjusted,
+        last_dropped=example if counts.dropped else metadata.last_dropped,
+        last_adjusted=example if counts.adjusted else metadata.last_adjusted,
     )

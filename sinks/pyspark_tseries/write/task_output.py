@@ -39,11 +39,12 @@ _LZ4: Final = pa.ipc.IpcWriteOptions(compression="lz4")
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """A task's rows on their way to the commit: a file, or inline as an Arrow stream."""
+    """Rows on their way to the commit: a file, inline as an Arrow stream, or in memory."""
 
     rows: int
     inline: bytes = b""
     path: str | None = None
+    table: pa.Table | None = None
 
 
 def stage(
@@ -82,6 +83,8 @@ def read_staged(location: Location, staged: Iterable[StagedRows]) -> pa.Table:
 
 def read_staged_task(location: Location, staged: StagedRows) -> pa.Table:
     """The rows of one task."""
+    if staged.table is not None:
+        return staged.table
     if staged.path is None:
         return pa.ipc.open_stream(staged.inline).read_all()
     with location.read(staged.path) as file:
@@ -261,7 +264,7 @@ class _LargeTask:
         if given.null_count or not rows.num_rows:
             return None
         events = rules.number(series, given, index)
-        if events.dropped:
+        if events.counts.dropped:
             return None
         return write_numbered(self.location, self.names.new_path("parquet"), rows, events, rules)
 

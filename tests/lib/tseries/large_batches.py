@@ -5,7 +5,7 @@ import itertools
 import pyarrow as pa
 from tseries.builders import staged
 
-from pyspark_tseries.write.large_batch import LargeBatch
+from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
 
 SCHEMA = staged(("a", 1)).schema
@@ -39,10 +39,8 @@ def output(location, rows, expected, limits=TINY, sizes=(3,)):
 
 
 def large(tasks, **options):
-    own = f"batch{next(own_numbers)}"
-    return LargeBatch(
-        tuple(tasks), SCHEMA, options.pop("out_of_order", "fail"), "me", own, **options
-    )
+    policy = options.pop("out_of_order", "fail")
+    return Batch(SCHEMA.empty_table(), policy, "me", tasks=tuple(tasks), **options)
 
 
 def at(series, us, value=0.0):

@@ -25,7 +25,6 @@ from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
-from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.rows import stage_rows
 from pyspark_tseries.write.task_output import SpillLimits, write_task_output
 
@@ -184,7 +183,7 @@ def test_values_of_every_type_come_back_from_tasks_that_write_events(tmp_path, n
         ]
         assert all(output.file is not None for output in outputs)
         store = Store.open(str(path))
-        store.append(LargeBatch(tuple(outputs), staged, "fail", "me", "batch"))
+        store.append(Batch(staged.empty_table(), "fail", "me", tasks=tuple(outputs)))
         same(read(path), values.to_pylist() * (commit + 1))
     assert verify(str(path)) == []
 

@@ -180,7 +180,7 @@ def test_any_batch_equals_one_without_the_rows_that_are_far_ahead(rows, max_days
     found = number(rows, rule)
     near = [row for row, is_far in zip(rows, far, strict=True) if not is_far]
     expected = number(near, None)
-    assert found.future == sum(far)
+    assert found.counts.future == sum(far)
     assert found.sequence.tolist() == expected.sequence.tolist()
     assert found.timestamp_us.tolist() == expected.timestamp_us.tolist()
     assert found.delta == expected.delta

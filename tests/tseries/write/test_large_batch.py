@@ -40,11 +40,10 @@ from pyspark_tseries.storage.data_files import to_data_file
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
+from pyspark_tseries.write import batch as batches_module
 from pyspark_tseries.write import event_writer
-from pyspark_tseries.write import large_batch as large_batches
 from pyspark_tseries.write import spill as runs
 from pyspark_tseries.write.batch import Batch, CommitContext, EditContext
-from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits
 
 
@@ -506,14 +505,14 @@ def test_lists_of_series_are_joined_by_the_names_they_have_in_common(lists):
                 groups[member] = whole
         return groups
 
-    pairs = large_batches._overlapping_pairs([pa.array(names, pa.string()) for names in lists])
+    pairs = batches_module._overlapping_pairs([pa.array(names, pa.string()) for names in lists])
     every = itertools.combinations(range(len(lists)), 2)
     assert joined(pairs) == joined((a, b) for a, b in every if set(lists[a]) & set(lists[b]))
 
 
 def test_series_names_of_many_tasks_may_exceed_one_text_array():
     long = pa.array(["a" * 1_000_000])
-    pairs = large_batches._overlapping_pairs([long] * 2200)
+    pairs = batches_module._overlapping_pairs([long] * 2200)
     assert pairs == [(at, at + 1) for at in range(2199)]
 
 
@@ -526,5 +525,5 @@ def test_many_small_task_outputs_stay_a_large_batch(tmp_path, monkeypatch):
     append = Store.append
     monkeypatch.setattr(Store, "append", lambda s, b, **n: batches.append(b) or append(s, b, **n))
     made.commit(messages)
-    assert [type(batch) for batch in batches] == [LargeBatch]
+    assert [batch.is_slow for batch in batches] == [True]
     assert stored(tmp_path / "s") == [(name, us, us) for name in "ab" for us in range(6)]

@@ -11,7 +11,6 @@ import numpy as np, pyarrow as pa
 from tseries.builders import staged
 from pyspark_tseries.model.series_index import SeriesIndex
 from pyspark_tseries.write.batch import CommitContext
-from pyspark_tseries.write.large_batch import LargeBatch
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
 
@@ -36,7 +35,7 @@ outputs = [
     for n in range(2)
 ]
 assert all(output.file is not None for output in outputs)
-batch = LargeBatch(tuple(outputs), schema, "fail", "me", "commit", limits=limits)
+batch = Batch(schema.empty_table(), "fail", "me", tasks=tuple(outputs), limits=limits)
 attempt = batch.prepare(CommitContext(location, None, SeriesIndex(), 0, 1))
 assert len(attempt.written) == 1
 sequences = attempt.index.lookup(attempt.index.ids.names())["last_sequence"]
