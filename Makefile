@@ -37,7 +37,7 @@ SHARED_CLASSES := -XX:SharedArchiveFile=$(CURDIR)/$(CLASSES) -Xlog:cds*=off
 # slowest tests are named.
 WORKERS = -n $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4))) --dist worksteal --durations=25
 
-.PHONY: help run run-flights test test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
+.PHONY: help run run-flights test test-spark test-4.2 integration beside-spark soak soak-store soak-native soak-restarts mutants bench picture lint docs docs-check dist wheels ci prepare clean java
 
 help: ## what can be made
 	@grep -hE '^[a-z0-9.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 16
@@ -86,13 +86,17 @@ $(CLASSES): $(READY)
 	@$(PYTHON) sources/pyspark_timestream/demo/progress.py "Keeping Spark's classes for sessions of tests" 70 \
 	  $(BIN)/python integration/support/sessions/archive_classes.py $(CURDIR)/$@
 
-test test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
+test test-spark test-4.2 integration: export JVM_FLAGS := $(JVM_FLAGS)
 # The threads of NumPy's linear algebra begin by waiting busily, a tenth of a second in each process.
-test test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
-test integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
+test test-spark test-4.2 integration: export OPENBLAS_NUM_THREADS := 1
+test test-spark integration: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS) $(SHARED_CLASSES)
 test-4.2: export SPARK_SUBMIT_OPTS := $(JVM_FLAGS)
-test: java $(CLASSES) ## the fast tests: rules, storage, and Spark without a broker
-	$(BIN)/python -m pytest tests $(WORKERS) $(RERUNS)
+# One session of Spark gains less by kept classes than it takes to make them, so none are made.
+test: java $(READY) ## the fast tests: rules, storage, and a stream of Spark for what users rely on
+	$(BIN)/python -m pytest tests -m "not session or everyday" $(WORKERS) $(RERUNS)
+
+test-spark: java $(CLASSES) ## the other tests with Spark that need no broker
+	$(BIN)/python -m pytest tests -m "session and not everyday" $(WORKERS) $(RERUNS)
 
 test-4.2: export PYSPARK_PYTHON := $(CURDIR)/$(VENV42)/bin/python
 test-4.2: export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(VENV42)/bin/python
@@ -172,7 +176,7 @@ wheels: $(READY_RELEASE) ## this platform's wheel in dist/, built by cibuildwhee
 	$(RELEASE)/bin/python -m cibuildwheel --platform linux --output-dir dist
 	$(RELEASE)/bin/python -m twine check --strict dist/*.whl
 
-ci: lint docs test test-4.2 integration ## all that CI runs
+ci: lint docs test test-spark test-4.2 integration ## all that CI runs
 
 clean: ## remove what the recipes made
 	rm -rf $(VENV) $(VENV42) $(RELEASE) .work docs/_build dist

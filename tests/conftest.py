@@ -17,6 +17,23 @@ EXAMPLES_SHARE = 3
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_sessions(items)
+    limit_examples(items)
+
+
+def mark_sessions(items: list[pytest.Item]) -> None:
+    """Mark what uses the session of Spark, and run it first.
+
+    A worker then begins with all of it, and the others, which take tests from the end of that
+    one's list, start no session of their own for the few tests of `make test`.
+    """
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("session")
+    items.sort(key=lambda item: item.get_closest_marker("session") is None)
+
+
+def limit_examples(items: list[pytest.Item]) -> None:
     """Leave most examples to `make soak`."""
     if FULL_LENGTH:
         return

@@ -62,7 +62,7 @@ def test_ci_tests_the_pythons_of_the_classifiers_and_both_sparks() -> None:
     matrix = jobs("ci.yml")["test"]["strategy"]["matrix"]
     classifiers = PROJECT["project"]["classifiers"]
     said = [each.rpartition(" :: ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)]
-    assert matrix == {"python": said, "target": ["test", "test-4.2"]}
+    assert matrix == {"python": said, "target": ["test", "test-spark", "test-4.2"]}
     assert PROJECT["project"]["requires-python"] == f">={said[0]}"
 
 
@@ -72,6 +72,15 @@ def test_the_service_container_is_the_broker_of_the_tests() -> None:
     properties = broker_properties(":9092", "127.0.0.1:9092", ":9093", "localhost:9093")
     named = {"KAFKA_" + key.upper().replace(".", "_"): each for key, each in properties.items()}
     assert {key: each for key, each in kafka["env"].items() if key != "CLUSTER_ID"} == named
+
+
+@pytest.mark.parametrize("marks", [(), ("session",), ("everyday",), ("session", "everyday")])
+def test_a_fast_test_is_in_one_of_two_targets(marks: tuple[str, ...]) -> None:
+    lines = re.findall(r'^\t\S+ -m pytest tests -m "(.*?)"', read("Makefile"), re.MULTILINE)
+    chosen = [line for line in lines if "everyday" in line]
+    names = {name: name in marks for name in ("session", "everyday")}
+    assert sum(bool(eval(line, {}, names)) for line in chosen) == 1
+    assert len(chosen) == 2
 
 
 # -- documents -------------------------------------------------------------------------------------

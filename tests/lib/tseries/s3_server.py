@@ -8,7 +8,7 @@ do.
 import logging
 import threading
 
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.server import create_backend_app
 from werkzeug.serving import make_server
 
 
@@ -29,7 +29,8 @@ class OneAtATime:
 
 if __name__ == "__main__":
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    app = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    # A server of all services asks the disk for each of them, in each request.
+    app = OneAtATime(create_backend_app("s3"))
     server = make_server("127.0.0.1", 0, app, threaded=True)
     print(server.server_port, flush=True)
     server.serve_forever()

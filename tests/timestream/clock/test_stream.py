@@ -300,6 +300,7 @@ def report(query):
 
 
 @pytest.mark.spark
+@pytest.mark.everyday
 def test_a_stream_ends_at_max_count_and_its_progress_says_so(spark, tmp_path):
     frame = stream_of(spark, timeZero=YEAR, period="0.0005", rate="1", maxCount="100")
     query = write(frame, tmp_path).start()

@@ -47,6 +47,7 @@ print(import_module("pyspark_timestream").DefaultSource.name())
 
 
 @pytest.mark.spark
+@pytest.mark.session
 def test_a_fresh_session_loads_the_format_without_register():
     script = """
 import os, sys

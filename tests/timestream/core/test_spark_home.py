@@ -155,6 +155,7 @@ print(spark.sparkContext.parallelize([0], 1).map(ask).collect()[0])
 
 
 @pytest.mark.spark
+@pytest.mark.session
 @pytest.mark.parametrize("own_home", [False, True])
 def test_workers_import_the_installed_pyspark_unless_a_home_is_given(
     own_home: bool, tmp_path: Path

@@ -219,6 +219,7 @@ def test_the_durations_of_end_edges_are_not_asked_for(table) -> None:
     assert row == edges[0] | {"end_time": at(1)}
 
 
+@pytest.mark.everyday
 def test_a_stream_of_altered_events_releases_its_windows_by_moved_ctis(spark, tmp_path) -> None:
     batches = {
         "a": [{"n": 1, "start_time": at(0)}, {"n": 2, "start_time": at(3599)}, {"cti": at(3600)}],

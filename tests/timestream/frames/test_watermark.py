@@ -72,6 +72,7 @@ CANARY = (
 )
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("bumped", [None, "true"])
 def test_window_is_released_by_a_cti_at_exactly_its_end(spark, tmp_path, rows, bumped):
     place = tmp_path / "stream"
@@ -143,6 +144,7 @@ def test_an_event_before_1970_fails_the_query_by_name_in_every_operator(
     assert f"advance_time(shift_time(df, '{CENTURIES}'))" in line
 
 
+@pytest.mark.everyday
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 def test_an_event_before_1970_passes_every_operator_once_it_is_shifted(stream, rows, operator):
     (row,) = rows(operator(shift_time(stream(LANDING), CENTURIES)))
@@ -150,6 +152,7 @@ def test_an_event_before_1970_passes_every_operator_once_it_is_shifted(stream, r
     assert moved == OPERATORS[operator]
 
 
+@pytest.mark.everyday
 def test_results_before_1970_are_moved_back_into_a_store(stream, spark, tmp_path):
     hours = windowed(shift_time(stream(LANDING), CENTURIES)).select(
         F.lit("landings").alias("series"),
