@@ -54,22 +54,20 @@ def convert(
     if pa.types.is_null(array.type):
         return keep(pa.nulls(len(array), target))
     if pa.types.is_struct(target):
-        return convert_struct(array, target, [to(field.type) for field in target])
+        if array.type.names == target.names:
+            children = array.flatten()
+        else:
+            children = [pc.struct_field(array, name) for name in target.names]
+        fields = [
+            convert(child, field.type, scalar)
+            for child, field in zip(children, target, strict=True)
+        ]
+        return build_struct(target, fields, to_mask(array.is_null()))
     if pa.types.is_list(target):
         return convert_list(array, target, to(target.value_type))
     if pa.types.is_map(target):
         return convert_map(array, target, to(target.key_type), to(target.item_type))
     return scalar(array, target)
-
-
-def convert_struct(array: pa.Array, target: pa.DataType, converts: Sequence[Convert]) -> Converted:
-    """Convert structs field by field; `array` has those of `target`, and perhaps others."""
-    if array.type.names == target.names:
-        children = array.flatten()
-    else:
-        children = [pc.struct_field(array, name) for name in target.names]
-    fields = [convert_(child) for convert_, child in zip(converts, children, strict=True)]
-    return build_struct(target, fields, to_mask(array.is_null()))
 
 
 def convert_list(array: pa.Array, target: pa.DataType, convert_item: Convert) -> Converted:

@@ -47,7 +47,7 @@ _TYPES: Final = {"avro": AVRO, "protobuf": PROTOBUF, "json": JSON}
 def decode_part(
     options: KafkaOptions,
     rules: PayloadRules,
-    wanted: RequestedFields,
+    requested: RequestedFields,
     payloads: pa.Array,
     headers: pa.Array | None,
 ) -> DecodedBlock:
@@ -57,7 +57,7 @@ def decode_part(
         options: the options; with the reader's schema and the source of writers' schemas, where
             the format needs them.
         rules: the options of this part of the record.
-        wanted: the fields to read.
+        requested: the fields to read.
         payloads: n binary.
         headers: the records' headers; None unless they hold the frames.
 
@@ -68,17 +68,17 @@ def decode_part(
     framed = _split_frames(rules, payloads, headers)
     match rules.format:
         case "avro":
-            block = _read_avro(options, rules, wanted, framed)
+            block = _read_avro(options, rules, requested, framed)
         case "protobuf":
-            block = _read_protobuf(options, rules, wanted, framed)
+            block = _read_protobuf(options, rules, requested, framed)
         case "json" | "binary":  # Nothing is read of `binary`.
             found = (
                 [_fetch(options, rules, framed, writer) for writer in framed.writers]
                 if rules.has_registry
                 else []
             )
-            block = parse_json(wanted, framed.bodies)
-            if wanted.names and found:
+            block = parse_json(requested, framed.bodies)
+            if requested.names and found:
                 block = block._replace(names=framed.name([_find_title(each) for each in found]))
         case unknown:
             raise NotImplementedError(f"nothing decodes {unknown}")
@@ -89,16 +89,16 @@ def decode_part(
 
 
 def can_read(
-    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, writer: str
+    options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, writer: str
 ) -> bool:
     """Check that payloads of a writer's Avro schema can be read by the reader's."""
     from pyspark_timestream.kafka.decode.avro.read import can_read_avro
 
-    return can_read_avro(_create_avro_readers(options.readers[rules.part]), wanted, writer)
+    return can_read_avro(_create_avro_readers(options.readers[rules.part]), requested, writer)
 
 
-def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields) -> None:
-    """Check that the reader's schema has the wanted fields, with types that can be read.
+def check_fields(options: KafkaOptions, rules: PayloadRules, requested: RequestedFields) -> None:
+    """Check that the reader's schema has the requested fields, with types that can be read.
 
     Raises:
         SchemaRefused: it does not.
@@ -107,12 +107,12 @@ def check_fields(options: KafkaOptions, rules: PayloadRules, wanted: RequestedFi
         from pyspark_timestream.kafka.decode.avro.schemas import check_avro_columns
 
         reader = _create_avro_reader(options.readers[rules.part])
-        check_avro_columns(reader, wanted.columns, wanted.raw)
+        check_avro_columns(reader, requested.columns, requested.raw)
     if rules.format == "protobuf":
         from pyspark_timestream.kafka.decode.protobuf.reader import check_protobuf_columns
 
         message = _create_protobuf_reader(options.readers[rules.part])
-        check_protobuf_columns(message, wanted.columns, wanted.raw)
+        check_protobuf_columns(message, requested.columns, requested.raw)
 
 
 def have_own_unit(options: KafkaOptions, names: tuple[str, ...]) -> bool:
@@ -152,8 +152,8 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
     key = writer.guid if writer.schema_id is None else writer.schema_id
     assert key is not None, "a frame holds an id or a GUID"
     found = options.source.fetch_schema(key, rules.format, rules.subject)
-    wanted = _TYPES[rules.format]
-    if found.type != wanted:
+    requested = _TYPES[rules.format]
+    if found.type != requested:
         shown = key if isinstance(key, int) else key.hex()
         raise SchemaRefused(
             f"schema {shown}, which wrote {rules.part}s of this topic, is {found.type}, and option "
@@ -165,7 +165,7 @@ def _fetch_checked(options: KafkaOptions, rules: PayloadRules, writer: Writer) -
 
 
 def _read_avro(
-    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, framed: FramedBlock
+    options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.avro.read import read_avro
 
@@ -181,7 +181,7 @@ def _read_avro(
         }
         codes = pa.array(framed.codes, mask=framed.codes < 0)
     try:
-        return read_avro(reader, wanted, framed.bodies, writers, codes, tuple(newer))
+        return read_avro(reader, requested, framed.bodies, writers, codes, newer=tuple(newer))
     except SchemaRefused as error:
         if error.row is None or not rules.has_registry:
             raise
@@ -202,8 +202,8 @@ def _refuse_writer(
         read_by = f"by schema {last.schema_id} (version {last.version} of '{last.subject}')"
         way = (
             f"start the query again: it then reads such {rules.part}s by the latest version of "
-            f"'{last.subject}', if that has every wanted column with a type that fits; otherwise "
-            "change the column in .schema(...) to what that version has, or leave it out"
+            f"'{last.subject}', if that has every requested column with a type that fits; "
+            "otherwise change the column in .schema(...) to what that version has, or leave it out"
         )
     refused = SchemaRefused(
         f"the {rules.part} was written with schema {_show_key(writer)} and is read {read_by}: "
@@ -233,7 +233,7 @@ def _inline(schema: RegisteredSchema) -> str:
 
 
 def _read_protobuf(
-    options: KafkaOptions, rules: PayloadRules, wanted: RequestedFields, framed: FramedBlock
+    options: KafkaOptions, rules: PayloadRules, requested: RequestedFields, framed: FramedBlock
 ) -> DecodedBlock:
     from pyspark_timestream.kafka.decode.protobuf.decode import read_framed_protobuf
 
@@ -245,7 +245,7 @@ def _read_protobuf(
         found = _fetch(options, rules, framed, writer)
         return _name_message(found, writer.message or ())
 
-    return read_framed_protobuf(_create_protobuf_reader(given), wanted, framed, find_message)
+    return read_framed_protobuf(_create_protobuf_reader(given), requested, framed, find_message)
 
 
 @functools.lru_cache(maxsize=1_000)

@@ -1,4 +1,4 @@
-"""Decodes a block of records: event times, edges, writers' marks, and wanted fields.
+"""Decodes a block of records: event times, edges, writers' marks, and requested fields.
 
 The rules are semantics 1.
 """
@@ -54,8 +54,8 @@ class Payload:
         start_known: n booleans: the start time is readable.
         end_known: n booleans: the end time is readable; None for points.
         edges: n strings, as received; None unless events are edges.
-        values: the decoded values; None if nothing in them is wanted.
-        keys: the decoded keys; None if nothing in them is wanted.
+        values: the decoded values; None if nothing in them is requested.
+        keys: the decoded keys; None if nothing in them is requested.
         marks: the punctuations among the records.
     """
 
@@ -107,7 +107,7 @@ def required_columns(options: KafkaOptions, projection: Projection | None) -> Co
 
 
 def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
-    """Check the wanted fields against the schemas that values and keys are read by.
+    """Check the requested fields against the schemas that values and keys are read by.
 
     Raises:
         SchemaRefused: a schema lacks one, or has it with another type.
@@ -128,7 +128,7 @@ def check_schemas(options: KafkaOptions, projection: Projection | None) -> None:
 def can_read_writer(
     options: KafkaOptions, projection: Projection | None, part: Part, text: str
 ) -> bool:
-    """Check that the wanted fields can be read of payloads that are written with a schema."""
+    """Check that the requested fields can be read of payloads that are written with a schema."""
     choose, rules = (
         (_choose_fields, options.value_rules)
         if part == "value"
@@ -155,7 +155,7 @@ def find_unused_unit(options: KafkaOptions) -> tuple[str, ...]:
 def read_payload(
     options: KafkaOptions, projection: Projection | None, block: RecordBlock
 ) -> Payload:
-    """Read event times, edges, punctuations and wanted fields of `block`."""
+    """Read event times, edges, punctuations and requested fields of `block`."""
     payload = _read_events(options, projection, block)
     if not (options.cti_header or options.writer_from or _needs_record_times(options)):
         return payload
@@ -301,14 +301,14 @@ def _has_framed_headers(options: KafkaOptions, projection: Projection | None) ->
 def _decode(
     options: KafkaOptions,
     rules: PayloadRules,
-    wanted: RequestedFields | None,
+    requested: RequestedFields | None,
     payloads: pa.Array | None,
     block: RecordBlock,
 ) -> DecodedBlock | None:
     """Decode the values of `block`, or its keys; None if no field of them is needed."""
-    if wanted is None:
+    if requested is None:
         return None
-    return decode_part(options, rules, wanted, payloads, block.headers)
+    return decode_part(options, rules, requested, payloads, block.headers)
 
 
 def _read_times(

@@ -95,7 +95,7 @@ Reasons = npt.NDArray[np.uint8]
 REASONS: Final = ("", "framing", "syntax", "type", "name")
 """Why a payload is malformed, by number (semantics 13.6): it lacks the wire format's header, or its
 bytes are not a payload of its schema, or a field is not of the column's type, or it is a record of
-another name than the wanted one."""
+another name than the requested one."""
 
 FINE, FRAMING, SYNTAX, TYPE, NAME = range(len(REASONS))
 
@@ -108,10 +108,10 @@ class RequestedFields:
     """The fields to read of each payload.
 
     Attributes:
-        columns: the fields wanted as columns: the text of each one's path, with its Arrow type.
-        raw: the paths, as text, of fields wanted unconverted, for event times and edges: strings,
-            numbers or timestamps.
-        names: the names of the records or messages are wanted as well.
+        columns: the fields that become columns: the text of each one's path, with its Arrow type.
+        raw: the paths, as text, of fields that are read unconverted, for event times and edges:
+            strings, numbers or timestamps.
+        names: the names of the records or messages are requested as well.
     """
 
     columns: pa.Schema
@@ -138,7 +138,7 @@ class DecodedBlock(NamedTuple):
         schema_ids: n int32: the id of the schema that wrote the payload, null where there is none;
             None if payloads carry no ids.
         names: n strings: the full name of the record or message that the payload was written as;
-            None unless wanted, or if nothing says so.
+            None unless requested, or if nothing says so.
     """
 
     columns: list[pa.Array]
@@ -152,6 +152,80 @@ class DecodedBlock(NamedTuple):
         """N booleans: the payload is malformed."""
         malformed: Mask = self.reasons != FINE
         return malformed
+
+
+def join_blocks(
+    requested: RequestedFields,
+    blocks: list[DecodedBlock],
+    order: npt.NDArray[np.int64],
+    reasons: Reasons,
+) -> DecodedBlock:
+    """Put the payloads of `blocks`, which were decoded apart, into the order of the records.
+
+    Args:
+        requested: the fields that the blocks have.
+        blocks: the blocks; each has one piece of every raw field.
+        order: for each of n records the place of its payload among those of all blocks; -1 where it
+            has none, which makes a row of nulls.
+        reasons: n numbers: why a payload that is in no block is malformed.
+    """
+    in_order = len(order) == sum(len(block.reasons) for block in blocks)
+    in_order = in_order and not (order[1:] < order[:-1]).any()
+    places = None if in_order else pa.array(order, mask=order < 0)
+    columns = [
+        _join([block.columns[number] for block in blocks], field.type, places)
+        for number, field in enumerate(requested.columns)
+    ]
+    raw = {
+        name: _join_raw([piece for block in blocks for piece in block.raw[name]], order, places)
+        for name in requested.raw
+    }
+    joined = np.concatenate([*(block.reasons for block in blocks), np.zeros(1, np.uint8)])
+    return DecodedBlock(columns, raw, np.where(order < 0, reasons, joined[order]))
+
+
+def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) -> pa.Array:
+    if not pieces:
+        joined = pa.array([], kind)
+    else:
+        joined = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
+    return joined if places is None else joined.take(places)
+
+
+def _join_raw(
+    pieces: list[pa.Array], order: npt.NDArray[np.int64], places: pa.Array | None
+) -> list[pa.Array]:
+    """Join a field that may be of another type in each piece."""
+    kinds = {piece.type for piece in pieces}
+    if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
+        pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
+    if len(kinds) <= 1:
+        return [_join(pieces, kinds.pop() if kinds else pa.null(), places)]
+    # A writer changed whole numbers to fractions, say: each stays what it was.
+    starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
+    owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
+    found = []
+    for run in np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1):
+        owner = int(owners[run[0]])
+        if owner < 0:
+            found.append(pa.nulls(len(run)))
+        else:
+            found.append(pieces[owner].take(pa.array(order[run] - starts[owner])))
+    return found
+
+
+def split_pieces(payloads: pa.Array, most_rows: int, most_bytes: int) -> Iterator[pa.Array]:
+    """Split n binary payloads into pieces of that size, unless a single payload is larger."""
+    if not len(payloads):
+        return
+    narrow = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :][: len(payloads) + 1]
+    # A search for a wider number would convert all of them again each time.
+    ends, start = narrow.astype(np.int64), 0
+    while start < len(payloads):
+        fitting = int(np.searchsorted(ends, ends[start] + most_bytes, side="right")) - 1
+        stop = min(max(fitting, start + 1), start + most_rows, len(payloads))
+        yield payloads.slice(start, stop - start)
+        start = stop
 
 
 def find_record_reasons(values: DecodedBlock | None, keys: DecodedBlock | None) -> Reasons | None:

@@ -10,6 +10,7 @@ others are left to `by_row`, whose results are the same.
 """
 
 import itertools
+from decimal import Decimal
 from typing import Final, Self
 
 import numpy as np
@@ -27,11 +28,17 @@ from pyspark_timestream.kafka.decode.avro.resolution import (
     Scalar,
     Step,
     Union,
-    convert_binary_column,
+    convert_bytes,
     format_uuid,
 )
-
-Longs = npt.NDArray[np.int64]
+from pyspark_timestream.kafka.decode.convert import (
+    Converted,
+    Longs,
+    cast_scalars,
+    find_bad,
+    keep,
+)
+from pyspark_timestream.kafka.decode.records import to_mask
 
 _PADDING: Final = 16
 """Bytes after the last row, so that a word may be read at its end."""
@@ -59,12 +66,12 @@ class Places:
         at: n places.
         ends: n places: the first byte that is not the row's.
         broken: n booleans: the row's bytes contradict its schema.
-        unfit: n booleans: a value of the row does not fit the type that it is read as.
-        late: n booleans: the row has to be read by itself.
+        bad: n booleans: a value of the row does not fit the type that it is read as.
+        by_row: n booleans: the row has to be read by itself.
         budget: n numbers of items that the row's arrays and maps may still have.
     """
 
-    __slots__ = ("_bytes", "_words", "at", "broken", "budget", "ends", "late", "unfit")
+    __slots__ = ("_bytes", "_words", "at", "bad", "broken", "budget", "by_row", "ends")
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class Places:
     ) -> None:
         self._bytes, self._words, self.at, self.ends = data, words, at, ends
         self.budget = budget
-        self.broken, self.unfit, self.late = (np.zeros(len(at), np.bool_) for _ in range(3))
+        self.broken, self.bad, self.by_row = (np.zeros(len(at), np.bool_) for _ in range(3))
 
     @classmethod
     def of(cls, bodies: pa.Array) -> Self:
@@ -99,13 +106,13 @@ class Places:
         at, ends, budget = self.at[rows], self.ends[rows], self.budget[rows]
         return Places(self._bytes, self._words, at, ends, budget)
 
-    def update(self, rows: Longs, part: "Places") -> None:
+    def update(self, rows: Longs, some: "Places") -> None:
         """Take over the places of some rows after they have been read."""
-        self.at[rows] = part.at
-        self.budget[rows] = part.budget
-        self.broken[rows] |= part.broken
-        self.unfit[rows] |= part.unfit
-        self.late[rows] |= part.late
+        self.at[rows] = some.at
+        self.budget[rows] = some.budget
+        self.broken[rows] |= some.broken
+        self.bad[rows] |= some.bad
+        self.by_row[rows] |= some.by_row
 
     def finish(self) -> None:
         """Mark the rows that have bytes left over."""
@@ -247,12 +254,12 @@ class Places:
         ends = np.full(len(self), -1, np.int64)
         sized = np.flatnonzero((counts < 0) & ~self.broken)
         if len(sized):
-            part = self.select(sized)
-            sizes = part.read_longs()
-            outside = (sizes < 0) | (sizes > part.ends - part.at)
-            part.broken |= outside
-            ends[sized] = part.at + np.where(outside, 0, sizes)
-            self.update(sized, part)
+            some = self.select(sized)
+            sizes = some.read_longs()
+            outside = (sizes < 0) | (sizes > some.ends - some.at)
+            some.broken |= outside
+            ends[sized] = some.at + np.where(outside, 0, sizes)
+            self.update(sized, some)
             counts = np.where(counts < 0, -counts, counts)
         # The least number stays negative.
         self.broken |= (counts < 0) | (counts > self.budget)
@@ -288,7 +295,7 @@ def read_block(step: Step, places: Places) -> pa.Array:
             return _read_repeated(step, places)
         case Misfit():
             read_block(step.step, places)
-            places.unfit[:] = True
+            places.bad[:] = True
             return pa.nulls(len(places), step.type)
         case Again():
             raise AssertionError("types that contain themselves are read one by one")
@@ -308,7 +315,7 @@ def _read_record(step: Record, places: Places) -> pa.Array:
         children[at] = default.take(pa.array(np.zeros(len(places), np.int64)))
     for at in step.missing:
         children[at] = pa.nulls(len(places), step.type.field(at).type)
-        places.unfit[:] = True
+        places.bad[:] = True
     if not children:
         return pa.array([{}] * len(places), step.type)
     return pa.StructArray.from_arrays(children, fields=list(step.type))
@@ -325,9 +332,9 @@ def _read_union(step: Union, places: Places) -> pa.Array:
         rows = np.flatnonzero((chosen == branch) & ~places.broken)
         if not len(rows):
             continue
-        part = places.select(rows)
-        pieces.append(_read_branch(step, branch, part))
-        places.update(rows, part)
+        some = places.select(rows)
+        pieces.append(_read_branch(step, branch, some))
+        places.update(rows, some)
         order[rows] = np.arange(total, total + len(rows))
         total += len(rows)
     if step.type is None or not pieces:
@@ -339,7 +346,7 @@ def _read_branch(step: Union, branch: int, places: Places) -> pa.Array:
     read = read_block(step.branches[branch], places)
     if step.type is None or step.fits[branch]:
         return read
-    places.unfit[:] = True
+    places.bad[:] = True
     return pa.nulls(len(places), step.type)
 
 
@@ -365,11 +372,50 @@ def _read_scalar(step: Scalar, places: Places) -> pa.Array:
     values = places.slice_bytes(starts, stops)
     if step.kind == "fixed" and pa.types.is_string(step.type):
         return _read_uuids(values)
-    column, unfit = convert_binary_column(values, step.type)
+    column, bad = _convert_binary(values, step.type)
     # Bytes may be read as text, but need not be; a string that is not UTF-8 is not a string.
-    flaws = places.broken if step.kind == "string" else places.unfit
-    flaws |= unfit
+    flaws = places.broken if step.kind == "string" else places.bad
+    flaws |= bad
     return column
+
+
+def _convert_binary(values: pa.Array, target: pa.DataType) -> Converted:
+    """Convert n binary values, of which none is null, as `convert_bytes` does each."""
+    if pa.types.is_decimal(target):
+        return _read_decimals(values, target)
+    return cast_scalars(values, target)
+
+
+def _read_decimals(values: pa.Array, target: pa.DataType) -> Converted:
+    """Read big-endian numbers of up to eight bytes at once, longer ones one by one."""
+    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+    _, offsets, data = values.buffers()
+    if data is None or lengths.max(initial=0) > _WORD:
+        return _read_long_decimals(values, target)
+    starts = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values)]
+    padded = np.concatenate((np.frombuffer(data, np.uint8), np.zeros(_WORD, np.uint8)))
+    words = np.ndarray((len(padded) - _WORD + 1,), ">i8", padded, strides=(1,))
+    # Shifting to the right copies the sign into the places of the bytes that follow the number.
+    numbers = words[starts].astype(np.int64) >> (8 * (_WORD - np.maximum(lengths, 1)))
+    bad = lengths == 0
+    if target.precision < 19:
+        # Not by the absolute value: the least 64-bit number has none.
+        bound = 10**target.precision
+        bad |= (numbers >= bound) | (numbers <= -bound)
+    halves = np.empty((len(values), 2), np.int64)
+    halves[:, 0], halves[:, 1] = numbers, numbers >> 63
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(halves))]
+    return keep(pa.Array.from_buffers(target, len(values), buffers), bad)
+
+
+def _read_long_decimals(values: pa.Array, target: pa.DataType) -> Converted:
+    read: list[bytes | str | Decimal | None] = []
+    for value in values.to_pylist():
+        try:
+            read.append(convert_bytes(value, target))
+        except ValueError:
+            read.append(None)
+    return find_bad(pa.array(read, target), values)
 
 
 def _read_uuids(values: pa.Array) -> pa.Array:
@@ -391,11 +437,11 @@ def _read_whole(step: Scalar, places: Places, values: npt.NDArray[np.int64]) -> 
     times, over = step.scale
     if times == 1:
         return pa.array(values // over if over > 1 else values).view(step.type)
-    unfit = _find_overflow(values, times)
-    if unfit.any():
-        places.unfit |= unfit
-        scaled = np.where(unfit, 0, values) * times
-        return pa.array(scaled, pa.int64(), mask=unfit).view(step.type)
+    bad = _find_overflow(values, times)
+    if bad.any():
+        places.bad |= bad
+        scaled = np.where(bad, 0, values) * times
+        return pa.array(scaled, pa.int64(), mask=bad).view(step.type)
     return pa.array(values * times).view(step.type)
 
 
@@ -412,7 +458,7 @@ def _read_enum(step: Scalar, places: Places) -> pa.Array:
     symbols = pa.array(step.symbols, step.type)
     read = symbols.take(pa.array(chosen, mask=places.broken))
     if None in step.symbols:
-        places.unfit |= np.array(read.is_null().to_numpy(zero_copy_only=False))
+        places.bad |= to_mask(read.is_null())
     return read
 
 
@@ -424,42 +470,37 @@ def _read_repeated(step: Repeated, places: Places) -> pa.Array:
     items: list[pa.Array] = []
     keys: list[pa.Array] = []
     owners: list[npt.NDArray[np.int64]] = []
-    void = np.zeros(len(places), np.bool_)
+    lost = np.zeros(len(places), np.bool_)
     for rounds in itertools.count():
         fresh = open_rows[left[open_rows] == 0]
         if len(fresh):
-            part = places.select(fresh)
-            counts, ends = part.read_block_header(sized_end[fresh])
-            places.update(fresh, part)
+            some = places.select(fresh)
+            counts, ends = some.read_block_header(sized_end[fresh])
+            places.update(fresh, some)
             left[fresh], sized_end[fresh] = counts, ends
             open_rows = open_rows[(left[open_rows] > 0) & ~places.broken[open_rows]]
         if not len(open_rows):
             break
         if rounds >= _FEW_ROUNDS and len(open_rows) < _FEW_ROWS:
-            places.late[open_rows] = True
+            places.by_row[open_rows] = True
             places.broken[open_rows] = True
             break
-        part = places.select(open_rows)
+        some = places.select(open_rows)
         if step.keyed:
-            keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, part))
-        found = read_block(step.item, part)
-        if part.unfit.any():
-            # A list with an item that is unreadable as a whole is unreadable (semantics 13.13).
-            void[open_rows] |= part.unfit & _find_nulls(found)
+            keys.append(_read_scalar(_KEY if step.type is not None else _PASSED_KEY, some))
+        found = read_block(step.item, some)
+        if some.bad.any():
+            # A list with a bad item that is null is null (semantics 13.13).
+            lost[open_rows] |= some.bad & to_mask(found.is_null())
         items.append(found)
         owners.append(open_rows)
-        places.update(open_rows, part)
+        places.update(open_rows, some)
         left[open_rows] -= 1
         open_rows = open_rows[~places.broken[open_rows]]
     if step.type is None:
         return pa.nulls(len(places))
     made = _build_lists(step, places, owners, keys, items)
-    return pc.if_else(pa.array(void), pa.scalar(None, made.type), made) if void.any() else made
-
-
-def _find_nulls(values: pa.Array) -> Mask:
-    nulls: Mask = np.array(values.is_null().to_numpy(zero_copy_only=False))
-    return nulls
+    return keep(made, lost).column
 
 
 _KEY: Final = Scalar("string", pa.string())
@@ -495,4 +536,4 @@ def _leave_repeated_keys(places: Places, keys: pa.Array, owner: npt.NDArray[np.i
     codes = keys.dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
     pairs = owner * (len(codes) + 1) + codes
     _, first, times = np.unique(pairs, return_index=True, return_counts=True)
-    places.late[owner[first[times > 1]]] = True
+    places.by_row[owner[first[times > 1]]] = True

@@ -41,10 +41,10 @@ _BROKEN: Final = (ValueError, IndexError, struct.error, RecursionError)
 class _Row:
     """A payload that is being read: its bytes, and the place of the next one."""
 
-    __slots__ = ("at", "budget", "data", "depth", "unfit")
+    __slots__ = ("at", "bad", "budget", "data", "depth")
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.at, self.depth, self.unfit = data, 0, 0, False
+        self.data, self.at, self.depth, self.bad = data, 0, 0, False
         self.budget = len(data)  # Of items; only items without bytes could be more.
 
     def read_varint(self, most: int) -> int:
@@ -120,7 +120,7 @@ class RowReader:
                 reasons[number] = SYNTAX
                 continue
             values.append(value)
-            if row.unfit:
+            if row.bad:
                 reasons[number] = TYPE
         return pa.array(values, self._type), reasons
 
@@ -162,7 +162,7 @@ class RowReader:
 
         def read(row: _Row) -> dict[str, Any]:
             value = dict(defaults)
-            row.unfit |= lacks
+            row.bad |= lacks
             for name, each in pairs:
                 part = each(row)
                 if name is not None:
@@ -181,24 +181,24 @@ class RowReader:
             value = readers[chosen](row)
             if fits[chosen]:
                 return value
-            row.unfit = True
+            row.bad = True
             return None
 
         return read
 
     def _build_repeated(self, step: Repeated) -> Reader:
-        read_item, keyed, wanted = self._build(step.item), step.keyed, step.type is not None
+        read_item, keyed, requested = self._build(step.item), step.keyed, step.type is not None
 
         def read(row: _Row) -> Any:
             items: list[Any] = []
             entries: dict[str, Any] = {}
-            unfit, void, row.unfit = row.unfit, False, False
+            bad, is_lost, row.bad = row.bad, False, False
             while True:
                 count = row.read_long()
                 if count == 0:
-                    row.unfit = unfit
-                    # With an item that is unreadable as a whole, all is (semantics 13.13).
-                    return None if void else list(entries.items()) if keyed else items
+                    row.bad = bad
+                    # A list with a bad item that is null is null (semantics 13.13).
+                    return None if is_lost else list(entries.items()) if keyed else items
                 end = -1
                 if count < 0:
                     count, size = -count, row.read_long()
@@ -211,12 +211,12 @@ class RowReader:
                 for _ in range(count):
                     key = row.take(row.read_long()) if keyed else b""
                     value = read_item(row)
-                    if row.unfit:
-                        unfit, row.unfit = True, False
-                        void |= value is None
-                    if wanted and keyed:
+                    if row.bad:
+                        bad, row.bad = True, False
+                        is_lost |= value is None
+                    if requested and keyed:
                         entries[key.decode()] = value
-                    elif wanted:
+                    elif requested:
                         items.append(value)
                 if end not in (-1, row.at):
                     raise ValueError("a block is not as long as it says")
@@ -231,7 +231,7 @@ def _read_nothing(row: _Row) -> None:
 def _pass_misfit(read: Reader) -> Reader:
     def read_misfit(row: _Row) -> None:
         read(row)
-        row.unfit = True
+        row.bad = True
 
     return read_misfit
 
@@ -298,7 +298,7 @@ def _read_boolean(row: _Row) -> bool:
 
 def _fit(row: _Row, value: Any) -> Any:
     if value is None:
-        row.unfit = True
+        row.bad = True
     return value
 
 
@@ -306,7 +306,7 @@ def _convert(row: _Row, data: bytes, target: pa.DataType) -> Any:
     try:
         return convert_bytes(data, target)
     except ValueError:
-        row.unfit = True
+        row.bad = True
         return None
 
 
@@ -315,5 +315,5 @@ def _scale(row: _Row, number: int, scale: tuple[int, int]) -> int | None:
     scaled = number * times // over
     if -_LONG_BOUND < scaled < _LONG_BOUND:
         return scaled
-    row.unfit = True
+    row.bad = True
     return None

@@ -7,8 +7,8 @@ depend on a payload's neighbours.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from pyspark_timestream.kafka.decode.avro.resolution import Plan, resolve
 from pyspark_timestream.kafka.decode.avro.schemas import (
     AvroReader,
     ParsedSchema,
-    build_wanted,
+    build_requested,
     find_name,
     parse_schema,
 )
@@ -35,8 +35,9 @@ from pyspark_timestream.kafka.decode.records import (
     DecodedBlock,
     Reasons,
     RequestedFields,
+    join_blocks,
+    split_pieces,
 )
-from pyspark_timestream.kafka.options.parsers import parse_path
 
 Longs = npt.NDArray[np.int64]
 
@@ -52,14 +53,6 @@ _PIECE_BYTES: Final = 1 << 20
 _INSTANT: Final = pa.timestamp("us", tz="UTC")
 
 
-class _Fields(NamedTuple):
-    """The wanted fields of some payloads, and which of them do not fit."""
-
-    columns: list[pa.Array]
-    raw: dict[str, pa.Array]
-    unfit: npt.NDArray[np.bool_]
-
-
 class _Codec(NamedTuple):
     """The plan for one writer's schema, with its reader of single payloads."""
 
@@ -69,17 +62,18 @@ class _Codec(NamedTuple):
 
 def read_avro(
     reader: AvroReader,
-    wanted: RequestedFields,
+    requested: RequestedFields,
     bodies: pa.Array,
     writers: Mapping[int, str],
     schema_ids: pa.Array | None = None,
+    *,
     newer: tuple[AvroReader, ...] = (),
 ) -> DecodedBlock:
     """Read n Avro payloads.
 
     Args:
-        reader: the reader's schema; `check_avro_columns` has accepted the wanted fields.
-        wanted: the fields, by paths into its records.
+        reader: the reader's schema; `check_avro_columns` has accepted the requested fields.
+        requested: the fields, by paths into its records.
         bodies: n binary values, without framing. A null is a row of nulls, and is not malformed.
         writers: the writers' schemas as JSON, by id: at least those of `schema_ids`.
         schema_ids: n int32: the id of the schema that wrote the payload; null where the body is
@@ -94,64 +88,53 @@ def read_avro(
         bodies = bodies.cast(pa.binary())
     reasons = np.full(len(bodies), FINE, np.uint8)
     order = np.full(len(bodies), -1, np.int64)
-    pieces: list[_Fields] = []
+    blocks: list[DecodedBlock] = []
     total = 0
     codes = np.full(len(bodies), -1, np.int64)
     names: list[str | None] = []
     for text, rows in _group(reader, bodies, writers, schema_ids):
         group = bodies if len(rows) == len(bodies) else bodies.take(pa.array(rows))
         try:
-            found, of_rows = _find_names(reader, wanted, text, group)
+            found, of_rows = _find_names(reader, requested, text, group)
             codes[rows] = np.where(of_rows < 0, -1, of_rows + len(names))
             names += found
-            wanted_ones = np.array([*map(reader.accepts, found), True])[of_rows]
-            if not wanted_ones.all():
-                reasons[rows[~wanted_ones]] = NAME
-                rows, group = rows[wanted_ones], group.filter(pa.array(wanted_ones))
-            codec = _build_codec((reader, *newer), wanted, text) if len(rows) else None
+            is_accepted = np.array([*map(reader.accepts, found), True])[of_rows]
+            if not is_accepted.all():
+                reasons[rows[~is_accepted]] = NAME
+                rows, group = rows[is_accepted], group.filter(pa.array(is_accepted))
+            codec = _build_codec((reader, *newer), requested, text) if len(rows) else None
         except SchemaRefused as error:
             error.row = int(rows[0])
             raise
-        if codec is None:
-            continue
-        for start, stop in _split(group):
-            values, why = _read_piece(codec, group[start:stop])
-            fields = _take_fields(wanted, values)
-            why[fields.unfit & (why == FINE)] = TYPE
-            reasons[rows[start:stop]] = why
-            pieces.append(fields)
-        order[rows] = np.arange(total, total + len(rows))
-        total += len(rows)
-    in_order = total == len(bodies) and not (order[1:] < order[:-1]).any()
-    places = None if in_order else pa.array(order, mask=order < 0)
-    columns = [
-        _join([piece.columns[at] for piece in pieces], field.type, places)
-        for at, field in enumerate(wanted.columns)
-    ]
-    raw = {name: _join_raw([piece.raw[name] for piece in pieces], order) for name in wanted.raw}
+        if codec is not None:
+            pieces = split_pieces(group, _PIECE_BODIES, _PIECE_BYTES)
+            blocks += [_read_piece(codec, requested, piece) for piece in pieces]
+            order[rows] = np.arange(total, total + len(rows))
+            total += len(rows)
+    block = join_blocks(requested, blocks, order, reasons)
     named = None
-    if wanted.names:
+    if requested.names:
         named = pa.array([*names, None], pa.string()).take(pa.array(codes % (len(names) + 1)))
-    return DecodedBlock(columns, raw, reasons, schema_ids, named)
+    return block._replace(schema_ids=schema_ids, names=named)
 
 
-def can_read_avro(readers: tuple[AvroReader, ...], wanted: RequestedFields, writer: str) -> bool:
+def can_read_avro(readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str) -> bool:
     """Check that payloads of a writer's schema can be read."""
     try:
-        _build_codec(readers, wanted, writer)
+        _build_codec(readers, requested, writer)
     except SchemaRefused:
         return False
     return True
 
 
 def _find_names(
-    reader: AvroReader, wanted: RequestedFields, text: str, bodies: pa.Array
+    reader: AvroReader, requested: RequestedFields, text: str, bodies: pa.Array
 ) -> tuple[list[str | None], Longs]:
     """Return the names of the records that a schema writes, and for n payloads which it is.
 
     -1 where a union has no such branch, which makes the payload malformed anyway.
     """
-    if not (wanted.names or reader.record):
+    if not (requested.names or reader.record):
         return [None], np.zeros(len(bodies), np.int64)
     parsed = _parse_writer(text)
     root = parsed.look_up(parsed.schema)
@@ -171,46 +154,6 @@ def _parse_writer(text: str) -> ParsedSchema:
             "an Avro schema",
             "correct it, or register the topic's schemas again",
         ) from error
-
-
-def _split(bodies: pa.Array) -> Iterator[tuple[int, int]]:
-    """Split into pieces that are read at a time.
-
-    An item of an array takes a byte at least, and many bytes of memory while it is read.
-    """
-    narrow = np.frombuffer(bodies.buffers()[1], np.int32)[bodies.offset :][: len(bodies) + 1]
-    ends, start = narrow.astype(np.int64), 0
-    while start < len(bodies):
-        fitting = int(np.searchsorted(ends, ends[start] + _PIECE_BYTES, side="right")) - 1
-        stop = min(max(fitting, start + 1), start + _PIECE_BODIES, len(bodies))
-        yield start, stop
-        start = stop
-
-
-def _join(pieces: list[pa.Array], kind: pa.DataType, places: pa.Array | None) -> pa.Array:
-    joined = pa.concat_arrays(pieces) if pieces else pa.array([], kind)
-    return joined if places is None else joined.take(places)
-
-
-def _join_raw(pieces: list[pa.Array], order: Longs) -> list[pa.Array]:
-    """Join a field that may be of another type in each piece, in the order of the payloads."""
-    kinds = {piece.type for piece in pieces}
-    if len(kinds) > 1 and all(map(pa.types.is_integer, kinds)):
-        pieces, kinds = [piece.cast(pa.int64()) for piece in pieces], {pa.int64()}
-    if len(kinds) <= 1:
-        kind = kinds.pop() if kinds else pa.null()
-        return [_join(pieces, kind, pa.array(order, mask=order < 0))]
-    # A writer changed whole numbers to fractions, say: each stays what it was.
-    starts = np.concatenate(([0], np.cumsum([len(piece) for piece in pieces])))
-    owners = np.where(order < 0, -1, np.searchsorted(starts, order, side="right") - 1)
-    found = []
-    for run in np.split(np.arange(len(order)), np.flatnonzero(np.diff(owners)) + 1):
-        owner = int(owners[run[0]])
-        if owner < 0:
-            found.append(pa.nulls(len(run)))
-        else:
-            found.append(pieces[owner].take(pa.array(order[run] - starts[owner])))
-    return found
 
 
 def _group(
@@ -233,63 +176,60 @@ def _group(
 
 
 @functools.lru_cache(maxsize=100)
-def _build_codec(readers: tuple[AvroReader, ...], wanted: RequestedFields, writer: str) -> _Codec:
+def _build_codec(
+    readers: tuple[AvroReader, ...], requested: RequestedFields, writer: str
+) -> _Codec:
     """Plan the reading of a writer's schema by the first of `readers` that can."""
     first, *newer = readers
     try:
-        plan = resolve(_parse_writer(writer), build_wanted(first, wanted))
+        plan = resolve(_parse_writer(writer), build_requested(first, requested))
     except SchemaRefused:
         if not newer:
             raise
-        return _build_codec(tuple(newer), wanted, writer)
+        return _build_codec(tuple(newer), requested, writer)
     return _Codec(plan, RowReader(plan))
 
 
-def _read_piece(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
-    """Read the payloads of one writer, without nulls, as structs; malformed ones are null."""
+def _read_piece(codec: _Codec, requested: RequestedFields, bodies: pa.Array) -> DecodedBlock:
+    """Read the payloads of one writer, without nulls."""
+    values, reasons = _read_values(codec, bodies)
+    columns = []
+    for column, path in zip(requested.columns, requested.column_paths(), strict=True):
+        converted = cast(pc.struct_field(values, path), column.type)
+        columns.append(converted.column)
+        reasons[converted.bad & (reasons == FINE)] = TYPE
+    raw = {
+        text: [_to_instants(pc.struct_field(values, path))]
+        for text, path in requested.raw_paths().items()
+    }
+    return DecodedBlock(columns, raw, reasons)
+
+
+def _read_values(codec: _Codec, bodies: pa.Array) -> tuple[pa.Array, Reasons]:
+    """Read payloads as structs; malformed ones are null."""
     if len(bodies) <= _FEW_BODIES or not can_read_block(codec.plan):
         return codec.rows.read(bodies.to_pylist())
     places = Places.of(bodies)
     values = read_block(codec.plan.step, places)
     places.finish()
-    reasons = np.where(places.unfit, TYPE, FINE).astype(np.uint8)
+    reasons = np.where(places.bad, TYPE, FINE).astype(np.uint8)
     reasons[places.broken] = SYNTAX
-    late = np.flatnonzero(places.late)
-    if not len(late):
-        if not places.broken.any():
-            return values, reasons
-        kept = np.arange(len(bodies))
-        return values.take(pa.array(kept, mask=places.broken)), reasons
-    singles, reasons[late] = codec.rows.read(bodies.take(pa.array(late)).to_pylist())
+    singles = np.flatnonzero(places.by_row)
     order = np.arange(len(bodies))
-    order[late] = np.arange(len(bodies), len(bodies) + len(late))
+    if len(singles):
+        read, reasons[singles] = codec.rows.read(bodies.take(pa.array(singles)).to_pylist())
+        order[singles] = np.arange(len(bodies), len(bodies) + len(singles))
+        values = pa.concat_arrays([values, read])
     absent = reasons == SYNTAX
-    return pa.concat_arrays([values, singles]).take(pa.array(order, mask=absent)), reasons
+    if not len(singles) and not absent.any():
+        return values, reasons
+    return values.take(pa.array(order, mask=absent)), reasons
 
 
-def _take_fields(wanted: RequestedFields, values: pa.Array) -> _Fields:
-    """Take the wanted fields out of n structs of one writer."""
-    unfit = np.zeros(len(values), np.bool_)
-    columns = []
-    for column in wanted.columns:
-        converted = cast(_take_path(values, column.name), column.type)
-        columns.append(converted.column)
-        unfit |= converted.bad
-    return _Fields(columns, {name: _take_raw(values, name) for name in wanted.raw}, unfit)
-
-
-def _take_path(values: pa.Array, path: str) -> pa.Array:
-    for name in parse_path(path):
-        values = pc.struct_field(values, name)
+def _to_instants(values: pa.Array) -> pa.Array:
+    """Return dates and timestamps as instants, for event times; others as they are."""
+    if pa.types.is_date32(values.type):
+        return cast(values, pa.date32()).column.cast(pa.timestamp("us")).view(_INSTANT)
+    if pa.types.is_timestamp(values.type):
+        return cast(values, pa.timestamp("us", tz=values.type.tz)).column.view(_INSTANT)
     return values
-
-
-def _take_raw(values: pa.Array, path: str) -> Any:
-    """Take a field for event times: dates and timestamps as instants."""
-    found = _take_path(values, path)
-    if pa.types.is_date32(found.type):
-        return cast(found, pa.date32()).column.cast(pa.timestamp("us")).view(_INSTANT)
-    if pa.types.is_timestamp(found.type):
-        local = pa.timestamp("us", tz=found.type.tz)
-        return cast(found, local).column.view(_INSTANT)
-    return found

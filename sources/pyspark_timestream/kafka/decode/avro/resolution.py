@@ -17,33 +17,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final, NamedTuple, TypeAlias
+from uuid import UUID  # noqa: TID251 - formats the ids of others, and makes none
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import Mask
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.kafka.decode.avro.schemas import (
     DEFAULT,
     NO_DEFAULT,
     ParsedSchema,
+    Requested,
+    RequestedField,
     Schema,
-    Wanted,
-    WantedField,
     describe,
     kind_of,
     read_as,
     time_unit,
 )
 
-_UUID_PARTS: Final = ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32))
-_WORD_BYTES: Final = 8
-_DECIMAL_BYTES: Final = 16
-
 
 def convert_bytes(data: bytes, target: pa.DataType) -> bytes | str | Decimal:
-    """Convert bytes to a decimal, text or uuid (16 bytes of type fixed are one).
+    """Convert bytes to a decimal, text or binary.
 
     Raises:
         ValueError: they are not of type `target`.
@@ -59,67 +53,7 @@ def convert_bytes(data: bytes, target: pa.DataType) -> bytes | str | Decimal:
 
 def format_uuid(data: bytes) -> str:
     """Format 16 bytes as a uuid."""
-    digits = data.hex()
-    return "-".join(digits[begin:end] for begin, end in _UUID_PARTS)
-
-
-def convert_binary_column(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Convert n non-null values to `target`; return also n booleans: it does not fit, and is null.
-
-    The result is that of `convert_bytes` for each.
-    """
-    unfit = np.zeros(len(values), dtype=np.bool_)
-    if pa.types.is_binary(target):
-        return values, unfit
-    if pa.types.is_string(target):
-        return _decode_texts(values)
-    return _read_decimals(values, target)
-
-
-def _decode_texts(values: pa.Array) -> tuple[pa.Array, Mask]:
-    try:
-        return values.cast(pa.string()), np.zeros(len(values), dtype=np.bool_)
-    except pa.ArrowInvalid:
-        return _convert_singly(values, pa.string())
-
-
-def _convert_singly(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    read: list[bytes | str | Decimal | None] = []
-    for value in values.to_pylist():
-        try:
-            read.append(convert_bytes(value, target))
-        except ValueError:
-            read.append(None)
-    column = pa.array(read, target)
-    return column, np.array(column.is_null().to_numpy(zero_copy_only=False))
-
-
-def _read_decimals(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, Mask]:
-    """Read big-endian numbers of up to eight bytes at once, longer ones one by one."""
-    lengths = pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
-    if not len(values) or lengths.max() > _WORD_BYTES:
-        return _convert_singly(values, target)
-    _, offsets, data = values.buffers()
-    if data is None:
-        return _convert_singly(values, target)
-    starts = np.frombuffer(offsets, np.int32)[values.offset : values.offset + len(values)]
-    padded = np.concatenate((np.frombuffer(data, np.uint8), np.zeros(_WORD_BYTES, np.uint8)))
-    words = np.ndarray((len(padded) - _WORD_BYTES + 1,), ">i8", padded, strides=(1,))
-    # Shifting to the right copies the sign into the places of the bytes that follow the number.
-    numbers = words[starts].astype(np.int64) >> (8 * (_WORD_BYTES - np.maximum(lengths, 1)))
-    unfit = lengths == 0
-    if target.precision < 19:
-        # Not by the absolute value: the least 64-bit number has none.
-        bound = 10**target.precision
-        unfit |= (numbers >= bound) | (numbers <= -bound)
-    halves = np.empty((len(values), 2), np.int64)
-    halves[:, 0], halves[:, 1] = numbers, numbers >> 63
-    column = pa.Array.from_buffers(
-        target, len(values), [None, pa.py_buffer(np.ascontiguousarray(halves))]
-    )
-    if unfit.any():
-        column = pc.if_else(pa.array(unfit), pa.scalar(None, target), column)
-    return column, unfit
+    return str(UUID(bytes=data))
 
 
 _PROMOTIONS: Final = {
@@ -243,15 +177,15 @@ class Plan:
     recursive: Mapping[str, Step]
 
 
-def resolve(writer: ParsedSchema, wanted: Wanted) -> Plan:
-    """Resolve the writer's schema with the wanted part of the reader's.
+def resolve(writer: ParsedSchema, requested: Requested) -> Plan:
+    """Resolve the writer's schema with the requested part of the reader's.
 
     Raises:
         SchemaRefused: values of the writer's schema cannot be read with the reader's.
     """
     resolver = _Resolver(writer)
     try:
-        return Plan(resolver.read("the value", writer.schema, wanted), resolver.recursive)
+        return Plan(resolver.read("the value", writer.schema, requested), resolver.recursive)
     except _Unresolved as error:
         raise SchemaRefused(*error.args) from None
 
@@ -307,76 +241,78 @@ class _Resolver:
             return Scalar(kind, size=schema["size"])
         return Scalar(kind, symbols=tuple(schema["symbols"]) if kind == "enum" else ())
 
-    def read(self, what: str, schema: Schema, wanted: Wanted) -> "_TypedStep":
-        """Build the step that reads values of `schema` as `wanted`, or as a wider number."""
+    def read(self, what: str, schema: Schema, requested: Requested) -> "_TypedStep":
+        """Build the step that reads values of `schema` as `requested`, or as a wider number."""
         found = self._writer.look_up(schema)
         if kind_of(found) == "union":
             self._count()
-            return self._read_union(what, found, _widen(wanted, map(self._writer.look_up, found)))
-        return self._read_one(what, found, _widen(wanted, [found]))
+            return self._read_union(
+                what, found, _widen(requested, map(self._writer.look_up, found))
+            )
+        return self._read_one(what, found, _widen(requested, [found]))
 
-    def _read_one(self, what: str, found: Schema, wanted: Wanted) -> "_TypedStep":
+    def _read_one(self, what: str, found: Schema, requested: Requested) -> "_TypedStep":
         """Build the step of a schema that is not a union."""
         self._count()
         kind = kind_of(found)
-        if kind == "null" and wanted.nullable:
-            return Scalar(kind, wanted.type)
-        if kind_of(wanted.schema) not in _PROMOTIONS.get(kind, (kind,)):
-            if kind in _NUMBERS and kind_of(wanted.schema) in _NUMBERS:
+        if kind == "null" and requested.nullable:
+            return Scalar(kind, requested.type)
+        if kind_of(requested.schema) not in _PROMOTIONS.get(kind, (kind,)):
+            if kind in _NUMBERS and kind_of(requested.schema) in _NUMBERS:
                 # A narrower number that is a time to the reader: its unit is not the writer's.
-                return Misfit(self.skip(found), wanted.type)
-            raise _unresolved(what, found, wanted)
+                return Misfit(self.skip(found), requested.type)
+            raise _unresolved(what, found, requested)
         if kind == "record":
-            return self._read_record(found, wanted)
-        if kind in ("array", "map") and wanted.item is not None:
-            item = self.read(what, found["items" if kind == "array" else "values"], wanted.item)
+            return self._read_record(found, requested)
+        if kind in ("array", "map") and requested.item is not None:
+            item = self.read(what, found["items" if kind == "array" else "values"], requested.item)
             assert item.type is not None, "an item that is read has a type"
             inner = pa.list_(item.type) if kind == "array" else pa.map_(pa.string(), item.type)
             return Repeated(item, kind == "map", inner)
-        return _read_scalar(what, kind, found, wanted)
+        return _read_scalar(what, kind, found, requested)
 
-    def _read_union(self, what: str, schemas: list[Schema], wanted: Wanted) -> Union:
+    def _read_union(self, what: str, schemas: list[Schema], requested: Requested) -> Union:
         steps: dict[int, _TypedStep] = {}
-        nulls = [at for at, branch in enumerate(schemas) if branch == "null" and wanted.nullable]
+        nulls = [at for at, branch in enumerate(schemas) if branch == "null" and requested.nullable]
         for at, branch in enumerate(schemas):
             try:
-                if self._is_other(branch, schemas, wanted):
-                    raise _unresolved(what, branch, wanted)
+                if self._is_other(branch, schemas, requested):
+                    raise _unresolved(what, branch, requested)
                 if at not in nulls:
-                    step = self._read_one(what, self._writer.look_up(branch), wanted)
+                    step = self._read_one(what, self._writer.look_up(branch), requested)
                     first = next(iter(steps.values()), step)
                     if not isinstance(step, Misfit) and step.type == first.type:
                         steps[at] = step
             except _Unresolved:
                 continue
         if not steps and not nulls:
-            raise _unresolved(what, schemas, wanted)
-        # Of types with parts a union has one at most that fits, and scalars are of the wanted one.
-        kind = next((step.type for step in steps.values()), wanted.type)
+            raise _unresolved(what, schemas, requested)
+        # At most one type with parts of a union fits, and scalars are of the requested type.
+        kind = next((step.type for step in steps.values()), requested.type)
         steps |= {at: Scalar("null", kind) for at in nulls}
         branches = tuple(steps.get(at) or self.skip(each) for at, each in enumerate(schemas))
         return Union(branches, kind, tuple(at in steps for at in range(len(schemas))))
 
-    def _is_other(self, branch: Schema, schemas: list[Schema], wanted: Wanted) -> bool:
-        """Check for a named type that is not the wanted one, where a union has several."""
+    def _is_other(self, branch: Schema, schemas: list[Schema], requested: Requested) -> bool:
+        """Check for a named type that is not the requested one, where a union has several."""
         found = self._writer.look_up(branch)
         kind = kind_of(found)
         alike = [each for each in map(self._writer.look_up, schemas) if kind_of(each) == kind]
         if kind not in ("record", "enum", "fixed") or len(alike) == 1:
             return False
-        if kind_of(wanted.schema) != kind:
+        if kind_of(requested.schema) != kind:
             return False
-        names = {name.split(".")[-1] for name in _names_of(wanted.schema)}
+        names = {name.split(".")[-1] for name in _names_of(requested.schema)}
         return found["name"].split(".")[-1] not in names
 
-    def _read_record(self, schema: Schema, wanted: Wanted) -> Record:
+    def _read_record(self, schema: Schema, requested: Requested) -> Record:
         written = {each["name"] for each in schema["fields"]}
-        aliases = _list_aliases(wanted.schema)
-        types = {each.name: each.wanted.type for each in wanted.fields}
+        aliases = _list_aliases(requested.schema)
+        types = {each.name: each.inner.type for each in requested.fields}
         places: dict[str, int] = {}
         defaults: dict[int, pa.Array] = {}
         missing: list[int] = []
-        for place, field_ in enumerate(wanted.fields):
+        for place, field_ in enumerate(requested.fields):
             names = [field_.name, *(name for name, of in aliases.items() if of == field_.name)]
             known = [name for name in names if name in written]
             if known:
@@ -391,41 +327,41 @@ class _Resolver:
             if at is None:
                 fields.append(RecordField(self.skip(each["type"]), None))
                 continue
-            read_as_ = wanted.fields[at]
-            step = self.read(f"field '{each['name']}'", each["type"], read_as_.wanted)
+            read_as_ = requested.fields[at]
+            step = self.read(f"field '{each['name']}'", each["type"], read_as_.inner)
             types[read_as_.name] = step.type
             fields.append(RecordField(step, at))
         return Record(tuple(fields), pa.struct(list(types.items())), defaults, tuple(missing))
 
 
-def _widen(wanted: Wanted, written: Iterable[Schema]) -> Wanted:
-    """Return `wanted` as the writer's type where that is a wider number or another decimal.
+def _widen(requested: Requested, written: Iterable[Schema]) -> Requested:
+    """Return `requested` as the writer's type where that is a wider number or another decimal.
 
     Of a union, whole numbers go before fractions, and the reader's scale before others: what is
     then read as another type would not be the same number.
     """
-    reader = kind_of(wanted.schema)
-    if pa.types.is_decimal(wanted.type):
+    reader = kind_of(requested.schema)
+    if pa.types.is_decimal(requested.type):
         types = {read_as(each) for each in written if kind_of(each) in ("bytes", "fixed")}
         others = [each for each in types if pa.types.is_decimal(each)]
-        if len(others) != 1 or others[0].scale == wanted.type.scale:
-            return wanted
-        return replace(wanted, type=others[0])
-    if wanted.type != _NUMBERS.get(reader):
-        return wanted
+        if len(others) != 1 or others[0].scale == requested.type.scale:
+            return requested
+        return replace(requested, type=others[0])
+    if requested.type != _NUMBERS.get(reader):
+        return requested
     kinds = [kind for kind in map(kind_of, written) if kind in _NUMBERS]
     narrow = [kind for kind in kinds if reader in _WHOLE and kind in _WHOLE]
     widest = max(narrow or kinds, key=list(_NUMBERS).index, default=reader)
     if reader in _PROMOTIONS.get(widest, (widest,)):
-        return wanted
-    return replace(wanted, schema=widest, type=_NUMBERS[widest])
+        return requested
+    return replace(requested, schema=widest, type=_NUMBERS[widest])
 
 
-def _unresolved(what: str, writer: Schema, wanted: Wanted) -> _Unresolved:
-    null = "null or " if wanted.nullable else ""
+def _unresolved(what: str, writer: Schema, requested: Requested) -> _Unresolved:
+    null = "null or " if requested.nullable else ""
     return _Unresolved(
         f"{what} was written as Avro type {describe(writer)}, and the reader's schema has "
-        f"{null}{describe(wanted.schema)}",
+        f"{null}{describe(requested.schema)}",
         "a reader's schema that is compatible with the writer's",
         "correct the reader's schema, or leave the column out",
     )
@@ -446,36 +382,38 @@ def _names_of(schema: Schema) -> list[str]:
     return [schema["name"], *schema.get("aliases", ())]
 
 
-def _read_scalar(what: str, kind: str, schema: Schema, wanted: Wanted) -> Scalar:
+def _read_scalar(what: str, kind: str, schema: Schema, requested: Requested) -> Scalar:
     if kind == "enum":
-        known = set(wanted.schema["symbols"])
-        other = wanted.schema.get(DEFAULT)
+        known = set(requested.schema["symbols"])
+        other = requested.schema.get(DEFAULT)
         other = other if other in known else None
         symbols = tuple(each if each in known else other for each in schema["symbols"])
-        return Scalar(kind, wanted.type, symbols=symbols)
-    if kind == "fixed" and schema["size"] != wanted.schema["size"]:
-        raise _unresolved(what, schema, wanted)
-    if pa.types.is_decimal(wanted.type) and kind in ("bytes", "fixed"):
+        return Scalar(kind, requested.type, symbols=symbols)
+    if kind == "fixed" and schema["size"] != requested.schema["size"]:
+        raise _unresolved(what, schema, requested)
+    if pa.types.is_decimal(requested.type) and kind in ("bytes", "fixed"):
         written = read_as(schema)
-        if pa.types.is_decimal(written) and written.scale != wanted.type.scale:
+        if pa.types.is_decimal(written) and written.scale != requested.type.scale:
             # One of several decimals of a union.
-            raise _unresolved(what, schema, wanted)
+            raise _unresolved(what, schema, requested)
     size = schema["size"] if kind == "fixed" else 0
-    scale = (time_unit(schema) or time_unit(wanted.schema)) if kind in ("int", "long") else None
-    if not pa.types.is_timestamp(wanted.type):
+    scale = (time_unit(schema) or time_unit(requested.schema)) if kind in ("int", "long") else None
+    if not pa.types.is_timestamp(requested.type):
         scale = None
-    return Scalar(kind, wanted.type, size, scale=scale or (1, 1))
+    return Scalar(kind, requested.type, size, scale=scale or (1, 1))
 
 
-def _read_default(wanted: WantedField) -> pa.Array | None:
+def _read_default(requested: RequestedField) -> pa.Array | None:
     """Return the default of a field that the writer lacks, as one value.
 
     None if there is none, or none of its type: schemas with such defaults are in use.
     """
-    if wanted.default is NO_DEFAULT:
+    if requested.default is NO_DEFAULT:
         return None
     try:
-        return pa.array([_convert_default(wanted.wanted, wanted.default)], wanted.wanted.type)
+        return pa.array(
+            [_convert_default(requested.inner, requested.default)], requested.inner.type
+        )
     except (pa.ArrowException, AttributeError, ValueError, TypeError, OverflowError):
         return None
 
@@ -494,33 +432,33 @@ _JSON: Final[Mapping[str, tuple[type, ...]]] = {
 """What a default is in JSON, where it is not a text."""
 
 
-def _convert_default(wanted: Wanted, default: Any) -> Any:
+def _convert_default(requested: Requested, default: Any) -> Any:
     """Convert a default from JSON."""
-    kind = kind_of(wanted.schema)
-    if default is None and wanted.nullable:
+    kind = kind_of(requested.schema)
+    if default is None and requested.nullable:
         return None
     if type(default) not in _JSON.get(kind, (str,)):
         raise TypeError(f"{default!r} is not of type {kind}")
-    if kind == "enum" and default not in wanted.schema["symbols"]:
+    if kind == "enum" and default not in requested.schema["symbols"]:
         raise ValueError(f"{default!r} is not a symbol")
     if kind == "record":
         return {
-            each.name: _convert_default(each.wanted, default.get(each.name, each.default))
-            for each in wanted.fields
+            each.name: _convert_default(each.inner, default.get(each.name, each.default))
+            for each in requested.fields
         }
-    if wanted.item is not None and kind == "array":
-        return [_convert_default(wanted.item, each) for each in default]
-    if wanted.item is not None:
-        return [(key, _convert_default(wanted.item, each)) for key, each in default.items()]
+    if requested.item is not None and kind == "array":
+        return [_convert_default(requested.item, each) for each in default]
+    if requested.item is not None:
+        return [(key, _convert_default(requested.item, each)) for key, each in default.items()]
     if kind in ("bytes", "fixed"):
         data = default.encode("latin-1")
-        if kind == "fixed" and len(data) != wanted.schema["size"]:
+        if kind == "fixed" and len(data) != requested.schema["size"]:
             raise ValueError(f"{data!r} is not of its size")
-        is_uuid = kind == "fixed" and pa.types.is_string(wanted.type)
-        return format_uuid(data) if is_uuid else convert_bytes(data, wanted.type)
+        is_uuid = kind == "fixed" and pa.types.is_string(requested.type)
+        return format_uuid(data) if is_uuid else convert_bytes(data, requested.type)
     if kind in ("float", "double"):
         return float(default)
-    if pa.types.is_timestamp(wanted.type):
-        times, over = time_unit(wanted.schema) or (1, 1)
+    if pa.types.is_timestamp(requested.type):
+        times, over = time_unit(requested.schema) or (1, 1)
         return default * times // over
     return default

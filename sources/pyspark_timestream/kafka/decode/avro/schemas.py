@@ -90,7 +90,7 @@ class AvroReader:
         return parsed._replace(schema=roots[names.index(self.record)])
 
     def accepts(self, name: str | None) -> bool:
-        """Check that records of this name are wanted: it is the reader's, or an alias of it."""
+        """Check that records of this name are requested: it is the reader's, or an alias of it."""
         if not self.record:
             return True
         return name in _list_record_names(self)
@@ -265,38 +265,38 @@ def describe(schema: Schema) -> str:
 NO_DEFAULT: Final = object()
 
 Shape = dict[str, Any]
-"""The wanted fields of a record by name, each with its own shape; that of a list is its items'."""
+"""The requested fields of a record by name, each with its own shape; a list has its items'."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
-    """A type of the reader's schema, without the parts that are not wanted.
+class Requested:
+    """A type of the reader's schema, without the parts that are not requested.
 
     Attributes:
         schema: the Avro type; never a union, which is `nullable`, nor a name.
         type: the type that it is read as.
         nullable: null is a value of it.
-        fields: the wanted fields of a record.
+        fields: the requested fields of a record.
         item: the items of an array, or the values of a map.
     """
 
     schema: Schema
     type: pa.DataType
     nullable: bool
-    fields: tuple["WantedField", ...] = ()
-    item: "Wanted | None" = None
+    fields: tuple["RequestedField", ...] = ()
+    item: "Requested | None" = None
 
 
-class WantedField(NamedTuple):
-    """A wanted field of a record: its name, its type, and its default as JSON."""
+class RequestedField(NamedTuple):
+    """A requested field of a record: its name, its type, and its default as JSON."""
 
     name: str
-    wanted: Wanted
+    inner: Requested
     default: Any
 
 
 def check_avro_columns(reader: AvroReader, columns: pa.Schema, raw: tuple[str, ...] = ()) -> None:
-    """Check that the reader's schema has the wanted columns, and fields with times and edges.
+    """Check that the reader's schema has the requested columns, and fields with times and edges.
 
     Raises:
         SchemaRefused: a path is not in the schema, or its type cannot be read as the column's.
@@ -407,7 +407,7 @@ _NESTED: Final = {
 
 
 @functools.lru_cache(maxsize=100)
-def build_wanted(reader: AvroReader, fields: RequestedFields) -> Wanted:
+def build_requested(reader: AvroReader, fields: RequestedFields) -> Requested:
     """Build the part of the reader's schema that `fields` need; they have been checked."""
     shape: Shape = {}
     for column in fields.columns:
@@ -435,25 +435,25 @@ def _shape_of(target: pa.DataType) -> Shape:
     return {}
 
 
-def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Wanted:
+def _build(parsed: ParsedSchema, schema: Schema, shape: Mapping[str, Any]) -> Requested:
     found, nullable = _strip_null(parsed, "a column", schema)
     kind = kind_of(found)
     if kind == "record":
         by_name = {field["name"]: field for field in found["fields"]}
         fields = tuple(
-            WantedField(
+            RequestedField(
                 name,
                 _build(parsed, by_name[name]["type"], below),
                 by_name[name].get(DEFAULT, NO_DEFAULT),
             )
             for name, below in shape.items()
         )
-        inner = pa.struct([(field.name, field.wanted.type) for field in fields])
-        return Wanted(found, inner, nullable, fields)
+        inner = pa.struct([(field.name, field.inner.type) for field in fields])
+        return Requested(found, inner, nullable, fields)
     if kind == "array":
         item = _build(parsed, found["items"], shape)
-        return Wanted(found, pa.list_(item.type), nullable, item=item)
+        return Requested(found, pa.list_(item.type), nullable, item=item)
     if kind == "map":
         item = _build(parsed, found["values"], shape)
-        return Wanted(found, pa.map_(pa.string(), item.type), nullable, item=item)
-    return Wanted(found, read_as(found), nullable)
+        return Requested(found, pa.map_(pa.string(), item.type), nullable, item=item)
+    return Requested(found, read_as(found), nullable)

@@ -5,9 +5,9 @@ digits of a number. Finding them costs next to nothing for most values: what is 
 limit. The bytes of the others are looked at in NumPy, a piece at a time, which costs a small part
 of parsing them.
 
-Paths that share a parent become one struct, and a struct wanted as a column takes in the paths that
+Paths that share a parent become one struct, and a column that is a struct takes in the paths that
 lead into it. Each read gives a name one type, so what contradicts an earlier field (another type,
-or a path into what is wanted as a text) is read in another pass over the same values.
+or a path into what is requested as a text) is read in another pass over the same values.
 
 The result for a value never depends on its neighbours: parsing a block and parsing its values one
 by one give the same columns. Two rules ensure that. Values are joined by newlines, which a JSON

@@ -2,41 +2,32 @@
 
 ptars builds all of a message's fields, those of its own type as bytes, and reads Protobuf's own
 types in its own way: a date that does not exist is 1970-01-01, a late timestamp the last of 2262.
-The messages of a projection have none of that: only needed fields, a new type at every place, texts
-as bytes, enums as numbers, and maps as what they are on the wire, repeated messages of a key and a
-value. A message that is wanted as its bytes is bytes here: what its schema does not know stays in
-it.
+So it reads a message of our own: only requested fields, named by their numbers, a new type at every
+place, texts as bytes, enums as numbers, and maps as what they are on the wire, repeated messages of
+a key and a value. A message that is requested as binary is bytes, with what its schema lacks.
 
 ptars is fast, and trusts: of bytes that no Protobuf library writes, it reads some that it should
 refuse (overlong tags, ragged packed fields) and panics at others (lengths that wrap around). So
 Google's library parses them first. n messages, each with a tag and its length in front, are one
 message of n rows, and parsing that costs less than what ptars takes. A block that it refuses is
-halved until the malformed rows are alone; so a row never depends on its neighbours. Where the two
+halved until the malformed rows are alone, so a row never depends on its neighbours. Where the two
 read the same bytes differently (both members of a oneof, a repeated key of a map), Google's library
-rewrites the needed fields of the rows, in the one form that all libraries agree on, and ptars reads
-that.
+rewrites the requested fields in the one form that all libraries agree on, and ptars reads that.
 
-The rules are then those of Google's library: it skips unknown fields and groups, the last of a
-repeated scalar counts, repeated messages merge, and more than 99 levels are malformed.
-
-The reader's message alone decides what is read, by Protobuf's own rules of evolution. A field that
-the payload lacks is its default, or null where the schema tells absence apart (a message, an
-`optional` field, a member of a oneof); a field that the reader does not know is skipped. The
-writer's schema tells only which message was written: another than the reader's is malformed. The
-rules are semantics 13.10.
+The rules are semantics 13.10.
 """
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.kafka.decode.convert import Longs
 from pyspark_timestream.kafka.decode.framing import FramedBlock, Writer
 from pyspark_timestream.kafka.decode.protobuf.descriptors import import_libraries
 from pyspark_timestream.kafka.decode.protobuf.reader import (
@@ -45,6 +36,9 @@ from pyspark_timestream.kafka.decode.protobuf.reader import (
     Tree,
     comes_in_pieces,
     compile_reader,
+    find_path,
+    is_map_entry,
+    name_field,
     nest_plans,
     plan_columns,
     plan_raw_fields,
@@ -58,189 +52,14 @@ from pyspark_timestream.kafka.decode.records import (
     DecodedBlock,
     Reasons,
     RequestedFields,
+    join_blocks,
+    split_pieces,
+    to_mask,
 )
-from pyspark_timestream.kafka.options.parsers import parse_path
 
-_PACKAGE: Final = "wanted"
+T = TypeVar("T")
 
-
-def create_handler(message: Any, tree: Tree) -> Any:
-    """Create ptars' reader of a block's `rows`, which have the fields of `tree`."""
-    libraries = import_libraries()
-    descriptor = _describe_block("proto3", lambda file: _add_message(file, message, tree))
-    return libraries.ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
-
-
-def _add_message(file: Any, message: Any, tree: Tree) -> str:
-    """Add `message` with the fields of `tree` to `file`, and return the name of its type."""
-    added = file.message_type.add(name=f"M{len(file.message_type)}")
-    by_number = _has_like_names(tree)
-    for name, inner in tree.items():
-        field = message.fields_by_name[name]
-        _add_field(file, added, field, inner, _number_name(field) if by_number else name)
-    return f".{_PACKAGE}.{added.name}"
-
-
-def _has_like_names(tree: Tree) -> bool:
-    """Check for names that ptars takes for the same: they differ in style alone."""
-    return len({name.replace("_", "").lower() for name in tree}) < len(tree)
-
-
-def _number_name(field: Any) -> str:
-    return f"f{field.number}"
-
-
-def needs_renaming(message: Any, tree: Tree) -> bool:
-    """Check whether ptars' fields have other names than those of `message`."""
-    return _has_like_names(tree) or any(
-        inner is not None and needs_renaming(message.fields_by_name[name].message_type, inner)
-        for name, inner in tree.items()
-    )
-
-
-def rename_fields(array: pa.Array, message: Any, tree: Tree) -> pa.Array:
-    """Return what ptars has read of `message` with the message's own names."""
-    if pa.types.is_list(array.type):
-        values = rename_fields(array.values, message, tree)
-        mask = array.is_null() if array.null_count else None
-        return pa.ListArray.from_arrays(array.offsets, values, mask=mask)
-    by_number, children = _has_like_names(tree), []
-    for name, inner in tree.items():
-        field = message.fields_by_name[name]
-        found = pc.struct_field(array, _number_name(field) if by_number else name)
-        children.append(found if inner is None else rename_fields(found, field.message_type, inner))
-    return pa.StructArray.from_arrays(children, names=list(tree), mask=array.is_null())
-
-
-def _add_field(file: Any, message: Any, field: Any, tree: Tree | None, name: str) -> None:
-    types = import_libraries().descriptor_pb2.FieldDescriptorProto
-    in_pieces = tree is None and comes_in_pieces(field)
-    added = message.field.add(
-        name=name,
-        number=field.number,
-        label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
-        type=_choose_type(field, tree),
-        json_name=str(field.number),
-    )
-    if in_pieces:
-        return
-    if tree is not None:
-        added.type_name = _add_message(file, field.message_type, tree)
-    if field.has_presence and not field.is_repeated and added.type != types.TYPE_MESSAGE:
-        added.proto3_optional = True
-        added.oneof_index = len(message.oneof_decl)
-        message.oneof_decl.add(name=f"_{name}")
-
-
-def _choose_type(field: Any, tree: Tree | None) -> int:
-    """Choose the type as which ptars reads `field`; the bytes on the wire are the same."""
-    types = import_libraries().descriptor_pb2.FieldDescriptorProto
-    if field.type == types.TYPE_ENUM:
-        return int(types.TYPE_INT32)
-    as_bytes = field.type == types.TYPE_STRING or (
-        field.type == types.TYPE_MESSAGE and tree is None
-    )
-    return int(types.TYPE_BYTES if as_bytes else field.type)
-
-
-def _describe_block(syntax: str, add_rows: Callable[[Any], str]) -> Any:
-    """Describe a block's `rows`, whose message `add_rows` adds to a file; it returns the name."""
-    libraries = import_libraries()
-    file = libraries.descriptor_pb2.FileDescriptorProto(
-        name="block.proto", package=_PACKAGE, syntax=syntax
-    )
-    block = file.message_type.add(name="Block")
-    types = libraries.descriptor_pb2.FieldDescriptorProto
-    block.field.add(
-        name="rows",
-        number=1,
-        type=types.TYPE_MESSAGE,
-        label=types.LABEL_REPEATED,
-        type_name=add_rows(file),
-    )
-    pool = libraries.descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
-
-
-def create_rewriter(message: Any, tree: Tree) -> Any:
-    """Create Google's class of a block with the fields of `tree`, which reads them as they mean.
-
-    What it writes has each field once, the last members of oneofs and the last entries of maps. A
-    message that is wanted as bytes is bytes, so that nothing in it is lost.
-    """
-    descriptor = _describe_block("proto2", lambda file: _keep_message(file, message, tree))
-    return import_libraries().message_factory.GetMessageClass(descriptor)
-
-
-def _keep_message(file: Any, message: Any, tree: Tree) -> str:
-    """Add `message` with the fields of `tree`, and all members of their oneofs, to `file`."""
-    place = len(file.message_type)
-    added = file.message_type.add(name=f"K{place}")
-    oneofs: dict[str, int] = {}
-    for name, inner in tree.items():
-        field = message.fields_by_name[name]
-        oneof = field.containing_oneof
-        if oneof is None or len(oneof.fields) == 1:
-            _keep_field(file, added, field, inner)
-        elif oneof.name not in oneofs:
-            oneofs[oneof.name] = len(added.oneof_decl)
-            added.oneof_decl.add(name=f"o{len(added.oneof_decl)}")
-            for member in oneof.fields:
-                kept = _keep_field(file, added, member, tree.get(member.name))
-                kept.oneof_index = oneofs[oneof.name]
-    return f".{_PACKAGE}.{added.name}"
-
-
-def _keep_field(file: Any, message: Any, field: Any, tree: Tree | None) -> Any:
-    types = import_libraries().descriptor_pb2.FieldDescriptorProto
-    in_pieces = tree is None and comes_in_pieces(field)
-    kept = message.field.add(
-        name=f"f{field.number}",
-        number=field.number,
-        label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
-        type=_choose_type(field, tree),
-        json_name=str(field.number),
-    )
-    if field.type == types.TYPE_ENUM and field.enum_type.is_closed:
-        # Unknown numbers do not count, so the enum has to be known.
-        scope = file.message_type.add(name=f"E{len(file.message_type)}")
-        field.enum_type.CopyToProto(scope.enum_type.add())
-        kept.type = types.TYPE_ENUM
-        kept.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
-    if tree is None:
-        return kept
-    if not field.message_type.GetOptions().map_entry:
-        kept.type_name = _keep_message(file, field.message_type, tree)
-        return kept
-    entry = message.nested_type.add(name=f"F{field.number}Entry")
-    entry.options.map_entry = True
-    key, value = field.message_type.fields
-    entry.field.add(name="key", number=1, type=key.type, label=types.LABEL_OPTIONAL)
-    _keep_field(file, entry, value, tree["value"]).name = "value"
-    kept.type_name = f".{_PACKAGE}.{message.name}.{entry.name}"
-    return kept
-
-
-def needs_rewriting(message: Any, tree: Tree) -> bool:
-    """Check whether ptars may read the fields of `tree` differently from Google's library.
-
-    Of a oneof's members the last one counts, and of equal keys of a map the last entry. Unknown
-    numbers of a closed enum, and entries of maps with more than a key and a value, are left aside.
-    """
-    for name, inner in tree.items():
-        field = message.fields_by_name[name]
-        if field.type == field.TYPE_ENUM and field.enum_type.is_closed:
-            return True
-        if field.containing_oneof is not None and len(field.containing_oneof.fields) > 1:
-            return True
-        if field.type == field.TYPE_MESSAGE and (
-            field.message_type.GetOptions().map_entry
-            or (inner is not None and needs_rewriting(field.message_type, inner))
-        ):
-            return True
-    return False
-
+_PACKAGE: Final = "requested"
 
 _MAX_ROWS: Final = 8_192
 _MAX_BYTES: Final = 256 * 1024
@@ -253,7 +72,129 @@ _ROW_TAG: Final = 0x0A
 """Field 1, length-delimited."""
 
 
-Places = npt.NDArray[np.int64]
+class _Describer:
+    """Describes a block's `rows` again, with the fields of a tree alone.
+
+    Both libraries read the same bytes. For ptars members of oneofs are optional fields, enums are
+    numbers and maps repeated entries. For Google's library (`exact`) what decides which value
+    counts stays: oneofs with all of their members, closed enums, and maps.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        libraries = import_libraries()
+        self._exact = exact
+        self._types = libraries.descriptor_pb2.FieldDescriptorProto
+        self._file = libraries.descriptor_pb2.FileDescriptorProto(
+            name="block.proto", package=_PACKAGE, syntax="proto2" if exact else "proto3"
+        )
+
+    def describe(self, message: Any, tree: Tree) -> Any:
+        """Return the descriptor of a block of `message`."""
+        block = self._file.message_type.add(name="Block")
+        block.field.add(
+            name="rows",
+            number=1,
+            type=self._types.TYPE_MESSAGE,
+            label=self._types.LABEL_REPEATED,
+            type_name=self._add_message(message, tree),
+        )
+        pool = import_libraries().descriptor_pool.DescriptorPool()
+        pool.Add(self._file)
+        return pool.FindMessageTypeByName(f"{_PACKAGE}.Block")
+
+    def _add_message(self, message: Any, tree: Tree) -> str:
+        """Add `message` with the fields of `tree`, and return the name of its type."""
+        added = self._file.message_type.add(name=f"M{len(self._file.message_type)}")
+        oneofs: set[str] = set()
+        for name, inner in tree.items():
+            field = message.fields_by_name[name]
+            oneof = field.containing_oneof
+            if not self._exact or oneof is None or len(oneof.fields) == 1:
+                self._add_field(added, field, inner)
+            elif oneof.name not in oneofs:
+                oneofs.add(oneof.name)
+                added.oneof_decl.add(name=f"o{len(oneofs)}")
+                for member in oneof.fields:
+                    kept = self._add_field(added, member, tree.get(member.name))
+                    kept.oneof_index = len(oneofs) - 1
+        return f".{_PACKAGE}.{added.name}"
+
+    def _add_field(self, message: Any, field: Any, tree: Tree | None) -> Any:
+        types = self._types
+        in_pieces = tree is None and comes_in_pieces(field)
+        added = message.field.add(
+            name=name_field(field),
+            number=field.number,
+            label=types.LABEL_REPEATED if field.is_repeated or in_pieces else types.LABEL_OPTIONAL,
+            type=self._choose_type(field, tree),
+            json_name=str(field.number),
+        )
+        if self._exact and field.type == types.TYPE_ENUM and field.enum_type.is_closed:
+            # Unknown numbers do not count, so the enum has to be known.
+            scope = self._file.message_type.add(name=f"E{len(self._file.message_type)}")
+            field.enum_type.CopyToProto(scope.enum_type.add())
+            added.type = types.TYPE_ENUM
+            added.type_name = f".{_PACKAGE}.{scope.name}.{scope.enum_type[0].name}"
+        elif self._exact and tree is not None and is_map_entry(field.message_type):
+            added.type_name = self._add_entry(message, field, tree)
+        elif tree is not None:
+            added.type_name = self._add_message(field.message_type, tree)
+        elif not self._exact and field.has_presence and not field.is_repeated and not in_pieces:
+            added.proto3_optional = True
+            added.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_{added.name}")
+        return added
+
+    def _add_entry(self, message: Any, field: Any, tree: Tree) -> str:
+        """Add the entries of a map, by which the last of equal keys counts."""
+        entry = message.nested_type.add(name=f"F{field.number}Entry")
+        entry.options.map_entry = True
+        key, value = field.message_type.fields
+        entry.field.add(name="key", number=1, type=key.type, label=self._types.LABEL_OPTIONAL)
+        self._add_field(entry, value, tree["value"]).name = "value"
+        return f".{_PACKAGE}.{message.name}.{entry.name}"
+
+    def _choose_type(self, field: Any, tree: Tree | None) -> int:
+        """Choose the type as which `field` is read; the bytes on the wire are the same."""
+        types = self._types
+        if field.type == types.TYPE_ENUM:
+            return int(types.TYPE_INT32)
+        is_bytes = field.type == types.TYPE_STRING or (
+            field.type == types.TYPE_MESSAGE and tree is None
+        )
+        return int(types.TYPE_BYTES if is_bytes else field.type)
+
+
+def create_handler(message: Any, tree: Tree) -> Any:
+    """Create ptars' reader of a block's `rows`, which have the fields of `tree`."""
+    descriptor = _Describer(exact=False).describe(message, tree)
+    return import_libraries().ptars.HandlerPool([descriptor.file]).get_for_message(descriptor)
+
+
+def _create_rewriter(message: Any, tree: Tree) -> Any:
+    """Create Google's class of a block, which writes each of its fields once, as it counts."""
+    descriptor = _Describer(exact=True).describe(message, tree)
+    return import_libraries().message_factory.GetMessageClass(descriptor)
+
+
+def _needs_rewriting(message: Any, tree: Tree) -> bool:
+    """Check whether ptars may read the fields of `tree` differently from Google's library.
+
+    Of a oneof's members the last one counts, and of equal keys of a map the last entry. Unknown
+    numbers of a closed enum, and entries of maps with more than a key and a value, are left aside.
+    """
+    for name, inner in tree.items():
+        field = message.fields_by_name[name]
+        if field.type == field.TYPE_ENUM and field.enum_type.is_closed:
+            return True
+        if field.containing_oneof is not None and len(field.containing_oneof.fields) > 1:
+            return True
+        if field.type == field.TYPE_MESSAGE and (
+            is_map_entry(field.message_type)
+            or (inner is not None and _needs_rewriting(field.message_type, inner))
+        ):
+            return True
+    return False
 
 
 class BlockReader(NamedTuple):
@@ -261,23 +202,23 @@ class BlockReader(NamedTuple):
 
     Attributes:
         block_class: Google's class of a block.
-        handler: ptars' reader of a block; None if no field is needed.
-        rewrite: the two may read the same bytes of a wanted field differently.
-        rewriter: Google's class of a block of the needed fields alone; None if none is needed.
+        handler: ptars' reader of a block; None if no field is requested.
+        rewriter: Google's class of a block of the requested fields alone; None if none is.
+        always_rewrite: the two may read the same bytes of a requested field differently.
     """
 
     block_class: Any
     handler: Any | None
-    rewrite: bool = False
     rewriter: Any = None
+    always_rewrite: bool = False
 
 
 class MessageBlock(NamedTuple):
     """n parsed messages.
 
     Attributes:
-        rows: m structs of the fields that are needed, one per well-formed message; None if none
-            is needed.
+        rows: m structs of the requested fields, one per well-formed message; None if none is
+            requested.
         fine: n booleans: the message is well-formed.
     """
 
@@ -287,40 +228,65 @@ class MessageBlock(NamedTuple):
 
 def parse_block(reader: BlockReader, messages: pa.Array) -> MessageBlock:
     """Parse n binary messages, of which none is null."""
-    fine = np.ones(len(messages), dtype=np.bool_)
-    parts: list[pa.Array] = []
-    for start, stop in _split(messages):
-        data, bounds = _join(messages.slice(start, stop - start))
-        fine[start:stop] = _judge(reader.block_class, data, bounds)
-        if reader.handler is None:
-            continue
-        good = np.flatnonzero(fine[start:stop])
-        if len(good) < stop - start:
-            data, bounds = _keep(data, bounds, good)
-        converted, failed = _convert(reader, data, bounds)
-        parts += converted
-        fine[start + good[failed]] = False
+    found: list[pa.Array] = []
+    pieces = split_pieces(messages, _MAX_ROWS, _MAX_BYTES)
+    fine = np.concatenate([np.ones(0, np.bool_), *(_parse_piece(reader, p, found) for p in pieces)])
     if reader.handler is None:
         return MessageBlock(None, fine)
-    return MessageBlock(pa.concat_arrays(parts or [_to_rows(reader.handler, b"", 0)]), fine)
+    return MessageBlock(pa.concat_arrays(found or [_to_rows(reader.handler, b"", 0)]), fine)
 
 
-def _split(messages: pa.Array) -> Iterator[tuple[int, int]]:
-    """Split into pieces that are parsed at once."""
-    if not len(messages):
-        return
-    narrow = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: len(messages) + 1]
-    # A search for a wider number would convert all of them again each time.
-    ends = narrow.astype(np.int64)
-    start = 0
-    while start < len(messages):
-        fitting = int(np.searchsorted(ends, ends[start] + _MAX_BYTES, side="right")) - 1
-        stop = min(max(fitting, start + 1), start + _MAX_ROWS, len(messages))
-        yield start, stop
-        start = stop
+def _parse_piece(reader: BlockReader, messages: pa.Array, found: list[pa.Array]) -> Mask:
+    """Parse messages, add their rows to `found`, and return which are well-formed."""
+    data, bounds = _join(messages)
+    fine = np.ones(len(messages), np.bool_)
+
+    def check(first: int, last: int) -> None:
+        reader.block_class.FromString(data[bounds[first] : bounds[last]])
+
+    _, refused = _isolate(len(messages), check, import_libraries().DecodeError)
+    fine[refused] = False
+    if reader.handler is None:
+        return fine
+    good = np.flatnonzero(fine)
+    if refused:
+        data, bounds = _select(data, bounds, good)
+
+    def convert(first: int, last: int) -> pa.Array:
+        rows = _convert(reader, data[bounds[first] : bounds[last]], last - first)
+        # ptars' arrays have room for many rows: of few, a copy is kept.
+        return rows if last - first == len(good) else rows.take(np.arange(len(rows)))
+
+    # A panic of ptars is no Exception; at no message it is known to fail here.
+    rows, failed = _isolate(len(good), convert, BaseException)
+    found += rows
+    fine[good[failed]] = False
+    return fine
 
 
-def _join(messages: pa.Array) -> tuple[memoryview, Places]:
+def _isolate(
+    n: int, parse: Callable[[int, int], T], failure: type[BaseException]
+) -> tuple[list[T], list[int]]:
+    """Parse n rows, halving what fails; return the results, and the rows that fail alone."""
+    results: list[T] = []
+    failed: list[int] = []
+    pending = [(0, n)] if n else []
+    while pending:
+        first, last = pending.pop()
+        try:
+            results.append(parse(first, last))
+        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+            raise
+        except failure:
+            if last - first == 1:
+                failed.append(first)
+            else:
+                middle = (first + last) // 2
+                pending += [(middle, last), (first, middle)]
+    return results, failed
+
+
+def _join(messages: pa.Array) -> tuple[memoryview, Longs]:
     """Write n messages as the rows of one; return also the bounds of the rows in it."""
     n = len(messages)
     ends = np.frombuffer(messages.buffers()[1], np.int32)[messages.offset :][: n + 1]
@@ -342,63 +308,15 @@ def _join(messages: pa.Array) -> tuple[memoryview, Places]:
     return memoryview(joined.buffers()[2]), bounds.astype(np.int64)
 
 
-def _judge(block_class: Any, data: memoryview, bounds: Places) -> Mask:
-    """Find the well-formed rows of n."""
-    fine = np.ones(len(bounds) - 1, dtype=np.bool_)
-    pending = [(0, len(fine))]
-    decode_error = import_libraries().DecodeError
-    while pending:
-        first, last = pending.pop()
-        try:
-            block_class.FromString(data[bounds[first] : bounds[last]])
-        except decode_error:
-            if last - first == 1:
-                fine[first] = False
-            else:
-                pending += _halve(first, last)
-    return fine
-
-
-def _keep(data: memoryview, bounds: Places, rows: Places) -> tuple[memoryview, Places]:
+def _select(data: memoryview, bounds: Longs, rows: Longs) -> tuple[memoryview, Longs]:
     """Keep `rows`, which rise, of the rows in `data`."""
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
     kept = b"".join(data[bounds[run[0]] : bounds[run[-1] + 1]] for run in runs)
     return memoryview(kept), np.concatenate(([0], np.cumsum(np.diff(bounds)[rows])))
 
 
-def _convert(
-    reader: BlockReader, data: memoryview, bounds: Places
-) -> tuple[list[pa.Array], list[int]]:
-    """Convert n well-formed rows; return also the rows at which ptars fails: none is known."""
-    parts: list[pa.Array] = []
-    failed: list[int] = []
-    pending = [(0, len(bounds) - 1)] if len(bounds) > 1 else []
-    while pending:
-        first, last = pending.pop()
-        piece = data[bounds[first] : bounds[last]]
-        try:
-            part = _convert_piece(reader, piece, last - first)
-        except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
-            raise
-        except BaseException:
-            # A panic of ptars is no Exception.
-            if last - first == 1:
-                failed.append(first)
-            else:
-                pending += _halve(first, last)
-            continue
-        # ptars' arrays have room for many rows: of few, a copy is kept.
-        parts.append(part if last - first == len(bounds) - 1 else part.take(np.arange(len(part))))
-    return parts, failed
-
-
-def _halve(first: int, last: int) -> list[tuple[int, int]]:
-    middle = (first + last) // 2
-    return [(middle, last), (first, middle)]
-
-
-def _convert_piece(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
-    if not reader.rewrite:
+def _convert(reader: BlockReader, data: memoryview, rows: int) -> pa.Array:
+    if not reader.always_rewrite:
         # Should ptars refuse what Google's library accepts, it may read what that one writes.
         with contextlib.suppress(ValueError):
             return _to_rows(reader.handler, data, rows)
@@ -419,17 +337,16 @@ def _to_rows(handler: Any, data: bytes | memoryview, rows: int) -> pa.Array:
 
 
 class _Decoder(NamedTuple):
-    """The decoding of the wanted fields of one reader; `rename` gives rows the fields' names."""
+    """The decoding of requested fields: each has its path through what ptars reads."""
 
     blocks: BlockReader
-    rename: Callable[[pa.Array], pa.Array] | None
-    columns: list[Plan]
-    raw: dict[str, Plan]
+    columns: list[tuple[list[str], Plan]]
+    raw: dict[str, tuple[list[str], Plan]]
 
 
 def read_framed_protobuf(
     reader: ProtobufReader,
-    wanted: RequestedFields,
+    requested: RequestedFields,
     framed: FramedBlock,
     find_message: Callable[[Writer], str | None],
 ) -> DecodedBlock:
@@ -444,14 +361,14 @@ def read_framed_protobuf(
     # The last place stands for no writer.
     found = np.array([*wrong, FINE], dtype=np.uint8)[framed.codes]
     reasons = np.where(found == FINE, reasons, found)
-    block = read_protobuf(reader, wanted, framed.bodies, reasons)
-    named = framed.name(names) if wanted.names else None
+    block = read_protobuf(reader, requested, framed.bodies, reasons)
+    named = framed.name(names) if requested.names else None
     return block._replace(schema_ids=framed.schema_ids, names=named)
 
 
 def read_protobuf(
     reader: ProtobufReader,
-    wanted: RequestedFields,
+    requested: RequestedFields,
     bodies: pa.Array,
     reasons: Reasons | None = None,
 ) -> DecodedBlock:
@@ -459,47 +376,46 @@ def read_protobuf(
 
     Args:
         reader: the message to read.
-        wanted: the fields to read of it.
+        requested: the fields to read of it.
         bodies: n binary.
         reasons: n numbers: why a payload is malformed already, which leaves it unread; None: none.
     """
-    decoder = _create_decoder(reader, wanted)
+    decoder = _create_decoder(reader, requested)
     n = len(bodies)
     reasons = np.zeros(n, dtype=np.uint8) if reasons is None else reasons.copy()
-    readable = np.array(bodies.is_valid().to_numpy(zero_copy_only=False)) & (reasons == FINE)
-    rows = np.flatnonzero(readable)
+    rows = np.flatnonzero(to_mask(bodies.is_valid()) & (reasons == FINE))
     parsed = parse_block(decoder.blocks, bodies if len(rows) == n else bodies.take(pa.array(rows)))
     reasons[rows[~parsed.fine]] = SYNTAX
     rows = rows[parsed.fine]
-    found = parsed.rows if decoder.rename is None else decoder.rename(parsed.rows)
-    whole = len(rows) == n
-    places = np.full(n, -1, dtype=np.int64)
-    places[rows] = np.arange(len(rows))
-    spread = pa.array(places, mask=places < 0)
-    columns = []
-    for field, plan in zip(wanted.columns, decoder.columns, strict=True):
-        converted = plan.convert(pc.struct_field(found, parse_path(field.name)))
-        columns.append(converted.column if whole else converted.column.take(spread))
-        reasons[rows[converted.bad]] = TYPE
-    raw = {}
-    for name, plan in decoder.raw.items():
-        column = plan.convert(pc.struct_field(found, parse_path(name))).column
-        raw[name] = [column if whole else column.take(spread)]
-    return DecodedBlock(columns, raw, reasons)
+    order = np.full(n, -1, dtype=np.int64)
+    order[rows] = np.arange(len(rows))
+    columns, raw, of_rows = [], {}, np.full(len(rows), FINE, np.uint8)
+    for path, plan in decoder.columns:
+        converted = plan.convert(pc.struct_field(parsed.rows, path))
+        columns.append(converted.column)
+        of_rows[converted.bad] = TYPE
+    for name, (path, plan) in decoder.raw.items():
+        raw[name] = [plan.convert(pc.struct_field(parsed.rows, path)).column]
+    return join_blocks(requested, [DecodedBlock(columns, raw, of_rows)], order, reasons)
 
 
 @functools.lru_cache(maxsize=64)
-def _create_decoder(reader: ProtobufReader, wanted: RequestedFields) -> _Decoder:
-    compiled = compile_reader(reader)
-    columns = plan_columns(reader, wanted.columns)
-    raw = plan_raw_fields(reader, wanted.raw)
-    named = [(field.name, plan) for field, plan in zip(wanted.columns, columns, strict=True)]
-    tree = nest_plans([*named, *raw.items()])
-    handler = create_handler(compiled.descriptor, tree) if tree else None
-    rewrite = needs_rewriting(compiled.descriptor, tree)
-    rewriter = create_rewriter(compiled.descriptor, tree) if tree else None
-    blocks = BlockReader(compiled.block_class, handler, rewrite, rewriter)
-    rename = None
-    if needs_renaming(compiled.descriptor, tree):
-        rename = functools.partial(rename_fields, message=compiled.descriptor, tree=tree)
-    return _Decoder(blocks, rename, columns, raw)
+def _create_decoder(reader: ProtobufReader, requested: RequestedFields) -> _Decoder:
+    message, block_class = compile_reader(reader)
+    columns = plan_columns(reader, requested.columns)
+    raw = plan_raw_fields(reader, requested.raw)
+    tree = nest_plans([*zip(requested.columns.names, columns, strict=True), *raw.items()])
+    blocks = BlockReader(
+        block_class,
+        create_handler(message, tree) if tree else None,
+        _create_rewriter(message, tree) if tree else None,
+        _needs_rewriting(message, tree),
+    )
+    return _Decoder(
+        blocks,
+        [
+            (find_path(message, name), plan)
+            for name, plan in zip(requested.columns.names, columns, strict=True)
+        ],
+        {name: (find_path(message, name), plan) for name, plan in raw.items()},
+    )

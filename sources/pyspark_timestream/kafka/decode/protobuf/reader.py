@@ -20,11 +20,11 @@ from pyspark_timestream.kafka.decode.convert import (
     Convert,
     Converted,
     Longs,
+    build_struct,
     can_cast,
     cast_scalars,
     convert_list,
     convert_map,
-    convert_struct,
     keep,
 )
 from pyspark_timestream.kafka.decode.protobuf.descriptors import (
@@ -82,7 +82,7 @@ _NANOS: Final = 1_000_000_000
 
 def _convert_timestamps(messages: pa.Array) -> Converted:
     """Read messages of seconds and nanos as timestamps, rounded down to the microsecond."""
-    seconds, nanos = _read_integers(messages, "seconds", "nanos")
+    seconds, nanos = _read_integers(messages, 2)
     first, last = MIN_US // 1_000_000, FINAL_US // 1_000_000
     legal = (seconds >= first) & (seconds <= last) & (nanos >= 0) & (nanos < _NANOS)
     us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
@@ -91,7 +91,7 @@ def _convert_timestamps(messages: pa.Array) -> Converted:
 
 def _convert_durations(messages: pa.Array) -> Converted:
     """Read messages of seconds and nanos as durations, rounded down to the microsecond."""
-    seconds, nanos = _read_integers(messages, "seconds", "nanos")
+    seconds, nanos = _read_integers(messages, 2)
     legal = (np.abs(nanos) < _NANOS) & (seconds >= -_MAX_DURATION_S) & (seconds <= _MAX_DURATION_S)
     legal &= np.sign(seconds) * np.sign(nanos) >= 0
     us = np.where(legal, seconds, 0) * 1_000_000 + nanos // 1_000
@@ -100,7 +100,7 @@ def _convert_durations(messages: pa.Array) -> Converted:
 
 def _convert_dates(messages: pa.Array) -> Converted:
     """Read messages of year, month and day as dates."""
-    year, month, day = _read_integers(messages, "year", "month", "day")
+    year, month, day = _read_integers(messages, 3)
     legal = (year >= 1) & (year <= 9999) & (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
     months = np.where(legal, (year - 1970) * 12 + month - 1, 0).astype("datetime64[M]")
     first, after = (each.astype("datetime64[D]").astype(np.int64) for each in (months, months + 1))
@@ -108,8 +108,9 @@ def _convert_dates(messages: pa.Array) -> Converted:
     return _keep_legal(days.astype(np.int32), pa.date32(), messages, legal & (days < after))
 
 
-def _read_integers(messages: pa.Array, *names: str) -> list[Longs]:
-    """Read the integer fields `names`; 0 where the message is absent."""
+def _read_integers(messages: pa.Array, count: int) -> list[Longs]:
+    """Read the first integer fields by their numbers; 0 where the message is absent."""
+    names = [f"f{number}" for number in range(1, count + 1)]
     arrays = [pc.fill_null(pc.struct_field(messages, name), 0) for name in names]
     return [array.to_numpy(zero_copy_only=False).astype(np.int64) for array in arrays]
 
@@ -170,11 +171,28 @@ def describe_type(field: Any) -> str:
 
 def _is_map(field: Any) -> bool:
     """Check whether a field is a map."""
-    return bool(
-        field.type == field.TYPE_MESSAGE
-        and field.is_repeated
-        and field.message_type.GetOptions().map_entry
-    )
+    is_message = field.type == field.TYPE_MESSAGE and field.is_repeated
+    return is_message and is_map_entry(field.message_type)
+
+
+def is_map_entry(message: Any) -> bool:
+    """Check whether a message is an entry of a map."""
+    return bool(message.GetOptions().map_entry)
+
+
+def name_field(field: Any) -> str:
+    """Name a field in what is read: by its number, since names could differ in style alone."""
+    return f"f{field.number}"
+
+
+def find_path(message: Any, name: str) -> list[str]:
+    """Return the path `name`, which has been planned, through what is read."""
+    path = []
+    for step in parse_path(name):
+        field = message.fields_by_name[step]
+        path.append(name_field(field))
+        message = field.message_type
+    return path
 
 
 def plan_field(field: Any, target: pa.DataType) -> Plan:
@@ -254,11 +272,11 @@ def _sort_entries(array: pa.Array) -> pa.Array:
     """Make maps of repeated entries, by their keys: Google's library promises no order."""
     entries = array.flatten()
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    keys = pc.struct_field(entries, "key")
+    keys = pc.struct_field(entries, "f1")
     table = pa.table({"row": np.repeat(np.arange(len(array)), lengths), "key": keys})
     order = pc.sort_indices(table, sort_keys=[("row", "ascending"), ("key", "ascending")])
     offsets = pa.array(np.concatenate(([0], np.cumsum(lengths))), pa.int32())
-    items = pc.struct_field(entries, "value").take(order)
+    items = pc.struct_field(entries, "f2").take(order)
     mask = array.is_null() if array.null_count else None
     return pa.MapArray.from_arrays(offsets, keys.take(order), items, mask=mask)
 
@@ -309,7 +327,7 @@ def _plan_message(field: Any, target: pa.DataType) -> Plan:
         except Misfit as misfit:
             raise _misfit(field, target, misfit.accepts) from None
         return Plan(
-            {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "value"))
+            {"value": inner.tree}, lambda array: inner.convert(pc.struct_field(array, "f1"))
         )
     if pa.types.is_binary(target):
         joins = comes_in_pieces(field)
@@ -330,7 +348,7 @@ def comes_in_pieces(field: Any) -> bool:
         field.type == field.TYPE_MESSAGE
         and not field.is_repeated
         and (oneof is None or len(oneof.fields) == 1)
-        and not field.containing_type.GetOptions().map_entry
+        and not is_map_entry(field.containing_type)
     )
 
 
@@ -347,23 +365,27 @@ def _join_pieces(pieces: pa.Array) -> pa.Array:
 
 
 def _plan_struct(field: Any, target: pa.StructType) -> Plan:
-    inner = [target.field(i) for i in range(target.num_fields)]
-    plans: dict[str, Plan] = {}
-    for each in inner:
-        found = field.message_type.fields_by_name.get(each.name)
-        if found is None:
-            names = [each.name for each in field.message_type.fields]
-            raise Misfit(
-                f"message '{field.message_type.full_name}' lacks the field '{each.name}'",
-                ", ".join(names) or "a message with fields",
-            )
-        plans[each.name] = plan_field(found, each.type)
+    fields = [_get_field(field.message_type, child.name) for child in target]
+    plans = [plan_field(found, child.type) for found, child in zip(fields, target, strict=True)]
 
-    converters = [plans[each.name].convert for each in inner]
-    return Plan(
-        {name: plan.tree for name, plan in plans.items()},
-        lambda array: convert_struct(array, target, converters),
-    )
+    def convert(array: pa.Array) -> Converted:
+        children = [
+            plan.convert(pc.struct_field(array, name_field(found)))
+            for found, plan in zip(fields, plans, strict=True)
+        ]
+        return build_struct(target, children, to_mask(array.is_null()))
+
+    return Plan({name: plan.tree for name, plan in zip(target.names, plans, strict=True)}, convert)
+
+
+def _get_field(message: Any, name: str) -> Any:
+    field = message.fields_by_name.get(name)
+    if field is None:
+        raise Misfit(
+            f"message '{message.full_name}' lacks the field '{name}'",
+            ", ".join(each.name for each in message.fields) or "a message with fields",
+        )
+    return field
 
 
 def _misfit(field: Any, target: pa.DataType, accepts: str) -> Misfit:
@@ -649,11 +671,5 @@ def _find_field(reader: ProtobufReader, name: str) -> Any:
                     "a path through single messages",
                 )
             message = field.message_type
-        field = message.fields_by_name.get(part)
-        if field is None:
-            names = [each.name for each in message.fields]
-            raise Misfit(
-                f"message '{message.full_name}' lacks the field '{part}'",
-                ", ".join(names) or "a message with fields",
-            )
+        field = _get_field(message, part)
     return field

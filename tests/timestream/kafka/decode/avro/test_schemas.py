@@ -11,7 +11,7 @@ from timestream.builders import INSTANT
 from pyspark_timestream import MissingExtra, SchemaRefused
 from pyspark_timestream.kafka.decode.avro import schemas
 from pyspark_timestream.kafka.decode.avro.schemas import (
-    build_wanted,
+    build_requested,
     check_avro_columns,
     parse_avro_reader,
     parse_schema,
@@ -183,7 +183,7 @@ def test_an_invalid_logical_type_is_ignored_as_avro_says(kind, plain):
         reader = parse_avro_reader(text)
         check_avro_columns(reader, pa.schema([("x", plain)]))
         assert pa.types.is_struct(
-            build_wanted(reader, RequestedFields(pa.schema([("x", plain)]))).type
+            build_requested(reader, RequestedFields(pa.schema([("x", plain)]))).type
         )
 
 

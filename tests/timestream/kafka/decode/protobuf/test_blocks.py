@@ -41,7 +41,7 @@ def number(i):
 
 def parse(messages, handler=HANDLER):
     found = parse_block(BlockReader(COMPILED.block_class, handler), pa.array(messages, pa.binary()))
-    return found.rows.field("i").to_pylist(), found.fine.tolist()
+    return found.rows.field("f1").to_pylist(), found.fine.tolist()
 
 
 @pytest.mark.parametrize("error", [Panic(), ValueError(), RuntimeError()])
