@@ -1,14 +1,20 @@
 """Small makers of records, blocks, options and offsets of the Kafka transport."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from pyspark_timestream.kafka.decode.columns import default_schema, project
 from pyspark_timestream.kafka.decode.records import RecordBlock
+from pyspark_timestream.kafka.offsets.alignment import find_alignment
+from pyspark_timestream.kafka.offsets.next_offset import plan_first_offset, plan_next_offset
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext, StreamState
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 INSTANT = pa.timestamp("us", tz="UTC")
+RUN, NOTHING_SEEN = RunContext(), BrokerSnapshot()
 GIVEN = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "topic"}
 
 
@@ -44,3 +50,25 @@ def block(*values, first=0, timestamps_ms=None, headers=None, keys=None):
 def micros(column):
     """Instants of a timestamp column as integers, null as None."""
     return column.cast(pa.int64()).to_pylist()
+
+
+def stream_state(previous, clocks, positions, ends, run=RUN, seen=NOTHING_SEEN):
+    """The stream after the batch `previous`, with this and what else was seen."""
+    snapshot = replace(seen, positions=positions, ends=ends)
+    return StreamState(previous, clocks, snapshot, run)
+
+
+def instants_to_look_up(previous, clocks, positions, ends, run):
+    """The timestamps, in ms, whose offsets aligned reading asks the time index for."""
+    return find_alignment(stream_state(previous, clocks, positions, ends, run), ends).instants_ms()
+
+
+def next_offset(*known):
+    """The offset that is planned for a `stream_state`."""
+    return plan_next_offset(stream_state(*known))
+
+
+def first_offset(stream, settings, starts, ends, run=RUN, seen=NOTHING_SEEN):
+    """The offset of a query's first batch."""
+    snapshot = replace(seen, positions=starts, ends=ends)
+    return plan_first_offset(stream, settings, snapshot, run)

@@ -10,20 +10,24 @@ from dataclasses import replace
 
 import pyarrow as pa
 from hypothesis import strategies as st
-from timestream.builders import INSTANT, at, block, micros, options, projection
+from timestream.builders import (
+    INSTANT,
+    at,
+    block,
+    first_offset,
+    micros,
+    next_offset,
+    options,
+    projection,
+    stream_state,
+)
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
-from pyspark_timestream.kafka.offsets.alignment import MaxSkew
-from pyspark_timestream.kafka.offsets.next_offset import (
-    Observation,
-    RunContext,
-    find_instants_ms,
-    plan_first_offset,
-    plan_next_offset,
-)
+from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, MaxSkew, RunContext
 from pyspark_timestream.kafka.offsets.tasks import TaskRange, plan_tasks
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 
@@ -188,11 +192,11 @@ class World:
         ends = log_ends if self.bounds is None else {at(n): e for n, e in self.bounds.items()}
         if previous is None:
             positions = dict.fromkeys(ends, 0)
-            sight = Observation(topic_ids={"topic": "the same"}, imported=imported)
-            planned = plan_first_offset("me", {}, positions, ends, run, sight)
+            sight = BrokerSnapshot(topic_ids={"topic": "the same"}, imported=imported)
+            planned = first_offset("me", {}, positions, ends, run, sight)
         else:
             wanted = {part: share.end_exclusive for part, share in previous.partitions.items()}
-            positions, losses = reconcile(wanted, wanted, log_ends, False)
+            positions, losses = reconcile(wanted, wanted, log_ends, fail_on_data_loss=False)
             found = {part: previous.hidden.get(part) for part in ends if part not in positions}
             positions |= {
                 part: share.end_exclusive if share else 0 for part, share in found.items()
@@ -201,18 +205,20 @@ class World:
             idle = {part for part, share in previous.partitions.items() if share.idle}
             if run.new_start:
                 self.watch.resume(previous.partitions)
-            sight = Observation(
+            sight = BrokerSnapshot(
+                lost=bool(losses) or returned,
                 now_us=self.now,
-                since_us=self.watch.update(self, positions, log_ends, idle, self.now),
+                caught_up_since_us=self.watch.update(self, positions, log_ends, idle, self.now),
                 topic_ids={"topic": "the same"},
                 imported=imported,
             )
-            run = replace(run, lost=bool(losses) or returned)
             after = {part: self.state_after(previous, part) for part in wanted}
-            asked = find_instants_ms(previous, after, positions, ends, run)
+            asked = find_alignment(
+                stream_state(previous, after, positions, ends, run), ends
+            ).instants_ms()
             sight = replace(sight, time_index=self.look_up(asked))
-            planned = plan_next_offset(previous, after, positions, ends, run, sight)
-            again = plan_next_offset(self.offset(), after, positions, ends, run, sight)
+            planned = next_offset(previous, after, positions, ends, run, sight)
+            again = next_offset(self.offset(), after, positions, ends, run, sight)
             assert json.dumps(again.to_json()) == json.dumps(planned.to_json())
         oracle = copy.deepcopy(self.oracle)
         oracle.update(

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspark_timestream.core.instants import format_duration
 from pyspark_timestream.core.offsets import is_initial_offset
-from pyspark_timestream.diagnose.diagnosis import recall_warnings
+from pyspark_timestream.diagnose.diagnosis import Diagnosis, recall_warnings
 from pyspark_timestream.diagnose.warner import Warner, log_new_warnings
 from pyspark_timestream.errors import SchemaRefused
 from pyspark_timestream.frames.end_requests import EndRequests, find_directory
@@ -25,16 +25,11 @@ from pyspark_timestream.kafka.decode.payload import can_read_writer, check_schem
 from pyspark_timestream.kafka.driver.bounds import PartitionCache, RunEnds, make_steady_clock
 from pyspark_timestream.kafka.driver.end_states import EndStates, find_restored_states, read_again
 from pyspark_timestream.kafka.driver.importer import CtiImporter, IdleTracker, derive_import_options
-from pyspark_timestream.kafka.offsets.alignment import read_max_skew
+from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.next_offset import (
-    Observation,
-    RunContext,
     build_progress,
-    empty_offset,
-    find_instants_ms,
-    has_new_import,
-    max_emitted_cti,
+    go_on,
     plan_first_offset,
     plan_next_offset,
 )
@@ -48,6 +43,14 @@ from pyspark_timestream.kafka.offsets.positions import (
     resolve_starts,
     starting_timestamps,
     unchanged_topics,
+)
+from pyspark_timestream.kafka.offsets.stream_state import (
+    BrokerSnapshot,
+    MaxSkew,
+    RunContext,
+    StreamState,
+    has_new_import,
+    max_emitted_cti,
 )
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, join_batches
 from pyspark_timestream.kafka.options.options import KafkaOptions
@@ -148,54 +151,43 @@ class StreamDriver:
     def plan(self, start: Mapping[str, Any], cap: int | None) -> dict[str, Any]:
         """Plan the next batch; return its offset as JSON, or `start` if there is nothing to do."""
         check_stream_offset(start, self._options.settings(), self._options.described)
-        self.fix_readers({} if is_initial_offset(start) else StreamOffset.from_json(start).schemas)
-        if not self._options.ends_by_default and not self._ends.is_bounded:
-            self.limit_to_current_ends()
-            if not is_initial_offset(start):
-                # A broker that no longer leads a partition may have named an old end.
-                self._ends.limit(StreamOffset.from_json(start).fixed_ends or {})
-        if not is_initial_offset(start):
-            self._follow_end_request(start)
-        run = RunContext(
-            max_offsets=cap,
-            min_offsets=self._choose_min_offsets(),
-            max_tasks=self._options.max_tasks,
-            bounded=self._ends.is_bounded,
-            new_start=not self._started,
-            final_cti=self._options.final_cti or (self._told_to_end and self._options.has_ctis),
-            idle_timeout_us=self._options.idle_timeout_us,
-            idle_advance_us=self._options.idle_advance_us,
-            max_skew=read_max_skew(self._options),
-            committed_batch=self._committed_batch,
-            until_us=self._options.ending_cti_us,
-        )
-        if is_initial_offset(start):
+        previous = None if is_initial_offset(start) else StreamOffset.from_json(start)
+        self.fix_readers({} if previous is None else previous.schemas)
+        self._limit_to_own_ends(previous)
+        self._follow_end_request(previous)
+        run = self._describe_run(cap)
+        if previous is None:
             planned = self._plan_first(run)
-            log_new_warnings((), planned.warnings)
         else:
-            previous = StreamOffset.from_json(start)
             planned = self._plan_next(previous, run)
-            log_new_warnings(previous.warnings, planned.warnings)
             self._idle_tracker.note_batch(planned is not previous, self._now_us())
-            if planned is previous:
-                self._planned = planned
-                return dict(start)
-        planned = replace(
-            planned,
-            schemas=self._options.readers,
-            unpinned=_list_unpinned(self._options, planned.stream),
-        )
+        log_new_warnings(() if previous is None else previous.warnings, planned.warnings)
+        if planned is previous:
+            self._planned = planned
+            return dict(start)
+        unpinned = _list_unpinned(self._options, planned.stream)
+        planned = replace(planned, schemas=self._options.readers, unpinned=unpinned)
         if run.new_start or any(span.size for span in planned.ranges()):
             self._filled_us = self._now_us()
         self._started, self._planned = True, planned
         return planned.to_json()
 
-    def _follow_end_request(self, start: Mapping[str, Any]) -> None:
+    def _limit_to_own_ends(self, previous: StreamOffset | None) -> None:
+        """Make this a bounded run if the stream has ends of its own (semantics 7.6)."""
+        if self._options.ends_by_default or self._ends.is_bounded:
+            return
+        self.limit_to_current_ends()
+        if previous is not None:
+            # A broker that no longer leads a partition may have named an old end.
+            self._ends.limit(previous.fixed_ends or {})
+
+    def _follow_end_request(self, previous: StreamOffset | None) -> None:
         """Make this a bounded run with a final CTI if `end_stream` asks so (semantics 11.12)."""
-        if self._told_to_end or not self._requests.take(start["stream"], self._started):
+        if previous is None or self._told_to_end:
+            return
+        if not self._requests.take(previous.stream, self._started):
             return
         if not self._ends.is_bounded:
-            previous = StreamOffset.from_json(start)
             open_at = _find_open(previous, self._find_ended(previous))
             ends = self._ends.wait_for(open_at)
             if not self._ends.reaches(open_at):
@@ -203,6 +195,22 @@ class StreamDriver:
                 return
             self.limit_to_current_ends(ends)
         self._told_to_end = True
+
+    def _describe_run(self, cap: int | None) -> RunContext:
+        options = self._options
+        return RunContext(
+            max_offsets=cap,
+            min_offsets=self._choose_min_offsets(),
+            max_tasks=options.max_tasks,
+            bounded=self._ends.is_bounded,
+            new_start=not self._started,
+            final_cti=options.final_cti or (self._told_to_end and options.has_ctis),
+            idle_timeout_us=options.idle_timeout_us,
+            idle_advance_us=options.idle_advance_us,
+            max_skew=MaxSkew.from_options(options),
+            committed_batch=self._committed_batch,
+            until_us=options.ending_cti_us,
+        )
 
     def _find_ended(self, previous: StreamOffset) -> dict[Partition, int]:
         until_us = self._options.ending_cti_us
@@ -250,17 +258,18 @@ class StreamDriver:
         written = self._ends.get_written() if imported else {}
         ends = self._ends.get(fresh=not self._ends.is_bounded)
         earliest = self._broker.earliest(ends)
-        found = self._broker.offsets_at(starting_timestamps(self._options, ends))
-        starts = resolve_starts(self._options, earliest, ends, found)
+        at_times = self._broker.offsets_at(starting_timestamps(self._options, ends))
+        starts = resolve_starts(self._options, earliest, ends, at_times)
         fixed = fix_ends(self._options, earliest, starts, ends, self._broker.offsets_at)
-        seen = Observation(
+        snapshot = BrokerSnapshot(
+            positions=starts,
+            ends=ends if fixed is None else fixed,
             topic_ids=self._get_topic_ids(ends, fresh=True),
             imported=imported,
             warnings=self._warner.warn_at_start(earliest, starts, run.bounded),
             written=limit_ends(written, fixed, {}),
         )
-        ends = ends if fixed is None else fixed
-        first = plan_first_offset(stream, self._options.settings(), starts, ends, run, seen)
+        first = plan_first_offset(stream, self._options.settings(), snapshot, run)
         return replace(first, fixed_ends=fixed)
 
     def _plan_next(self, previous: StreamOffset, run: RunContext) -> StreamOffset:
@@ -268,14 +277,28 @@ class StreamDriver:
         # A CTI waits for the ends as of after it was read.
         imported = self._read_imported(previous)
         written = self._ends.get_written() if has_new_import(previous, imported) else {}
+        snapshot = self._find_positions(previous, run)
+        new = snapshot.positions.keys() - previous.partitions.keys()
+        if imported is not None and new:
+            written |= self._broker.written_ends(new)
+        written = limit_ends(written, previous.fixed_ends, {})
+        snapshot = replace(snapshot, imported=imported, written=written)
+        snapshot = self._watch_idle(previous, snapshot, run)
+        end_states = self._get_end_states(previous)
+        snapshot = replace(snapshot, malformed_values=end_states.malformed_values)
+        state = StreamState(previous, end_states.states, snapshot, run)
+        return plan_next_offset(self._align(self._warn(state, end_states.diagnoses)))
+
+    def _find_positions(self, previous: StreamOffset, run: RunContext) -> BrokerSnapshot:
+        """Find where to go on, what is new and what is lost (semantics 5.5, 5.6, 9.1)."""
         ended = self._find_ended(previous)
         open_at = _find_open(previous, ended)
         ends = limit_ends(self._ends.wait_for(open_at), previous.fixed_ends, ended)
-        wanted = open_at | ended
+        log_ends, known = self._ends.log_ends, open_at | ended
         # A bounded run has an end for a partition that is gone, too.
-        found = [part for part in ends if part not in wanted and part in self._ends.log_ends]
-        quiet = not found and not run.new_start and ends == wanted
-        topic_ids = self._get_topic_ids(self._ends.log_ends, fresh=not quiet)
+        found = [part for part in ends if part not in known and part in log_ends]
+        has_caught_up = not found and not run.new_start and ends == known
+        topic_ids = self._get_topic_ids(log_ends, fresh=not has_caught_up)
         recreated = recreated_topics(previous.topic_ids, topic_ids)
         back = {
             part: previous.hidden[part].end_exclusive
@@ -284,42 +307,59 @@ class StreamDriver:
         }
         for part, position in back.items():
             _LOG.warning("%s is there again; going on at offset %d", part, position)
-        unchanged = unchanged_topics(previous.topic_ids, topic_ids)
-        wanted |= back
-        log_ends = self._ends.log_ends
-        earliest = wanted if quiet and not recreated else self._broker.earliest(log_ends)
-        fail = self._options.fail_on_data_loss
-        open_at |= back
-        positions, losses = reconcile(open_at, earliest, log_ends, fail, recreated, unchanged)
-        positions.update(ended)
+        is_still = has_caught_up and not recreated
+        earliest = known if is_still else self._broker.earliest(log_ends)
+        positions, losses = reconcile(
+            open_at | back,
+            earliest,
+            log_ends,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            recreated=recreated,
+            unchanged=unchanged_topics(previous.topic_ids, topic_ids),
+        )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
-        positions.update(
-            {part: earliest[part] for part in found if part in earliest and part not in back}
+        new = {part: earliest[part] for part in found if part in earliest and part not in back}
+        return BrokerSnapshot(
+            positions={**positions, **ended, **new},
+            ends=ends,
+            lost=bool(losses or back),
+            topic_ids=topic_ids,
         )
-        if imported is not None and found:
-            written |= self._broker.written_ends(found)
-        run = replace(run, lost=bool(losses or back))
+
+    def _watch_idle(
+        self, previous: StreamOffset, snapshot: BrokerSnapshot, run: RunContext
+    ) -> BrokerSnapshot:
+        """Look which partitions have caught up, and since when (semantics 5.3)."""
         if run.new_start:
             self._idle_tracker.resume(previous.partitions)
-        idle = {part for part, share in previous.partitions.items() if share.idle}
-        now_us = self._now_us()
-        seen = Observation(
-            now_us=now_us,
-            since_us=self._idle_tracker.update(self._broker, positions, log_ends, idle, now_us),
-            settled=not self._ends.is_bounded and self._idle_tracker.is_settled(now_us),
-            topic_ids=topic_ids,
-            imported=imported,
-            written=limit_ends(written, previous.fixed_ends, {}),
+        idle = {part for part, last in previous.partitions.items() if last.idle}
+        now_us, log_ends = self._now_us(), self._ends.log_ends
+        since_us = self._idle_tracker.update(
+            self._broker, snapshot.positions, log_ends, idle, now_us
         )
-        after = self._get_end_states(previous)
-        seen = replace(seen, malformed_values=after.malformed_values)
-        now = empty_offset(previous, after.states, positions, run, seen)
-        warnings = self._warner.update(previous, now, ends, now_us, after.diagnoses)
-        wanted_ms = find_instants_ms(previous, after.states, positions, ends, run)
-        index = self._broker.offsets_at(wanted_ms) if self._options.is_timed_by_record else {}
-        seen = replace(seen, warnings=warnings, time_index=index)
-        return plan_next_offset(previous, after.states, positions, ends, run, seen)
+        return replace(
+            snapshot,
+            now_us=now_us,
+            caught_up_since_us=since_us,
+            nothing_to_do=not run.bounded and self._idle_tracker.is_settled(now_us),
+        )
+
+    def _warn(self, state: StreamState, diagnoses: Iterable[Diagnosis]) -> StreamState:
+        """Look for mistakes in what was read so far."""
+        snapshot = state.snapshot
+        warnings = self._warner.update(
+            state.previous, go_on(state), snapshot.ends, snapshot.now_us, diagnoses
+        )
+        return replace(state, snapshot=replace(snapshot, warnings=warnings))
+
+    def _align(self, state: StreamState) -> StreamState:
+        """Ask for the offsets up to which `maxSkew` lets the batch read (semantics 5.10)."""
+        if not self._options.is_timed_by_record:
+            return state
+        instants_ms = find_alignment(state, state.snapshot.ends).instants_ms()
+        time_index = self._broker.offsets_at(instants_ms)
+        return replace(state, snapshot=replace(state.snapshot, time_index=time_index))
 
     def _get_importer(self) -> CtiImporter | None:
         options = derive_import_options(self._options)

@@ -281,9 +281,14 @@ class CtiImporter:
     ) -> ImportedTopic:
         """Read everything up to `ends`."""
         earliest = self._broker.earliest(ends)
-        fail = self._options.fail_on_data_loss
-        unchanged = frozenset(self.topic_ids) - recreated
-        positions, losses = reconcile(wanted, earliest, ends, fail, recreated, unchanged)
+        positions, losses = reconcile(
+            wanted,
+            earliest,
+            ends,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+            recreated=recreated,
+            unchanged=frozenset(self.topic_ids) - recreated,
+        )
         for loss in losses:
             _LOG.warning("%s; going on, as option 'failOnDataLoss' is 'false'", loss)
         begun = {

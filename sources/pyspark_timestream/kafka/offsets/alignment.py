@@ -36,11 +36,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark_timestream.core.instants import MIN_US
-from pyspark_timestream.kafka.offsets.offset import StreamOffset
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.offsets.stream_state import MaxSkew, StreamState
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.state import PartitionState
-from pyspark_timestream.rules.stream_cti import compute_stream_cti
 
 _MIN_STEP_US: Final = 1_000_000
 _STEPS: Final = 10
@@ -105,61 +102,11 @@ def advance_by_clock(cti_us: int | None, advance_us: int | None, now_us: int) ->
     return moved_us if is_far_enough and moved_us >= MIN_US else None
 
 
-def merge_stream_cti(
-    starts: Mapping[Partition, tuple[PartitionState, object]],
-    known: Collection[Partition],
-    was_idle: Set[Partition],
-    idle: Set[Partition],
-    emitted_us: int | None,
-) -> int | None:
-    """Compute the stream's CTI at the batch's start, before any state is raised to it.
-
-    It never goes below what was emitted, even if a task proved that with a partition that is
-    missing now.
-    """
-    holding, joining, resting = [], [], []
-    for part, (state, _) in starts.items():
-        if part in idle:
-            resting.append(state.cti_us)
-        elif part in known and part not in was_idle:
-            holding.append(state.cti_us)
-        else:
-            joining.append(state.cti_us)
-    return compute_stream_cti(holding, joining, resting, emitted_us)
-
-
 MIN_READ: Final = 100
 """So few offsets are not worth a batch of their own, and hardly any state."""
 
 _GROWTH: Final = 4
 """How many times the offsets of its last batch a partition reads at most by an estimate."""
-
-
-@dataclass(frozen=True, slots=True)
-class MaxSkew:
-    """Option `maxSkew`, and how partitions' times are known.
-
-    Attributes:
-        us: how much further than the slowest partition others are read, above 0.
-        delay_us: option `ctiDelay` where CTIs are generated; None: they are not.
-    """
-
-    us: int
-    delay_us: int | None = None
-
-    def time_of(self, state: PartitionState) -> int | None:
-        """Return the time of a partition with this clock; None if it has had no event."""
-        last_us, cti_us = state.last_us, state.cti_us
-        if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
-            return last_us
-        return max(last_us, cti_us + self.delay_us)
-
-
-def read_max_skew(options: KafkaOptions) -> MaxSkew | None:
-    """Return what the options say of aligned reading; None without `maxSkew`."""
-    if options.max_skew_us is None:
-        return None
-    return MaxSkew(options.max_skew_us, options.delay_us if options.frequency else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,69 +162,41 @@ class _Pace:
         return min(max(self.size * (bound_us - self.last_us) // gain_us, MIN_READ), most)
 
 
-def find_alignment(
-    previous: StreamOffset,
-    ended: Mapping[Partition, PartitionState],
-    positions: Mapping[Partition, int],
-    ends: Mapping[Partition, int],
-    skew: MaxSkew | None,
-    max_offsets: int | None,
-) -> Alignment:
-    """Return how far the batch after `previous` may read.
-
-    Args:
-        previous: the offset of the last batch.
-        ended: the end state of each partition of `previous`.
-        positions: the next offset to read of every partition.
-        ends: the ends up to which records can be read.
-        skew: option `maxSkew`; None: nothing is aligned.
-        max_offsets: approximate maximum of offsets in the batch; None for no limit.
-    """
+def find_alignment(state: StreamState, ends: Mapping[Partition, int]) -> Alignment:
+    """Return how far the next batch may read, of logs that can be read up to `ends`."""
+    skew, positions, limit = state.run.max_skew, state.snapshot.positions, state.run.max_offsets
     if skew is None:
         return Alignment()
-    backlog = {part: ends.get(part, at) - at for part, at in positions.items()}
-    is_met = max_offsets is None or sum(max(n, 0) for n in backlog.values()) <= max_offsets
+    backlog = {part: ends.get(part, position) - position for part, position in positions.items()}
+    is_met = limit is None or sum(max(size, 0) for size in backlog.values()) <= limit
     aligned = [part for part, size in backlog.items() if size > (MIN_READ if is_met else 0)]
     if len(aligned) < 2:
         return Alignment()
-    paces = {part: _find_pace(previous, ended, part, skew) for part in aligned}
+    paces = {part: _find_pace(state, part, skew) for part in aligned}
     times = {part: pace.steady_time(skew.us) for part, pace in paces.items()}
     least_us = min((us for us in times.values() if us is not None), default=None)
-    bound_us = None if least_us is None else least_us + skew.us
-    slowest = _slowest(times, least_us)
-    return Alignment(
-        bound_us,
-        {part: pace.estimate(bound_us) for part, pace in paces.items()},
-        frozenset(
-            part
-            for part, pace in paces.items()
-            if bound_us is not None
-            and pace.last_us is not None
-            and pace.last_us >= bound_us
-            and part not in slowest
-            # Without a CTI it would hold back that of the stream for as long as it waits.
-            and (skew.delay_us is None or part not in ended or ended[part].cti_us is not None)
-        ),
-        slowest,
-    )
+    if least_us is None:
+        return Alignment(None, {part: pace.estimate(None) for part, pace in paces.items()})
+    bound_us = least_us + skew.us
+    slowest = frozenset(part for part, us in times.items() if us == least_us)
+    ahead = {
+        part
+        for part, pace in paces.items()
+        if pace.last_us is not None
+        and pace.last_us >= bound_us
+        # Without a CTI it would hold back that of the stream for as long as it waits.
+        and (skew.delay_us is None or state.clock_of(part).cti_us is not None)
+    }
+    estimates = {part: pace.estimate(bound_us) for part, pace in paces.items()}
+    return Alignment(bound_us, estimates, frozenset(ahead) - slowest, slowest)
 
 
-def _find_pace(
-    previous: StreamOffset,
-    ended: Mapping[Partition, PartitionState],
-    part: Partition,
-    skew: MaxSkew,
-) -> _Pace:
-    share = previous.partitions.get(part) or previous.hidden.get(part)
-    if share is None:
+def _find_pace(state: StreamState, part: Partition, skew: MaxSkew) -> _Pace:
+    last = state.last_of(part)
+    if last is None:
         return _Pace(None, None, 0)
-    last_us = skew.time_of(ended.get(part, share.state))
-    size = share.end_exclusive - share.start_inclusive
-    return _Pace(skew.time_of(share.state), last_us, size)
-
-
-def _slowest(times: Mapping[Partition, int | None], least_us: int | None) -> frozenset[Partition]:
-    return frozenset(part for part, us in times.items() if us is not None and us == least_us)
+    size = last.end_exclusive - last.start_inclusive
+    return _Pace(skew.time_of(last.state), skew.time_of(state.clock_of(part)), size)
 
 
 def align_ends(

@@ -18,6 +18,7 @@ from typing import Final
 from pyspark_timestream.core.instants import format_instant, parse_instant
 from pyspark_timestream.errors import LOSS_ADVICE, DataLost, OptionError
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import StreamState
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.parsers import EARLIEST, LATEST
 from pyspark_timestream.kafka.ranges import Partition
@@ -45,6 +46,7 @@ def reconcile(
     wanted: Mapping[Partition, int],
     earliest: Mapping[Partition, int],
     ends: Mapping[Partition, int],
+    *,
     fail_on_data_loss: bool,
     recreated: Set[str] = frozenset(),
     unchanged: Set[str] = frozenset(),
@@ -101,38 +103,30 @@ def reconcile(
 
 
 def hide_missing(
-    previous: StreamOffset,
-    ended: Mapping[Partition, PartitionState],
-    existing: Collection[Partition],
-    topic_ids: Mapping[str, str],
-    now_us: int,
+    state: StreamState, topic_ids: Mapping[str, str]
 ) -> dict[Partition, PartitionOffset]:
     """Keep missing partitions whose topic id can prove that they are the same when they return.
 
-    Args:
-        previous: the offset of the last batch.
-        ended: the end state of each partition of `previous`, hidden ones included.
-        existing: the partitions that exist now.
-        topic_ids: the ids that the topics have now, as far as they are known.
-        now_us: the wall clock.
+    `topic_ids` are the ids that the topics have now, as far as they are known.
     """
+    previous, existing, now_us = state.previous, state.snapshot.positions, state.snapshot.now_us
     gone = {
         part: dataclasses.replace(
-            share,
-            start_inclusive=share.end_exclusive,
-            state=ended[part],
+            last,
+            start_inclusive=last.end_exclusive,
+            state=state.clocks[part],
             idle=False,
             quiet_since_us=now_us,
         )
-        for part, share in previous.partitions.items()
-        if part not in existing and part in ended
+        for part, last in previous.partitions.items()
+        if part not in existing and part in state.clocks
     }
     return {
-        part: share
-        for part, share in {**previous.hidden, **gone}.items()
+        part: last
+        for part, last in {**previous.hidden, **gone}.items()
         if part not in existing
         and previous.topic_ids.get(part.topic, "") == topic_ids.get(part.topic)
-        and now_us - (share.quiet_since_us or 0) < _MAX_HIDDEN_US
+        and now_us - (last.quiet_since_us or 0) < _MAX_HIDDEN_US
     }
 
 

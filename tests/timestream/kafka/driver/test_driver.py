@@ -11,7 +11,7 @@ from timestream.driven import Driven, FakeBroker
 from pyspark_timestream.core.offsets import INITIAL_OFFSET
 from pyspark_timestream.diagnose.causes import diagnose
 from pyspark_timestream.diagnose.history import BatchRecord
-from pyspark_timestream.errors import CheckpointMismatch, DataLost, OptionError
+from pyspark_timestream.errors import DataLost, OptionError
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
@@ -87,20 +87,6 @@ def test_recreated_topic_is_read_from_its_start_even_if_empty_before():
     assert run.plan() == {0: (0, 0)}
     broker.log[at(0)] = (0, 150)
     assert run.plan() == {0: (0, 150)}
-
-
-def test_an_old_checkpoint_keeps_client_settings_from_its_next_batch_on():
-    broker = FakeBroker(p0=(0, 10))
-    run = Driven(broker)
-    run.plan()
-    old = {name: text for name, text in run.offset["settings"].items() if name[:6] != "kafka."}
-    run.offset = {**run.offset, "settings": old, "version": 2}
-    broker.log[at(0)] = (0, 20)
-    assert run.plan() == {0: (10, 20)}
-    other = Driven(broker, **{"kafka.isolation.level": "read_uncommitted"})
-    other.offset = run.offset
-    with pytest.raises(CheckpointMismatch, match=r"'kafka\.isolation\.level' was 'read_committed'"):
-        other.plan()
 
 
 def test_a_partition_missing_from_one_listing_is_not_gone():

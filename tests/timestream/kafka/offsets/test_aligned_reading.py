@@ -8,20 +8,14 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import at
+from timestream.builders import at, first_offset, next_offset, stream_state
 from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.kafka import ranges
 from pyspark_timestream.kafka.offsets import alignment
-from pyspark_timestream.kafka.offsets.alignment import MIN_READ, MaxSkew, find_alignment
-from pyspark_timestream.kafka.offsets.next_offset import (
-    Observation,
-    RunContext,
-    find_instants_ms,
-    plan_first_offset,
-    plan_next_offset,
-)
+from pyspark_timestream.kafka.offsets.alignment import MIN_READ, find_alignment
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, MaxSkew, RunContext
 from pyspark_timestream.rules.state import PartitionState
 
 SECOND = 1_000_000
@@ -67,16 +61,18 @@ class Reader:
             and MaxSkew(self.skew_s * SECOND, self.delay_s and self.delay_s * SECOND),
         )
         if self.offset is None:
-            self.offset = plan_first_offset("me", {}, dict.fromkeys(ends, 0), ends, run)
+            self.offset = first_offset("me", {}, dict.fromkeys(ends, 0), ends, run)
             return True
         previous = self.offset
         shares = previous.partitions.items()
         positions = {part: share.end_exclusive for part, share in shares}
         ended = {part: self.state(part.number, end) for part, end in positions.items()}
-        wanted_ms = find_instants_ms(previous, ended, positions, ends, run)
+        wanted_ms = find_alignment(
+            stream_state(previous, ended, positions, ends, run), ends
+        ).instants_ms()
         index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
-        seen = Observation(time_index=index if self.indexed else {})
-        planned = plan_next_offset(previous, ended, positions, ends, run, seen)
+        seen = BrokerSnapshot(time_index=index if self.indexed else {})
+        planned = next_offset(previous, ended, positions, ends, run, seen)
         # A replay knows the offset alone.
         self.offset = StreamOffset.from_json(json.loads(json.dumps(planned.to_json())))
         assert self.offset == planned
@@ -255,8 +251,9 @@ def test_aligned_partition_without_a_cti_does_not_wait():
             slow: PartitionState(cti_us=1, last_us=10),
             fast: PartitionState(cti_us=cti_us, last_us=5_000 * SECOND),
         }
-        given = previous, ended, {slow: 100, fast: 100}, {slow: 9_000, fast: 9_000}
-        assert (fast in find_alignment(*given, MaxSkew(SECOND, 0), None).waiting) == waits
+        ends, run = {slow: 9_000, fast: 9_000}, RunContext(max_skew=MaxSkew(SECOND, 0))
+        state = stream_state(previous, ended, {slow: 100, fast: 100}, ends, run)
+        assert (fast in find_alignment(state, ends).waiting) == waits
 
 
 def test_aligned_waiting_partition_is_recorded(small_reads):
@@ -276,6 +273,4 @@ def test_aligned_reading_counts_the_whole_backlog_for_min_offsets():
     positions = {part: share.end_exclusive for part, share in reader.offset.partitions.items()}
     ended = {part: reader.state(part.number, end) for part, end in positions.items()}
     run = RunContext(max_skew=MaxSkew(10 * SECOND), min_offsets=10_000)
-    assert sum(
-        s.size for s in plan_next_offset(reader.offset, ended, positions, ends, run).ranges()
-    )
+    assert sum(s.size for s in next_offset(reader.offset, ended, positions, ends, run).ranges())

@@ -10,8 +10,8 @@ from timestream.builders import at
 from timestream.stream_world import World, act, drain, steps, times
 
 from pyspark_timestream.kafka import ranges
-from pyspark_timestream.kafka.offsets.next_offset import max_emitted_cti
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import max_emitted_cti
 from pyspark_timestream.kafka.offsets.tasks import join_batches, remember_beginning, remember_raise
 from pyspark_timestream.kafka.ranges import Range
 from pyspark_timestream.rules.state import PartitionState

@@ -12,7 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import INSTANT, at, block, micros, options, projection
+from timestream.builders import (
+    INSTANT,
+    at,
+    block,
+    first_offset,
+    micros,
+    next_offset,
+    options,
+    projection,
+)
 from timestream.oracle import Event, run
 
 from pyspark_timestream.core.instants import FINAL_US
@@ -22,13 +31,9 @@ from pyspark_timestream.kafka.offsets.group_metadata import (
     decode_group_metadata,
     encode_group_metadata,
 )
-from pyspark_timestream.kafka.offsets.next_offset import (
-    RunContext,
-    plan_first_offset,
-    plan_next_offset,
-)
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import reconcile
+from pyspark_timestream.kafka.offsets.stream_state import RunContext
 from pyspark_timestream.kafka.offsets.tasks import TaskRange, plan_tasks
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 from pyspark_timestream.rules.state import PartitionState
@@ -79,13 +84,13 @@ class Query:
         ends = self.ends() if self.bounds is None else self.bounds
         if self.text is None:
             starts = dict.fromkeys(self.ends(), 0)
-            planned = plan_first_offset("me", self.options.settings(), starts, ends, run_now)
+            planned = first_offset("me", self.options.settings(), starts, ends, run_now)
         else:
             previous = self.offset()
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
             positions |= {part: 0 for part in self.ends() if part not in positions}
             after = {part: self.state_after(previous, part) for part in previous.partitions}
-            planned = plan_next_offset(previous, after, positions, ends, run_now)
+            planned = next_offset(previous, after, positions, ends, run_now)
             if planned is previous:
                 return False
             for part in planned.partitions.keys() - previous.partitions.keys():
@@ -312,7 +317,7 @@ def test_nothing_to_do_is_the_previous_offset_itself():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    same = plan_next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
+    same = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
     assert same is previous
 
 
@@ -360,7 +365,7 @@ def test_a_deleted_partition_leaves_the_minimum():
     query.batch()
     previous = query.offset()
     ended = {part: query.state_after(previous, part) for part in previous.partitions}
-    following = plan_next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
+    following = next_offset(previous, ended, {at(0): 1}, {at(0): 1}, RunContext())
     assert (following.cti_us, following.opening_us) == (5000, 5000)
     assert list(following.partitions) == [at(0)]
 
@@ -370,7 +375,7 @@ def test_the_streams_cti_stays_when_all_partitions_are_gone():
     query.batch()
     previous = query.offset()
     ended = {at(0): query.state_after(previous, at(0))}
-    empty = plan_next_offset(previous, ended, {}, {}, RunContext(new_start=True))
+    empty = next_offset(previous, ended, {}, {}, RunContext(new_start=True))
     assert (empty.cti_us, empty.partitions) == (5000, {})
 
 
@@ -402,7 +407,7 @@ def test_losses_are_named_and_then_failed_or_passed_over(earliest, ends, positio
 
 
 def test_first_offset_begins_at_its_starts_without_a_cti():
-    offset = plan_first_offset("me", {}, {at(0): 5}, {at(0): 9}, RunContext(new_start=True))
+    offset = first_offset("me", {}, {at(0): 5}, {at(0): 9}, RunContext(new_start=True))
     assert offset.ranges()[0][1:] == (5, 9)
     assert (offset.starts, offset.cti_us, offset.opening_us, offset.closing) == (
         1,

@@ -1,18 +1,15 @@
 """One offset after another, field by field; `test_next_offset` has whole queries."""
 
+from dataclasses import replace
+
 import pytest
-from timestream.builders import at
+from timestream.builders import at, first_offset, next_offset
 
 from pyspark_timestream.core.instants import FINAL_US
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
-from pyspark_timestream.kafka.offsets.next_offset import (
-    Observation,
-    RunContext,
-    plan_first_offset,
-    plan_next_offset,
-)
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
 from pyspark_timestream.rules.state import PartitionState
 
 A, B = at(0), at(1)
@@ -28,23 +25,23 @@ def offset(*shares, **more):
 
 
 def test_offsets_are_numbered_and_a_new_start_is_counted():
-    first = plan_first_offset("me", SETTINGS, {A: 0}, {A: 4}, RUN)
-    second = plan_next_offset(first, {A: FIVE}, {A: 4}, {A: 6}, RUN)
-    third = plan_next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, RunContext(new_start=True))
+    first = first_offset("me", SETTINGS, {A: 0}, {A: 4}, RUN)
+    second = next_offset(first, {A: FIVE}, {A: 4}, {A: 6}, RUN)
+    third = next_offset(second, {A: FIVE}, {A: 6}, {A: 7}, RunContext(new_start=True))
     assert [(one.number, one.starts) for one in (first, second, third)] == [(0, 1), (1, 1), (2, 2)]
     assert {(one.stream, str(one.settings)) for one in (first, third)} == {("me", str(SETTINGS))}
 
 
 def test_ids_of_topics_are_kept_and_learnt():
-    first = plan_first_offset("me", {}, {A: 0}, {A: 1}, RUN, Observation(topic_ids={"topic": "x"}))
-    more = Observation(topic_ids={"other": "y"})
-    second = plan_next_offset(first, {A: FIVE}, {A: 1}, {A: 2}, RUN, more)
+    first = first_offset("me", {}, {A: 0}, {A: 1}, RUN, BrokerSnapshot(topic_ids={"topic": "x"}))
+    more = BrokerSnapshot(topic_ids={"other": "y"})
+    second = next_offset(first, {A: FIVE}, {A: 1}, {A: 2}, RUN, more)
     assert second.topic_ids == {"topic": "x", "other": "y"}
 
 
 def test_offset_records_since_when_a_partition_is_quiet():
-    first = plan_first_offset(
-        "me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, Observation(since_us={A: 7})
+    first = first_offset(
+        "me", {}, {A: 3, B: 0}, {A: 3, B: 1}, RUN, BrokerSnapshot(caught_up_since_us={A: 7})
     )
     assert first.partitions == {
         A: PartitionOffset(3, 3, PartitionState(), False, 7, beginnings=((0, 3),)),
@@ -54,41 +51,39 @@ def test_offset_records_since_when_a_partition_is_quiet():
 
 def test_batch_reads_exactly_within_the_limits():
     ends = {A: 100_000, B: 100_000}
-    first = plan_first_offset("me", {}, {A: 0, B: 0}, ends, RunContext(max_offsets=80_000))
+    first = first_offset("me", {}, {A: 0, B: 0}, ends, RunContext(max_offsets=80_000))
     assert {part: share.end_exclusive for part, share in first.partitions.items()} == {
         A: 40_000,
         B: 40_000,
     }
     assert first.tasks == 2
     few = RunContext(min_offsets=200_001)
-    assert not any(
-        span.size for span in plan_first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges()
-    )
+    assert not any(span.size for span in first_offset("me", {}, {A: 0, B: 0}, ends, few).ranges())
     one = RunContext(max_tasks=1)
-    assert plan_first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
+    assert first_offset("me", {}, {A: 0, B: 0}, ends, one).tasks == 1
 
 
 def test_a_stream_that_settled_after_records_makes_one_more_offset():
     read, at_rest = offset((0, 2, FIVE), cti_us=5), offset((2, 2, FIVE), cti_us=5)
-    settled = Observation(settled=True)
-    assert plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled).number == 1
-    assert plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN) is read
-    assert plan_next_offset(at_rest, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled) is at_rest
+    settled = BrokerSnapshot(nothing_to_do=True)
+    assert next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled).number == 1
+    assert next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, RUN) is read
+    assert next_offset(at_rest, {A: FIVE}, {A: 2}, {A: 2}, RUN, settled) is at_rest
 
 
 def test_loss_makes_a_new_offset():
     before = offset((0, 2, FIVE), cti_us=5)
-    after = plan_next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RunContext(lost=True))
+    after = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, BrokerSnapshot(lost=True))
     assert (after.number, after.ranges()[0][1:]) == (1, (4, 4))
 
 
 def test_a_bounded_run_closes_once_and_a_new_one_closes_again():
     read = offset((0, 2, FIVE), cti_us=5)
     bounded = RunContext(bounded=True)
-    closing = plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
+    closing = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, bounded)
     assert (closing.closing, closing.final, closing.opening_us) == (True, False, None)
-    assert plan_next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
-    again = plan_next_offset(
+    assert next_offset(closing, {A: FIVE}, {A: 2}, {A: 2}, bounded) is closing
+    again = next_offset(
         closing, {A: FIVE}, {A: 2}, {A: 2}, RunContext(bounded=True, new_start=True)
     )
     assert (again.closing, again.opening_us, again.number) == (True, 5, 2)
@@ -97,7 +92,7 @@ def test_a_bounded_run_closes_once_and_a_new_one_closes_again():
 def test_end_emits_the_final_cti_and_refuses_later_records():
     read = offset((0, 2, FIVE), cti_us=5)
     end = RunContext(bounded=True, final_cti=True)
-    final = plan_next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
+    final = next_offset(read, {A: FIVE}, {A: 2}, {A: 2}, end)
     assert (final.closing, final.final, final.cti_us, final.opening_us) == (
         True,
         True,
@@ -110,7 +105,7 @@ def test_end_emits_the_final_cti_and_refuses_later_records():
         "'finalCti' = 'false' from the beginning$"
     )
     with pytest.raises(CheckpointMismatch, match=said):
-        plan_next_offset(final, {A: FIVE}, {A: 2}, {A: 3}, RUN)
+        next_offset(final, {A: FIVE}, {A: 2}, {A: 3}, RUN)
 
 
 def test_partition_that_wakes_up_joins_at_the_streams_cti():
@@ -118,17 +113,17 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
     before = offset((0, 2, FIVE), (0, 2, nine), cti_us=5)
     states, places = {A: FIVE, B: nine}, {A: 2, B: 2}
     timeout = RunContext(idle_timeout_us=3)
-    early = Observation(now_us=12, since_us={A: 10})
-    assert plan_next_offset(before, states, places, places, timeout, early) is before
-    ripe = Observation(now_us=13, since_us={A: 10})
-    asleep = plan_next_offset(before, states, places, places, timeout, ripe)
+    early = BrokerSnapshot(now_us=12, caught_up_since_us={A: 10})
+    assert next_offset(before, states, places, places, timeout, early) is before
+    ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
+    asleep = next_offset(before, states, places, places, timeout, ripe)
     assert (asleep.cti_us, asleep.opening_us) == (9, 9)
     assert asleep.partitions == {
         A: PartitionOffset(2, 2, FIVE, True, 10),
         B: PartitionOffset(2, 2, nine),
     }
-    assert plan_next_offset(asleep, states, places, places, timeout, ripe) is asleep
-    awake = plan_next_offset(asleep, states, places, {A: 3, B: 2}, timeout, Observation(now_us=14))
+    assert next_offset(asleep, states, places, places, timeout, ripe) is asleep
+    awake = next_offset(asleep, states, places, {A: 3, B: 2}, timeout, BrokerSnapshot(now_us=14))
     assert awake.partitions == {
         A: PartitionOffset(2, 3, nine, raises=((2, 2, 9),)),
         B: PartitionOffset(2, 2, nine),
@@ -138,29 +133,29 @@ def test_partition_that_wakes_up_joins_at_the_streams_cti():
 def test_waking_partitions_alone_determine_the_streams_cti():
     nine = PartitionState(cti_us=9)
     before = offset((2, 2, nine, True, 10), (2, 2, FIVE), cti_us=5)
-    after = plan_next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
+    after = next_offset(before, {A: nine, B: FIVE}, {A: 2}, {A: 3}, RUN)
     assert (after.cti_us, after.opening_us) == (9, 9)
 
 
 def test_a_partition_that_is_gone_has_proven_what_it_started_with():
     before = offset((0, 2, FIVE), (0, 2, PartitionState(cti_us=7)), cti_us=5)
-    after = plan_next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
+    after = next_offset(before, {A: PartitionState(cti_us=9)}, {A: 2}, {A: 2}, RUN)
     assert (after.cti_us, after.opening_us, set(after.partitions)) == (9, 9, {A})
-    low = plan_next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
+    low = next_offset(before, {A: PartitionState(cti_us=6)}, {A: 2}, {A: 2}, RUN)
     assert low is before
 
 
 def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect():
     before = offset((0, 2, FIVE), cti_us=5)
-    told = Observation(imported=ImportedTopic(cti_us=8))
-    waits = plan_next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, RunContext(max_offsets=1), told)
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
+    waits = next_offset(before, {A: FIVE}, {A: 2}, {A: 4}, RunContext(max_offsets=1), told)
     assert waits.partitions == {A: PartitionOffset(2, 3, FIVE, pending=((4, 8),))}
     assert (waits.cti_us, waits.imported) == (5, ImportedTopic(cti_us=8))
-    again = plan_next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, RunContext(max_offsets=1), told)
+    again = next_offset(waits, {A: FIVE}, {A: 3}, {A: 6}, RunContext(max_offsets=1), told)
     assert again.partitions == {A: PartitionOffset(3, 4, FIVE, pending=((4, 8),))}
-    found = plan_next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
+    found = next_offset(again, {A: FIVE}, {A: 4, B: 0}, {A: 4, B: 2}, RUN, told)
     assert found.partitions[B].pending == ((2, 8),)
-    taken = plan_next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    taken = next_offset(again, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     eight = PartitionState(cti_us=8)
     assert taken.partitions == {A: PartitionOffset(4, 4, eight, raises=((3, 4, 8),))}
     assert (taken.cti_us, taken.opening_us) == (8, 8)
@@ -169,14 +164,14 @@ def test_an_imported_cti_waits_for_the_end_that_it_found_and_then_takes_effect()
 def test_imported_cti_waits_for_the_records_of_open_transactions():
     """The log goes on to 9 behind the last stable offset, 4, when the CTI is read."""
     before = offset((0, 4, FIVE), cti_us=5)
-    told = Observation(imported=ImportedTopic(cti_us=8), written={A: 9})
-    waits = plan_next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8), written={A: 9})
+    waits = next_offset(before, {A: FIVE}, {A: 4}, {A: 4}, RUN, told)
     assert waits.partitions == {A: PartitionOffset(4, 4, FIVE, pending=((9, 8),))}
     assert (waits.cti_us, waits.opening_us) == (5, None)
-    later = Observation(imported=ImportedTopic(cti_us=8))
-    read = plan_next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
+    later = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
+    read = next_offset(waits, {A: FIVE}, {A: 4}, {A: 11}, RUN, later)
     assert read.partitions == {A: PartitionOffset(4, 11, FIVE, pending=((9, 8),))}
-    taken = plan_next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
+    taken = next_offset(read, {A: FIVE}, {A: 11}, {A: 11}, RUN, later)
     assert (taken.cti_us, taken.opening_us) == (8, 8)
 
 
@@ -184,35 +179,34 @@ def test_a_run_that_has_closed_decides_nothing_more():
     closing = offset((2, 2, FIVE), (2, 2, PartitionState(cti_us=9)), cti_us=5, closing=True)
     states, places = {A: FIVE, B: PartitionState(cti_us=9)}, {A: 2, B: 2}
     run = RunContext(bounded=True, idle_timeout_us=3)
-    ripe = Observation(now_us=13, since_us={A: 10})
-    assert plan_next_offset(closing, states, places, places, run, ripe) is closing
+    ripe = BrokerSnapshot(now_us=13, caught_up_since_us={A: 10})
+    assert next_offset(closing, states, places, places, run, ripe) is closing
     began = RunContext(bounded=True, idle_timeout_us=3, new_start=True)
-    assert plan_next_offset(closing, states, places, places, began, ripe).cti_us == 9
+    assert next_offset(closing, states, places, places, began, ripe).cti_us == 9
 
 
 def test_imported_ctis_waiting_for_lost_records_wait_for_the_end():
     before = offset(
         (0, 2, FIVE, False, None, ((4, 6), (5, 7), (6, 8))), imported=ImportedTopic(cti_us=8)
     )
-    sight = Observation(imported=ImportedTopic(cti_us=8))
-    lost = RunContext(lost=True)
-    after = plan_next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, lost, sight)
+    sight = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
+    after = next_offset(before, {A: FIVE}, {A: 5}, {A: 9}, RUN, sight)
     assert after.partitions[A].pending == ((9, 8),)
 
 
 def test_without_a_known_end_an_imported_cti_waits_for_nothing():
     moved = offset((0, 2, FIVE, False, None, ((4, 8),)), imported=ImportedTopic(cti_us=8))
     eight = PartitionOffset(5, 5, PartitionState(cti_us=8), raises=((1, 5, 8),))
-    sight = Observation(imported=ImportedTopic(cti_us=8))
-    after = plan_next_offset(moved, {A: FIVE}, {A: 5}, {}, RunContext(lost=True), sight)
+    sight = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
+    after = next_offset(moved, {A: FIVE}, {A: 5}, {}, RUN, replace(sight, lost=True))
     assert after.partitions == {A: eight}
     still = offset((0, 5, FIVE), cti_us=5)
-    assert plan_next_offset(still, {A: FIVE}, {A: 5}, {}, RUN, sight).partitions == {A: eight}
+    assert next_offset(still, {A: FIVE}, {A: 5}, {}, RUN, sight).partitions == {A: eight}
 
 
 def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
-    told = Observation(imported=ImportedTopic(cti_us=8))
-    first = plan_first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
+    told = BrokerSnapshot(imported=ImportedTopic(cti_us=8))
+    first = first_offset("me", {}, {A: 3, B: 0}, {A: 3, B: 2}, RUN, told)
     assert first.partitions == {
         A: PartitionOffset(
             3, 3, PartitionState(cti_us=8), beginnings=((0, 3),), raises=((0, 3, 8),)
@@ -220,5 +214,5 @@ def test_a_first_offset_takes_an_imported_cti_where_there_is_nothing_to_read():
         B: PartitionOffset(0, 2, PartitionState(), pending=((2, 8),), beginnings=((0, 0),)),
     }
     assert (first.cti_us, first.imported) == (None, told.imported)
-    alone = plan_first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)
+    alone = first_offset("me", {}, {A: 3}, {A: 3}, RUN, told)
     assert (alone.cti_us, alone.opening_us) == (8, 8)

@@ -7,13 +7,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import at
+from timestream.builders import at, next_offset
 
 from pyspark_timestream.core.instants import FINAL_US, MIN_US
 from pyspark_timestream.kafka.offsets.alignment import advance_by_clock
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
-from pyspark_timestream.kafka.offsets.next_offset import Observation, RunContext, plan_next_offset
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, RunContext
 from pyspark_timestream.rules.state import PartitionState
 
 A, B = at(0), at(1)
@@ -37,8 +37,10 @@ def following(previous, now_us, run=RUN, ends=None, since_us=None, **seen):
     ended = {part: share.state for part, share in previous.partitions.items()}
     ends = {**positions, **(ends or {})}
     resting = {part: 0 for part in positions if ends[part] == positions[part]}
-    observed = Observation(now_us, resting if since_us is None else since_us, **seen)
-    planned = plan_next_offset(previous, ended, positions, ends, run, observed)
+    observed = BrokerSnapshot(
+        now_us=now_us, caught_up_since_us=resting if since_us is None else since_us, **seen
+    )
+    planned = next_offset(previous, ended, positions, ends, run, observed)
     read = StreamOffset.from_json(json.loads(json.dumps(planned.to_json())))
     assert read == planned
     return planned if planned is previous else read

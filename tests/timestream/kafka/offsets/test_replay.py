@@ -7,23 +7,27 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timestream.builders import INSTANT, at, block, micros, options, projection
+from timestream.builders import (
+    INSTANT,
+    at,
+    block,
+    first_offset,
+    micros,
+    next_offset,
+    options,
+    projection,
+    stream_state,
+)
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.diagnose.mistakes import find_short_replays
 from pyspark_timestream.errors import CheckpointMismatch
 from pyspark_timestream.kafka.offsets import alignment
-from pyspark_timestream.kafka.offsets.alignment import read_max_skew
-from pyspark_timestream.kafka.offsets.next_offset import (
-    Observation,
-    RunContext,
-    find_instants_ms,
-    plan_first_offset,
-    plan_next_offset,
-)
+from pyspark_timestream.kafka.offsets.alignment import find_alignment
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.offsets.positions import find_ended, limit_ends
+from pyspark_timestream.kafka.offsets.stream_state import BrokerSnapshot, MaxSkew, RunContext
 from pyspark_timestream.kafka.offsets.tasks import TaskRange, join_batches, plan_tasks
 from pyspark_timestream.kafka.task import compute_end_state, run_task
 
@@ -66,13 +70,13 @@ class Replay:
         run = RunContext(
             cap, bounded=bounded, new_start=not self.begun, until_us=until_us,
             final_cti=self.options.final_cti, idle_timeout_us=1,
-            max_skew=read_max_skew(self.options),
+            max_skew=MaxSkew.from_options(self.options),
         )  # fmt: skip
         log_ends = {at(n): len(log) for n, log in enumerate(self.logs)}
         if self.text is None:
             ends = limit_ends(log_ends, self.fixed, {})
             starts = dict.fromkeys(ends, 0)
-            planned = plan_first_offset("me", self.options.settings(), starts, ends, run)
+            planned = first_offset("me", self.options.settings(), starts, ends, run)
             planned = replace(planned, fixed_ends=self.fixed)
         else:
             previous = self.offset()
@@ -89,10 +93,12 @@ class Replay:
             positions = {part: share.end_exclusive for part, share in previous.partitions.items()}
             resting = {part for part in positions if positions[part] == log_ends[part]}
             since_us = {part: 0 for part in resting if part.number in self.quiet}
-            wanted_ms = find_instants_ms(previous, states, positions, ends, run)
+            wanted_ms = find_alignment(
+                stream_state(previous, states, positions, ends, run), ends
+            ).instants_ms()
             index = {part: self.first_at(part.number, ms) for part, ms in wanted_ms.items()}
-            seen = Observation(now_us=1, since_us=since_us, time_index=index)
-            planned = plan_next_offset(previous, states, positions, ends, run, seen)
+            seen = BrokerSnapshot(now_us=1, caught_up_since_us=since_us, time_index=index)
+            planned = next_offset(previous, states, positions, ends, run, seen)
             if planned is previous:
                 return False
         self.begun, self.text = True, json.dumps(planned.to_json())

@@ -1,0 +1,192 @@
+"""A stream between two batches: all that its next offset follows from.
+
+The driver fills a `StreamState` for each batch; `alignment` and `next_offset` are pure functions of
+it. What brokers and clocks said is the `BrokerSnapshot`, what options and the run say `RunContext`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
+from pyspark_timestream.kafka.offsets.offset import (
+    MalformedValues,
+    PartitionOffset,
+    StreamOffset,
+    Warnings,
+)
+from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.rules.stream_cti import find_max_proven, max_known
+
+
+@dataclass(frozen=True, slots=True)
+class MaxSkew:
+    """Option `maxSkew`, and how partitions' times are known.
+
+    Attributes:
+        us: how much further than the slowest partition others are read, above 0.
+        delay_us: option `ctiDelay` where CTIs are generated; None: they are not.
+    """
+
+    us: int
+    delay_us: int | None = None
+
+    @classmethod
+    def from_options(cls, options: KafkaOptions) -> "MaxSkew | None":
+        """Return what the options say of aligned reading; None without `maxSkew`."""
+        if options.max_skew_us is None:
+            return None
+        return cls(options.max_skew_us, options.delay_us if options.frequency else None)
+
+    def time_of(self, state: PartitionState) -> int | None:
+        """Return the time of a partition with this clock; None if it has had no event."""
+        last_us, cti_us = state.last_us, state.cti_us
+        if last_us is None or cti_us is None or self.delay_us is None or last_us < cti_us:
+            return last_us
+        return max(last_us, cti_us + self.delay_us)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The limits and state of the current run.
+
+    Attributes:
+        max_offsets: approximate maximum of offsets in this batch; None for no limit.
+        min_offsets: the batch waits until this many offsets exist; None for no minimum.
+        max_tasks: maximum number of tasks; None for no limit.
+        bounded: the run ends once its given ends are read.
+        new_start: this is the first offset of the run.
+        final_cti: a bounded run ends with the final CTI.
+        idle_timeout_us: how long a partition that has caught up still holds the stream's CTI back;
+            None for ever.
+        idle_advance_us: while all partitions are idle, the stream's CTI follows the wall clock this
+            far behind; None if it stays.
+        max_skew: how much further than the slowest partition others are read; None: as far as
+            there are records.
+        committed_batch: the last batch that no restart goes back before; -1 if none.
+        until_us: the CTI at which partitions and stream end; None for no such end.
+    """
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_tasks: int | None = None
+    bounded: bool = False
+    new_start: bool = False
+    final_cti: bool = False
+    idle_timeout_us: int | None = None
+    idle_advance_us: int | None = None
+    max_skew: MaxSkew | None = None
+    committed_batch: int = -1
+    until_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """What the brokers and clocks said at one moment.
+
+    Attributes:
+        positions: the next offset to read of every existing partition.
+        ends: the ends up to which records can be read (in a bounded run those at its start).
+        lost: positions skip lost records, or a lost partition is back: this needs a new offset.
+        now_us: the wall clock.
+        caught_up_since_us: partitions that have caught up (everything read, no open transaction),
+            and the wall clock when each was first seen so.
+        nothing_to_do: there has been nothing to do for about a second.
+        topic_ids: the known ids of topics.
+        imported: the state of the topic of `ctiImport`, read before the ends were asked for; None
+            without an import.
+        written: the ends of the logs at that time, including open transactions; the ends where
+            it is not known.
+        warnings: the warnings up to now; None for those of the previous offset.
+        malformed_values: per partition, the malformed values and keys so far.
+        time_index: the first offset at or after the bound of aligned reading, None where there is
+            no such record; without partitions where the records' timestamps are not event times.
+    """
+
+    positions: Mapping[Partition, int] = field(default_factory=dict)
+    ends: Mapping[Partition, int] = field(default_factory=dict)
+    lost: bool = False
+    now_us: int = 0
+    caught_up_since_us: Mapping[Partition, int] = field(default_factory=dict)
+    nothing_to_do: bool = False
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    imported: ImportedTopic | None = None
+    written: Mapping[Partition, int] = field(default_factory=dict)
+    warnings: Warnings | None = None
+    malformed_values: Mapping[Partition, MalformedValues] = field(default_factory=dict)
+    time_index: Mapping[Partition, int | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """A stream after its last batch.
+
+    Attributes:
+        previous: the offset of that batch.
+        clocks: the clock of each of its partitions after the batch.
+        snapshot: what the brokers and clocks say now.
+        run: the limits and state of the run.
+    """
+
+    previous: StreamOffset
+    clocks: Mapping[Partition, PartitionState]
+    snapshot: BrokerSnapshot
+    run: RunContext = RunContext()
+
+    def last_of(self, partition: Partition) -> PartitionOffset | None:
+        """Return what the last batch has of a partition, also of a missing one."""
+        return self.previous.partitions.get(partition) or self.previous.hidden.get(partition)
+
+    def clock_of(self, partition: Partition) -> PartitionState:
+        """Return a partition's clock after the last batch; a new partition has a new one."""
+        if partition in self.clocks:
+            return self.clocks[partition]
+        last = self.last_of(partition)
+        return PartitionState() if last is None else last.state
+
+    def is_new(self, partition: Partition) -> bool:
+        """Check whether the last batch did not have the partition."""
+        return partition not in self.previous.partitions
+
+    def was_idle(self, partition: Partition) -> bool:
+        """Check whether the partition was idle in the last batch."""
+        last = self.previous.partitions.get(partition)
+        return last is not None and last.idle
+
+    @property
+    def has_run_ended(self) -> bool:
+        """True after the run's end-of-run batch, with which everything is decided."""
+        return self.run.bounded and self.previous.closing and not self.run.new_start
+
+    @property
+    def has_new_import(self) -> bool:
+        """True if the imported topic has a CTI that the last batch does not know."""
+        return has_new_import(self.previous, self.snapshot.imported)
+
+
+def has_new_import(previous: StreamOffset, imported: ImportedTopic | None) -> bool:
+    """Check whether the imported topic has a CTI that `previous` does not know."""
+    before_us = None if previous.imported is None else previous.imported.cti_us
+    now_us = None if imported is None else imported.cti_us
+    return now_us is not None and now_us != before_us and not previous.final
+
+
+def max_emitted_cti(
+    previous: StreamOffset, clocks: Mapping[Partition, PartitionState]
+) -> int | None:
+    """Return the greatest CTI row emitted up to the end of the batch `previous`.
+
+    Every batch begins with its stream CTI unless that was emitted before, so only a CTI that its
+    tasks have proven can be greater.
+    """
+    active = [part for part, last in sorted(previous.partitions.items()) if not last.idle]
+    place = {part: index for index, part in enumerate(active)}
+    start_us = [previous.partitions[part].state.cti_us for part in active]
+    # A partition that is missing now has no end state; its task may have proven less than this.
+    end_us = [
+        clocks[part].cti_us if part in clocks else start
+        for part, start in zip(active, start_us, strict=True)
+    ]
+    groups = [[place[span.partition] for span in group] for group in previous.groups()]
+    return max_known(find_max_proven(start_us, end_us, groups), previous.cti_us)
