@@ -31,7 +31,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from pyspark_timestream.core.instants import clamp_instant, format_duration, format_instant
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    HOUR_US,
+    clamp_instant,
+    format_duration,
+    format_instant,
+)
 from pyspark_tseries.errors import WrongClock
 from pyspark_tseries.model.arrays import Int64Array
 
@@ -94,10 +100,10 @@ def unpack_ids(content: bytes, first: int) -> dict[int, int]:
     return {first + int(at): int(ids[at]) for at in np.flatnonzero(ids != _UNKNOWN)}
 
 
-MAX_CLOCK_SKEW_US: Final = 3_600_000_000
+MAX_CLOCK_SKEW_US: Final = HOUR_US
 """Clocks of working machines differ by less than an hour."""
 
-MAX_IDLE_US: Final = 2 * 365 * 86_400_000_000
+MAX_IDLE_US: Final = 2 * 365 * DAY_US
 """After two idle years the user must confirm that the clock has not jumped."""
 
 _MIN_CREDIBLE_US: Final = 1_767_225_600_000_000

@@ -16,13 +16,14 @@ from typing import Final
 
 import numpy as np
 
+from pyspark_timestream.core.instants import DAY_US, HOUR_US, MINUTE_US, SECOND_US
 from pyspark_tseries.model.arrays import BoolArray, Int64Array
 
 _UNITS_US: Final = {
-    "D": 86_400_000_000,
-    "H": 3_600_000_000,
-    "M": 60_000_000,
-    "S": 1_000_000,
+    "D": DAY_US,
+    "H": HOUR_US,
+    "M": MINUTE_US,
+    "S": SECOND_US,
     "MS": 1_000,
 }
 _CLAUSE: Final = re.compile(

@@ -16,7 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, format_duration, format_instant
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    FINAL_US,
+    MIN_US,
+    format_duration,
+    format_instant,
+)
 from pyspark_tseries.errors import FutureEvent, OutOfOrder, UpdateFailed
 from pyspark_tseries.model.arrays import (
     NEVER_US,
@@ -30,7 +36,7 @@ from pyspark_tseries.model.commits import name_writer
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.series_index import CommitMetadata, make_delta
 
-MIN_DEFAULT_FUTURE_US: Final = 86_400_000_000
+MIN_DEFAULT_FUTURE_US: Final = DAY_US
 """In a `last` range shorter than a day a timestamp may still lie a day ahead by default."""
 
 

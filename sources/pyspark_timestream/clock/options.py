@@ -256,29 +256,21 @@ _EXACT_NUMBER: Final = "an exact decimal such as 0.001 or a fraction such as 1/3
 _INSTANT: Final = Parser(
     parse_instant,
     "an ISO-8601 instant such as 2026-01-01T00:00:00Z",
-    wrong_type="yesterday",
-    out_of_range="0000-01-01T00:00:00Z",
     format=format_instant,
 )
 _DELAY: Final = Parser(
     _parse_delay,
     f"{_EXACT_NUMBER}, in seconds, at least 0",
-    wrong_type="soon",
-    out_of_range="-1",
     format=format_fraction,
 )
 _PERIOD: Final = Parser(
     _parse_period,
     f"{_EXACT_NUMBER}, in seconds, greater than 0",
-    wrong_type="often",
-    out_of_range="0",
     format=format_fraction,
 )
 _RATE: Final = Parser(
     _parse_rate,
     f"{_EXACT_NUMBER}, greater than 0, or 'max'",
-    wrong_type="fast",
-    out_of_range="0",
     format=format_fraction,
     none_text="max",
 )

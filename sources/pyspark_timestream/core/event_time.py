@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.instants import (
+    DAY_US,
     FINAL_US,
     MIN_US,
     Instants,
@@ -60,7 +61,6 @@ _FIELDS: Final = (
 )
 _FRACTION_DIGITS: Final = 6
 _MINUTE_US: Final = 60_000_000
-_DAY_US: Final = 86_400_000_000
 _DIGIT: Final = re.compile(rb"[0-9]")
 
 
@@ -127,7 +127,7 @@ def read_value_times(values: pa.Array, unit: str) -> Times:
         return read_number_times(values.view(pa.int64()), values.type.unit)
     if pa.types.is_date32(values.type):
         days = values.view(pa.int32()).cast(pa.int64())
-        return read_number_times(pc.multiply(days, _DAY_US // 1_000_000), "s")
+        return read_number_times(pc.multiply(days, DAY_US // 1_000_000), "s")
     if pa.types.is_string(values.type) or pa.types.is_large_string(values.type):
         return read_text_times(values, unit)
     if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
@@ -262,7 +262,7 @@ def _read_shape(matrix: Bytes, shape: str, alike: Mask) -> tuple[Instants, Mask]
     readable &= (hour < 24) & (minute < 60) & (second < 60) & (zone_hour < 24) & (zone_minute < 60)
     ahead = -1 if match["sign"] == "-" else 1
     minutes = (hour - ahead * zone_hour) * 60 + minute - ahead * zone_minute
-    instants = (days + day - 1) * _DAY_US + minutes * _MINUTE_US + second * 1_000_000 + fraction
+    instants = (days + day - 1) * DAY_US + minutes * _MINUTE_US + second * 1_000_000 + fraction
     return np.where(readable, instants, 0), readable
 
 

@@ -18,6 +18,16 @@ import pyarrow.compute as pc
 Instants = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+SECOND_US: Final = 1_000_000
+MINUTE_US: Final = 60 * SECOND_US
+HOUR_US: Final = 60 * MINUTE_US
+DAY_US: Final = 24 * HOUR_US
+WEEK_US: Final = 7 * DAY_US
+
+MAX_DURATION: Final = "500000 weeks"
+MAX_DURATION_US: Final = 500_000 * WEEK_US
+"""Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
+
 NEVER: Final = np.iinfo(np.int64).min
 """The sentinel for "no instant"; below every instant."""
 
@@ -78,17 +88,17 @@ _UNITS_US: Final = {
     "microsecond": 1,
     "ms": 1_000,
     "millisecond": 1_000,
-    "s": 1_000_000,
-    "sec": 1_000_000,
-    "second": 1_000_000,
-    "m": 60_000_000,
-    "min": 60_000_000,
-    "minute": 60_000_000,
-    "h": 3_600_000_000,
-    "hour": 3_600_000_000,
-    "d": 86_400_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
+    "s": SECOND_US,
+    "sec": SECOND_US,
+    "second": SECOND_US,
+    "m": MINUTE_US,
+    "min": MINUTE_US,
+    "minute": MINUTE_US,
+    "h": HOUR_US,
+    "hour": HOUR_US,
+    "d": DAY_US,
+    "day": DAY_US,
+    "week": WEEK_US,
 }
 _DURATION_PART: Final = re.compile(r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 

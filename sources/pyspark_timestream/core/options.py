@@ -54,16 +54,12 @@ class Parser(Generic[T]):
     Attributes:
         parse: text -> value; raises ValueError with the reason.
         accepts: what is accepted, as errors and the reference put it.
-        wrong_type: a text of the wrong kind, refused by `parse`; None where every text is legal.
-        out_of_range: a text of the right kind with an illegal value; None where there is none.
         format: value -> text that reads back to it.
         none_text: the text that reads as None; None where None means "not given".
     """
 
     parse: Callable[[str], T]
     accepts: str
-    wrong_type: str | None = None
-    out_of_range: str | None = None
     format: Callable[[Any], str] = str
     none_text: str | None = None
 
@@ -341,9 +337,7 @@ def _format_boolean(value: bool) -> str:
     return str(value).lower()
 
 
-boolean: Final = Parser(
-    _parse_boolean, "'true' or 'false'", wrong_type="maybe", format=_format_boolean
-)
+boolean: Final = Parser(_parse_boolean, "'true' or 'false'", format=_format_boolean)
 
 
 def choice(*names: str) -> Parser[str]:
@@ -355,7 +349,7 @@ def choice(*names: str) -> Parser[str]:
                 return name
         raise ValueError("none of the accepted words")
 
-    return Parser(parse, ", ".join(f"'{name}'" for name in names), wrong_type="42")
+    return Parser(parse, ", ".join(f"'{name}'" for name in names))
 
 
 _WHOLE_NUMBER: Final = re.compile("[+-]?[0-9]+")
@@ -374,4 +368,4 @@ def whole_number(at_least: int = 0) -> Parser[int]:
         return number
 
     accepts = f"a whole number, at least {at_least}"
-    return Parser(parse, accepts, wrong_type="many", out_of_range=str(at_least - 1))
+    return Parser(parse, accepts)

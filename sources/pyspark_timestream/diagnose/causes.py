@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark_timestream.core.instants import format_duration, format_instant, parse_duration
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    HOUR_US,
+    MINUTE_US,
+    SECOND_US,
+    format_duration,
+    format_instant,
+    parse_duration,
+)
 from pyspark_timestream.diagnose.diagnosis import (
     BOUNDED_RUN_ADVICE,
     NEXT_STEPS,
@@ -50,7 +58,7 @@ from pyspark_timestream.rules.policies import KEEP_ALL
 from pyspark_timestream.rules.state import FAR_US, MAX_LEAD_US, PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
 
-_MAX_AHEAD_US: Final = 86_400_000_000
+_MAX_AHEAD_US: Final = DAY_US
 """A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
 
 _MIN_AGREED_US: Final = 3_600_000_000
@@ -62,7 +70,7 @@ _MIN_FUTURE_US: Final = 60_000_000
 _MIN_LATE: Final = 10
 """Fewer late events do not show an order."""
 
-_UNITS_US: Final = (86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000)
+_UNITS_US: Final = (DAY_US, HOUR_US, MINUTE_US, SECOND_US)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,10 @@
 import heapq
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from operator import itemgetter
+from typing import Final, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 MIN_TASK_RECORDS: Final = 20_000
 """Another Python task (about 50 ms) is not worth it for fewer records."""
@@ -18,6 +21,23 @@ class Partition(NamedTuple):
     def __str__(self) -> str:
         """Return the name used in messages."""
         return f"topic '{self.topic}' partition {self.number}"
+
+
+def group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
+    """Group values by topic and by a partition's number as text: the keys that JSON can have."""
+    topics: dict[str, dict[str, T]] = {}
+    for (topic, number), value in sorted(values.items(), key=itemgetter(0)):
+        topics.setdefault(topic, {})[str(number)] = value
+    return topics
+
+
+def list_by_partition(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, T]:
+    """Return what `group_by_topic` grouped."""
+    return {
+        Partition(topic, int(number)): value
+        for topic, values in topics.items()
+        for number, value in values.items()
+    }
 
 
 class Range(NamedTuple):

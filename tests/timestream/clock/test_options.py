@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 import pytest
+import refused_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,8 +74,7 @@ def test_every_option_is_read_in_any_case():
     [
         pytest.param(spec, value, id=f"{spec.name}={value}")
         for spec in DECLARED
-        for value in (spec.parser.wrong_type, spec.parser.out_of_range)
-        if value is not None
+        for value in refused_texts.TIME.get(spec.name, ())
     ],
 )
 def test_an_illegal_value_is_refused_with_option_value_accepted_and_next_step(spec, value):
@@ -82,6 +82,10 @@ def test_an_illegal_value_is_refused_with_option_value_accepted_and_next_step(sp
     assert message.startswith(f"option '{spec.name}': ")
     assert f"'{value}'" in message
     assert f"accepted: {spec.parser.accepts}; next step: {spec.next_step()}" in message
+
+
+def test_only_the_descriptor_has_its_illegal_values_elsewhere():
+    assert {spec.name for spec in DECLARED} - refused_texts.TIME.keys() == {"descriptor"}
 
 
 @pytest.mark.parametrize("spec", DECLARED, ids=lambda spec: spec.name)

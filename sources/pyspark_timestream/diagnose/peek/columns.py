@@ -25,6 +25,7 @@ from pyspark_timestream.core.event_time import (
     read_record_times,
     read_value_times,
 )
+from pyspark_timestream.core.instants import DAY_US
 from pyspark_timestream.diagnose.samples import PROBABLE_US, suggests_secret
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
@@ -301,8 +302,7 @@ def _create_struct(fields: Iterable[tuple[str, pa.DataType | None]]) -> pa.DataT
     return pa.struct([(name, kind) for name, kind in fields if kind is not None])
 
 
-_DAY_US: Final = 86_400_000_000
-_YEAR_US: Final = 366 * _DAY_US
+_YEAR_US: Final = 366 * DAY_US
 
 _EVENT: Final = frozenset(
     ("ts", "time", "timestamp", "event", "occurred", "occurrence", "happened", "datetime")
@@ -462,4 +462,4 @@ def _rank_lag(least_us: int | None, most_us: int | None) -> int:
     if least_us is None or most_us is None:
         return 1
     middle = abs(statistics.mean((least_us, most_us)))
-    return 0 if middle <= _DAY_US else 1 if middle <= _YEAR_US else 2
+    return 0 if middle <= DAY_US else 1 if middle <= _YEAR_US else 2

@@ -18,10 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_timestream.core.instants import FINAL_US, MIN_US, Mask
+from pyspark_timestream.core.instants import DAY_US, FINAL_US, MIN_US, Mask
 from pyspark_timestream.kafka.decode.records import to_mask, to_texts
 
-_DAY_US: Final = 86_400_000_000
 _PER_SECOND: Final = {"s": 1, "ms": 1_000, "us": 1_000_000}
 
 Longs: TypeAlias = npt.NDArray[np.int64]
@@ -241,7 +240,7 @@ def _cast_whole(array: pa.Array) -> Converted:
 def _cast_times(array: pa.Array, target: pa.DataType) -> Converted:
     """Times and dates outside of the calendar, 0001 to 9999, do not fit."""
     if pa.types.is_date32(array.type):
-        return _limit(array, MIN_US // _DAY_US, FINAL_US // _DAY_US, pa.int32())
+        return _limit(array, MIN_US // DAY_US, FINAL_US // DAY_US, pa.int32())
     ticks, unit = array.view(pa.int64()), array.type.unit
     if unit == "ns":
         values = pc.fill_null(ticks, 0).to_numpy(zero_copy_only=False) // 1_000

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pyspark_timestream.core.instants import FINAL_US, Instants
-from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import compute_stream_cti
 
@@ -84,20 +84,20 @@ class ImportedTopic:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with sorted keys."""
-        topics: dict[str, dict[str, Any]] = {}
-        for (topic, number), part in sorted(self.partitions.items()):
-            topics.setdefault(topic, {})[str(number)] = part.to_json()
-        return {"cti": self.cti_us, "partitions": topics}
+        partitions = {partition: each.to_json() for partition, each in self.partitions.items()}
+        return {"cti": self.cti_us, "partitions": group_by_topic(partitions)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "ImportedTopic":
         """Read what `to_json` wrote."""
-        partitions = {
-            Partition(topic, int(number)): ImportedPartition.from_json(part)
-            for topic, parts in value["partitions"].items()
-            for number, part in parts.items()
-        }
-        return cls(partitions, value["cti"])
+        partitions = list_by_partition(value["partitions"])
+        return cls(
+            {
+                partition: ImportedPartition.from_json(each)
+                for partition, each in partitions.items()
+            },
+            value["cti"],
+        )
 
 
 def advance(part: ImportedPartition, state: PartitionState, ctis_us: Instants) -> ImportedPartition:

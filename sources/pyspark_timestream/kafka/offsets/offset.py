@@ -13,13 +13,18 @@ planned (`maxSkew`, `idleAdvance`); no later batch depends on them.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from operator import itemgetter
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pyspark_timestream.core.offsets import FORMAT_VERSION, check_offset
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
-from pyspark_timestream.kafka.ranges import Partition, Range, assign_tasks
+from pyspark_timestream.kafka.ranges import (
+    Partition,
+    Range,
+    assign_tasks,
+    group_by_topic,
+    list_by_partition,
+)
 from pyspark_timestream.rules.state import PartitionState
 
 
@@ -97,9 +102,6 @@ NO_MALFORMED_VALUES: Final = MalformedValues()
 def _leave_out_none(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return a JSON object with sorted keys: Spark compares offsets as text."""
     return {name: value for name, value in sorted(entries.items()) if value is not None}
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,7 @@ class StreamOffset:
         read_by = {part: each.to_json() for part, each in sorted(self.schemas.items())}
         schemas = {"schemas": read_by} if read_by else {}
         advanced = {} if self.advanced_us is None else {"advanced": self.advanced_us}
-        ends = {} if self.fixed_ends is None else {"ends": _group_by_topic(self.fixed_ends)}
+        ends = {} if self.fixed_ends is None else {"ends": group_by_topic(self.fixed_ends)}
         return {
             **advanced,
             **({"bounded": True} if self.bounded else {}),
@@ -311,7 +313,7 @@ class StreamOffset:
                 part: ReaderSchema.from_json(each)
                 for part, each in value.get("schemas", {}).items()
             },
-            fixed_ends=_list_partitions(value["ends"]) if "ends" in value else None,
+            fixed_ends=list_by_partition(value["ends"]) if "ends" in value else None,
             unpinned=value.get("unpinned", {}),
         )
 
@@ -324,29 +326,12 @@ def _warnings_to_json(warnings: Warnings) -> list[dict[str, Any]]:
     ]
 
 
-def _group_by_topic(values: Mapping[Partition, T]) -> dict[str, dict[str, T]]:
-    """Return values by topic and by a partition's number as text: the keys that JSON can have."""
-    topics: dict[str, dict[str, T]] = {}
-    for (topic, number), value in sorted(values.items(), key=itemgetter(0)):
-        topics.setdefault(topic, {})[str(number)] = value
-    return topics
-
-
-def _list_partitions(topics: Mapping[str, Mapping[str, T]]) -> dict[Partition, T]:
-    """Return what `_group_by_topic` grouped."""
-    return {
-        Partition(topic, int(number)): value
-        for topic, values in topics.items()
-        for number, value in values.items()
-    }
-
-
 def _shares_to_json(shares: Mapping[Partition, PartitionOffset]) -> dict[str, dict[str, Any]]:
-    return _group_by_topic({part: share.to_json() for part, share in shares.items()})
+    return group_by_topic({part: share.to_json() for part, share in shares.items()})
 
 
 def _shares_from_json(topics: Mapping[str, Any]) -> dict[Partition, PartitionOffset]:
-    found = _list_partitions(topics)
+    found = list_by_partition(topics)
     return {part: PartitionOffset.from_json(share) for part, share in found.items()}
 
 

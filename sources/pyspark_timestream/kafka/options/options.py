@@ -18,8 +18,6 @@ from pyspark_timestream.kafka.options.parsers import (
     POSITIVE_DURATION,
     TIME_FROM,
     WRITER_FROM,
-    WRITER_GRACE,
-    WRITER_TIMEOUT,
     WRITERS,
     Frequency,
     ImportSource,
@@ -182,7 +180,7 @@ class KafkaOptions(PayloadOptions):
     )
     writer_grace_us: int | None = option(
         "writerGrace",
-        WRITER_GRACE,
+        POSITIVE_DURATION,
         None,
         description=(
             "no CTI of its writers takes effect in a partition until its record timestamps have "
@@ -193,7 +191,7 @@ class KafkaOptions(PayloadOptions):
     )
     writer_timeout_us: int | None = option(
         "writerTimeout",
-        WRITER_TIMEOUT,
+        POSITIVE_DURATION,
         None,
         description=(
             "a writer that is silent for longer, in record timestamps, no longer holds the CTI of "

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from pyspark_timestream.core.instants import (
+    MAX_DURATION,
+    MAX_DURATION_US,
     format_duration,
     format_instant,
     parse_duration,
     parse_instant,
 )
 from pyspark_timestream.core.options import Parser, whole_number
-from pyspark_timestream.kafka.ranges import Partition
+from pyspark_timestream.kafka.ranges import Partition, group_by_topic, list_by_partition
 
 Path = tuple[str, ...]
 """The names from the outermost object to the field; at least one."""
@@ -118,8 +120,8 @@ def descend(value: Any, path: Path) -> Found:
 EARLIEST: Final = -2
 LATEST: Final = -1
 
-_MAX_DURATION_US: Final = parse_duration("500000 weeks")
-"""Nearly 10,000 years: instants plus or minus this still fit 64 bits."""
+
+# -- times -----------------------------------------------------------------------------------------
 
 _PREFIXED_FIELD: Final = re.compile(
     r"timestamp|record:timestamp|(header|field):.*", re.IGNORECASE | re.DOTALL
@@ -156,18 +158,6 @@ class TimeFrom:
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Frequency:
-    """The frequency of generated CTIs: a count of events, or a span of application time."""
-
-    events: int | None = None
-    span_us: int | None = None
-
-    def __str__(self) -> str:
-        """The option's text, which reads back to this."""
-        return str(self.events) if self.span_us is None else format_duration(self.span_us)
-
-
 def _parse_time_from(value: str) -> TimeFrom:
     word = value.lower()
     if word in ("timestamp", "record:timestamp"):
@@ -179,24 +169,53 @@ def _parse_time_from(value: str) -> TimeFrom:
     return TimeFrom("field", format_path(path))
 
 
+def _header_or_field(example: str, what: str) -> Parser[TimeFrom]:
+    """A parser of what a record's timestamp cannot be."""
+
+    def parse(value: str) -> TimeFrom:
+        source = _parse_time_from(value)
+        if source.kind == "timestamp":
+            raise ValueError(f"a record's timestamp names no {what}")
+        return source
+
+    return Parser(parse, f"'header:NAME', 'field:PATH' or a path alone, such as '{example}'")
+
+
 def _parse_name(value: str) -> str:
     if not value.strip():
         raise ValueError("the name is empty")
     return value
 
 
-def _parse_edge_from(value: str) -> TimeFrom:
-    source = _parse_time_from(value)
-    if source.kind == "timestamp":
-        raise ValueError("a record's timestamp names no edge")
-    return source
+def _parse_duration(value: str) -> int:
+    us = parse_duration(value)
+    if abs(us) > MAX_DURATION_US:
+        raise ValueError(f"longer than {MAX_DURATION}")
+    return us
 
 
-def _parse_writer_from(value: str) -> TimeFrom:
-    source = _parse_time_from(value)
-    if source.kind == "timestamp":
-        raise ValueError("a record's timestamp names no writer")
-    return source
+def _duration(least_us: int, problem: str, accepts: str) -> Parser[int]:
+    """A parser of durations from `least_us` on; `problem` says what is wrong with others."""
+
+    def parse(value: str) -> int:
+        us = _parse_duration(value)
+        if us < least_us:
+            raise ValueError(problem)
+        return us
+
+    return Parser(parse, f"a duration such as {accepts}, up to {MAX_DURATION}", format_duration)
+
+
+@dataclass(frozen=True, slots=True)
+class Frequency:
+    """The frequency of generated CTIs: a count of events, or an interval of application time."""
+
+    events: int | None = None
+    span_us: int | None = None
+
+    def __str__(self) -> str:
+        """The option's text, which reads back to this."""
+        return str(self.events) if self.span_us is None else format_duration(self.span_us)
 
 
 def _parse_frequency(value: str) -> Frequency:
@@ -205,54 +224,95 @@ def _parse_frequency(value: str) -> Frequency:
         if not 0 < int(count) < 2**31:
             raise ValueError("a count must be at least 1 and below 2^31")
         return Frequency(events=int(count))
-    span_us = _parse_bounded_duration(value)
+    span_us = _parse_duration(value)
     if span_us <= 0:
         raise ValueError("a timespan must be positive")
     return Frequency(span_us=span_us)
 
 
-def _parse_bounded_duration(value: str) -> int:
-    us = parse_duration(value)
-    if abs(us) > _MAX_DURATION_US:
-        raise ValueError("longer than 500000 weeks")
-    return us
-
-
-def _parse_max_future(value: str) -> int:
-    us = _parse_bounded_duration(value)
+def _parse_trigger_delay(value: str) -> int:
+    # Spark reads a bare number as milliseconds.
+    us = _parse_duration(f"{value} ms" if _is_number(value.strip()) else value)
     if us < 0:
-        raise ValueError("it must not be negative")
+        raise ValueError("a wait cannot be negative")
     return us
 
 
-def _parse_timeout(value: str) -> int:
-    us = _parse_bounded_duration(value)
-    if us < 1:
-        raise ValueError("it must be at least 1 tick")
-    return us
+def _parse_milliseconds(value: str) -> int:
+    number = whole_number(1).parse(value)
+    if number > 2**31:
+        raise ValueError("more than 2^31 ms")
+    return number
 
 
-def _parse_writers(value: str) -> tuple[str, ...]:
-    return tuple(sorted({_parse_name(name).strip() for name in value.split(",")}))
+NAME: Final = Parser(_parse_name, "a name, not empty")
+TIME_FROM: Final = Parser(
+    _parse_time_from,
+    "'timestamp', 'header:NAME', 'field:PATH' or a path alone, such as 'payload.ts_ms'",
+)
+EDGE_FROM: Final = _header_or_field("payload.kind", "edge")
+WRITER_FROM: Final = _header_or_field("payload.device", "writer")
+INSTANT: Final = Parser(
+    parse_instant, "an ISO-8601 instant such as 2013-03-01T00:00:00Z", format_instant
+)
+TIMESTAMP: Final = replace(
+    whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
+)
+MILLISECONDS: Final = Parser(_parse_milliseconds, "a whole number of milliseconds, at least 1")
+TRIGGER_DELAY: Final = Parser(
+    _parse_trigger_delay, "a duration such as '15m', or milliseconds", format_duration
+)
+CTI_FREQUENCY: Final = Parser(
+    _parse_frequency, "a count of events such as '10', or a timespan such as '5 seconds'"
+)
+CTI_DELAY: Final = _duration(-MAX_DURATION_US, "", "'5 seconds' or '-1 tick'")
+MAX_FUTURE: Final = _duration(0, "it must not be negative", "'5 minutes'")
+POSITIVE_DURATION: Final = _duration(1, "it must be at least 1 tick", "'30 seconds', above 0")
+WRITERS: Final = Parser(
+    lambda value: tuple(sorted({_parse_name(name).strip() for name in value.split(",")})),
+    "writers' names separated by commas",
+    ",".join,
+)
 
 
-def _parse_topics(value: str) -> tuple[str, ...]:
-    topics = tuple(sorted({topic.strip() for topic in value.split(",")}))
-    for topic in topics:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
-            raise ValueError(f"'{topic}' is not a topic name")
-    return topics
+# -- topics, partitions and offsets ----------------------------------------------------------------
+
+
+def parse_topic(name: str) -> str:
+    """Check a topic's name.
+
+    Raises:
+        ValueError: Kafka allows no such name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
+        raise ValueError(f"'{name}' is not a topic name")
+    return name
+
+
+def _parse_pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"no regular expression: {error}") from error
+    return _parse_name(value)
 
 
 def _parse_assign(value: str) -> tuple[Partition, ...]:
-    wanted = _parse_json_object(value)
+    topics = _parse_json_object(value)
     try:
-        parts = {Partition(topic, number) for topic, nums in wanted.items() for number in nums}
+        assigned = {Partition(topic, number) for topic, nums in topics.items() for number in nums}
     except TypeError as error:
         raise ValueError("a topic's value must be a list of partition numbers") from error
-    if not parts or not all(_is_count(part.number) for part in parts):
+    if not assigned or not all(_is_count(partition.number) for partition in assigned):
         raise ValueError("partition numbers must be whole numbers, at least one of them")
-    return tuple(sorted(parts))
+    return tuple(sorted(assigned))
+
+
+def _format_assign(assign: tuple[Partition, ...]) -> str:
+    topics: dict[str, list[int]] = {}
+    for topic, number in assign:
+        topics.setdefault(topic, []).append(number)
+    return json.dumps(topics)
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
@@ -269,7 +329,7 @@ def _parse_starting(value: str) -> int | dict[Partition, int]:
     if value.strip().lower() in words:
         return words[value.strip().lower()]
     starts = _parse_by_partition(value)
-    if not all(_is_count(at) or at in (EARLIEST, LATEST) for at in starts.values()):
+    if not all(_is_count(offset) or offset in (EARLIEST, LATEST) for offset in starts.values()):
         raise ValueError("an offset must be a whole number, -2 (earliest) or -1 (latest)")
     return starts
 
@@ -283,39 +343,22 @@ def _parse_ending(value: str) -> int | dict[Partition, int]:
 
 def _parse_timestamps(value: str) -> dict[Partition, int]:
     instants = _parse_by_partition(value)
-    if not all(_is_count(at) and at < 2**63 for at in instants.values()):
+    if not all(_is_count(ms) and ms < 2**63 for ms in instants.values()):
         raise ValueError("a timestamp must be a whole number of milliseconds since 1970")
     return instants
 
 
 def _parse_by_partition(value: str) -> dict[Partition, Any]:
     """The leaves of JSON such as `{"topic": {"0": leaf}}`."""
-    leaves: dict[Partition, Any] = {}
-    for topic, numbers in _parse_json_object(value).items():
+    topics = _parse_json_object(value)
+    for topic, numbers in topics.items():
         if not isinstance(numbers, dict) or not all(map(_is_number, numbers)):
             raise ValueError(f"topic '{topic}' needs an object whose names are partition numbers")
-        leaves.update({Partition(topic, int(number)): leaf for number, leaf in numbers.items()})
-    return leaves
+    return list_by_partition(topics)
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal()
-
-
-def _parse_pattern(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
-    return _parse_name(value)
-
-
-def _parse_trigger_delay(value: str) -> int:
-    # Spark reads a bare number as milliseconds.
-    us = _parse_bounded_duration(f"{value} ms" if _is_number(value.strip()) else value)
-    if us < 0:
-        raise ValueError("a wait cannot be negative")
-    return us
 
 
 def _parse_json_object(value: str) -> dict[str, Any]:
@@ -325,18 +368,8 @@ def _parse_json_object(value: str) -> dict[str, Any]:
     return parsed
 
 
-def _parse_milliseconds(value: str) -> int:
-    number = whole_number(1).parse(value)
-    if number > 2**31:
-        raise ValueError("more than 2^31 ms")
-    return number
-
-
-def _format_assign(assign: tuple[Partition, ...]) -> str:
-    topics: dict[str, list[int]] = {}
-    for topic, number in assign:
-        topics.setdefault(topic, []).append(number)
-    return json.dumps(topics)
+def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
+    return json.dumps(group_by_topic(leaves))
 
 
 def _format_offsets(offsets: int | Mapping[Partition, int]) -> str:
@@ -345,127 +378,29 @@ def _format_offsets(offsets: int | Mapping[Partition, int]) -> str:
     return _format_by_partition(offsets)
 
 
-def _format_by_partition(leaves: Mapping[Partition, int]) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for (topic, number), leaf in sorted(leaves.items()):
-        topics.setdefault(topic, {})[str(number)] = leaf
-    return json.dumps(topics)
-
-
-TIME_FROM: Final = Parser(
-    _parse_time_from,
-    "'timestamp', 'header:NAME', 'field:PATH' or a path alone, such as 'payload.ts_ms'",
-    "header:",
-    "field:a..b",
-)
-EDGE_FROM: Final = Parser(
-    _parse_edge_from,
-    "'header:NAME', 'field:PATH' or a path alone, such as 'payload.kind'",
-    "header:",
-    "`a",
-)
-WRITER_FROM: Final = Parser(
-    _parse_writer_from,
-    "'header:NAME', 'field:PATH' or a path alone, such as 'payload.device'",
-    "header:",
-    "`a",
-)
-NAME: Final = Parser(_parse_name, "a name, not empty", wrong_type=" ")
-MILLISECONDS: Final = Parser(
-    _parse_milliseconds, "a whole number of milliseconds, at least 1", "soon", "0"
-)
 SUBSCRIBE: Final = Parser(
-    _parse_topics, "topic names separated by commas", wrong_type="no/topic", format=",".join
+    lambda value: tuple(sorted({parse_topic(topic.strip()) for topic in value.split(",")})),
+    "topic names separated by commas",
+    ",".join,
 )
-ASSIGN: Final = Parser(
-    _parse_assign,
-    'JSON such as {"topic": [0, 1]}',
-    "topic",
-    '{"topic": [-1]}',
-    format=_format_assign,
-)
+TOPIC_PATTERN: Final = Parser(_parse_pattern, "a regular expression for whole topic names")
+ASSIGN: Final = Parser(_parse_assign, 'JSON such as {"topic": [0, 1]}', _format_assign)
 STARTING_OFFSETS: Final = Parser(
     _parse_starting,
     '\'earliest\', \'latest\' or JSON such as {"topic": {"0": 23, "1": -2}}',
-    "yesterday",
-    '{"topic": {"0": -3}}',
-    format=_format_offsets,
+    _format_offsets,
 )
 ENDING_OFFSETS: Final = Parser(
-    _parse_ending,
-    '\'latest\' or JSON such as {"topic": {"0": 23, "1": -1}}',
-    "tomorrow",
-    '{"topic": {"0": -2}}',
-    format=_format_offsets,
-)
-TOPIC_PATTERN: Final = Parser(
-    _parse_pattern, "a regular expression for whole topic names", wrong_type="topic("
-)
-TIMESTAMP: Final = replace(
-    whole_number(0), accepts="a whole number of milliseconds since 1970-01-01T00:00:00Z"
-)
-INSTANT: Final = Parser(
-    parse_instant,
-    "an ISO-8601 instant such as 2013-03-01T00:00:00Z",
-    "yesterday",
-    "0000-01-01T00:00:00Z",
-    format=format_instant,
+    _parse_ending, '\'latest\' or JSON such as {"topic": {"0": 23, "1": -1}}', _format_offsets
 )
 TIMESTAMPS: Final = Parser(
     _parse_timestamps,
     'milliseconds since 1970-01-01T00:00:00Z as JSON such as {"topic": {"0": 1700000000000}}',
-    "yesterday",
-    '{"topic": {"0": -1}}',
-    format=_format_by_partition,
-)
-TRIGGER_DELAY: Final = Parser(
-    _parse_trigger_delay,
-    "a duration such as '15m', or milliseconds",
-    "soon",
-    "-1 second",
-    format=format_duration,
-)
-CTI_FREQUENCY: Final = Parser(
-    _parse_frequency,
-    "a count of events such as '10', or a timespan such as '5 seconds'",
-    "often",
-    "0",
-)
-MAX_FUTURE: Final = Parser(
-    _parse_max_future,
-    "a duration such as '5 minutes', up to 500000 weeks",
-    "soon",
-    "-1 tick",
-    format=format_duration,
-)
-WRITERS: Final = Parser(
-    _parse_writers, "writers' names separated by commas", " ", "a,,b", format=",".join
-)
-WRITER_TIMEOUT: Final = Parser(
-    _parse_timeout,
-    "a duration such as '1 minute', up to 500000 weeks",
-    "soon",
-    "0 s",
-    format=format_duration,
-)
-WRITER_GRACE: Final = replace(WRITER_TIMEOUT)
-CTI_DELAY: Final = Parser(
-    _parse_bounded_duration,
-    "a duration such as '5 seconds' or '-1 tick', up to 500000 weeks",
-    "later",
-    "600000 weeks",
-    format=format_duration,
+    _format_by_partition,
 )
 
 
-POSITIVE_DURATION: Final = Parser(
-    _parse_timeout,
-    "a duration such as '30 seconds', above 0, up to 500000 weeks",
-    "soon",
-    "0 s",
-    format=format_duration,
-)
-
+# -- the imported topic ----------------------------------------------------------------------------
 
 _KEYS: Final = ("topic", "frequency", "delay", "startTime", "header")
 
@@ -491,36 +426,39 @@ class ImportSource:
 
     def __str__(self) -> str:
         """The option's canonical text, which reads back to this."""
-        found = {
-            "topic": self.topic,
-            "frequency": str(self.frequency) if self.frequency else None,
-            "delay": format_duration(self.delay_us) if self.frequency else None,
-            "startTime": str(self.start_time) if self.frequency else None,
-            "header": self.header,
-        }
-        named = {name: value for name, value in found.items() if value is not None}
-        return self.topic if len(named) == 1 else json.dumps(named)
+        generated = (
+            {}
+            if self.frequency is None
+            else {
+                "frequency": str(self.frequency),
+                "delay": format_duration(self.delay_us),
+                "startTime": str(self.start_time),
+            }
+        )
+        header = {} if self.header is None else {"header": self.header}
+        keys = {"topic": self.topic, **generated, **header}
+        return self.topic if len(keys) == 1 else json.dumps(keys)
 
 
 def _parse_import(value: str) -> ImportSource:
     if not value.lstrip().startswith("{"):
-        return ImportSource(_parse_topic(value.strip()))
+        return ImportSource(parse_topic(value.strip()))
     given = json.loads(value)
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
         raise ValueError(f"unknown key '{unknown[0]}'; the keys are {', '.join(_KEYS)}")
     if "topic" not in given:
         raise ValueError("the key 'topic' is missing")
-    texts = {key: _read_text(key, each) for key, each in given.items()}
+    texts = {key: _read_text(key, entry) for key, entry in given.items()}
     for key in ("delay", "startTime"):
         if key in texts and "frequency" not in texts:
             raise ValueError(f"the key '{key}' has no effect without 'frequency'")
     return ImportSource(
-        _parse_topic(texts["topic"]),
-        CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
-        CTI_DELAY.parse(texts.get("delay", "0 s")),
-        TIME_FROM.parse(texts.get("startTime", "timestamp")),
-        NAME.parse(texts["header"]) if "header" in texts else None,
+        topic=parse_topic(texts["topic"]),
+        frequency=CTI_FREQUENCY.parse(texts["frequency"]) if "frequency" in texts else None,
+        delay_us=CTI_DELAY.parse(texts.get("delay", "0 s")),
+        start_time=TIME_FROM.parse(texts.get("startTime", "timestamp")),
+        header=NAME.parse(texts["header"]) if "header" in texts else None,
     )
 
 
@@ -532,16 +470,8 @@ def _read_text(key: str, value: Any) -> str:
     return value
 
 
-def _parse_topic(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name):
-        raise ValueError(f"'{name}' is not a topic name")
-    return name
-
-
 CTI_IMPORT: Final = Parser(
     _parse_import,
     'a topic\'s name, or JSON such as {"topic": "fast", "frequency": "10", "delay": "5 seconds", '
     '"startTime": "header:time"} or {"topic": "fast", "header": "cti"}',
-    "no/topic",
-    '{"topic": "fast", "frequency": "0"}',
 )

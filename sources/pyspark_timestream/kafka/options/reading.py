@@ -281,10 +281,9 @@ _SCHEMA: Final = Parser(
     _parse_schema,
     "for 'avro' a schema as JSON text or the path of such a file; for 'protobuf' the path of a "
     "file that protoc --include_imports --descriptor_set_out wrote",
-    wrong_type=" ",
 )
 _READER_SCHEMA: Final = Parser(
-    _parse_schema, "an Avro schema as JSON text, the path of such a file, or 'latest'", " "
+    _parse_schema, "an Avro schema as JSON text, the path of such a file, or 'latest'"
 )
 
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.options import OptionSpec, Parser
 from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.options.parsers import parse_topic
 
 _NAME: Final = "timeSettings"
 _TOPIC_PREFIX: Final = "topic:"
@@ -70,9 +71,7 @@ def _parse_place(value: str) -> SettingsPlace:
     text = value.strip()
     if text.startswith(_TOPIC_PREFIX):
         topic = text[len(_TOPIC_PREFIX) :]
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
-            raise ValueError(f"'{topic}' is not a topic name")
-        return SettingsPlace(text, topic=topic)
+        return SettingsPlace(text, topic=parse_topic(topic))
     if text.lower().startswith("file:"):
         url = urlsplit(text)
         if url.netloc not in ("", "localhost"):
@@ -90,8 +89,6 @@ def _parse_place(value: str) -> SettingsPlace:
 TIME_SETTINGS: Final = Parser(
     _parse_place,
     "the path of a JSON file on the driver, or 'topic:NAME'",
-    wrong_type="topic:no/topic",
-    out_of_range="s3://bucket/times.json",
 )
 
 

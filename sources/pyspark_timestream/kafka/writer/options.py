@@ -36,15 +36,11 @@ def _parse_delay(text: str) -> int:
     return us
 
 
-_TOPIC: Final = Parser(_parse_topic, "the name of one topic", wrong_type="a,b")
-_WRITER: Final = Parser(
-    _parse_writer, "a name without commas and without blanks at its ends", wrong_type="a,b"
-)
+_TOPIC: Final = Parser(_parse_topic, "the name of one topic")
+_WRITER: Final = Parser(_parse_writer, "a name without commas and without blanks at its ends")
 _DELAY: Final = Parser(
     _parse_delay,
     "a duration such as '1 hour', at least 0",
-    wrong_type="later",
-    out_of_range="-1 tick",
     format=format_duration,
 )
 

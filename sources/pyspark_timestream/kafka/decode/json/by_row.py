@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_timestream.core.event_time import Times, read_number_times, read_text_times
-from pyspark_timestream.core.instants import Mask
+from pyspark_timestream.core.instants import DAY_US, Mask
 from pyspark_timestream.kafka.decode.convert import (
     Converted,
     Longs,
@@ -201,7 +201,7 @@ def read_times(wire: pa.Array, target: pa.DataType) -> Converted:
             pc.utf8_slice_codeunits(trimmed, 0, 10), suffix, ""
         )
         instants, readable = read_text_times(texts_of_day, None)
-        column = pa.array(instants // 86_400_000_000, pa.int32(), mask=~readable).cast(target)
+        column = pa.array(instants // DAY_US, pa.int32(), mask=~readable).cast(target)
     else:
         instants, readable = _read_timestamps(wire, zoned=target.tz is not None)
         column = pa.array(instants, pa.int64(), mask=~readable).cast(target)
