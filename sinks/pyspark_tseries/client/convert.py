@@ -50,11 +50,7 @@ class _Misfit(Exception):
 
 
 def convert_column(given: Column, field: pa.Field) -> pa.ChunkedArray:
-    """The values of a column of rows as `field` has them.
-
-    Raises:
-        IncompatibleValue: one would not be the same; names column, row, value and type.
-    """
+    """The values of a column of rows as `field` has them."""
     is_arrow = isinstance(given, pa.ChunkedArray | pa.Array)
     chunks = given.chunks if isinstance(given, pa.ChunkedArray) else [given]
 
@@ -565,16 +561,7 @@ _METADATA: Final = {"series": 0, "timestamp": 1, "author": 2, _EDIT_OF: 3}
 
 
 def stage_given_rows(given: Any, values: list[pa.Field]) -> pa.Table:
-    """Rows as columns of `staged_schema(values)`.
-
-    Args:
-        given: see `ROWS`.
-        values: the store's value columns.
-
-    Raises:
-        IncompatibleValue: a column or a value does not fit; names it.
-        UpdateFailed: a row without a series, or an edit with a timestamp.
-    """
+    """Rows as columns of `staged_schema(values)`."""
     staged = staged_schema(values)
     if isinstance(given, list | tuple) and not given:
         return staged.empty_table()

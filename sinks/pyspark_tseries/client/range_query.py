@@ -40,11 +40,7 @@ def parse_author(given: str | None) -> str:
 
 
 def parse_durability(durability: str) -> bool:
-    """Return whether acknowledged commits survive a power loss.
-
-    Raises:
-        ValueError: an unknown durability.
-    """
+    """Return whether acknowledged commits survive a power loss."""
     if durability not in DURABILITIES:
         raise ValueError(
             compose_message(
@@ -57,11 +53,7 @@ def parse_durability(durability: str) -> bool:
 
 
 def parse_schema(given: Any) -> pa.Schema:
-    """The value columns of a new store.
-
-    Raises:
-        IncompatibleValue: none are named.
-    """
+    """The value columns of a new store."""
     if given is None:
         raise IncompatibleValue(
             "None does not name value columns",
@@ -72,11 +64,7 @@ def parse_schema(given: Any) -> pa.Schema:
 
 
 def new_value_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The value columns of a new store.
-
-    Raises:
-        IncompatibleValue: a name or a type that no store can have.
-    """
+    """The value columns of a new store."""
     names = [column.name.lower() for column in schema]
     for column in schema:
         name = column.name.lower()
@@ -132,11 +120,7 @@ def parse_series(given: Any) -> str:
 
 
 def parse_timestamp(given: Any) -> int | None:
-    """A timestamp in microseconds, None for none.
-
-    Raises:
-        IncompatibleValue: it is not a datetime, has no time zone, or is finer than a microsecond.
-    """
+    """A timestamp in microseconds, None for none."""
     if given is None:
         return None
     if not isinstance(given, datetime):
@@ -175,16 +159,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def parse_values(names: Sequence[str], only: str | None, given: Any) -> list[Any]:
-    """The value of each column.
-
-    Args:
-        names: the store's value columns.
-        only: the column whose value may be given without its name.
-        given: the value, or a mapping of names to values; columns not named are null.
-
-    Raises:
-        IncompatibleValue: the mapping has other names, or there is none.
-    """
+    """The value of each column."""
     columns = {name.lower(): name for name in names}
     given_as = {}
     if isinstance(given, Mapping):

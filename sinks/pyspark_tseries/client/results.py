@@ -39,12 +39,7 @@ MAX_ROWS_SHOWN: Final = 10
 
 
 def render_html(table: pa.Table, selected: int) -> str:
-    """An HTML fragment without scripts or outside references.
-
-    Args:
-        table: the events of one series, or some of their columns.
-        selected: the number of events that the query found before its limit.
-    """
+    """An HTML fragment without scripts or outside references."""
     left_out = selected - table.num_rows
     more = f", {left_out} more beyond the limit" if left_out else ""
     noun = "event" if table.num_rows == 1 else "events"
@@ -219,11 +214,7 @@ def to_pandas(table: pa.Table) -> "pandas.DataFrame":
 
 
 def to_polars(table: pa.Table) -> "polars.DataFrame":
-    """The rows of `table` as a Polars frame.
-
-    Raises:
-        ModuleNotFoundError: Polars is not installed.
-    """
+    """The rows of `table` as a Polars frame."""
     try:
         import polars
     except ModuleNotFoundError as error:
@@ -462,11 +453,7 @@ def format_span(first_us: int, last_us: int) -> str:
 
 
 def _read_values(table: pa.Table, name: str) -> list[Any]:
-    """The values of a column as Python objects.
-
-    Raises:
-        IncompatibleValue: a time is outside the years 1 to 9999.
-    """
+    """The values of a column as Python objects."""
     try:
         values: list[Any] = table[name].to_pylist()
     except OverflowError:
@@ -488,13 +475,7 @@ def _build_event(row: Mapping[str, Any], values: list[str]) -> Event:
 
 
 def build_receipt(rows: pa.Table, numbered: Sequence[NumberedRows], author: str) -> pa.Table:
-    """The metadata of each row of a batch, in the order of the batch; nulls for a dropped row.
-
-    Args:
-        rows: columns of `RowPlan.staged`.
-        numbered: the numbered appends, and the numbered edits if there are any.
-        author: of the rows without one.
-    """
+    """The metadata of each row of a batch, in the order of the batch; nulls for a dropped row."""
     edit = rows["original_sequence"].is_valid().to_numpy()
     sequence = np.zeros(len(rows), np.int64)
     stamp, there = np.zeros(len(rows), np.int64), np.zeros(len(rows), bool)

@@ -156,11 +156,6 @@ def maintain(
 
     An error is recorded for `describe`; the next round tries again.
 
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
-        principal: who does it; None: the OS user.
-
     Raises:
         PermissionDenied: the store has a policy, and the principal is not an owner.
         TseriesError: there is no such store, or it cannot be opened.
@@ -210,15 +205,7 @@ def _run_round(store: Store) -> MaintenanceResult:
 
 
 def remove_obsolete_files(store: Store, now_us: int) -> int:
-    """Remove log entries before the last checkpoint, and files that nothing can refer to any more.
-
-    Args:
-        store: the store.
-        now_us: the wall clock.
-
-    Returns:
-        How many files it removed.
-    """
+    """Remove old log entries, and files that nothing can refer to any more; return how many."""
     table = load_table(store.location)
     location = store.location
     removed_files = 0

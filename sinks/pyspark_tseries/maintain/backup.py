@@ -108,11 +108,7 @@ def parse_end(path: str | Location, options: Mapping[str, str] | None) -> Locati
 
 
 def _refuse_target(source: Location, to: Location) -> None:
-    """Refuse a target that has something in it, or that lies in the store.
-
-    Raises:
-        UnusableStore: it does.
-    """
+    """Refuse a target that has something in it, or that lies in the store."""
     if to.is_local and source.is_local:
         within = os.path.realpath(to.root) + os.sep
         if within.startswith(os.path.realpath(source.root) + os.sep):

@@ -54,12 +54,7 @@ MIN_RUNS_TO_MERGE: Final = 64
 
 
 def choose_files(data: Sequence[DataFile], *, everything: bool) -> list[DataFile]:
-    """Choose the files to merge into one run; none if merging gains nothing.
-
-    Args:
-        data: the store's files, at least one kind each.
-        everything: all of them, even a single run, since events may be removed.
-    """
+    """Choose the files to merge into one run; none if merging gains nothing."""
     runs = _group_runs(data)
     if everything or not runs:
         return [file for run in runs for file in run]
@@ -92,13 +87,6 @@ def select_kept_events(
 
     The newest event, original and edit of each series are always kept: the head is rebuilt from
     them.
-
-    Args:
-        events: the columns `STATE_COLUMNS`.
-        states: the state of every series of `events` at `horizon`, from all events of the store.
-        head: has the floors.
-        retained: the retained range.
-        horizon: the last commit whose events may be removed.
     """
     names, codes = encode_runs(events["series"])
     rows = states.take(pc.index_in(names, states["series"].combine_chunks()))
@@ -212,12 +200,8 @@ def _discard(store: Store, written: Sequence[WrittenFile]) -> None:
 class Merge:
     """One attempt to rewrite files: its input files, the state of their series, its output.
 
-    Args:
-        store: the store.
-        snapshot: of it.
-        chosen: the files to rewrite.
-        latest_us: events of later commits stay; all stay if not all files are chosen.
-        change: applied to the events of each slice; it leaves out and adds none.
+    Events of commits later than `latest_us` stay, and all if not all files of the store are chosen.
+    `change` is applied to the events of each slice; it leaves out and adds none.
     """
 
     def __init__(
@@ -278,12 +262,7 @@ class Merge:
         return select_kept_events(events, self._states, self._head, retained, self.horizon)
 
     def write_all(self) -> list[WrittenFile]:
-        """Write the new files; none is left if one cannot be written.
-
-        Raises:
-            UnusableStore: the log and the files disagree.
-            OSError: a file cannot be read or written.
-        """
+        """Write the new files; none is left if one cannot be written."""
         written: list[WrittenFile] = []
         try:
             for file in self._write_files():

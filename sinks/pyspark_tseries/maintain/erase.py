@@ -80,12 +80,7 @@ def open_acts(store: Store) -> list[ErasureRecord]:
 
 
 def find_files_with_values(store: Store, records: Sequence[ErasureRecord]) -> list[str]:
-    """The files that may still have a value that was erased, relative to the store.
-
-    Args:
-        store: the store, up to date.
-        records: the acts.
-    """
+    """The files that may still have a value that was erased, relative to the store."""
     if not records:
         return []
     keys = _keys_of(records)
@@ -99,13 +94,6 @@ def remove_erased_bytes(store: Store, now_us: int) -> int:
 
     A file that no commit has named is left to the rule for such files, since its writer may be
     about to commit it; what a repair has put aside is left to the operator.
-
-    Args:
-        store: the store, up to date.
-        now_us: the wall clock.
-
-    Returns:
-        How many files of events it removed.
     """
     records = open_acts(store)
     due = [each for each in records if each.act.time_us + KEPT_FOR_READERS_US <= now_us]
@@ -319,11 +307,7 @@ def list_erasures(store: Store) -> list[Erasure]:
 
 
 def _check_arguments(series: str, sequences: int | Iterable[int], reason: str) -> tuple[int, ...]:
-    """The sequences, rising and distinct.
-
-    Raises:
-        IncompatibleValue: one of the arguments is of the wrong kind.
-    """
+    """The sequences, rising and distinct."""
     if not is_valid_text(series):
         raise IncompatibleValue(f"{series!r} is not the name of a series", "a text", "correct it")
     if not is_valid_text(reason) or not reason.strip():
@@ -356,11 +340,7 @@ class _Act:
         self._keys = ErasedKeys({series: set(sequences)}, {series: set(sequences)})
 
     def check(self) -> None:
-        """Refuse an event that the series has never had, and a principal that may not erase.
-
-        Raises:
-            NoSuchEvent: there is no such event.
-        """
+        """Refuse an event that the series has never had, and a principal that may not erase."""
         last = int(self._store.index()[1].lookup([self._series])["last_sequence"][0])
         unknown = [each for each in self._sequences if not 0 <= each <= last]
         if unknown:

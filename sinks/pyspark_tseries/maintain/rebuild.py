@@ -176,10 +176,6 @@ def correct_bounds(store: Store, wrong: Mapping[DataFile, FileStats], now_us: in
     """Log the files `wrong` again, with the bounds of their rows; their content stays the same.
 
     Each gets a new name, so that this and a concurrent compaction cannot both succeed.
-
-    Raises:
-        StoreBusy: a compaction has just replaced the files, which corrects their bounds, too.
-        OSError, DeltaError: the storage failed.
     """
     location, lost = store.location, None
     ids: dict[str, str] = {}
@@ -232,11 +228,6 @@ def rebuild(
 
     The counts of dropped and adjusted rows, the policy and a changed retained range are taken from
     the newest readable head.
-
-    Args:
-        path: a local path, a `file:` URI or an `s3:` URI.
-        storage_options: how an object store is reached; see `STORAGE_OPTIONS`.
-        principal: who does it; None: the OS user.
 
     Raises:
         PermissionDenied: the store has a policy, and the principal is not an owner.

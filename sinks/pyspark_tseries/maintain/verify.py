@@ -151,11 +151,7 @@ class _DamagedFile(Exception):
 
 
 def check_file(location: Location, file: DataFile, values: Iterable[pa.Field]) -> FileCheck:
-    """Read and check all of `file`, of a store with the value columns `values`.
-
-    Raises:
-        OSError: the object store cannot be reached.
-    """
+    """Read and check all of `file`, of a store with the value columns `values`."""
     found = FileCheck()
     path = location.file(file.path)
     try:
@@ -316,13 +312,7 @@ class _Events:
 def find_violations(
     events: pa.Table, head: SeriesIndex, compacted: CompactionHorizon
 ) -> list[Finding]:
-    """The violations of the rules by `events`.
-
-    Args:
-        events: whole series, the columns `CHECKED_COLUMNS`, in any order.
-        head: where the series should stand.
-        compacted: the events that compaction may have removed.
-    """
+    """The violations of the rules by `events`."""
     if not events.num_rows:
         return []
     sorted_events = _sort_events(events)

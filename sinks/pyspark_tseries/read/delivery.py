@@ -40,7 +40,6 @@ class Delivery:
     """One task: deliver the events of `part` between two positions.
 
     Attributes:
-        location: of the store.
         files: may contain these events.
         values: the value columns.
         part: the series.
@@ -48,7 +47,6 @@ class Delivery:
         end: the position after.
         initial: which initial events.
         head_id: the head at the time of planning, for the minimum retained sequences and times.
-        retained: the store's range.
     """
 
     location: Location
@@ -162,13 +160,6 @@ def select_initial_events(
     They are the last entries of each series in a `latestEdits` query: originals inside the
     retained range and the latest edit of each. For a series with a known position they are all
     stored events from there on.
-
-    Args:
-        keys: the columns `STATE_COLUMNS` of whole series, up to the commit that the subscriber
-            starts at.
-        retained: the store's range.
-        head: has the floors.
-        initial: the events that the subscriber asks for.
     """
     names, codes = encode_runs(keys["series"])
     sequence, us = to_int64(keys["sequence"]), to_int64(keys["timestamp"])

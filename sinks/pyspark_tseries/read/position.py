@@ -142,15 +142,7 @@ class Position:
 def start_position(
     store: str, metadata: CommitMetadata, retained: RetainedRange, seen: int, missed: int
 ) -> Position:
-    """The position of a new subscriber.
-
-    Args:
-        store: the Delta table's id.
-        metadata: the store's last commit.
-        retained: its retained range.
-        seen: the events that were ever committed.
-        missed: how many the subscriber asked for that are gone.
-    """
+    """The position of a new subscriber."""
     commit = metadata.commit
     return Position(
         store=store,
@@ -172,12 +164,6 @@ def find_initial_end(
     """The end of a batch of at most `max_events` initial events, but at least one whole series.
 
     Events that were due at `start` and are gone count as missed.
-
-    Args:
-        start: a position with `initial`.
-        series: the series with initial events, in order.
-        counts: the number of events of each.
-        max_events: at least 1; None for all.
     """
     first = 0 if start.upto is None else bisect.bisect_right(series, start.upto)
     within = np.cumsum(counts[first:])
@@ -216,13 +202,8 @@ def find_live_end(
 ) -> Position:
     """The end of the next batch after the initial events; `start` itself if nothing is new.
 
-    Args:
-        start: a position without `initial`.
-        backlog: the events that wait.
-        max_events: the maximum number of events of a batch; None for all.
-        counts: returns the commits with events after `start`, in order, and their numbers.
-        key_at: (commit, after, number) -> the key of the commit's event of that number, counted
-            from 1, after the key `after`.
+    `counts` returns the commits with events after `start`, in order, and their numbers;
+    `key_at(commit, after, number)` the key of a commit's event of that number, from 1, after a key.
     """
     if backlog.commit == start.commit:
         return start

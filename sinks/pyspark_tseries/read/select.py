@@ -71,15 +71,7 @@ def compute_bounds(
     floors: dict[str, Int64Array],
     edits: int,
 ) -> Bounds:
-    """The bounds of the originals that `query` may need.
-
-    Args:
-        query: the query.
-        retained: the store's range.
-        states: of each series, from `SeriesIndex.lookup`.
-        floors: of each series, from `SeriesIndex.min_retained`.
-        edits: no series has more edits than this.
-    """
+    """The bounds of the originals that `query` may need."""
     size = len(states["last_sequence"])
     min_sequence, max_sequence = _sequence_bounds(
         query, states, edits, _first_visible(retained, states, floors)
@@ -229,9 +221,6 @@ def select(events: Events, query: Query) -> Selection:
 
     An edit whose original is not among `events` is in no result. Series stay in the order of
     `events`.
-
-    Raises:
-        InvalidQuery: a relative time, and the anchor has no timestamp in some series.
     """
     original = _find_originals(events)
     of_interest = np.flatnonzero(original >= 0)
@@ -305,13 +294,9 @@ class _SlotPosition:
 
 
 class _Slots:
-    """The events of each series that counts include.
+    """The events of each series that counts include: those `counted`, or all.
 
-    Args:
-        events: all events.
-        counted: flags of those that counts include; None for all.
-        last_among: flags of those of which the last one is what durations before the end count
-            from; None for all.
+    Durations before the end count from the last of those flagged by `last_among`, or of all.
     """
 
     def __init__(

@@ -65,11 +65,7 @@ def checkpoint_path(location: str) -> str:
 
 
 def check_before_batch(checkpoint: str | None, location: Location) -> None:
-    """Refuse a batch of a query that has written to another store than the one at `location`.
-
-    Raises:
-        StoreMismatch: its store is gone, or another one has taken its place.
-    """
+    """Refuse a batch of a query that has written to another store than the one at `location`."""
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is None:
         return
@@ -88,19 +84,7 @@ def check_in_commit(
     is_empty: bool = False,
     synced: bool = True,
 ) -> None:
-    """Ensure, before anything of a batch is stored, that the store is the query's own.
-
-    Args:
-        checkpoint: from `checkpoint_directory`.
-        store: the store, up to date.
-        token: the query's mark, and the number of the batch.
-        is_empty: the batch is empty, so nothing else leaves the mark.
-        synced: on a local path, whether this commit must survive a power loss.
-
-    Raises:
-        StoreMismatch: earlier batches of the query went elsewhere.
-        HistoryChanged: the store lacks an earlier batch of the query, or its commit.
-    """
+    """Ensure, before anything of a batch is stored, that the store is the query's own."""
     mark, batch = token
     before = None if checkpoint is None else _read_remembered(checkpoint)
     if before is not None:
@@ -118,11 +102,7 @@ def check_in_commit(
 
 
 def _check_history(before: CheckpointStore, store: Store, token: tuple[str, int]) -> None:
-    """Refuse a store that has not, or not any more, what the query has stored in it.
-
-    Raises:
-        HistoryChanged: an older state of it was put back, or a copy that went on by itself.
-    """
+    """Refuse a store that has not, or not any more, what the query has stored in it."""
     mark, batch = token
     # The records of later batches are void: the checkpoint was set back, perhaps by hand.
     earlier = [known for known in before.batches if known[0] < batch]
@@ -162,11 +142,7 @@ def remember_commit(
 ) -> None:
     """Record in the checkpoint that its query has stored a batch.
 
-    Args:
-        checkpoint: from `checkpoint_directory`.
-        store: the store.
-        batch: the number of the batch.
-        commit: its commit; None: it was stored before, and the store's last commit is recorded.
+    Without `commit` it was stored before, and the store's last commit is recorded.
     """
     if checkpoint is None:
         return

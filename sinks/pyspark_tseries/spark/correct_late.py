@@ -228,14 +228,7 @@ class _Plan:
         number: int,
         find_streams: Callable[[], Sequence[JudgedStream] | None] = tuple,
     ) -> None:
-        """Correct the store by the late windows of one batch, once.
-
-        Args:
-            new: the late windows.
-            query: the id of the correcting query.
-            number: of the batch.
-            find_streams: returns how the query's streams are judged; None: not known yet.
-        """
+        """Correct the store by the late windows of one batch, once."""
         store = Store.open(self.location)
         self._refuse_withdrawn(query)
         refuse_without_ctis(store)

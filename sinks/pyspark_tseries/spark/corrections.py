@@ -69,16 +69,10 @@ def advance_windows(
     cti_us: int | None,
     oldest_us: int | None,
 ) -> WindowStep:
-    """Divide the windows of `waiting` and `new` by the store's CTI.
+    """Divide the windows of `waiting` and `new` by the store's CTI; without one all wait.
 
-    Args:
-        waiting: of the batch before.
-        new: of this batch's rows; the same columns.
-        merges: by the columns of results.
-        keys: the columns of series and window; the latter has its start.
-        length_us: from a window's start to the time that the store has of it.
-        cti_us: the store's CTI; None: all wait.
-        oldest_us: windows whose time is before this are left out; None: none are.
+    A window's time is `length_us` after its start, in the second of the `keys`. Windows whose time
+    is before `oldest_us` are left out.
     """
     windows = merge_windows(pa.concat_tables([waiting, new]), merges, keys)
     times = pc.add(windows[keys[1]].cast(pa.int64()), length_us)
@@ -171,13 +165,7 @@ class Corrections:
         return True
 
     def prepare(self, context: CommitContext) -> PreparedCommit:
-        """As `Batch.prepare`, with its errors.
-
-        Raises:
-            UpdateFailed: the store's range has a `limit`, a window has several originals, or the
-                column of reasons is another writer's; nothing has been written.
-            IncompatibleValue: a result does not fit the store; nothing has been written.
-        """
+        """As `Batch.prepare`, with its errors."""
         assert context.edits is not None
         refuse_limit(context.edits.retained, context.location.root)
         rows = self._merge(self._read_in_force(context), context.index)
@@ -310,11 +298,7 @@ class Corrections:
 
 
 def refuse_limit(retained: RetainedRange, root: str) -> None:
-    """Refuse a store in which a correction hides what it corrects.
-
-    Raises:
-        UpdateFailed: the retained range has a `limit`.
-    """
+    """Refuse a store in which a correction hides what it corrects."""
     if retained.limit is not None:
         raise UpdateFailed(
             f"the store '{root}' has the retained range '{format_range(retained)}', which counts "

@@ -170,11 +170,7 @@ def _read_notes(store: Store) -> dict[str, WriterNote]:
 
 
 def refuse_without_ctis(store: Store) -> None:
-    """Refuse a store that gets no CTI from those who write it.
-
-    Raises:
-        UpdateFailed: no window would ever be corrected.
-    """
+    """Refuse a store that gets no CTI from those who write it."""
     ctis = store.metadata().ctis
     if ctis.promised_us is not None:
         return
@@ -193,11 +189,7 @@ def refuse_without_ctis(store: Store) -> None:
 
 
 def refuse_other_streams(store: Store, mine: Sequence[JudgedStream]) -> None:
-    """Refuse late rows that were judged otherwise than those of the windows.
-
-    Raises:
-        UpdateFailed: rows would count twice, or not at all.
-    """
+    """Refuse late rows that were judged otherwise than those of the windows."""
     theirs = [stream for note in _read_notes(store).values() for stream in note.streams]
     for stream in mine:
         if not stream.makes_ctis:
@@ -293,17 +285,7 @@ def _quote(text: str | None) -> str:
 
 
 def refuse_other_windows(stored: pa.Table, start: str, *, window_us: int, offset_us: int) -> None:
-    """Refuse windows that cannot be those of the store.
-
-    Args:
-        stored: originals that others wrote: `series`, `timestamp` and `start`.
-        start: the column with the start of a window.
-        window_us: the length of a window.
-        offset_us: from a window's start to its `timestamp`.
-
-    Raises:
-        UpdateFailed: the store has windows of another length or slide, or with another timestamp.
-    """
+    """Refuse windows that cannot be those of the store."""
     if not stored.num_rows:
         return
     starts = stored[start].cast(pa.int64()).to_numpy()
@@ -359,11 +341,7 @@ class QueryIdentity:
         return writer if self.name is None else writer.queryName(self.name)
 
     def find_id(self, batch: DataFrame) -> str:
-        """The id of the query that has made `batch`; it stays the same over restarts.
-
-        Raises:
-            UpdateFailed: there is no such query.
-        """
+        """The id of the query that has made `batch`; it stays the same over restarts."""
         if self.name is None:
             context = batch.sparkSession.sparkContext
             found = context.getLocalProperty("sql.streaming.queryId")

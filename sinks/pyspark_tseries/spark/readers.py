@@ -71,17 +71,7 @@ class TaskPart(InputPartition):
 @hide_tracebacks
 @wrap_methods(lambda reader: named_failures(getattr(reader, "_location", None)))
 class RangeReader(DataSourceReader):
-    """Runs a range query on the store as it is when Spark begins to evaluate the read.
-
-    Args:
-        snapshot: the store as it is when planning.
-        query: applies to each series.
-        series: the wanted ones; None for all.
-        schema: the columns wanted.
-        planned_us: the clock before the snapshot was made; later evaluations see the store as it
-            is then. None: every evaluation sees `snapshot`.
-        principal: the reader; None: the policy is not checked again.
-    """
+    """Runs a range query on the store as it is when Spark begins to evaluate the read."""
 
     def __init__(
         self,
@@ -193,11 +183,7 @@ def _sample_series(head: SeriesIndex, series: Sequence[str] | None, size: int) -
 
 
 def check_schema(wanted: pa.Schema, there: pa.Schema) -> None:
-    """Refuse a user's schema with other columns than those of the store.
-
-    Raises:
-        IncompatibleValue: a column is missing in the store, or has another type.
-    """
+    """Refuse a user's schema with other columns than those of the store."""
     for field in wanted:
         if field.name not in there.names:
             raise IncompatibleValue(
@@ -247,12 +233,6 @@ class SubscriptionReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The initial events, then every event that is appended, exactly once per checkpoint.
 
     The offset is a position in the order of commits; see `position`.
-
-    Args:
-        options: of the subscription.
-        initial: the initial events.
-        schema: the columns wanted.
-        check: refuses the store as it is by now, on the driver (semantics 23.6).
     """
 
     def __init__(

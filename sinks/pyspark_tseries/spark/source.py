@@ -164,13 +164,7 @@ class DefaultSource(DataSource):
 def _check_subscription(
     wanted: pa.Schema, options: SubscribeOptions, principal: str, store: Snapshot
 ) -> None:
-    """Refuse a subscription to the store as it is: at its start, and whenever the store changes.
-
-    Raises:
-        PermissionDenied: the principal may not read, or not any more.
-        IncompatibleValue: a column is missing or of another type, or the store has later ones.
-        OptionError: the store has a column of the name that CTIs should have.
-    """
+    """Refuse a subscription to the store as it is: at its start, and whenever the store changes."""
     guard = AccessCheck(store.policy, principal)
     guard.require("read", "subscribe to the store")
     if options.starting_sequence:
@@ -219,14 +213,7 @@ def _refuse_batch_number(options: WriteOptions) -> None:
 
 
 def _prepare_write(options: WriteOptions, schema: StructType, overwrite: bool) -> WriteTarget:
-    """Check a write against its store, creating it if missing; runs on the driver.
-
-    Raises:
-        OptionError: an option does not fit the DataFrame or the store.
-        IncompatibleValue: a column does not fit the store; nothing is created then.
-        UnusableStore: the path does not hold a store of this version.
-        PermissionDenied: the principal may not add events, or not in this author's name.
-    """
+    """Check a write against its store, creating it if missing; runs on the driver."""
     log_like_spark("pyspark_tseries")
     if overwrite:
         raise OptionError(
@@ -279,11 +266,7 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def _check_type(name: str, kind: DataType) -> None:
-    """Refuse a type that cannot be stored, or that Arrow would change.
-
-    Raises:
-        IncompatibleValue: names the column and the type, as Spark names it.
-    """
+    """Refuse a type that cannot be stored, or that Arrow would change."""
     if isinstance(kind, ArrayType):
         _check_type(name, kind.elementType)
     elif isinstance(kind, MapType):

@@ -182,7 +182,6 @@ class Batch:
     Attributes:
         rows: in memory: columns of `RowPlan.staged`, one chunk each; none if `tasks` have them.
         out_of_order: the policy for late rows: `fail`, `drop` or `adjust`.
-        author: of rows without one.
         token: (application, version): the batch is skipped if the store's last version of the
             application is this one, and refused if it is a higher one; None always appends.
         principal: the one who appends; None: the author.
@@ -264,14 +263,12 @@ class CommitContext:
     """The state of a store that a commit is prepared on top of.
 
     Attributes:
-        location: of the store.
         head_id: names the head file of `index`; None before the first commit.
         index: the series index after the last commit.
         now_us: the wall clock; the commit's time unless the last commit's is later.
         new_id: a unique id for the new head file.
         edits: as of `index`; needed where the batch has edits.
         policy: the store's; None allows everything.
-        retained: the store's retained range.
     """
 
     location: Location

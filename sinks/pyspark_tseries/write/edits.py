@@ -97,17 +97,6 @@ def number_edits(
 
     An original is as it was before the batch's retention: inside `retained` by `index`, or of the
     batch itself. An edit gets the timestamp `now_us`, or its series' newest where that is later.
-
-    Args:
-        targets: what the edits name.
-        index: the store before the batch.
-        appended: the delta of the batch's appends.
-        retained: the store's range.
-        missing_original: `fail` or `drop` edits without an original.
-        now_us: the time of the commit, or NEVER_US for the series' newest.
-
-    Raises:
-        NoSuchEvent: an original is missing under `fail`.
     """
     there = _find_editable(targets, index, retained)
     before = lookup_after(targets.names, index, appended)
@@ -201,11 +190,6 @@ def find_originals(
 
     Opens the files of originals whose series and sequences reach a target's, and reads the row
     groups that may hold one.
-
-    Args:
-        location: of the store.
-        files: the store's.
-        targets: what the edits name.
     """
     data = [file for file in files if _may_hold(file, targets)]
     if not data:

@@ -78,9 +78,6 @@ def write_sorted(
     """Number rows on top of `index` and write them to `path`, relative to the store.
 
     The rows come in parts as `merge_sorted` gives them. No file is written if all are dropped.
-
-    Raises:
-        UpdateFailed: a row may not be added; the file is to be removed.
     """
     file = _EventFile(location, path)
     stood = _MovingIndex(index)

@@ -156,19 +156,6 @@ def number_rows(
     late where its timestamp is before that of its series' newest original in `index`, or before the
     store's CTI; then `out_of_order` applies. Late rows keep their order among themselves when they
     are adjusted. To rows that are too far ahead, and not late, `future` applies.
-
-    Args:
-        series: string, without nulls.
-        given: timestamps in microseconds UTC, nullable; as long as `series`.
-        index: the store before the batch.
-        out_of_order: `fail`, `drop` or `adjust`.
-        now_us: the time of the commit, not before that of the last one; NEVER_US assigns the
-            series' newest timestamp.
-        future: how far ahead a given timestamp may be; None allows every one.
-
-    Raises:
-        UpdateFailed: a row is late under `fail`, too far ahead under `fail`, its timestamp is out
-            of range, or there is nothing to assign one from.
     """
     order, names, codes, us = sort_rows(series, given)
     _check_legal(names, codes, us)
@@ -224,15 +211,7 @@ def _apply_future_policy(
 def sort_rows(
     series: pa.Array, given: pa.Array
 ) -> tuple[Int64Array, pa.Array, Int64Array, Int64Array]:
-    """Rows in the order of (series, timestamp, row), untimed ones last in their series.
-
-    Returns:
-        The rows; the distinct names, sorted; of each row in that order its position in the names,
-        and its timestamp, UNTIMED where it has none.
-
-    Raises:
-        UpdateFailed: a given timestamp is UNTIMED.
-    """
+    """Rows in the order of (series, timestamp, row), untimed ones last in their series."""
     names, codes = encode_names(series)
     given = given.cast(pa.int64())
     if (row := pc.index(given, UNTIMED).as_py()) >= 0:
@@ -377,15 +356,7 @@ def _promised_error(series: str, us: int, cti_us: int) -> OutOfOrder:
 def record_cti(
     metadata: CommitMetadata, token: tuple[str, int] | None, cti_us: int | None, *, appends: bool
 ) -> CommitMetadata:
-    """`metadata` with the CTI that a batch commits with.
-
-    Args:
-        metadata: of the commit.
-        token: the batch's, which names its writer.
-        cti_us: the CTI of the writer; None if the batch has none.
-        appends: the batch appends originals, or is its query's first; one of edits alone makes
-            nobody a writer.
-    """
+    """`metadata` with the CTI that a batch commits with."""
     if cti_us is None and not appends:
         return metadata
     ctis = metadata.ctis.advance(name_writer(token), cti_us, metadata.commit)

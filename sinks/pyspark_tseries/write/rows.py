@@ -277,15 +277,7 @@ def build_events(
     author: str,
     originals: list[pa.Array] | None = None,
 ) -> pa.Table:
-    """The rows of a commit's file, sorted by (series, sequence): `table_schema` without `kind`.
-
-    Args:
-        rows: the batch's appends, or its edits, as columns of `RowPlan.staged`.
-        events: its numbered rows.
-        metadata: the commit.
-        author: of rows without one.
-        originals: the originals that the rows override, in the order of `events`; None for appends.
-    """
+    """The rows of a commit's file, sorted by (series, sequence): `table_schema` without `kind`."""
     taken = rows.drop_columns(["series", "timestamp", "author", EDIT_OF.name]).take(
         pa.array(events.order)
     )

@@ -59,13 +59,7 @@ class _RunStats:
 
 
 class SpillSorter:
-    """Sorts rows, which are columns of `RowPlan.staged` without edits, into runs.
-
-    Args:
-        location: of the store.
-        temp_paths: the paths of its runs.
-        budget: the bytes that are gathered before they are written.
-    """
+    """Sorts rows, which are columns of `RowPlan.staged` without edits, into runs."""
 
     def __init__(self, location: Location, temp_paths: TempPaths, budget: int) -> None:
         self._location, self._temp_paths, self._budget = location, temp_paths, budget
@@ -137,13 +131,7 @@ def _write_run(location: Location, path: str, schema: pa.Schema, parts: Iterable
 
 
 def read_run(location: Location, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A run a part at a time; a file of events is one as well.
-
-    Args:
-        location: of the store.
-        path: relative to the store.
-        schema: the columns of `RowPlan.staged`.
-    """
+    """A run a part at a time; a file of events is one as well."""
     if not path.endswith(".parquet"):
         with location.read(location.file(path)) as file:
             yield from pa.ipc.open_stream(file)

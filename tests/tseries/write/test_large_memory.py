@@ -10,7 +10,7 @@ import sys; sys.path.insert(0, sys.argv[1])
 import numpy as np, pyarrow as pa
 from tseries.builders import staged
 from pyspark_tseries.model.series_index import SeriesIndex
-from pyspark_tseries.write.batch import CommitContext
+from pyspark_tseries.write.batch import Batch, CommitContext
 from pyspark_tseries.storage.location import parse_location
 from pyspark_tseries.write.task_output import ExpectedCommit, SpillLimits, write_task_output
 

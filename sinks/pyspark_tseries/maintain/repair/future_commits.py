@@ -75,12 +75,6 @@ def correct_times(
 ) -> dict[int, int]:
     """The corrected time of each commit; times increase with the numbers.
 
-    Args:
-        commits: the numbers of those in the future, distinct and increasing.
-        written_us: the times at which some of their files were written, by the storage.
-        last_good_us: the time of the last commit that is not in the future.
-        now_us: the correct time, not before `last_good_us`; no commit is later.
-
     >>> correct_times(np.array([4, 5, 6]), {4: 70, 6: 2_000}, 60, 100)
     {4: 70, 5: 100, 6: 100}
     """
@@ -109,13 +103,7 @@ class TimeCorrection:
 def plan_correction(
     keys: pa.Table, newest_us: pa.Table, commit_us: Mapping[int, int]
 ) -> TimeCorrection:
-    """Find the events whose times change.
-
-    Args:
-        keys: the columns `TIME_COLUMNS` of all events of commits in the future.
-        newest_us: `series` and `newest_us` before these commits.
-        commit_us: from `correct_times`.
-    """
+    """Find the events whose times change."""
     names, codes = encode_runs(keys["series"])
     sequence = to_int64(keys["sequence"])
     order = sort_keys(codes, sequence)
@@ -211,13 +199,7 @@ class FutureCommits:
 
 
 def find_future_commits(store: Store, limit_us: int, now_us: int) -> FutureCommits:
-    """The commits of `store` that are later than `limit_us`, and their corrected times.
-
-    Args:
-        store: up to date.
-        limit_us: a commit up to here is not in the future.
-        now_us: a clock that is right.
-    """
+    """The commits of `store` that are later than `limit_us`, and their corrected times."""
     late = pc.field("commit_time") > pa.scalar(limit_us).cast(BASE_SCHEMA.field("commit_time").type)
     files, parts, last_good_us = [], [BASE_SCHEMA.empty_table().select(TIME_COLUMNS)], NEVER_US
     for file in store.data_files():
@@ -248,12 +230,7 @@ def _read_file_times(store: Store, files: Sequence[DataFile]) -> dict[int, int]:
 
 
 def correct_future_commits(store: Store, found: FutureCommits) -> None:
-    """Commit the corrected times.
-
-    Raises:
-        DeltaError: a commit was made meanwhile.
-        OSError: the storage failed; nothing was changed.
-    """
+    """Commit the corrected times."""
     location, new_id = store.location, store.new_id()
     written = [
         _rewrite_file(store, file, found.change, new_id, number)

@@ -109,9 +109,6 @@ def rebuild_entries(location: Location) -> list[RebuiltEntry]:
     """Make the damaged entries of a local log again, up to the first that cannot be.
 
     Nothing is written.
-
-    Raises:
-        OSError: the log cannot be read.
     """
     log = _read_log(location)
     if not log.damage or len(log.damage) > MAX_DAMAGED:

@@ -84,15 +84,9 @@ class Revert:
 
 
 def plan_revert(store: Store) -> tuple[Revert | None, int | None]:
-    """Plan how to undo the changes of other tools in `store`.
+    """Plan how to undo the changes of other tools in `store`; None if there are none.
 
-    Returns:
-        The plan, None if there are no such changes; and the version of a log entry that is needed
-        for certainty but no longer exists, normally None.
-
-    Raises:
-        UnusableStore: an entry of the log is torn.
-        OSError: the log cannot be read.
+    With it comes the version of an entry that is needed to be sure and is gone; normally None.
     """
     entries, missing = unchecked_entries(store.location, store.version(), -1)
     change = find_foreign_change(entries)
@@ -130,17 +124,7 @@ def _is_there(file: DataFile, store: Store) -> bool:
 
 
 def revert_changes(store: Store, revert: Revert, kept: Sequence[tuple[str, str]]) -> None:
-    """Commit the actions of `revert`.
-
-    Args:
-        store: opened as damaged, without other writers.
-        revert: as `plan_revert` gives it, with nothing gone.
-        kept: paths of files to keep copies of, relative to the store, and of the copies.
-
-    Raises:
-        DeltaError: a commit was made meanwhile.
-        OSError: the storage failed.
-    """
+    """Commit the actions of `revert`."""
     location, now_ms = store.location, time.time_ns() // 1_000_000
     for path, copy in kept:
         location.copy(location.file(path), location.file(copy))

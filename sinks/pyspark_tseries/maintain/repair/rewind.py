@@ -87,12 +87,6 @@ def find_lost_commits(
 
     A torn entry does not name its files. If exactly one attempt on top of the commit before it has
     left files, that attempt is assumed to be the commit.
-
-    Args:
-        location: of the store, a local path.
-        head_id: the head at the version `last`.
-        last: the version before the first lost one.
-        newest: the last version.
     """
     metadata_by_head, found = readable_metadata(location), []
     for version in range(last + 1, newest + 1):
@@ -273,15 +267,7 @@ class Rewind:
 
 
 def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
-    """Plan the rewind of the store at the local `location`; None if nothing is torn.
-
-    Args:
-        location: of the store.
-        give_up: rewind past a torn file or log entry even if whole commits came after it.
-
-    Raises:
-        UnusableStore: the log has no whole commit.
-    """
+    """Plan the rewind of the store at the local `location`; None if nothing is torn."""
     newest = newest_version(location)
     reach = find_readable_log(location, newest)
     last, torn = reach.last, list(reach.torn)
@@ -326,16 +312,7 @@ def plan_rewind(location: Location, *, give_up: bool = False) -> Rewind | None:
 def read_state_at(
     location: Location, version: int, without: Sequence[str] = ()
 ) -> tuple[dict[str, int], int | None]:
-    """The sizes of the store's files by path, and the id of its head, at `version`.
-
-    Args:
-        location: of the store, a local path.
-        version: of the log.
-        without: names of files of the log that are not to be read.
-
-    Raises:
-        UnusableStore: the log does not reach back to there.
-    """
+    """The sizes of the store's files by path, and the id of its head, at `version`."""
     try:
         with shadow_log(location, version, without) as copy:
             table = DeltaTable(pathlib.Path(copy).as_uri())
@@ -393,12 +370,6 @@ def carry_out_rewind(
     """Move everything after the last whole commit to a directory; return its path.
 
     An interrupted repair can be repeated, because the log is cut from its end.
-
-    Args:
-        location: of the store.
-        rewind: from `plan_rewind`.
-        lost: the commits that it removes.
-        highest: the highest number that one of them may have.
     """
     aside = location.file("_tseries", "lost", f"{rewind.last + 1:020d}-{secrets.token_hex(4)}")
     make_directories(aside)
