@@ -21,6 +21,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 import pyarrow as pa
@@ -270,12 +271,26 @@ class Store(StoreState):
     """An open store; one object per location and process, safe for threads.
 
     It keeps the log and the head between batches; both are brought up to date before use.
+
+    Args:
+        location: of the store.
+        table: the Delta table there.
+        skip_checks: whether foreign changes and torn files are passed over.
+        host_lock: keeps the writers of this host apart; those of other hosts meet in the log.
+        pause: waits after a failed attempt, which it is given the number of.
     """
 
     def __init__(
-        self, location: str | Location, table: DeltaTable, *, skip_checks: bool = False
+        self,
+        location: str | Location,
+        table: DeltaTable,
+        *,
+        skip_checks: bool = False,
+        host_lock: Callable[[Location], AbstractContextManager[None]] = host_locks.commit_lock,
+        pause: Callable[[int], None] = backoff,
     ) -> None:
         super().__init__(location, table, skip_checks=skip_checks)
+        self._host_lock, self._pause = host_lock, pause
         self._shared = SharedCommits(
             lambda batch, synced, tried: self.append(batch, synced=synced, tried=tried)
         )
@@ -355,7 +370,7 @@ class Store(StoreState):
     @contextlib.contextmanager
     def commit_lock(self) -> Iterator[Log]:
         """The log, up to date, while no other writer of this host commits."""
-        with self._lock, host_locks.commit_lock(self.location):
+        with self._lock, self._host_lock(self.location):
             self._refresh_or_fail()
             yield self.log
 
@@ -405,7 +420,7 @@ class Store(StoreState):
             DeltaError: a competing commit was first, or has replaced one of `replaced`.
         """
         prepared = PreparedCommit(head_id, index, list(written), [])
-        self._publish(prepared, {}, synced=True, replaced=replaced, beside=beside)
+        self.publish(prepared, {}, synced=True, replaced=replaced, beside=beside)
 
     def append_event(self, batch: Batch, *, synced: bool = True) -> tuple[AppendedEvent, bool]:
         """Append a batch of one row, no edit, without a token; threads share commits.
@@ -452,7 +467,7 @@ class Store(StoreState):
         faults = attempts = 0
         while True:
             try:
-                with self._lock, host_locks.commit_lock(self.location):
+                with self._lock, self._host_lock(self.location):
                     self._refresh_or_fail(whole=batch.has_edits)
                     landed = next(
                         (attempt for attempt in tried if self._is_committed(attempt)), None
@@ -470,7 +485,7 @@ class Store(StoreState):
                 lost, faults = error, faults + 1
                 if faults > MAX_STORAGE_FAILURES:
                     break
-            backoff(attempts)
+            self._pause(attempts)
             attempts += 1
         if lost is None or faults < MAX_STORAGE_FAILURES:
             raise contention_error(self.root, MAX_ATTEMPTS, *_CONTENTION_TEXTS) from lost
@@ -508,7 +523,7 @@ class Store(StoreState):
             if self.head_id() != head_id:
                 # By this very thread: the handler of a signal may have committed meanwhile.
                 raise CommitFailedError("a competing commit was first")
-            self._publish(attempt, make_marks(batch.token, batch.digest), synced)
+            self.publish(attempt, make_marks(batch.token, batch.digest), synced)
         return attempt
 
     def _discard_lost(self, tried: list[PreparedCommit]) -> bool:
@@ -538,7 +553,7 @@ class Store(StoreState):
         live = {file.path for file in self.data_files()}
         return any(file.path in live for file in attempt.written)
 
-    def _publish(
+    def publish(
         self,
         attempt: PreparedCommit,
         marks: Mapping[str, int],
@@ -546,6 +561,18 @@ class Store(StoreState):
         replaced: Sequence[DataFile] = (),
         beside: Sequence[str] = (),
     ) -> None:
+        """Add a prepared commit to the log, if no other is there by now; the commit lock is held.
+
+        Args:
+            attempt: the commit, whose files are written.
+            marks: transactions that name the batch.
+            synced: as in `append`.
+            replaced: as in `commit_index`.
+            beside: as in `commit_index`.
+
+        Raises:
+            DeltaError: a competing commit was first.
+        """
         metadata, files = attempt.index.metadata, [file.path for file in attempt.written]
         now_ms = metadata.commit_us // 1000
         gone = [RemovedFile(old.path, old.size, old.kind, now_ms, True) for old in replaced]

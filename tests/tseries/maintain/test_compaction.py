@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tseries.builders import VALUE, batch, stored
 from tseries.compaction_model import RANGES, STEPS, Model, run
+from tseries.meetings import Meeting, rival
 
 from pyspark_tseries import describe
 from pyspark_tseries.errors import StoreBusy
@@ -27,9 +28,7 @@ from pyspark_tseries.maintain.rebuild import rebuild
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.arrays import FULL_SLICE, split_slices
 from pyspark_tseries.model.retention import RetainedRange, parse_range, retained_mask
-from pyspark_tseries.storage import locks as host_locks
 from pyspark_tseries.storage.data_files import DataFile, compacted_path
-from pyspark_tseries.store import admin_commits
 from pyspark_tseries.store.store import Store
 
 ALL = ("series", "sequence", "timestamp", "author", "value", "commit", "commit_time")
@@ -130,50 +129,33 @@ def test_a_large_store_is_compacted_by_slices_of_one_series_too(tmp_path, monkey
 # -- rivals --------------------------------------------------------------------------------------
 
 
-def test_an_append_during_a_compaction_is_in_the_store_once(tmp_path, monkeypatch):
-    store, real = make(tmp_path / "s", {"limit": 1}), admin_commits.replace_files
+def test_an_append_during_a_compaction_is_in_the_store_once(tmp_path):
+    store = make(tmp_path / "s", {"limit": 1})
     for n in range(3):
         store.append(batch(("a", n)))
-
-    def late(*args):
-        Store(store.root, DeltaTable(store.root)).append(batch(("a", 9)))
-        return real(*args)
-
-    monkeypatch.setattr(compactor, "replace_files", late)
-    assert compact(str(tmp_path / "s")).removed_events == 2
+    compacting = Meeting(store, before_lock=[lambda: rival(store).append(batch(("a", 9)))])
+    assert merge_runs(compacting, 2**60, everything=True).removed_events == 2
     assert [row[1] for row in stored(tmp_path / "s")] == [2, 3]
     assert verify(str(tmp_path / "s")) == []
 
 
-def test_an_append_that_started_before_a_trim_comes_through(tmp_path, monkeypatch):
-    store, real = make(tmp_path / "s", {"limit": 1}), Store._publish
+def test_an_append_that_started_before_a_trim_comes_through(tmp_path):
+    store = make(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 1), ("a", 2)))
-
-    def publish(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
-        rival = Store(self.root, DeltaTable(self.root))
-        assert merge_runs(rival, 2**60, everything=True).removed_events == 1
-        return real(self, attempt, token, synced)
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    store.append(batch(("a", 3)))
+    trims = []
+    trim = lambda: trims.append(merge_runs(rival(store), 2**60, everything=True))  # noqa: E731
+    Meeting(store, before=[trim]).append(batch(("a", 3)))
+    assert [done.removed_events for done in trims] == [1]
     assert [row[1] for row in stored(tmp_path / "s")] == [1, 2]
     assert verify(str(tmp_path / "s")) == []
 
 
-def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path, monkeypatch):
-    store, real = make(tmp_path / "s", {}), admin_commits.replace_files
+def test_of_two_compactions_one_wins_and_nothing_is_doubled(tmp_path):
+    store = make(tmp_path / "s", {})
     for n in range(3):
         store.append(batch(("a", n)))
-
-    def late(*args):
-        monkeypatch.setattr(compactor, "replace_files", real)
-        merge_runs(Store(store.root, DeltaTable(store.root)), 0, everything=True)
-        return real(*args)
-
-    monkeypatch.setattr(compactor, "replace_files", late)
-    compact(str(tmp_path / "s"))
+    compacting = Meeting(store, before_lock=[lambda: merge_runs(rival(store), 0, everything=True)])
+    merge_runs(compacting, 0, everything=True)
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1, 2]
     assert verify(str(tmp_path / "s")) == []
 

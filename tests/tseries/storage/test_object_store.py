@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import DoubleType, StringType, StructType
 from tseries.builders import VALUE, batch, sight_as_of
+from tseries.meetings import Meeting, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries import DefaultSource, NoSuchStore, TimeSeries, WrongClock, describe
@@ -384,18 +385,10 @@ def test_two_concurrent_writers_lose_and_repeat_nothing(store, location):
     assert verify(location) == []
 
 
-def test_who_lost_the_race_for_a_log_entry_numbers_its_batch_again(store, location, monkeypatch):
+def test_who_lost_the_race_for_a_log_entry_numbers_its_batch_again(store, location):
     store.append(batch(("a", 1, 0.0)))
-    real, waiting = Store._publish, [batch(("a", 2, 1.0))]
-
-    def publish(self, attempt, token, synced):
-        if waiting:
-            rows = waiting.pop()
-            Store(self.location, load_table(self.location)).append(rows)
-        return real(self, attempt, token, synced)
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    store.append(batch(("a", 3, 2.0)))
+    first = [lambda: rival(store).append(batch(("a", 2, 1.0)))]
+    Meeting(store, before=first).append(batch(("a", 3, 2.0)))
     assert events(location) == [("a", 0, 0.0), ("a", 1, 1.0), ("a", 2, 2.0)]
     assert verify(location) == []
 
@@ -506,24 +499,18 @@ def keys(store):
     return list(zip(found["series"].to_pylist(), found["sequence"].to_pylist(), strict=True))
 
 
-def test_foreign_change_just_before_a_commit_is_found(store, location, monkeypatch):
+def test_foreign_change_just_before_a_commit_is_found(store, location):
     """Delta lets an append pass a rival's commit that it does not conflict with."""
     store.append(batch(("a", 1)))
-    real = Store._publish
 
-    def publish(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        write_deltalake(
-            load_table(location),
-            load_table(location).to_pyarrow_table(),
-            mode="append",
-        )
-        return real(self, attempt, token, synced)
+    def change():
+        table = load_table(location)
+        write_deltalake(table, table.to_pyarrow_table(), mode="append")
 
-    monkeypatch.setattr(Store, "_publish", publish)
-    store.append(batch(("a", 2)))
+    writer = Meeting(store, before=[change])
+    writer.append(batch(("a", 2)))
     with pytest.raises(UnusableStore, match="is a WRITE by 'delta-rs") as error:
-        store.snapshot()
+        writer.snapshot()
     assert "restore(" not in str(error.value), "it would take the commit after it"
     repair(location)
     assert keys(store) == [("a", 0), ("a", 1)]

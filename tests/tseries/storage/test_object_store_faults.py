@@ -1,18 +1,18 @@
 """An object store that fails for a moment, or answers too late, loses and doubles nothing."""
 
 import time
+from functools import partial
 
 import pytest
 from tseries.builders import VALUE, batch
+from tseries.meetings import Meeting, fail, rival
 from tseries.object_store import bucket  # noqa: F401 a fixture
 
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.model.retention import RetainedRange
-from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.storage.location import Location, parse_location
 from pyspark_tseries.store import store as races
-from pyspark_tseries.store.log import load_table
 from pyspark_tseries.store.store import Store
 
 pytestmark = pytest.mark.timeout(600)
@@ -35,37 +35,27 @@ def sequences(store):
 
 @pytest.mark.parametrize("token", [None, ("q", 0)])
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_commit_whose_request_failed_is_made_once(store, monkeypatch, stored, token):
-    real, faults = Store._publish, [OSError("timed out"), OSError("slow down")]
-
-    def publish(self, attempt, mark, synced):
-        if not faults:
-            return real(self, attempt, mark, synced)
-        if stored:
-            real(self, attempt, mark, synced)
-            self._last = LastIndex(self.location)
-        raise faults.pop()
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    attempt = store.append(batch(("a", 2), token=token))
+def test_a_commit_whose_request_failed_is_made_once(store, stored, token):
+    faults = [partial(fail, OSError("slow down")), partial(fail, OSError("timed out"))]
+    failing = Meeting(store, **{"after" if stored else "before": faults})
+    attempt = failing.append(batch(("a", 2), token=token))
     assert attempt.numbered[0].sequence.tolist() == [1]
     assert sequences(store) == 1
 
 
-def test_a_commit_that_is_carried_out_late_finds_its_files(store, monkeypatch):
+def test_a_commit_that_is_carried_out_late_finds_its_files(store):
     """The request failed for its sender, who tries again; then the storage carries it out."""
-    real, late = Store._publish, []
 
-    def publish(self, attempt, mark, synced):
-        if not late:
-            late.append(attempt)
-            raise OSError("timed out")
-        other = Store(self.location, load_table(self.location))
-        real(other, late[0], {}, synced)
-        return real(self, attempt, mark, synced)
+    class Late(Meeting):
+        def publish(self, attempt, mark, synced):
+            if not late:
+                late.append(attempt)
+                raise OSError("timed out")
+            rival(self).publish(late[0], {}, synced)
+            super().publish(attempt, mark, synced)
 
-    monkeypatch.setattr(Store, "_publish", publish)
-    attempt = store.append(batch(("a", 2)))
+    late = []
+    attempt = Late(store).append(batch(("a", 2)))
     assert attempt is late[0]
     assert sequences(store) == 1
 

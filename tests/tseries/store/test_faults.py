@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.pandas.types import from_arrow_schema
 from tseries.builders import VALUE, stored
+from tseries.meetings import Meeting
 
 from pyspark_tseries import (
     IncompatibleValue,
@@ -26,8 +27,6 @@ from pyspark_tseries.read.delivery import read_delivery
 from pyspark_tseries.read.position import InitialEvents
 from pyspark_tseries.read.subscription import Follower
 from pyspark_tseries.spark.source import DefaultSource
-from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store import store as races
 from pyspark_tseries.store.admin_commits import add_columns
 from pyspark_tseries.store.store import Store
@@ -57,21 +56,14 @@ def test_append_is_stored_once_if_the_checkpoint_after_it_fails(series, tmp_path
     assert series.verify() == []
 
 
-def test_commit_with_lost_answer_is_found_after_rebuilding_the_head(series, tmp_path, monkeypatch):
-    real = Store._publish
-
-    def publish(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        real(self, attempt, token, synced)
-        self._last = LastIndex(self.location)
-        rebuild(self.root)
+def test_commit_with_lost_answer_is_found_after_rebuilding_the_head(series, tmp_path):
+    def lose_answer():
+        rebuild(str(tmp_path / "s"))
         raise OSError("the checkpoint after it")
 
     series.append("a", 0.0)
-    monkeypatch.setattr(races.time, "sleep", lambda _: None)
-    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
-    monkeypatch.setattr(Store, "_publish", publish)
-    assert series.append("a", 1.0).sequence == 1
+    store = Meeting(Store.open(tmp_path / "s"), after=[lose_answer])
+    assert TimeSeries(store, "me", auto_compact=False).append("a", 1.0).sequence == 1
     assert [row[1] for row in stored(tmp_path / "s")] == [0, 1]
     assert series.append("a", 2.0).sequence == 2
     assert series.verify() == []

@@ -5,6 +5,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import StructType
 from tseries.builders import VALUE, batch, new_store, stored
+from tseries.meetings import Meeting, rival
 
 from pyspark_tseries.errors import IncompatibleValue
 from pyspark_tseries.maintain.compactor import compact
@@ -12,7 +13,6 @@ from pyspark_tseries.maintain.verify import verify
 from pyspark_tseries.options import parse_write
 from pyspark_tseries.spark.source import DefaultSource
 from pyspark_tseries.store.admin_commits import add_columns
-from pyspark_tseries.store.store import Store
 from pyspark_tseries.write.batch import Batch
 from pyspark_tseries.write.rows import plan_rows
 
@@ -63,17 +63,10 @@ def test_without_the_option_and_with_another_type_nothing_is_added(tmp_path):
     assert DeltaTable(tmp_path / "s").version() == 1
 
 
-def test_append_succeeds_while_another_writer_adds_a_column(tmp_path, monkeypatch):
-    store, real = new_store(tmp_path / "s"), Store._publish
-
-    def publish(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        monkeypatch.setattr("pyspark_tseries.storage.locks.try_lock", lambda _: True)
-        add_columns(Store(self.root, DeltaTable(self.root)), [VALUE, NOTE])
-        return real(self, attempt, token, synced)
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    store.append(batch(("a", 1)))
+def test_append_succeeds_while_another_writer_adds_a_column(tmp_path):
+    store = new_store(tmp_path / "s")
+    columns = [lambda: add_columns(rival(store), [VALUE, NOTE])]
+    Meeting(store, before=columns).append(batch(("a", 1)))
     add_columns(store, [VALUE, NOTE])
     assert stored(tmp_path / "s", "sequence", "note") == [(0, None)]
 

@@ -4,10 +4,12 @@ import os
 import threading
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pyarrow as pa
 import pytest
 from tseries.builders import stored
+from tseries.meetings import Meeting, fail
 
 from pyspark_tseries import StorageFailed, TimeSeries, UpdateFailed
 from pyspark_tseries.store import store as races
@@ -144,17 +146,10 @@ def test_failed_storage_fails_each_caller_and_leaves_no_files(series, tmp_path, 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_an_interrupted_leader_leaves_its_commit_to_another(series, tmp_path, monkeypatch, moment):
-    real = Store._publish
-
-    def interrupted(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        if moment == "after":
-            real(self, attempt, token, synced)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Store, "_publish", interrupted)
-    with Callers(series) as callers:
+def test_an_interrupted_leader_leaves_its_commit_to_another(series, tmp_path, moment):
+    interrupts = {moment: [partial(fail, KeyboardInterrupt())]}
+    store = Meeting(Store.open(tmp_path / "s"), **interrupts)
+    with Callers(TimeSeries(store, "me", auto_compact=False)) as callers:
         for n in range(4):
             callers.append("a", n)
     kinds = [type(callers.outcomes[n]).__name__ for n in range(4)]

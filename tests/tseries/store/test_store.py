@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import duckdb
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 from tseries.builders import VALUE, batch, new_store, stored
+from tseries.meetings import Meeting, fail, rival
 
 from pyspark_timestream.errors import OptionError
 from pyspark_tseries import describe
@@ -27,8 +29,6 @@ from pyspark_tseries.model import properties
 from pyspark_tseries.model.retention import RetainedRange
 from pyspark_tseries.model.row_digest import digest_rows
 from pyspark_tseries.storage import data_files as files
-from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.storage.head_files import LastIndex
 from pyspark_tseries.store import store as storage
 from pyspark_tseries.store.store import Store
 from pyspark_tseries.write import batch as attempts
@@ -273,46 +273,47 @@ class Crash(BaseException):
     """Ends a commit where it stands, as SIGKILL would."""
 
 
-@pytest.mark.parametrize("place", ["write_head", "write_events", "_publish"])
+def test_a_crash_at_the_commit_leaves_the_store_as_it_was(tmp_path):
+    store = new_store(tmp_path / "s")
+    store.append(batch(("a", 1), token=("q", 0)))
+    with pytest.raises(Crash):
+        Meeting(store, before=[partial(fail, Crash())]).append(batch(("a", 2), token=("q", 1)))
+    check_crash(tmp_path / "s")
+
+
+def check_crash(path):
+    assert stored(path) == [("a", 0, 1)]
+    reopened(path).append(batch(("a", 2), token=("q", 1)))
+    assert stored(path) == [("a", 0, 1), ("a", 1, 2)]
+
+
+@pytest.mark.parametrize("place", ["write_head", "write_events"])
 def test_a_crash_before_the_commit_leaves_the_store_as_it_was(tmp_path, monkeypatch, place):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1), token=("q", 0)))
-    owner = {"write_head": attempts, "write_events": files, "_publish": Store}[place]
+    owner = {"write_head": attempts, "write_events": files}[place]
     real = getattr(owner, place)
 
     def crash(*args):
-        if place != "_publish":
-            real(*args)
+        real(*args)
         raise Crash
 
     monkeypatch.setattr(owner, place, crash)
     with pytest.raises(Crash):
         store.append(batch(("a", 2), token=("q", 1)))
     monkeypatch.undo()
-    assert stored(tmp_path / "s") == [("a", 0, 1)]
-    reopened(tmp_path / "s").append(batch(("a", 2), token=("q", 1)))
-    assert stored(tmp_path / "s") == [("a", 0, 1), ("a", 1, 2)]
+    check_crash(tmp_path / "s")
 
 
-def rival_first(monkeypatch, path, *rivals):
-    """Lets rivals win: the last one, then the one before, ..., each just before a commit."""
-    real, waiting = Store._publish, list(rivals)
-
-    def publish(self, attempt, token, synced):
-        if waiting:
-            rows = waiting.pop(0)
-            Store(self.root, DeltaTable(self.root)).append(rows)
-        return real(self, attempt, token, synced)
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
+def losing(store, *rows):
+    """The store, whose writer loses a race against each of `rows`."""
+    return Meeting(store, before=[lambda each=each: rival(store).append(each) for each in rows])
 
 
-def test_a_lost_race_numbers_the_batch_again(tmp_path, monkeypatch):
+def test_a_lost_race_numbers_the_batch_again(tmp_path):
     store = new_store(tmp_path / "s")
     store.append(batch(("a", 1, 0.0)))
-    rival_first(monkeypatch, tmp_path / "s", batch(("a", 2, 1.0)), batch(("b", 2, 2.0)))
-    store.append(batch(("a", 3, 3.0)))
+    losing(store, batch(("b", 2, 2.0)), batch(("a", 2, 1.0))).append(batch(("a", 3, 3.0)))
     assert stored(tmp_path / "s", "series", "sequence", "value", "commit") == [
         ("a", 0, 0.0, 0),
         ("a", 1, 1.0, 2),
@@ -321,55 +322,42 @@ def test_a_lost_race_numbers_the_batch_again(tmp_path, monkeypatch):
     ]
 
 
-def test_a_lost_race_leaves_no_files_behind(tmp_path, monkeypatch):
-    store = new_store(tmp_path / "s")
-    rival_first(monkeypatch, tmp_path / "s", batch(("a", 2)))
-    store.append(batch(("a", 3)))
+def test_a_lost_race_leaves_no_files_behind(tmp_path):
+    losing(new_store(tmp_path / "s"), batch(("a", 2))).append(batch(("a", 3)))
     names = files_under(tmp_path / "s")
     assert sum(name.startswith("kind=event/") for name in names) == 2
     assert sum(name.startswith("_tseries/head/") for name in names) == 2
 
 
-def test_row_made_late_by_a_lost_race_is_checked_again(tmp_path, monkeypatch):
+def test_row_made_late_by_a_lost_race_is_checked_again(tmp_path):
     store = new_store(tmp_path / "s")
-    rival_first(monkeypatch, tmp_path / "s", batch(("a", 9)))
     with pytest.raises(UpdateFailed, match="sequence 0"):
-        store.append(batch(("a", 3)))
+        losing(store, batch(("a", 9))).append(batch(("a", 3)))
     assert stored(tmp_path / "s") == [("a", 0, 9)]
 
 
 @pytest.mark.parametrize("rivals", [0, 1])
 @pytest.mark.parametrize("token", [None, ("q", 0)])
-def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, monkeypatch, token, rivals):
-    store, real = new_store(tmp_path / "s"), Store._publish
+def test_a_commit_whose_answer_was_lost_is_not_repeated(tmp_path, token, rivals):
+    store = new_store(tmp_path / "s")
 
-    def publish(self, attempt, mark, synced):
-        real(self, attempt, mark, synced)
-        monkeypatch.setattr(Store, "_publish", real)
-        self._last = LastIndex(self.location)
+    def lose_answer():
         for _ in range(rivals):
-            Store(self.root, DeltaTable(self.root)).append(batch(("a", 8)))
+            rival(store).append(batch(("a", 8)))
         raise CommitFailedError("the connection was reset")
 
-    monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
-    store.append(batch(("a", 3), token=token))
+    Meeting(store, after=[lose_answer]).append(batch(("a", 3), token=token))
     assert len(stored(tmp_path / "s")) == 1 + rivals
 
 
 def test_a_broken_storage_fails_soon_and_a_busy_store_by_name(tmp_path, monkeypatch):
     store = new_store(tmp_path / "s")
-
-    def publish(self, attempt, token, synced):
-        raise CommitFailedError("disk full")
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(storage.time, "sleep", lambda _: None)
+    broken = [partial(fail, CommitFailedError("disk full"))] * 100
     with pytest.raises(CommitFailedError, match="disk full"):
-        store.append(batch(("a", 1)))
+        Meeting(store, before=broken).append(batch(("a", 1)))
     monkeypatch.setattr(storage, "MAX_ATTEMPTS", 3)
     with pytest.raises(StoreBusy, match="all of 3 attempts"):
-        store.append(batch(("a", 1)))
+        Meeting(store, before=broken).append(batch(("a", 1)))
 
 
 # -- the command line ----------------------------------------------------------------------------

@@ -5,15 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 from tseries.builders import batch, new_store, stored
+from tseries.meetings import Meeting, rival
 
 from pyspark_tseries import describe
 from pyspark_tseries.errors import NoSuchEvent, UpdateFailed
-from pyspark_tseries.storage import locks as host_locks
-from pyspark_tseries.store.store import Store
 
 TESTS = str(Path(__file__).parents[2] / "lib")
 ORIGINAL = ("original_sequence", "original_timestamp", "original_author")
@@ -180,20 +178,12 @@ def late_free(model, row):
 # -- writers that race ---------------------------------------------------------------------------
 
 
-def test_an_edit_that_lost_its_race_is_judged_again(tmp_path, monkeypatch):
+def test_an_edit_that_lost_its_race_is_judged_again(tmp_path):
     store = new_store(tmp_path / "s", {"limit": 1})
     store.append(batch(("a", 1)))
-    real = Store._publish
-
-    def publish(self, attempt, token, synced):
-        monkeypatch.setattr(Store, "_publish", real)
-        Store(self.root, DeltaTable(self.root)).append(batch(("a", 2)))
-        return real(self, attempt, token, synced)
-
-    monkeypatch.setattr(Store, "_publish", publish)
-    monkeypatch.setattr(host_locks, "try_lock", lambda _: True)
+    editing = Meeting(store, before=[lambda: rival(store).append(batch(("a", 2)))])
     with pytest.raises(NoSuchEvent, match="discarded"):
-        store.append(batch(edits=[("a", 0)]))
+        editing.append(batch(edits=[("a", 0)]))
     assert edits(tmp_path / "s") == {}
 
 

@@ -8,7 +8,6 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import TaskContext
@@ -25,6 +24,7 @@ from tseries.large_batches import (
     own_numbers,
     table,
 )
+from tseries.meetings import Meeting, rival
 
 from pyspark_tseries.errors import NoSuchEvent, PermissionDenied, UpdateFailed
 from pyspark_tseries.maintain.background import remove_obsolete_files
@@ -316,24 +316,11 @@ def test_a_large_batch_is_in_the_store_once(tmp_path):
 
 
 @pytest.mark.parametrize("series", ["a", "z"])
-def test_lost_publication_race_rewrites_the_task_files(tmp_path, monkeypatch, series):
+def test_lost_publication_race_rewrites_the_task_files(tmp_path, series):
     store = new_store(tmp_path / "s")
-    publish = Store._publish
-    rivals = iter([batch((series, 0)), batch((series, 0))])
-
-    def late(self, attempt, token, synced):
-        rival = next(rivals, None)
-        if rival is not None:
-            with monkeypatch.context() as context:
-                context.setattr(Store, "_publish", publish)
-                Store(self.root, DeltaTable(self.root)).append(rival, clock=lambda: NOW + 7)
-        publish(self, attempt, token, synced)
-
-    monkeypatch.setattr("pyspark_tseries.storage.locks.try_lock", lambda _: True)
+    first = [lambda: rival(store).append(batch((series, 0)), clock=lambda: NOW + 7)] * 2
     tasks = as_tasks(store, 2, [at("a", 1), at("b", 1), at("a", 2), at("b", 2)])
-    monkeypatch.setattr(Store, "_publish", late)
-    store.append(large(tasks), clock=lambda: NOW)
-    monkeypatch.undo()
+    Meeting(store, before=first).append(large(tasks), clock=lambda: NOW)
     assert verify(str(tmp_path / "s")) == []
     found = stored(tmp_path / "s", "series", "sequence", "timestamp", "commit", "commit_time")
     mine = [row for row in found if row[2] > 0]
