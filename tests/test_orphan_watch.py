@@ -11,7 +11,7 @@ import pytest
 
 OWNER = """
 import sys, time
-from pyspark_timestream.demo.orphan_watch import OrphanWatch
+from pyspark_timestream.demo.orphans import OrphanWatch
 watch = OrphanWatch(["touch", sys.argv[1]])
 if sys.argv[2] == "stop":
     watch.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -12,16 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from broker import Broker
 from demo_process import demo, printed_until
 from documents import blocks
-from kafka_image import image_to_run
 from process_session import answers, ends
 
-from pyspark_timestream.demo.broker import KafkaContainer, free_port
 from pyspark_timestream.demo.command import ADDRESS
-from pyspark_timestream.demo.data import create_topic, fill_topic, trips, wait_for_broker
-from pyspark_timestream.demo.end_run import processes_of
+from pyspark_timestream.demo.orphans import processes_of
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -71,24 +66,3 @@ def test_demo_with_seconds_ends_by_itself(tmp_path: Path) -> None:
         began = time.monotonic()
         assert process.wait(60) == 0
         assert time.monotonic() - began < 30
-
-
-def test_container_of_the_demo_takes_the_trips_and_ends(broker: Broker) -> None:
-    if broker.tier != "container":
-        pytest.skip("no Docker engine, or it is not to be used")
-    import docker
-
-    with contextlib.closing(docker.from_env(timeout=180)) as engine:
-        image = image_to_run(engine)
-    port = free_port()
-    server = KafkaContainer(port, image)
-    try:
-        server.start()
-        wait_for_broker(server.bootstrap, server.failure)
-        create_topic(server.bootstrap)
-        given = list(trips())[:1000]
-        assert fill_topic(server.bootstrap, given) == len(given)
-        assert server.failure() is None
-    finally:
-        server.close()
-    assert not answers(server.bootstrap)

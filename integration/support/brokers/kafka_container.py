@@ -9,8 +9,8 @@ from typing import Any
 
 from kafka_image import image_to_run
 
-from pyspark_timestream.demo.broker import broker_environment, free_port
-from pyspark_timestream.demo.orphan_watch import OrphanWatch
+from pyspark_timestream.demo.broker import broker_properties, free_port
+from pyspark_timestream.demo.orphans import OrphanWatch
 
 # The reaper is one more image to pull; the container is removed by `close`.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -48,6 +48,27 @@ def _what_the_engine_has() -> tuple[str, bool]:
         return image_to_run(client), bool(client.networks.list(names=["bridge"]))
     finally:
         client.close()
+
+
+CLUSTER_ID = "5L6g3nShT-eMCtK--X86sw"
+"""Any 16 bytes in base64; the image formats its storage for it once."""
+
+
+def broker_environment(port: int, has_bridge: bool) -> dict[str, str]:
+    """The variables by which the image runs a broker that clients reach at `port` of 127.0.0.1.
+
+    Args:
+        port: is published from the engine's bridge, or else a port of the host.
+        has_bridge: without one the container is in the host's network, whose ports it takes.
+    """
+    bootstrap = f"127.0.0.1:{port}"
+    controller = "localhost:9093" if has_bridge else f"127.0.0.1:{free_port()}"
+    listen = (f":{port}", ":9093") if has_bridge else (bootstrap, controller)
+    properties = broker_properties(listen[0], bootstrap, listen[1], controller)
+    # The image reads KAFKA_FOO_BAR as `foo.bar`.
+    return {"CLUSTER_ID": CLUSTER_ID, "KAFKA_HEAP_OPTS": "-Xmx512m"} | {
+        "KAFKA_" + name.upper().replace(".", "_"): text for name, text in properties.items()
+    }
 
 
 class KafkaContainer:

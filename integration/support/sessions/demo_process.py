@@ -21,7 +21,6 @@ def demo(place: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(place / "cache"), "TMPDIR": str(place)}
     # A shell's jobs in the background ignore Ctrl-C, and so would the demo that they start.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "pyspark_timestream", "demo"]
-    command += ["--broker", "process"]
     with subprocess.Popen(
         [*command, *arguments],
         cwd=place, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True,

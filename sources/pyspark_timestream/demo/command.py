@@ -10,9 +10,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from pyspark_timestream.demo.broker import KAFKA_VERSION, NoDemo
+from pyspark_timestream.demo.broker import (
+    JARS,
+    KAFKA_VERSION,
+    KafkaProcess,
+    NoDemo,
+    fetch_jars,
+    find_java,
+    free_port,
+    has_jars,
+    user_cache,
+)
 from pyspark_timestream.demo.data import LAG_HOURS, LAGGING, STATIONS, TOPIC, trips
 from pyspark_timestream.demo.progress import step
 from pyspark_timestream.errors import compose_message
@@ -100,29 +110,10 @@ A schema registry with their schemas is at {registry}.
 """
 
 
-class Server(Protocol):
-    """A broker that this command starts and ends."""
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-
-    def close(self) -> None:
-        """End it, and remove its files."""
-
-    def failure(self) -> str | None:
-        """Why it ended by itself; None while it runs."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument(
         "--port", type=int, help=f"of the broker; default: {_DEFAULT_PORT}, or a free one"
-    )
-    parser.add_argument(
-        "--broker",
-        choices=["auto", "container", "process"],
-        default="auto",
-        help="auto: a container where a Docker engine answers, else a process (44 MB to fetch)",
     )
     parser.add_argument(
         "--seconds", type=float, help="end after this time; default: run until Ctrl-C"
@@ -151,7 +142,7 @@ def main(given: argparse.Namespace) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         port = choose_port(given.port)
-        with _broker(given.broker, port) as server:
+        with _broker(port) as server:
             return _demonstrate(given, f"localhost:{port}", server)
     except (NoDemo, OSError) as error:
         print(error, file=sys.stderr)
@@ -189,48 +180,23 @@ def choose_port(wanted: int | None, usual: int = _DEFAULT_PORT, name: str = "--p
 
 
 @contextmanager
-def _broker(kind: str, port: int) -> Iterator[Server]:
+def _broker(port: int) -> Iterator[KafkaProcess]:
     """A broker that answers; it is closed when the block ends."""
-    server = _start_broker(kind, port)
+    from pyspark_timestream.demo.data import wait_for_broker
+
+    server = _create_broker(port)
     try:
+        with step("Starting a Kafka broker", 6):
+            server.start()
+            wait_for_broker(f"127.0.0.1:{port}", server.failure)
         yield server
     finally:
         server.close()
 
 
-def _start_broker(kind: str, port: int) -> Server:
-    from pyspark_timestream.demo.broker import docker_answers, find_java
-
+def _create_broker(port: int) -> KafkaProcess:
     # Spark needs Java, too: check before anything is fetched.
     java = find_java()
-    if kind == "container" or (kind == "auto" and docker_answers()):
-        try:
-            return _wait_until_ready(_create_container(port), port)
-        except NoDemo as error:
-            if kind == "container":
-                raise
-            print(f"No container ({error}); a process takes its place.", flush=True)
-    return _wait_until_ready(_create_process(port, java), port)
-
-
-def _create_container(port: int) -> Server:
-    from pyspark_timestream.demo.broker import IMAGE, KafkaContainer, pull
-
-    with step(f"Fetching image {IMAGE}, unless it is there", 60) as doing:
-        pull(IMAGE, lambda line: setattr(doing, "detail", line.strip()))
-    return KafkaContainer(port)
-
-
-def _create_process(port: int, java: str) -> Server:
-    from pyspark_timestream.demo.broker import (
-        JARS,
-        KafkaProcess,
-        fetch_jars,
-        free_port,
-        has_jars,
-        user_cache,
-    )
-
     cache = user_cache()
     if not has_jars(cache):
         with step(f"Fetching Kafka {KAFKA_VERSION} from Maven Central (once, 44 MB)", 40) as doing:
@@ -247,20 +213,7 @@ def _create_process(port: int, java: str) -> Server:
     return KafkaProcess(fetch_jars(cache, java), directory, (port, free_port()), java=java)
 
 
-def _wait_until_ready(server: Server, port: int) -> Server:
-    from pyspark_timestream.demo.data import wait_for_broker
-
-    try:
-        with step("Starting a Kafka broker", 6):
-            server.start()
-            wait_for_broker(f"127.0.0.1:{port}", server.failure)
-    except BaseException:
-        server.close()
-        raise
-    return server
-
-
-def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int:
+def _demonstrate(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
     from pyspark_timestream.demo.data import create_topic, fill_topic
 
     if given.topics:
@@ -275,7 +228,7 @@ def _demonstrate(given: argparse.Namespace, address: str, server: Server) -> int
     return 0
 
 
-def _serve_pages(given: argparse.Namespace, address: str, server: Server) -> int:
+def _serve_pages(given: argparse.Namespace, address: str, server: KafkaProcess) -> int:
     from pyspark_timestream.demo.data import make_page_topics, serve_registry
 
     port = choose_port(given.registry_port, _REGISTRY_PORT, "--registry-port")
@@ -326,7 +279,7 @@ def _run(program: str) -> int:
     return subprocess.run([sys.executable, "-c", program], check=False).returncode
 
 
-def _wait(seconds: float | None, server: Server) -> None:
+def _wait(seconds: float | None, server: KafkaProcess) -> None:
     deadline = None if seconds is None else time.monotonic() + seconds
     while deadline is None or time.monotonic() < deadline:
         if (printed := server.failure()) is not None:

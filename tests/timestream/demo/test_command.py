@@ -1,6 +1,5 @@
 """The demo's options, and the one sentence that each thing that is missing gives."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.demo import broker
 from pyspark_timestream.demo.broker import (
     NoDemo,
     fetch_jars,
@@ -95,7 +93,7 @@ def test_missing_java_is_said_before_anything_is_fetched(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["demo", "--broker", "process"]) == 1
+    assert main(["demo"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.startswith("no Java here; Spark and Kafka need Java 17 or newer: install")
@@ -108,7 +106,7 @@ def test_java_that_is_too_old_is_named(
     home.mkdir()
     command(home / "bin", "java", "echo 'java version \"1.8.0_402\"' >&2")
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert main(["demo", "--broker", "process"]) == 1
+    assert main(["demo"]) == 1
     assert capsys.readouterr().err.startswith(f"{home}/bin/java is Java 8; Spark and Kafka need")
 
 
@@ -134,46 +132,13 @@ def test_cache_that_cannot_be_written_is_named(
     (tmp_path / "file").touch()
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert main(["demo", "--broker", "process"]) == 1
+    assert main(["demo"]) == 1
     assert f"Not a directory: '{tmp_path}/file" in capsys.readouterr().err
 
 
 def test_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert user_cache() == tmp_path / "timestream"
-
-
-def test_engine_that_does_not_answer_is_no_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert not broker.docker_answers()
-    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', 'exit 1')}:/bin")
-    assert not broker.docker_answers()
-
-
-def test_image_that_no_registry_gives_is_named_with_dockers_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = '[ "$1" = image ] || { echo "no such host"; exit 1; }'
-    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
-    with pytest.raises(NoDemo, match=r"Docker could not fetch apache/kafka:\S+: no such host$"):
-        broker.pull()
-
-
-def test_container_is_published_on_this_machine_alone_and_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = f'echo "$@" >>{tmp_path}/asked; [ "$1" != network ] || echo bridge-id'
-    monkeypatch.setenv("PATH", f"{command(tmp_path, 'docker', script)}:/bin")
-    server = broker.KafkaContainer(9092)
-    server.start()
-    server.close()
-    _, run, remove = (tmp_path / "asked").read_text().splitlines()
-    assert " --publish 127.0.0.1:9092:9092 " in run
-    assert " --env KAFKA_ADVERTISED_LISTENERS=PLAINTEXT://127.0.0.1:9092 " in run
-    assert run.endswith(f" {broker.IMAGE}")
-    assert remove == f"rm --force --volumes timestream-demo-{os.getpid()}-9092"
 
 
 # -- the example -----------------------------------------------------------------------------------

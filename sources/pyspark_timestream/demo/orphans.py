@@ -1,0 +1,83 @@
+"""Runs a command once the process that asked for it has ended, however it ended.
+
+A process that is killed by SIGKILL, or interrupted twice, closes nothing. So what may not outlive
+it, such as a broker, is left to a small process of its own, in a session that no signal to the
+first one reaches. This file is its program: `orphans.py PARENT COMMAND...`, and the program that
+ends a broker: `orphans.py end DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+_POLL_INTERVAL_S = 0.2
+_PASSES = 3
+_PAUSE_S = 0.3
+_PROGRAM = [sys.executable, "-P", __file__]
+
+
+class OrphanWatch:
+    """Runs `command` once this process has ended, unless `stop` is called first."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        watch = [*_PROGRAM, str(os.getpid()), *command]
+        self._process = subprocess.Popen(
+            watch,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def stop(self) -> None:
+        """End the watch: there is nothing left to clean up."""
+        self._process.kill()
+        self._process.wait()
+
+
+def end_command(directory: Path) -> list[str]:
+    """The command that ends the processes started with files of `directory`, and removes it."""
+    return [*_PROGRAM, "end", str(directory)]
+
+
+def _wait(parent: int, command: Sequence[str]) -> None:
+    """Wait until `parent` has ended, then become `command`."""
+    # A process whose parent has ended gets another one.
+    while os.getppid() == parent:
+        time.sleep(_POLL_INTERVAL_S)
+    os.execvp(command[0], list(command))
+
+
+def _end(directory: Path) -> None:
+    """Kill the processes, even those just starting, then remove the files."""
+    for _ in range(_PASSES):
+        for pid in processes_of(directory):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def processes_of(directory: Path) -> Iterator[int]:
+    """The processes that were started with a file of `directory`."""
+    mark = f"{directory}/".encode()
+    for entry in Path("/proc").iterdir():
+        # A process may end meanwhile.
+        with suppress(OSError):
+            if entry.name.isdigit() and mark in (entry / "cmdline").read_bytes():
+                yield int(entry.name)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "end":
+        _end(Path(sys.argv[2]))
+    else:
+        _wait(int(sys.argv[1]), sys.argv[2:])
