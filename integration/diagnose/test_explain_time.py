@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_timestream import advance_time, explain_time
 from pyspark_timestream.diagnose.diagnosis import Diagnosis, Kind
-from pyspark_timestream.diagnose.report import PartitionFacts, StreamExplanation
+from pyspark_timestream.diagnose.explanation import PartitionFacts, StreamExplanation
 from pyspark_timestream.frames import watermark
 from pyspark_timestream.kafka.ranges import Partition
 

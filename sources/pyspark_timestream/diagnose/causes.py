@@ -1,35 +1,21 @@
-"""Finds what holds a stream's CTI back, and why rows are missing.
-
-A clock ahead drove the CTI, the delay is too short, or values and keys are malformed.
+"""Finds what holds a stream's CTI back, and puts all that is wrong in the order of reports.
 
 Each rule examines the last batch, and earlier ones only to find the beginning of a state. An offset
 holds the state *before* its batch's records, so the effect of a batch shows one batch later; the
 source runs an empty batch after the last records, which completes the picture.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
-from pyspark_timestream.core.instants import (
-    DAY_US,
-    HOUR_US,
-    MINUTE_US,
-    SECOND_US,
-    format_duration,
-    format_instant,
-    parse_duration,
-)
+from pyspark_timestream.core.instants import format_duration, format_instant
 from pyspark_timestream.diagnose.diagnosis import (
     BOUNDED_RUN_ADVICE,
-    NEXT_STEPS,
     REPEATED_RUN_ADVICE,
     WRITER_CLOCK_ADVICE,
     Diagnosis,
     Kind,
     add_details,
-    find_well,
-    list_counts,
     name_partitions,
     recall_warnings,
 )
@@ -37,336 +23,28 @@ from pyspark_timestream.diagnose.history import (
     BatchRecord,
     History,
     count_remaining,
-    describe_advance,
-    describe_waiting,
     find_blocking_partitions,
     find_silent_writers,
+    find_since,
     find_unchanged_since,
-    keeps_late,
 )
 from pyspark_timestream.diagnose.mistakes import (
     MOST,
-    describe_end,
+    find_late_rows,
+    find_lossy_partitions,
     find_mistakes,
     has_malformed,
+    has_reached,
+    is_far,
     makes_ctis,
+    report_far_future,
 )
+from pyspark_timestream.diagnose.report import round_duration
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.policies import KEEP_ALL
-from pyspark_timestream.rules.state import FAR_US, MAX_LEAD_US, PartitionState
+from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import max_known, min_cti
-
-_MAX_AHEAD_US: Final = DAY_US
-"""A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
-
-_MIN_AGREED_US: Final = 3_600_000_000
-"""By as much most events, in order among themselves, must be late to show that a clock is ahead."""
-
-_MIN_FUTURE_US: Final = 60_000_000
-"""The least `maxFuture` that is proposed: clocks that are right differ by less."""
-
-_MIN_LATE: Final = 10
-"""Fewer late events do not show an order."""
-
-_UNITS_US: Final = (DAY_US, HOUR_US, MINUTE_US, SECOND_US)
-
-
-@dataclass(frozen=True, slots=True)
-class MalformedReason:
-    """Records of a stream whose value or key is malformed for one reason.
-
-    Attributes:
-        reason: the reason, as in `malformedValues` of the progress.
-        total: their number.
-        partitions: partition -> their number, without zeros.
-        next_step: what to do about them.
-    """
-
-    reason: str
-    total: int
-    partitions: Mapping[Partition, int]
-    next_step: str
-
-
-def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
-    """Count the malformed values and keys by reason, the most frequent first."""
-    counts: dict[str, dict[Partition, int]] = {}
-    for part, share in sorted(last.offset.partitions.items()):
-        for reason, count in share.malformed_values.by_reason:
-            counts.setdefault(reason, {})[part] = count
-    advice = Kind.MALFORMED_VALUES.fix
-    found = [
-        MalformedReason(reason, sum(parts.values()), parts, NEXT_STEPS.get(reason, advice))
-        for reason, parts in counts.items()
-    ]
-    return tuple(sorted(found, key=lambda each: (-each.total, each.reason)))
-
-
-def is_far(moment: BatchRecord, part: Partition) -> bool:
-    """True if a clock ahead has driven the CTI of `part`."""
-    state = moment.offset.partitions[part].state
-    if state.cti_us is None:
-        return False
-    ahead_us, late = _measure_lead(moment, state), _count_late(state)
-    if ahead_us > _MAX_AHEAD_US or not late:
-        return ahead_us > _MAX_AHEAD_US
-    return (
-        2 * state.clues.ahead >= late
-        or ahead_us > MAX_LEAD_US
-        or _measure_gap(state) > _MAX_AHEAD_US
-        or _is_majority_late(state)
-    )
-
-
-def _count_late(state: PartitionState) -> int:
-    """The late events, without those whose times seem to be in another unit."""
-    late = state.dropped + state.adjusted + state.flagged
-    return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
-
-
-def _measure_lead(moment: BatchRecord, state: PartitionState) -> int:
-    """How far the CTI is ahead of the wall clock; a task of a batch read has none."""
-    if state.cti_us is None or not moment.planned_us:
-        return 0
-    return max(state.cti_us - moment.planned_us, 0)
-
-
-def _measure_gap(state: PartitionState) -> int:
-    """How far the CTI is ahead of the last late event."""
-    behind_us = state.last_us if state.clues.behind_us is None else state.clues.behind_us
-    if state.cti_us is None or state.last_us is None or behind_us is None:
-        return 0
-    return state.cti_us - behind_us if state.last_us < state.cti_us else 0
-
-
-def _is_majority_late(state: PartitionState) -> bool:
-    """True if most events are late by far, and in order among themselves: the others are wrong."""
-    late, clues = _count_late(state), state.clues
-    is_far = clues.most_late_us > _MIN_AGREED_US
-    return is_far and late >= _MIN_LATE and 2 * late >= state.events and 10 * clues.misplaced < late
-
-
-def report_far_future(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis for the partitions in `far`, those for which `is_far` is true."""
-    last, settings = history[-1], history[-1].offset.settings
-    states = {part: last.offset.partitions[part].state for part in far}
-    # A last event of 2100 or later that made none late is told as an improbable time.
-    far = frozenset(
-        part
-        for part, state in states.items()
-        if _count_late(state) or (state.last_us or 0) < FAR_US
-    )
-    if not far:
-        return
-    states = {part: states[part] for part in far}
-    parts = sorted(far, key=lambda part: (-_count_late(states[part]), part))
-    worst = states[parts[0]]
-    late = sum(map(_count_late, states.values()))
-    events = sum(state.events for state in states.values())
-    text = f"{_describe_lead(last, worst)}; {late} of {events} events came late"
-    counts = {part: count for part in parts if (count := _count_late(states[part]))}
-    if len(parts) > 1 and counts:
-        text += f": {list_counts(counts)}"
-    has_lead = any(state.clues.ahead or state.clues.lead_us for state in states.values())
-    yield Diagnosis(
-        Kind.FAR_FUTURE,
-        name_partitions(parts),
-        text,
-        find_unchanged_since(history, _has_clock(parts[0], worst.cti_us)),
-        frozenset(parts),
-        level=late.bit_length(),
-        advice=_advise_right_clock(settings, has_lead),
-    )
-
-
-def _describe_lead(moment: BatchRecord, state: PartitionState) -> str:
-    assert state.cti_us is not None
-    cti, lead_us = format_instant(state.cti_us), state.clues.lead_us
-    if lead_us is not None:
-        return f"an event {round_duration(lead_us)} after its record's timestamp made the CTI {cti}"
-    if _measure_lead(moment, state):
-        # No duration: an offset with a text that changes by itself would make a batch of its own.
-        return f"its CTI is {cti}, ahead of the wall clock"
-    gap_us = max(_measure_gap(state), state.clues.most_late_us)
-    if gap_us > 0:
-        return f"its CTI is {cti}, {round_duration(gap_us)} ahead of the events that follow"
-    return f"events far after their records' timestamps made the CTI, which is {cti} by now"
-
-
-def _advise_right_clock(settings: Mapping[str, str], has_lead: bool) -> str:
-    """The way on after a clock ahead; `has_lead`: the records' timestamps show it."""
-    if "ctiFrequency" not in settings:
-        return (
-            "correct the clock of the writer whose mark is ahead, and start with a new checkpoint, "
-            "since a CTI never goes back"
-        )
-    limit = _propose_max_future(settings)
-    start = "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
-    if not has_lead:
-        ways = [
-            way
-            for way, is_open in (
-                (
-                    "'writerFrom', the field or header that names the device, so that each has a "
-                    "clock of its own",
-                    "writerFrom" not in settings,
-                ),
-                (
-                    f"'maxFuture' = '{limit}', once the broker sets the records' timestamps (the "
-                    "topic's 'message.timestamp.type' is 'LogAppendTime'): those of the producer "
-                    "may come from the same clock",
-                    settings.get("startTime") != "timestamp",
-                ),
-            )
-            if is_open
-        ]
-        return start + (", or with ".join(ways) or "that device's records in another topic")
-    before = settings.get("maxFuture")
-    instead = "" if before is None else f" in place of '{before}'"
-    return f"{start}'maxFuture' = '{limit}'{instead}: events further ahead drive no clock"
-
-
-def _propose_max_future(settings: Mapping[str, str]) -> str:
-    """A `maxFuture` by which no CTI is ahead of its record, unless the delay is too short."""
-    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds"))
-    return format_duration(max(delay_us, _MIN_FUTURE_US))
-
-
-def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions that dropped late events; its level grows as they double.
-
-    Those in `known` are left out: the reason for their late rows is known.
-    """
-    shares = history[-1].offset.partitions
-    dropped = {
-        part: count
-        for part, share in shares.items()
-        if part not in known and (count := min(share.state.dropped, _count_late(share.state)))
-    }
-    if not dropped:
-        return
-    total, events = sum(dropped.values()), sum(each.state.events for each in shares.values())
-    parts = sorted(dropped, key=lambda part: (-dropped[part], part))
-    yield Diagnosis(
-        Kind.LATE_ROWS,
-        name_partitions(parts),
-        f"{total} of {events} events came after a CTI that they precede and were dropped: "
-        + list_counts(dropped),
-        find_unchanged_since(history, lambda moment: _has_dropped(moment, parts)),
-        frozenset(parts),
-        level=total.bit_length(),
-        advice=_advise_delay(
-            history[-1].offset.settings, [shares[part].state for part in parts], "if too many are"
-        ),
-        share=total / max(sum(shares[part].state.events for part in parts), 1),
-        well=frozenset(find_well(dropped, {part: shares[part].state.events for part in parts})),
-    )
-
-
-def _has_dropped(moment: BatchRecord, parts: Sequence[Partition]) -> bool:
-    shares = (moment.offset.partitions.get(part) for part in parts)
-    return any(share is not None and share.state.dropped > 0 for share in shares)
-
-
-def _advise_delay(
-    settings: Mapping[str, str], states: Sequence[PartitionState], condition: str
-) -> str:
-    """The delay by which none of the events were late; empty if that is not known."""
-    most_late_us = max(state.clues.most_late_us for state in states)
-    if "ctiFrequency" not in settings:
-        return (
-            f"{condition} late, let the writers note a time only once all before it is sent, or "
-            f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
-        )
-    if not most_late_us or not settings.keys().isdisjoint(("ctiHeader", "ctiImport")):
-        return ""
-    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
-    keep = (
-        ""
-        if keeps_late(settings)
-        else f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
-    )
-    return (
-        f"{condition} late, start with a new checkpoint and 'ctiDelay' = "
-        f"'{_round_up(delay_us)}', by which none of them would have been{keep}"
-    )
-
-
-def _round_up(us: int) -> str:
-    """A duration, rounded up to a unit that is easy to read."""
-    unit_us = next((unit for unit in _UNITS_US[1:] if us >= 10 * unit), 1_000)
-    return format_duration(-(-us // unit_us) * unit_us)
-
-
-def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions that lose at least half of their events, lately or ever.
-
-    Those in `known` are left out: the reason for their losses is known.
-    """
-    shares = history[-1].offset.partitions
-    parts = sorted(part for part in shares if part not in known and _loses_rows(history, part))
-    if not parts:
-        return
-    states = [shares[part].state for part in parts]
-    events, malformed = sum(s.events for s in states), sum(s.malformed for s in states)
-    dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
-    counts = f"of {events} events {dropped} were dropped as late, {flagged} flagged, {malformed} "
-    worst = max(states, key=_count_lost)
-    has_late = 2 * malformed < dropped + flagged + malformed
-    settings = history[-1].offset.settings
-    yield Diagnosis(
-        Kind.EVERYTHING_DROPPED,
-        name_partitions(parts),
-        counts + "malformed" + _describe_delay(worst),
-        find_unchanged_since(
-            history, lambda moment: any(_count_lost_then(moment, part) for part in parts)
-        ),
-        frozenset(parts),
-        advice=_advise_delay(settings, states, "if they are not meant to be") if has_late else "",
-    )
-
-
-def _loses_rows(history: History, part: Partition) -> bool:
-    """True if half of all events, or of those in the history, are lost."""
-    now = history[-1].offset.partitions[part].state
-    first = history[0].offset.partitions.get(part)
-    before = first.state if first else PartitionState()
-    recent = now.events - before.events
-    return (now.events > 0 and 2 * _count_lost(now) >= now.events) or (
-        recent > 0 and 2 * (_count_lost(now) - _count_lost(before)) >= recent
-    )
-
-
-def _count_lost(state: PartitionState) -> int:
-    return max(_count_late(state) - state.adjusted, 0) + state.malformed
-
-
-def _count_lost_then(moment: BatchRecord, part: Partition) -> int:
-    share = moment.offset.partitions.get(part)
-    return _count_lost(share.state) if share else 0
-
-
-def _has_clock(part: Partition, cti_us: int | None) -> Callable[[BatchRecord], bool]:
-    def same(moment: BatchRecord) -> bool:
-        share = moment.offset.partitions.get(part)
-        return share is not None and share.state.cti_us == cti_us
-
-    return same
-
-
-def _describe_delay(state: PartitionState) -> str:
-    if state.cti_us is None or state.last_us is None or state.last_us >= state.cti_us:
-        return ""
-    return f"; the last event is {round_duration(state.cti_us - state.last_us)} before the CTI"
-
-
-def round_duration(us: int) -> str:
-    """A duration, rounded down to a unit that is easy to read."""
-    unit_us = next((unit for unit in _UNITS_US if us >= unit), 1)
-    return format_duration(us // unit_us * unit_us)
-
 
 MAX_QUIET_US: Final = 30_000_000
 """The longest time that a partition at rest may hold the CTI back without a warning."""
@@ -376,9 +54,6 @@ _MAX_WRITERS: Final = 3
 
 _KIND_ORDER: Final = tuple(Kind)
 """Kinds are declared in the order in which they are reported."""
-
-_REFINED_KINDS: Final = {Kind.LATE_ROWS: (Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE)}
-"""The kinds that a warning may turn into when all of the history is known."""
 
 
 def diagnose(
@@ -396,36 +71,34 @@ def diagnose(
     """
     last = history[-1]
     far = _find_far(last)
-    causes, late = find_mistakes(history), _find_losses(history, far)
-    rules = [*known, *causes, *report_far_future(history, far), *late]
+    rules = [
+        *known,
+        *find_mistakes(history),
+        *report_far_future(history, far),
+        *_find_lost_rows(history, far),
+    ]
     if not last.offset.final:
         rules += _find_blockers(history, far)
-    warnings, seen = recall_warnings(last.offset.warnings), {diagnosis.kind for diagnosis in rules}
-    rules += [
-        each
-        for each in warnings
-        if seen.isdisjoint((each.kind, *_REFINED_KINDS.get(each.kind, ())))
-    ]
+    warnings, seen = recall_warnings(last.offset.warnings), {each.kind for each in rules}
+    rules += [each for each in warnings if seen.isdisjoint(_list_refined(each))]
+    left = {part for part, size in count_remaining(history).items() if size}
     if last.offset.final:
         rules.append(_report_end(history, failed or bool(rules)))
-    elif all(diagnosis.kind is not Kind.BACKLOG for diagnosis in rules):
-        rules += _report_backlog(
-            history, {part for part, left in count_remaining(history).items() if left}
-        )
-    warned = {
-        kind
-        for each in (*known, *warnings)
-        for kind in (each.kind, *_REFINED_KINDS.get(each.kind, ()))
-    }
+    elif left and all(each.kind is not Kind.BACKLOG for each in rules):
+        rules.append(_report_backlog(history, sorted(left)))
+    warned = {kind for each in (*known, *warnings) for kind in _list_refined(each)}
     found = sorted(
         rules,
-        key=lambda each: (
-            _rank(each),
-            each.kind not in warned,
-            _KIND_ORDER.index(each.kind),
-        ),
+        key=lambda each: (_rank(each), each.kind not in warned, _KIND_ORDER.index(each.kind)),
     )
     return tuple(add_details(found, last.offset.warnings)) or (_report_caught_up(last),)
+
+
+def _list_refined(warning: Diagnosis) -> tuple[Kind, ...]:
+    """The kinds that a warning may turn out to be when all of the history is known."""
+    if warning.kind is Kind.LATE_ROWS:
+        return Kind.LATE_ROWS, Kind.EVERYTHING_DROPPED, Kind.FAR_FUTURE
+    return (warning.kind,)
 
 
 def _rank(diagnosis: Diagnosis) -> int:
@@ -450,15 +123,15 @@ def _find_far(moment: BatchRecord) -> frozenset[Partition]:
     return frozenset(part for part in moment.offset.partitions if is_far(moment, part))
 
 
-def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions that have held the stream's CTI back for MAX_QUIET_US, at rest.
+def _find_quiet_partitions(history: History, now_us: int) -> list[Diagnosis]:
+    """A diagnosis of partitions that have held the stream's CTI back for MAX_QUIET_US, caught up.
 
     A bounded run reports them once everything is read, and those without any record at once.
     """
     last, left = history[-1], count_remaining(history)
     shares = last.offset.partitions
     if not makes_ctis(last) or (last.offset.bounded and any(left.values())):
-        return
+        return []
     ahead_us = max_known(*(share.state.cti_us for share in shares.values()))
     parts = {
         part
@@ -468,8 +141,7 @@ def _find_quiet_partitions(history: History, now_us: int) -> Iterator[Diagnosis]
         and not shares[part].pending
         and _is_quiet(last.offset, part, now_us)
     }
-    if parts:
-        yield from _report_idle_partition(history, parts)
+    return [_report_idle_partition(history, sorted(parts))] if parts else []
 
 
 def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
@@ -479,10 +151,10 @@ def _is_quiet(offset: StreamOffset, part: Partition, now_us: int) -> bool:
     return share.quiet_since_us is not None and now_us - share.quiet_since_us >= MAX_QUIET_US
 
 
-def _find_losses(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
-    """Rows lost as late; for the partitions in `far` the reason is known."""
-    shares = history[-1].offset.partitions
-    malformed = {part for part, share in shares.items() if has_malformed(share.state, MOST)}
+def _find_lost_rows(history: History, far: frozenset[Partition]) -> list[Diagnosis]:
+    """Rows lost as late; for the partitions in `far` the cause is known."""
+    states = history[-1].states
+    malformed = {part for part, state in states.items() if has_malformed(state, MOST)}
     found = list(find_lossy_partitions(history, far | malformed))
     return found or list(find_late_rows(history, far))
 
@@ -506,9 +178,11 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
     elif size:
         text = f"the last batch read {size} records; what they did shows with the next one"
     elif all(share.idle for share in shares):
-        text = "all partitions are idle and everything is read" + describe_advance(offset)
+        text = "all partitions are idle and everything is read"
+        if offset.advanced_us is not None and offset.advanced_us == offset.cti_us:
+            text += "; the CTI follows the wall clock by 'idleAdvance'"
     elif offset.closing:
-        text = describe_end(offset)
+        text = _describe_end(offset)
     elif last.log_ends:
         text = "everything is read, and no partition is behind another"
     else:
@@ -516,41 +190,40 @@ def _report_caught_up(last: BatchRecord) -> Diagnosis:
     return Diagnosis(Kind.CAUGHT_UP, "nobody", text)
 
 
+def _describe_end(offset: StreamOffset) -> str:
+    end = offset.settings.get("endingCti")
+    if end is not None and has_reached(offset.cti_us, end):
+        return f"the replay has reached its end, option 'endingCti' ({end})"
+    if offset.fixed_ends is not None:
+        return "the stream has reached its end, which the ending options fixed at its first start"
+    return "the bounded run has read everything that existed when it began"
+
+
 def _find_blockers(history: History, far: frozenset[Partition]) -> Iterator[Diagnosis]:
-    """A diagnosis for each reason why partitions at the minimum do not move on."""
+    """A diagnosis of each reason why partitions at the minimum do not move on."""
     left, reasons = count_remaining(history), dict[Kind, set[Partition]]()
-    whole = _sum_up(history[-1].offset, far)
+    states = history[-1].states
+    whole = _Whole(
+        sum(state.events for state in states.values()),
+        max_known(*(state.cti_us for part, state in states.items() if part not in far)),
+    )
     for part in sorted(find_blocking_partitions(history[-1])):
         kind = _find_reason(history, part, whole, left)
         if kind is not None:
             reasons.setdefault(kind, set()).add(part)
     for kind, parts in reasons.items():
-        yield from _REPORTS[kind](history, parts)
+        yield _REPORTS[kind](history, sorted(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _Totals:
-    """The totals that a partition is compared with.
-
-    Attributes:
-        events: of all partitions.
-        cti_us: the greatest CTI of partitions that no wrong event has driven; None: none has any.
-    """
+class _Whole(NamedTuple):
+    """All partitions: their events, and the greatest CTI that no wrong event has driven."""
 
     events: int
     cti_us: int | None
 
 
-def _sum_up(offset: StreamOffset, far: frozenset[Partition]) -> _Totals:
-    states = {part: share.state for part, share in offset.partitions.items()}
-    return _Totals(
-        sum(state.events for state in states.values()),
-        max_known(*(state.cti_us for part, state in states.items() if part not in far)),
-    )
-
-
 def _find_reason(
-    history: History, part: Partition, whole: _Totals, left: Mapping[Partition, int]
+    history: History, part: Partition, whole: _Whole, left: Mapping[Partition, int]
 ) -> Kind | None:
     """The reason why `part`, at the minimum or without a CTI, stands still; None: it moves."""
     offset = history[-1].offset
@@ -571,7 +244,7 @@ def _find_reason(
     return Kind.IDLE_PARTITION if is_behind and not size else None
 
 
-def _lags_as_a_whole(state: PartitionState, whole: _Totals) -> bool:
+def _lags_as_a_whole(state: PartitionState, whole: _Whole) -> bool:
     """True if the writers of a partition are closer to each other than to other partitions."""
     marks_us = [writer.mark_us for _, writer in state.writers]
     known_us = [mark_us for mark_us in marks_us if mark_us is not None]
@@ -614,28 +287,24 @@ def _stands_still(history: History, part: Partition) -> bool:
     return at_rest or before is None or before.state.cti_us == share.state.cti_us
 
 
-def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
+def _report_backlog(history: History, parts: Sequence[Partition]) -> Diagnosis:
     left, shares = count_remaining(history), history[-1].offset.partitions
-    parts = sorted(parts)
-    if not parts:
-        return
     known = sum(left[part] for part in parts if part in left)
     size = sum(shares[part].end_exclusive - shares[part].start_inclusive for part in parts)
     text = (
         f"{known} records or more are left to read after the last batch, which read up to {size}"
         if known
         else f"the last batch was to read {size} records; how many are left is not known here"
-    ) + describe_waiting(shares)
-
-    def reading(moment: BatchRecord) -> bool:
-        spans = (moment.offset.partitions.get(part) for part in parts)
-        return any(span and span.end_exclusive > span.start_inclusive for span in spans)
-
-    yield Diagnosis(
+    )
+    waiting = [part for part, share in shares.items() if share.waits]
+    if waiting:
+        verb = "waits" if len(waiting) == 1 else "wait"
+        text += f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
+    return Diagnosis(
         Kind.BACKLOG,
         name_partitions(parts),
         text,
-        find_unchanged_since(history, reading),
+        find_since(history, parts, lambda share: share.end_exclusive > share.start_inclusive),
         frozenset(parts),
         advice=""
         if "maxOffsetsPerTrigger" in history[-1].offset.unpinned
@@ -643,23 +312,35 @@ def _report_backlog(history: History, parts: Iterable[Partition]) -> Iterator[Di
     )
 
 
-def _report_idle_partition(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
-    last, parts = history[-1], sorted(parts)
-    ctis = [share.state.cti_us for share in last.offset.partitions.values()]
-    ahead_us = max((cti_us for cti_us in ctis if cti_us is not None), default=None)
-    own_us = last.offset.partitions[parts[0]].state.cti_us
+def _report_blocked(
+    kind: Kind, history: History, parts: Sequence[Partition], text: str, **more: Any
+) -> Diagnosis:
+    """Report partitions that have held the stream's CTI since it stands where it does."""
+    cti_us, held = history[-1].offset.cti_us, frozenset(parts)
+    since_us = find_unchanged_since(
+        history, lambda m: m.offset.cti_us == cti_us and held <= find_blocking_partitions(m)
+    )
+    fields = {"cause": name_partitions(parts), "since_us": since_us, "partitions": held, **more}
+    return Diagnosis(kind, text=text, **fields)
+
+
+def _report_idle_partition(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    states = history[-1].states
+    ahead_us, own_us = (
+        max_known(*(state.cti_us for state in states.values())),
+        states[parts[0]].cti_us,
+    )
     stand = "its clock" if len(parts) == 1 else "each one's clock"
     stand += " has no CTI" if own_us is None else f" stands at {format_instant(own_us)}"
     others = f"others are up to {format_instant(ahead_us)}" if ahead_us else "others have records"
     if own_us is not None and ahead_us is not None:
         others += f", {round_duration(ahead_us - own_us)} ahead"
-    yield Diagnosis(
+    return _report_blocked(
         Kind.IDLE_PARTITION,
-        name_partitions(parts),
+        history,
+        parts,
         f"no records are left to read there, and {stand}, while {others}",
-        _find_blocked_since(history, parts),
-        frozenset(parts),
-        advice=_advise_idle(last.offset),
+        advice=_advise_idle(history[-1].offset),
     )
 
 
@@ -676,9 +357,9 @@ def _advise_idle(offset: StreamOffset) -> str:
     )
 
 
-def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
-    """One diagnosis for all of them: the same writer is often silent in every partition."""
-    states = {part: history[-1].offset.partitions[part].state for part in sorted(parts)}
+def _report_silent_writers(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    """One diagnosis of all of them: the same writer is often silent in every partition."""
+    states = {part: history[-1].states[part] for part in parts}
     pairs = [(part, name) for part, state in states.items() for name in find_silent_writers(state)]
     marks_us = {name: dict(states[part].writers)[name].mark_us for part, name in reversed(pairs)}
     # Those without any first, then those furthest behind.
@@ -687,7 +368,7 @@ def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iter
     )
     where = sorted({part for part, _ in pairs})
     kind, rows, advice = "mark", "marks", ""
-    if "writerFrom" in history[-1].offset.settings:
+    if "writerFrom" in history[-1].settings:
         kind, rows, advice = "CTI", "records", WRITER_CLOCK_ADVICE
     first, who = names[0], [f"writer '{n}'" if n else f"the {rows} without a writer" for n in names]
     mark_us = marks_us[first]
@@ -700,13 +381,13 @@ def _report_silent_writers(history: History, parts: Iterable[Partition]) -> Iter
     if len(who) > _MAX_WRITERS:
         shown += f" and {len(who) - _MAX_WRITERS} more"
         text += f"; {len(who) - 1} more writers hold back as well"
-    yield Diagnosis(
+    return _report_blocked(
         Kind.SILENT_WRITER,
-        f"{shown} of {name_partitions(where)}",
+        history,
+        where,
         text,
-        _find_blocked_since(history, where),
-        frozenset(where),
-        frozenset(pairs),
+        cause=f"{shown} of {name_partitions(where)}",
+        writers=frozenset(pairs),
         advice=advice,
     )
 
@@ -717,18 +398,12 @@ def _find_newest(state: PartitionState) -> int:
     return max(us for us in (*marks_us, state.last_us, state.cti_us) if us is not None)
 
 
-def _report_no_cti(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
-    parts, offset = sorted(parts), history[-1].offset
-    text = _describe_missing_cti(offset.settings, offset.partitions[parts[0]].state)
+def _report_no_cti(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    last = history[-1]
+    text = _describe_missing_cti(last.settings, last.states[parts[0]])
     if len(parts) > 1:
         text += f"; so it is in {len(parts)} partitions"
-    yield Diagnosis(
-        Kind.NO_CTI,
-        name_partitions(parts),
-        text,
-        _find_blocked_since(history, parts),
-        frozenset(parts),
-    )
+    return _report_blocked(Kind.NO_CTI, history, parts, text)
 
 
 def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) -> str:
@@ -748,13 +423,13 @@ def _describe_missing_cti(settings: Mapping[str, str], state: PartitionState) ->
     elif frequency is not None and frequency.isdigit():
         reasons.append(f"{state.count} events count so far, and 'ctiFrequency' is {frequency}")
     elif frequency is not None and state.last_us is not None and state.base_us is not None:
-        span = format_duration(max(state.last_us - state.base_us, 0))
-        reasons.append(f"the last event is {span} after the first, 'ctiFrequency' is {frequency}")
+        later = format_duration(max(state.last_us - state.base_us, 0))
+        reasons.append(f"the last event is {later} after the first, 'ctiFrequency' is {frequency}")
     return " and ".join(reasons) or "the events read so far have made none"
 
 
-def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterator[Diagnosis]:
-    parts, offset = sorted(parts), history[-1].offset
+def _report_late_import(history: History, parts: Sequence[Partition]) -> Diagnosis:
+    offset = history[-1].offset
     imported = offset.imported or ImportedTopic()
     holding = {
         part: each.cti_us
@@ -772,16 +447,7 @@ def _report_late_import(history: History, parts: Iterable[Partition]) -> Iterato
     else:
         text += f", and {name_partitions(parts)} waits for more"
     cause = f"the import of {name_partitions(slow)}" if slow else "option 'ctiImport'"
-    began_us = _find_blocked_since(history, parts)
-    yield Diagnosis(Kind.LATE_IMPORT, cause, text, began_us, frozenset(parts))
-
-
-def _find_blocked_since(history: History, parts: Iterable[Partition]) -> int | None:
-    """The start of the time in which the same causes have held the stream's CTI."""
-    now_us, causes = history[-1].offset.cti_us, frozenset(parts)
-    return find_unchanged_since(
-        history, lambda m: m.offset.cti_us == now_us and causes <= find_blocking_partitions(m)
-    )
+    return _report_blocked(Kind.LATE_IMPORT, history, parts, text, cause=cause)
 
 
 _REPORTS: Final = {

@@ -1,29 +1,30 @@
-"""`explain_time(query)`: explains why a query does not emit, or loses rows."""
+"""`explain_time(query)`: explains why a query does not emit, or loses rows.
+
+A plan is a tree of operators. Of a stream with CTIs the first thing with state on the way from the
+source must come after `advance_time`, which is a watermark on the column `cti`.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_timestream.core.instants import parse_instant
 from pyspark_timestream.core.why import find_own_message
-from pyspark_timestream.diagnose.checkpoint import read_offset_log, resolve_directory
 from pyspark_timestream.diagnose.diagnosis import Diagnosis, Kind
+from pyspark_timestream.diagnose.explanation import Explanation, explain_stream
 from pyspark_timestream.diagnose.history import (
     Batch,
     build_histories,
+    read_offset_log,
     read_operators,
     read_progress,
+    resolve_directory,
 )
-from pyspark_timestream.diagnose.mistakes import (
-    ONE_BATCH,
-    Operator,
-    find_plan_mistakes,
-    find_progress_mistake,
-    makes_ctis,
-)
-from pyspark_timestream.diagnose.report import Explanation, explain_stream
+from pyspark_timestream.diagnose.mistakes import makes_ctis
 from pyspark_timestream.errors import CheckpointUnreadable, compose_message
 from pyspark_timestream.frames.plans import LOST_CTIS, loses_ctis
 from pyspark_timestream.frames.watermark import has_ended
@@ -111,7 +112,7 @@ def _has_ended(query: StreamingQuery) -> bool:
     return not query.isActive and query.exception() is None and has_ended(query)
 
 
-def _read_operator(node: Any) -> Operator:
+def _read_operator(node: Any) -> "Operator":
     """A node of Spark's plan, and all below it."""
     name = str(node.getClass().getSimpleName())
     inputs, children = [], node.children().iterator()
@@ -177,3 +178,123 @@ def _lacks_retained_range(query: StreamingQuery) -> bool:
         return write.table().name() == "tseries" and "retainedrange" not in given
     except (AttributeError, Py4JError):
         return False
+
+
+# -- mistakes in a plan ---------------------------------------------------------------------------
+
+ONE_BATCH: Final = Diagnosis(
+    Kind.ONE_BATCH,
+    ".trigger(once=True)",
+    "a run of one batch has no closing batch: the last CTI comes with the next run, a final CTI "
+    "never, so the last windows are not released",
+)
+"""The diagnosis of a query that Spark ends after one batch, which its source cannot know."""
+
+_CTI_COLUMN: Final = "cti"
+_STATEFUL_OPERATORS: Final = (
+    "Aggregate",
+    "Deduplicate",
+    "DeduplicateWithinWatermark",
+    "Distinct",
+    "FlatMapGroupsInPandasWithState",
+    "FlatMapGroupsWithState",
+    "TransformWithState",
+    "TransformWithStateInPySpark",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One operator of a query's plan.
+
+    Attributes:
+        name: Spark's name of it.
+        inputs: where its rows come from; empty: it is a source.
+        watermark: the column of a `withWatermark`; None: it is another operator.
+        columns: the columns of a streaming source; empty for all else.
+    """
+
+    name: str
+    inputs: tuple["Operator", ...] = ()
+    watermark: str | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def is_stream(self) -> bool:
+        """True if a stream is among its sources."""
+        return bool(self.columns) or any(each.is_stream for each in self.inputs)
+
+    @property
+    def has_state(self) -> bool:
+        """True if Spark keeps state for it."""
+        both = self.name == "Join" and all(each.is_stream for each in self.inputs)
+        return both or self.name in _STATEFUL_OPERATORS
+
+
+def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
+    """For each streaming source, in the order of the plan, its mistake, or None."""
+    return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
+
+
+def find_progress_mistake(
+    progress: Mapping[str, Any], report: Mapping[str, Any]
+) -> Diagnosis | None:
+    """The mistake that the last progress of a query shows, for clients without access to the plan.
+
+    Args:
+        progress: the query's, as parsed JSON.
+        report: the report of its only source of CTIs in it.
+    """
+    if report.get("cti") is None or not progress.get("stateOperators"):
+        return None
+    watermark = (progress.get("eventTime") or {}).get("watermark")
+    if watermark is None:
+        return _no_advance_time("an operator with state")
+    return (
+        _own_watermark("withWatermark")
+        if parse_instant(watermark) > parse_instant(report["cti"])
+        else None
+    )
+
+
+def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
+    """Each source with the operators above it, nearest first."""
+    if not node.inputs:
+        yield (node, *above)
+    for each in node.inputs:
+        yield from _list_paths(each, (node, *above))
+
+
+def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
+    source, *way = path
+    if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
+        return None
+    for operator in way:
+        if operator.watermark is not None:
+            own = operator.watermark
+            return (
+                None
+                if own.endswith(_CTI_COLUMN)
+                else _own_watermark(f"withWatermark on column '{own}'")
+            )
+        if operator.has_state:
+            return _no_advance_time(operator.name)
+    return None
+
+
+def _own_watermark(cause: str) -> Diagnosis:
+    return Diagnosis(
+        Kind.OWN_WATERMARK,
+        cause,
+        "Spark's watermark follows the greatest time of any partition instead of the CTIs, so that "
+        "rows of a partition that lags are lost in silence",
+    )
+
+
+def _no_advance_time(cause: str) -> Diagnosis:
+    return Diagnosis(
+        Kind.NO_ADVANCE_TIME,
+        cause,
+        "it keeps state of a stream with CTIs, and no watermark follows them: CTI rows count as "
+        "rows, and no state is ever let go",
+    )

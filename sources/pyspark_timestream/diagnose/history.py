@@ -2,7 +2,9 @@
 
 It has two sources: the offset log in Spark's checkpoint (all recent batches, without log ends), and
 a query's progress (this run's batches, with log ends). Both are read into the same `Batch`es, and
-those into one history per stream.
+those into one history per stream. In the log, the directory `offsets` has a file per batch, named
+by its number, and `commits` one per finished batch. Spark writes a file elsewhere and renames it,
+so a half-written one comes from an incomplete copy; it is skipped with a note.
 
 A query's progress has the size of each operator's state. The checkpoint has the state itself, which
 a Spark session can read: Spark marks the column whose time a watermark decides about, so a window
@@ -15,15 +17,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
 from pyspark_timestream.core.offsets import check_offset
-from pyspark_timestream.diagnose.diagnosis import name_partitions
 from pyspark_timestream.errors import CheckpointUnreadable
 from pyspark_timestream.kafka.offsets.offset import PartitionOffset, StreamOffset
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.policies import POLICIES
 from pyspark_timestream.rules.state import PartitionState
 from pyspark_timestream.rules.stream_cti import min_cti
 
@@ -33,6 +35,7 @@ LOG_VERSIONS: Final = ("v1", "v2")
 Version 2 is that of named sources: each offset has the source's name, or its number, before it.
 """
 
+_NEXT_STEP: Final = "pass the directory that the query had as option 'checkpointLocation'"
 _SOURCE_NAME: Final = re.compile(r"\w+", re.ASCII)
 _OFFSET_KEYS: Final = {"partitions", "settings", "stream", "version"}
 
@@ -60,18 +63,80 @@ class BatchRecord:
         planned_us: the wall clock when it was planned.
         offset: its offset: ranges, and the state before them.
         log_ends: the offset after the last record that each partition had then, where known.
-        described: the option `timeSettings`, and what was taken from there; None without it, and
-            where only the offset log is known.
+        topic_settings: the option `timeSettings`, and what was taken from there; None without it,
+            and where only the offset log is known.
     """
 
     planned_us: int
     offset: StreamOffset
     log_ends: Mapping[Partition, int] = dataclasses.field(default_factory=dict)
-    described: tuple[str, Mapping[str, str]] | None = None
+    topic_settings: tuple[str, Mapping[str, str]] | None = None
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings that the checkpoint pins."""
+        return self.offset.settings
+
+    @property
+    def states(self) -> dict[Partition, PartitionState]:
+        """The clock of each partition."""
+        return {part: share.state for part, share in self.offset.partitions.items()}
 
 
 History = tuple[BatchRecord, ...]
 """The moments of one stream in the order of their batches; at least one."""
+
+
+def read_offset_log(root: Path) -> tuple[dict[int, Batch], list[str]]:
+    """The batches of the checkpoint `root` by number, and notes on what was left out.
+
+    Raises:
+        CheckpointUnreadable: there is no checkpoint, or no batch in it can be read.
+    """
+    log = root / "offsets"
+    if not log.is_dir():
+        raise CheckpointUnreadable(
+            f"'{root}' is not a checkpoint of a Spark stream: it has no directory 'offsets'",
+            "a local directory",
+            _NEXT_STEP,
+        )
+    batches: dict[int, Batch] = {}
+    notes = []
+    files = {int(file.name): file for file in log.iterdir() if file.name.isdecimal()}
+    for number, file in sorted(files.items()):
+        try:
+            batches[number] = read_log_entry(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            notes.append(f"offsets/{file.name} was passed over: {error}")
+    if not batches:
+        reason = notes[-1] if notes else "the query has planned no batch yet"
+        raise CheckpointUnreadable(
+            f"nothing in '{root}' can be explained: {reason}", next_step=_NEXT_STEP
+        )
+    kept = drop_skipped(batches)
+    notes += [
+        f"batch {number} was never finished: a forced repartition of the state skipped it"
+        for number in batches.keys() - kept.keys()
+    ]
+    return kept, notes
+
+
+def resolve_directory(location: str) -> Path:
+    """The path that `location`, a path or a `file:` URI, names.
+
+    >>> str(resolve_directory("file:///tmp/a%20b")), str(resolve_directory("/tmp/a b"))
+    ('/tmp/a b', '/tmp/a b')
+    """
+    parts = urlsplit(location)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if "://" in location or (parts.scheme and not Path(location).exists()):
+        raise CheckpointUnreadable(
+            f"'{location}' is not on this machine",
+            "a local directory or a file: URI",
+            "copy the checkpoint's directories 'offsets' and 'commits' here",
+        )
+    return Path(location)
 
 
 def read_log_entry(text: str) -> Batch:
@@ -190,6 +255,19 @@ def find_unchanged_since(history: History, same: Callable[[BatchRecord], bool]) 
     return start
 
 
+def find_since(
+    history: History, parts: Iterable[Partition], holds: Callable[[PartitionOffset], bool]
+) -> int | None:
+    """The time of the first batch since which `holds` has been true of one of `parts`."""
+    named = frozenset(parts)
+    return find_unchanged_since(
+        history,
+        lambda moment: any(
+            part in named and holds(share) for part, share in moment.offset.partitions.items()
+        ),
+    )
+
+
 def find_blocking_partitions(moment: BatchRecord) -> frozenset[Partition]:
     """The partitions at the stream's CTI or without one, those that are idle left out."""
     clocks = {
@@ -217,11 +295,6 @@ def count_remaining(history: History) -> dict[Partition, int]:
     }
 
 
-def keeps_late(settings: Mapping[str, str]) -> bool:
-    """True if a stream with these settings passes late events on, flagged."""
-    return POLICIES[settings.get("violationPolicy", "drop")].flags
-
-
 def _is_stream(value: Any) -> bool:
     """True for an offset of a Kafka stream of this package."""
     return isinstance(value, dict) and value.keys() >= _OFFSET_KEYS
@@ -242,26 +315,19 @@ def _merge_record(
     seen: BatchRecord | None, planned_us: int, offset: StreamOffset, report: Any
 ) -> BatchRecord:
     """Merge two sources of a batch; their times agree within milliseconds, so keep the first."""
-    ends = _read_log_ends(report)
-    described = _read_described(report)
-    if seen is None:
-        return BatchRecord(planned_us, offset, ends, described)
-    known = described or seen.described
-    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, known)
-
-
-def _read_described(report: Any) -> tuple[str, Mapping[str, str]] | None:
-    found = report.get("timeSettings") if isinstance(report, dict) else None
-    return (found["from"], found["taken"]) if found else None
-
-
-def _read_log_ends(report: Any) -> dict[Partition, int]:
-    topics = report.get("partitions") if isinstance(report, dict) else None
-    return {
+    if not isinstance(report, dict):
+        report = {}
+    ends = {
         Partition(topic, int(number)): entry["offset"] + entry["lag"]
-        for topic, entries in (topics or {}).items()
+        for topic, entries in (report.get("partitions") or {}).items()
         for number, entry in entries.items()
     }
+    given = report.get("timeSettings")
+    settings = (given["from"], given["taken"]) if given else None
+    if seen is None:
+        return BatchRecord(planned_us, offset, ends, settings)
+    settings = settings or seen.topic_settings
+    return BatchRecord(seen.planned_us, offset, {**seen.log_ends, **ends}, settings)
 
 
 def _decode(value: Any) -> Any:
@@ -272,21 +338,6 @@ def _decode(value: Any) -> Any:
         return json.loads(value)
     except ValueError:
         return None
-
-
-def describe_waiting(shares: Mapping[Partition, PartitionOffset]) -> str:
-    """The partitions that `maxSkew` keeps from being read further; empty if there are none."""
-    waiting = [part for part, share in shares.items() if share.waits]
-    if not waiting:
-        return ""
-    verb = "waits" if len(waiting) == 1 else "wait"
-    return f"; by 'maxSkew' {name_partitions(waiting)} {verb} for the slowest partition"
-
-
-def describe_advance(offset: StreamOffset) -> str:
-    """The source of the CTI of a quiet stream, if not from its partitions."""
-    is_advanced = offset.advanced_us is not None and offset.advanced_us == offset.cti_us
-    return "; the CTI follows the wall clock by 'idleAdvance'" if is_advanced else ""
 
 
 MAX_TIMES: Final = 10

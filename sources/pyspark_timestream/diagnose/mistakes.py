@@ -1,88 +1,145 @@
-"""Mistakes that counters and plans show: unreadable times, malformed values, late rows.
-
-Replays that end before their span does are found as well (semantics 7.7).
+"""What the counters of a stream show: unreadable times, bad values, late rows, clocks ahead.
 
 Each rule examines the clocks before the last batch of a history, and earlier batches only to find
 the beginning. So a driver that has just planned and a reader of a checkpoint find the same.
-
-A plan is a tree of operators. Of a stream with CTIs the first thing with state on the way from the
-source must come after `advance_time`, which is a watermark on the column `cti`.
-
-A fold over the offsets of a run. Once a partition has had ten more events, their counts stand until
-the next ten.
 """
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
 
-from pyspark_timestream.core.instants import FINAL_US, format_instant, parse_instant
+from pyspark_timestream.core.instants import (
+    DAY_US,
+    FINAL_US,
+    HOUR_US,
+    MINUTE_US,
+    format_duration,
+    format_instant,
+    parse_duration,
+    parse_instant,
+)
 from pyspark_timestream.diagnose.diagnosis import (
     NEXT_STEPS,
     Diagnosis,
     Kind,
-    find_well,
     list_counts,
     name_partitions,
+    sort_by_count,
 )
-from pyspark_timestream.diagnose.history import (
-    BatchRecord,
-    History,
-    count_remaining,
-    find_unchanged_since,
-    keeps_late,
-)
-from pyspark_timestream.kafka.offsets.offset import (
-    NO_MALFORMED_VALUES,
-    PartitionOffset,
-    StreamOffset,
-)
-from pyspark_timestream.kafka.offsets.positions import has_stream_ended, name_other_unit
-from pyspark_timestream.kafka.options.options import KafkaOptions
+from pyspark_timestream.diagnose.history import BatchRecord, History, count_remaining, find_since
+from pyspark_timestream.diagnose.report import UNITS_US, round_duration
+from pyspark_timestream.kafka.offsets.offset import NO_MALFORMED_VALUES, PartitionOffset
+from pyspark_timestream.kafka.offsets.positions import has_stream_ended
 from pyspark_timestream.kafka.ranges import Partition
-from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL
-from pyspark_timestream.rules.state import EARLY_US, FAR_US, PartitionState
+from pyspark_timestream.rules.policies import FUTURE_POLICIES, KEEP_ALL, POLICIES
+from pyspark_timestream.rules.state import EARLY_US, FAR_US, MAX_LEAD_US, PartitionState
 
 MOST: Final = 0.5
 """The share of a partition's events from which on the options are wrong, not the events."""
+
+_FEW: Final = 0.01
+"""Partitions with fewer late or malformed events are well."""
+
+_MAX_AHEAD_US: Final = DAY_US
+"""A CTI further ahead of the wall clock, or of the late events after it, is wrong."""
+
+_MIN_AGREED_US: Final = HOUR_US
+"""By as much most events, in order among themselves, must be late to show that a clock is ahead."""
+
+_MIN_FUTURE_US: Final = MINUTE_US
+"""The least `maxFuture` that is proposed: clocks that are right differ by less."""
+
+_MIN_LATE: Final = 10
+"""Fewer late events do not show an order."""
+
+Count = Callable[[PartitionOffset], int]
+"""A counter of a partition."""
 
 
 def find_mistakes(history: History) -> list[Diagnosis]:
     """Mistakes in the options or the data, in any state of the stream."""
     return [
         *find_malformed_events(history),
-        *find_tombstones(history),
-        *find_improbable_times(history),
+        *_find_tombstones(history),
+        *_find_improbable_times(history),
         *find_malformed_values(history),
-        *find_future_events(history),
+        *_find_future_events(history),
     ]
 
 
+def makes_ctis(moment: BatchRecord) -> bool:
+    """True if some option makes CTIs while the stream runs."""
+    return not moment.settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
+
+
+def keeps_late(settings: Mapping[str, str]) -> bool:
+    """True if a stream with these settings passes late events on, flagged."""
+    return POLICIES[settings.get("violationPolicy", "drop")].flags
+
+
+def _needs_times(moment: BatchRecord) -> bool:
+    """True if the options use event times, unlike those of a plain Kafka source."""
+    return makes_ctis(moment) or moment.settings.get("startTime", "timestamp") != "timestamp"
+
+
+def _count(moment: BatchRecord, counted: Count) -> dict[Partition, int]:
+    """The counts of the partitions that have any."""
+    shares = moment.offset.partitions.items()
+    return {part: count for part, share in shares if (count := counted(share))}
+
+
+def _report_counts(
+    kind: Kind,
+    history: History,
+    counts: Mapping[Partition, int],
+    text: str,
+    *,
+    counted: Count | None = None,
+    advice: str = "",
+    holds_back: bool = False,
+) -> Diagnosis:
+    """Report the counted events; the level grows as they double.
+
+    `counted` gives the counts of earlier batches; `holds_back`: they are not few for the stream,
+    however many others there are.
+    """
+    parts, states, total = sort_by_count(counts), history[-1].states, sum(counts.values())
+    events = sum(states[part].events for part in parts)
+    return Diagnosis(
+        kind,
+        name_partitions(parts),
+        text,
+        counted and find_since(history, parts, lambda share: counted(share) > 0),
+        frozenset(parts),
+        level=total.bit_length(),
+        advice=advice,
+        share=1.0 if holds_back else min(total / max(events, 1), 1.0),
+        well=frozenset(part for part in parts if counts[part] < _FEW * states[part].events),
+    )
+
+
 def find_malformed_events(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions with malformed events; its level grows as they double.
+    """A diagnosis of partitions with malformed events.
 
     `least` is the share of a partition's events from which on it is one.
     """
-    parts = _select_partitions(history[-1], lambda state: has_malformed(state, least))
-    if not parts or not _needs_times(history[-1]):
+    last, states = history[-1], history[-1].states
+    counts = {p: state.malformed for p, state in states.items() if has_malformed(state, least)}
+    if not counts or not _needs_times(last):
         return
-    states = _list_states(history[-1])
-    parts.sort(key=lambda part: (-states[part].malformed, part))
-    malformed = sum(states[part].malformed for part in parts)
-    events = sum(states[part].events for part in parts)
-    settings = history[-1].offset.settings
-    yield Diagnosis(
+    malformed, events = sum(counts.values()), sum(states[part].events for part in counts)
+    advice = "correct the producers that write such events"
+    if not keeps_late(last.settings):
+        advice += f"; 'violationPolicy' = '{KEEP_ALL}', with a new checkpoint, keeps them as rows"
+    yield _report_counts(
         Kind.MALFORMED,
-        name_partitions(parts),
+        history,
+        counts,
         f"{malformed} of {events} events have no time that can be read "
-        f"({_describe_time_options(settings)})",
-        find_unchanged_since(history, _has_counted(parts, "malformed")),
-        frozenset(parts),
-        level=malformed.bit_length(),
-        advice="" if 2 * malformed >= events else _advise_malformed(settings),
-        share=malformed / events,
-        well=_find_well({part: states[part].malformed for part in parts}, states),
+        f"({_describe_time_options(last.settings)})",
+        counted=lambda share: share.state.malformed,
+        # If most are malformed the options are wrong, which is what the kind advises on.
+        advice="" if 2 * malformed >= events else advice,
     )
 
 
@@ -91,45 +148,27 @@ def has_malformed(state: PartitionState, least: float = 0.0) -> bool:
     return state.malformed > 0 and state.malformed >= least * (state.events - state.tombstones)
 
 
-def _advise_malformed(settings: Mapping[str, str]) -> str:
-    """The way on if most events are well, so that the options are."""
-    keep = (
-        ""
-        if keeps_late(settings)
-        else (f"; 'violationPolicy' = '{KEEP_ALL}', with a new checkpoint, keeps them as rows")
-    )
-    return "correct the producers that write such events" + keep
-
-
-def find_tombstones(history: History) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions with tombstones; its level grows as they double."""
-    states = _list_states(history[-1])
-    counts = {part: state.tombstones for part, state in states.items() if state.tombstones}
+def _find_tombstones(history: History) -> Iterator[Diagnosis]:
+    last, states = history[-1], history[-1].states
+    counts = _count(last, lambda share: share.state.tombstones)
     if not counts:
         return
     total, events = sum(counts.values()), sum(state.events for state in states.values())
-    parts = sorted(counts, key=lambda part: (-counts[part], part))
-    settings = history[-1].offset.settings
-    is_kept = keeps_late(settings) or not makes_ctis(history[-1])
+    is_kept = keeps_late(last.settings) or not makes_ctis(last)
     fate = "are passed on" if is_kept else "become no rows"
-    mute = [part for part in parts if _has_no_time(states[part])]
-    yield Diagnosis(
+    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    kept = "nothing to fix: they are rows without a time, which no window or join has"
+    yield _report_counts(
         Kind.TOMBSTONES,
-        name_partitions(parts),
-        f"{total} of {events} records have no value, where {_describe_time_options(settings)}, and "
-        f"{fate}: {list_counts(counts)}{_describe_mute(mute)}",
-        find_unchanged_since(history, _has_counted(parts, "tombstones")),
-        frozenset(parts),
-        level=total.bit_length(),
-        advice=_KEPT_TOMBSTONES if is_kept else "",
-        share=_find_share(counts, states),
-        well=_find_well(counts, states),
+        history,
+        counts,
+        f"{total} of {events} records have no value, where "
+        f"{_describe_time_options(last.settings)}, and {fate}: {list_counts(counts)}"
+        + _describe_mute(mute),
+        counted=lambda share: share.state.tombstones,
+        advice=kept if is_kept else "",
+        holds_back=bool(mute),
     )
-
-
-_KEPT_TOMBSTONES: Final = (
-    "nothing to fix: they are rows without a time, which no window or join has"
-)
 
 
 def _has_no_time(state: PartitionState) -> bool:
@@ -142,122 +181,131 @@ def _describe_mute(mute: Sequence[Partition]) -> str:
     return f"; without any other event there is no CTI in {name_partitions(mute)}" if mute else ""
 
 
-def find_improbable_times(history: History) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions with events of early 1970, or whose last is of 2100 or later."""
-    if not _needs_times(history[-1]):
+def _find_improbable_times(history: History) -> Iterator[Diagnosis]:
+    """A diagnosis of partitions with events of early 1970, or whose last is of 2100 or later."""
+    last, states = history[-1], history[-1].states
+    if not _needs_times(last):
         return
-    states, settings = _list_states(history[-1]), history[-1].offset.settings
-    source = f"option 'timeUnit' is '{settings.get('timeUnit', 'ms')}', and the time comes from "
-    source += _describe_time_options(settings)
+    source = (
+        f"option 'timeUnit' is '{last.settings.get('timeUnit', 'ms')}', and the time comes from "
+        f"{_describe_time_options(last.settings)}"
+    )
     early = {
         part: state.clues.early for part, state in states.items() if state.clues.has_other_unit
     }
     parts = sorted(part for part, state in states.items() if _is_improbable(state.last_us))
     total, events = sum(early.values()), sum(states[part].events for part in early)
     if early and total < events:
-        named = sorted(early, key=lambda part: (-early[part], part))
-        yield Diagnosis(
+        yield _report_counts(
             Kind.IMPROBABLE_TIMES,
-            name_partitions(named),
+            history,
+            early,
             f"{total} of {events} events are of early 1970, as numbers in another unit than the "
             f"others are, and times of clocks that were never set: {list_counts(early)}; {source}",
-            None,
-            frozenset(named),
-            level=total.bit_length(),
             advice="correct the producers of such events: a query reads all of them in one unit",
-            share=total / events,
-            well=_find_well(early, states),
         )
     elif parts:
-        last_us = states[parts[0]].last_us or 0
         yield Diagnosis(
             Kind.IMPROBABLE_TIMES,
             name_partitions(parts),
-            f"the last event there is of {format_instant(last_us)}; {source}",
-            None,
-            frozenset(parts),
+            f"the last event there is of {format_instant(states[parts[0]].last_us or 0)}; {source}",
+            partitions=frozenset(parts),
         )
 
 
+def _is_improbable(us: int | None) -> bool:
+    early_us, end_us = EARLY_US
+    return us is not None and (early_us <= us < end_us or FAR_US <= us < FINAL_US)
+
+
+def _describe_time_options(settings: Mapping[str, str]) -> str:
+    names = (name for name in ("startTime", "endTime", "edge") if name in settings)
+    return ", ".join(f"option '{name}' is '{settings[name]}'" for name in names)
+
+
 def find_malformed_values(history: History, least: float = 0.0) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions with malformed values or keys; its level grows as they double.
+    """A diagnosis of partitions with malformed values or keys.
 
     `least` is the share of a partition's records from which on it is one.
     """
     shares = history[-1].offset.partitions
     counts = {
         part: count
-        for part, share in shares.items()
-        if (count := share.malformed_values.total) and count >= least * share.state.events
+        for part, count in _count(history[-1], _count_malformed_values).items()
+        if count >= least * shares[part].state.events
     }
     if not counts:
         return
-    parts = sorted(counts, key=lambda part: (-counts[part], part))
-    found = sum((shares[part].malformed_values for part in parts), NO_MALFORMED_VALUES)
-    events = sum(shares[part].state.events for part in parts)
+    found = sum((shares[part].malformed_values for part in counts), NO_MALFORMED_VALUES)
+    events = sum(shares[part].state.events for part in counts)
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.by_reason)
-    most = max(found.by_reason, key=lambda pair: pair[1], default=("", 0))
-
-    def counted(moment: BatchRecord) -> bool:
-        known = moment.offset.partitions
-        return any(part in known and known[part].malformed_values.total for part in parts)
-
-    yield Diagnosis(
+    most, _ = max(found.by_reason, key=lambda pair: pair[1], default=("", 0))
+    yield _report_counts(
         Kind.MALFORMED_VALUES,
-        name_partitions(parts),
+        history,
+        counts,
         f"{found.total} of {events} records have a malformed value or key"
         + (f" (reasons: {reasons})" if reasons else ""),
-        find_unchanged_since(history, counted),
-        frozenset(parts),
-        level=found.total.bit_length(),
-        advice=NEXT_STEPS.get(most[0], ""),
-        share=min(found.total / events, 1.0) if events else 1.0,
-        well=_find_well(counts, _list_states(history[-1])),
+        counted=_count_malformed_values,
+        advice=NEXT_STEPS.get(most, ""),
     )
 
 
-def _find_well(
-    counts: Mapping[Partition, int], states: Mapping[Partition, PartitionState]
-) -> frozenset[Partition]:
-    return frozenset(find_well(counts, {part: states[part].events for part in counts}))
+def _count_malformed_values(share: PartitionOffset) -> int:
+    return share.malformed_values.total
 
 
-def _find_share(
-    counts: Mapping[Partition, int], states: Mapping[Partition, PartitionState]
-) -> float:
-    """The counted events among those of their partitions."""
-    return sum(counts.values()) / max(sum(states[part].events for part in counts), 1)
+@dataclass(frozen=True, slots=True)
+class MalformedReason:
+    """Records of a stream whose value or key is malformed for one reason.
+
+    Attributes:
+        reason: the reason, as in `malformedValues` of the progress.
+        partitions: partition -> their number, without zeros.
+        next_step: what to do about them.
+    """
+
+    reason: str
+    partitions: Mapping[Partition, int]
+    next_step: str
+
+    @property
+    def total(self) -> int:
+        """Their number."""
+        return sum(self.partitions.values())
 
 
-def find_future_events(history: History) -> Iterator[Diagnosis]:
-    """A diagnosis for partitions with events in the future; its level grows as they double."""
-    states = _list_states(history[-1])
-    future = {part: state.future for part, state in states.items() if state.future}
-    if not future:
+def count_malformed_reasons(last: BatchRecord) -> tuple[MalformedReason, ...]:
+    """Count the malformed values and keys by reason, the most frequent first."""
+    counts: dict[str, dict[Partition, int]] = {}
+    for part, share in sorted(last.offset.partitions.items()):
+        for reason, count in share.malformed_values.by_reason:
+            counts.setdefault(reason, {})[part] = count
+    found = [
+        MalformedReason(reason, parts, NEXT_STEPS.get(reason, Kind.MALFORMED_VALUES.fix))
+        for reason, parts in counts.items()
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.total, each.reason)))
+
+
+def _find_future_events(history: History) -> Iterator[Diagnosis]:
+    last, states = history[-1], history[-1].states
+    counts = _count(last, lambda share: share.state.future)
+    if not counts:
         return
-    total, events = sum(future.values()), sum(state.events for state in states.values())
-    parts = sorted(future, key=lambda part: (-future[part], part))
-    settings = history[-1].offset.settings
-    fate = FUTURE_POLICIES[settings.get("futurePolicy", "keep")]
-    mute = [part for part in parts if _has_no_time(states[part])]
-    yield Diagnosis(
+    total, events = sum(counts.values()), sum(state.events for state in states.values())
+    fate = FUTURE_POLICIES[last.settings.get("futurePolicy", "keep")]
+    mute = [part for part in sort_by_count(counts) if _has_no_time(states[part])]
+    yield _report_counts(
         Kind.FUTURE_EVENTS,
-        name_partitions(parts),
+        history,
+        counts,
         f"{total} of {events} events lie further after their record's timestamp than option "
-        f"'maxFuture' ('{settings.get('maxFuture', '')}') and {fate}: {list_counts(future)}"
+        f"'maxFuture' ('{last.settings.get('maxFuture', '')}') and {fate}: {list_counts(counts)}"
         + _describe_mute(mute),
-        find_unchanged_since(history, _has_counted(parts, "future")),
-        frozenset(parts),
-        level=total.bit_length(),
-        advice=_advise_future(settings, bool(mute) or 2 * total >= events),
-        share=1.0 if mute else _find_share(future, states),
-        well=_find_well(future, states),
-    )
-
-
-def _has_future_alone(state: PartitionState) -> bool:
-    return (
-        state.cti_us is None and state.future + state.malformed + state.tombstones == state.events
+        counted=lambda share: share.state.future,
+        advice=_advise_future(last.settings, bool(mute) or 2 * total >= events),
+        holds_back=bool(mute),
     )
 
 
@@ -276,328 +324,264 @@ def _advise_future(settings: Mapping[str, str], are_most: bool) -> str:
     return "; ".join(ways)
 
 
-def report_start_at_end(passed_over: int) -> Diagnosis:
-    """A bounded run starts at its end and leaves out `passed_over` records."""
-    return Diagnosis(
-        Kind.START_AT_END,
-        "option 'startingOffsets'",
-        "it was not given, so this new query starts at the latest offsets, and a bounded run ends "
-        f"there as well: {passed_over} records that are in the topics are not read",
+# -- a clock ahead ---------------------------------------------------------------------------------
+
+
+def is_far(moment: BatchRecord, part: Partition) -> bool:
+    """True if a clock ahead has driven the CTI of `part`."""
+    state = moment.states[part]
+    if state.cti_us is None:
+        return False
+    ahead_us, late = _measure_ahead(moment, state), count_late(state)
+    if ahead_us > _MAX_AHEAD_US or not late:
+        return ahead_us > _MAX_AHEAD_US
+    return (
+        2 * state.clues.ahead >= late
+        or ahead_us > MAX_LEAD_US
+        or _measure_gap(state) > _MAX_AHEAD_US
+        or _is_majority_late(state)
     )
 
 
-def report_unused_unit(fields: Sequence[str], unit: str) -> Diagnosis:
-    """The diagnosis of a `timeUnit` beside times whose unit is in the schema."""
-    listed = " and ".join(f"'{name}'" for name in fields)
-    return Diagnosis(
-        Kind.UNUSED_UNIT,
-        f"option 'timeUnit' = '{unit}'",
-        f"it has no effect: the Avro schema says the unit of {listed}",
+def count_late(state: PartitionState) -> int:
+    """The late events, without those whose times seem to be in another unit."""
+    late = state.dropped + state.adjusted + state.flagged
+    return max(late - state.clues.early, 0) if state.clues.has_other_unit else late
+
+
+def _measure_ahead(moment: BatchRecord, state: PartitionState) -> int:
+    """How far the CTI is ahead of the wall clock; a task of a batch read has none."""
+    if state.cti_us is None or not moment.planned_us:
+        return 0
+    return max(state.cti_us - moment.planned_us, 0)
+
+
+def _measure_gap(state: PartitionState) -> int:
+    """How far the CTI is ahead of the last late event."""
+    behind_us = state.last_us if state.clues.behind_us is None else state.clues.behind_us
+    if state.cti_us is None or state.last_us is None or behind_us is None:
+        return 0
+    return state.cti_us - behind_us if state.last_us < state.cti_us else 0
+
+
+def _is_majority_late(state: PartitionState) -> bool:
+    """True if most events are late by far, and in order among themselves: the others are wrong."""
+    late, clues = count_late(state), state.clues
+    are_far = clues.most_late_us > _MIN_AGREED_US
+    in_order = 10 * clues.misplaced < late
+    return are_far and in_order and late >= _MIN_LATE and 2 * late >= state.events
+
+
+def report_far_future(history: History, far: Set[Partition]) -> Iterator[Diagnosis]:
+    """A diagnosis of the partitions in `far`, those for which `is_far` is true."""
+    last = history[-1]
+    # A last event of 2100 or later that made none late is told as an improbable time.
+    states = {
+        part: state
+        for part, state in last.states.items()
+        if part in far and (count_late(state) or (state.last_us or 0) < FAR_US)
+    }
+    if not states:
+        return
+    counts = {part: count_late(state) for part, state in states.items()}
+    parts = sort_by_count(counts)
+    worst = states[parts[0]]
+    late, events = sum(counts.values()), sum(state.events for state in states.values())
+    text = f"{_describe_ahead(last, worst)}; {late} of {events} events came late"
+    if len(parts) > 1 and late:
+        text += f": {list_counts({part: count for part, count in counts.items() if count})}"
+    by_record = any(state.clues.ahead or state.clues.lead_us for state in states.values())
+    yield Diagnosis(
+        Kind.FAR_FUTURE,
+        name_partitions(parts),
+        text,
+        find_since(history, parts[:1], lambda share: share.state.cti_us == worst.cti_us),
+        frozenset(parts),
+        level=late.bit_length(),
+        advice=_advise_right_clock(last.settings, by_record),
     )
 
 
-def report_two_timestamps() -> Diagnosis:
-    """The diagnosis of a record's timestamp that is read beside a field of the same name."""
-    return Diagnosis(
-        Kind.TWO_TIMESTAMPS,
-        "option 'startTime' = 'timestamp'",
-        "the record's timestamp is read, and the values have a field 'timestamp', which is not",
+def _describe_ahead(moment: BatchRecord, state: PartitionState) -> str:
+    assert state.cti_us is not None
+    cti, ahead_us = format_instant(state.cti_us), state.clues.lead_us
+    if ahead_us is not None:
+        return (
+            f"an event {round_duration(ahead_us)} after its record's timestamp made the CTI {cti}"
+        )
+    if _measure_ahead(moment, state):
+        # No duration: an offset with a text that changes by itself would make a batch of its own.
+        return f"its CTI is {cti}, ahead of the wall clock"
+    gap_us = max(_measure_gap(state), state.clues.most_late_us)
+    if gap_us > 0:
+        return f"its CTI is {cti}, {round_duration(gap_us)} ahead of the events that follow"
+    return f"events far after their records' timestamps made the CTI, which is {cti} by now"
+
+
+def _advise_right_clock(settings: Mapping[str, str], by_record: bool) -> str:
+    """The way on after a clock ahead; `by_record`: the records' timestamps show it."""
+    if "ctiFrequency" not in settings:
+        return (
+            "correct the clock of the writer whose mark is ahead, and start with a new checkpoint, "
+            "since a CTI never goes back"
+        )
+    # By as much no CTI is ahead of its record, unless the delay is too short.
+    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds"))
+    limit = f"'maxFuture' = '{format_duration(max(delay_us, _MIN_FUTURE_US))}'"
+    start = "correct that clock; a CTI never goes back, so start with a new checkpoint and with "
+    if by_record:
+        before = settings.get("maxFuture")
+        instead = "" if before is None else f" in place of '{before}'"
+        return f"{start}{limit}{instead}: events further ahead drive no clock"
+    ways = []
+    if "writerFrom" not in settings:
+        ways.append(
+            "'writerFrom', the field or header that names the device, so that each has a clock of "
+            "its own"
+        )
+    if settings.get("startTime") != "timestamp":
+        ways.append(
+            f"{limit}, once the broker sets the records' timestamps (the topic's "
+            "'message.timestamp.type' is 'LogAppendTime'): those of the producer may come from "
+            "the same clock"
+        )
+    return start + (", or with ".join(ways) or "that device's records in another topic")
+
+
+# -- late rows -------------------------------------------------------------------------------------
+
+
+def find_late_rows(history: History, known: Set[Partition] = frozenset()) -> Iterator[Diagnosis]:
+    """A diagnosis of partitions that dropped late events.
+
+    Those in `known` are left out: the cause of their late rows is known.
+    """
+    last, states = history[-1], history[-1].states
+    dropped = _count(last, lambda share: min(share.state.dropped, count_late(share.state)))
+    dropped = {part: count for part, count in dropped.items() if part not in known}
+    if not dropped:
+        return
+    total, events = sum(dropped.values()), sum(state.events for state in states.values())
+    yield _report_counts(
+        Kind.LATE_ROWS,
+        history,
+        dropped,
+        f"{total} of {events} events came after a CTI that they precede and were dropped: "
+        + list_counts(dropped),
+        counted=lambda share: share.state.dropped,
+        advice=_advise_delay(
+            last.settings, [states[part] for part in dropped], "if too many are late"
+        ),
     )
 
 
-def report_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
-    """The diagnoses of starting and ending timestamps that are in another unit."""
-    found = []
-    for name, given in (
-        ("startingTimestamp", options.starting_timestamp_ms),
-        ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
-        ("endingTimestamp", options.ending_timestamp_ms),
-        ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
-    ):
-        instants = given.values() if isinstance(given, Mapping) else [given]
-        wrong = [(ms, told) for ms in instants if ms is not None and (told := name_other_unit(ms))]
-        if wrong:
-            ms, told = wrong[0]
-            text = f"{ms} counts milliseconds since 1970, but it looks like {told}"
-            found.append(Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
-    return found[:1]
+def _advise_delay(
+    settings: Mapping[str, str], states: Sequence[PartitionState], condition: str
+) -> str:
+    """The delay by which none of the events were late; empty if that is not known."""
+    most_late_us = max(state.clues.most_late_us for state in states)
+    if "ctiFrequency" not in settings:
+        return (
+            f"{condition}, let the writers note a time only once all before it is sent, or "
+            f"start with a new checkpoint and 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
+        )
+    if not most_late_us or not settings.keys().isdisjoint(("ctiHeader", "ctiImport")):
+        return ""
+    delay_us = parse_duration(settings.get("ctiDelay", "0 seconds")) + most_late_us
+    unit_us = next((unit for unit in UNITS_US[1:] if delay_us >= 10 * unit), 1_000)
+    keep = ""
+    if not keeps_late(settings):
+        keep = f", or with 'violationPolicy' = '{KEEP_ALL}' to keep them as rows"
+    return (
+        f"{condition}, start with a new checkpoint and 'ctiDelay' = "
+        f"'{format_duration(-(-delay_us // unit_us) * unit_us)}', by which none of them would have "
+        f"been{keep}"
+    )
 
 
-def _is_improbable(us: int | None) -> bool:
-    early_us, end_us = EARLY_US
-    return us is not None and (early_us <= us < end_us or FAR_US <= us < FINAL_US)
+def find_lossy_partitions(history: History, known: Set[Partition]) -> Iterator[Diagnosis]:
+    """A diagnosis of partitions that lose at least half of their events, lately or ever.
+
+    Those in `known` are left out: the cause of their losses is known.
+    """
+    last = history[-1]
+    parts = sorted(part for part in last.states if part not in known and _loses_rows(history, part))
+    if not parts:
+        return
+    states = [last.states[part] for part in parts]
+    events, malformed = sum(s.events for s in states), sum(s.malformed for s in states)
+    dropped, flagged = sum(s.dropped for s in states), sum(s.flagged for s in states)
+    text = (
+        f"of {events} events {dropped} were dropped as late, {flagged} flagged, "
+        f"{malformed} malformed"
+    )
+    worst = max(states, key=_count_lost)
+    if worst.cti_us is not None and worst.last_us is not None and worst.last_us < worst.cti_us:
+        behind_us = worst.cti_us - worst.last_us
+        text += f"; the last event is {round_duration(behind_us)} before the CTI"
+    has_late = 2 * malformed < dropped + flagged + malformed
+    advice = _advise_delay(last.settings, states, "if they are not meant to be late")
+    yield Diagnosis(
+        Kind.EVERYTHING_DROPPED,
+        name_partitions(parts),
+        text,
+        find_since(history, parts, lambda share: _count_lost(share.state) > 0),
+        frozenset(parts),
+        advice=advice if has_late else "",
+    )
 
 
-def makes_ctis(moment: BatchRecord) -> bool:
-    """True if some option makes CTIs while the stream runs."""
-    settings = moment.offset.settings
-    return not settings.keys().isdisjoint(("ctiFrequency", "ctiHeader", "ctiImport"))
+def _loses_rows(history: History, part: Partition) -> bool:
+    """True if half of all events, or of those in the history, are lost."""
+    now, before = history[-1].states[part], history[0].states.get(part, PartitionState())
+    recent = now.events - before.events
+    return (now.events > 0 and 2 * _count_lost(now) >= now.events) or (
+        recent > 0 and 2 * (_count_lost(now) - _count_lost(before)) >= recent
+    )
 
 
-def _needs_times(moment: BatchRecord) -> bool:
-    """True if the options use event times, unlike those of a plain Kafka source."""
-    return makes_ctis(moment) or moment.offset.settings.get("startTime", "timestamp") != "timestamp"
+def _count_lost(state: PartitionState) -> int:
+    return max(count_late(state) - state.adjusted, 0) + state.malformed
 
 
-def _list_states(moment: BatchRecord) -> Mapping[Partition, PartitionState]:
-    return {part: share.state for part, share in moment.offset.partitions.items()}
-
-
-def _select_partitions(
-    moment: BatchRecord, holds: Callable[[PartitionState], bool]
-) -> list[Partition]:
-    return sorted(part for part, state in _list_states(moment).items() if holds(state))
-
-
-def _has_counted(parts: list[Partition], counter: str) -> Callable[[BatchRecord], bool]:
-    """A predicate: `counter` was above 0 in one of `parts`."""
-
-    def counted(moment: BatchRecord) -> bool:
-        shares = (moment.offset.partitions.get(part) for part in parts)
-        return any(share is not None and getattr(share.state, counter) > 0 for share in shares)
-
-    return counted
-
-
-def _describe_time_options(settings: Mapping[str, str]) -> str:
-    """The options for the sources of times, in words."""
-    given = [
-        (name, settings[name]) for name in ("startTime", "endTime", "edge") if name in settings
-    ]
-    return ", ".join(f"option '{name}' is '{value}'" for name, value in given)
-
-
-def describe_end(offset: StreamOffset) -> str:
-    """Describe the end that a closing batch has reached."""
-    end = offset.settings.get("endingCti")
-    if end is not None and _has_reached(offset.cti_us, end):
-        return f"the replay has reached its end, option 'endingCti' ({end})"
-    if offset.fixed_ends is not None:
-        return "the stream has reached its end, which the ending options fixed at its first start"
-    return "the bounded run has read everything that existed when it began"
+# -- replays ---------------------------------------------------------------------------------------
 
 
 def find_short_replays(history: History) -> Iterator[Diagnosis]:
     """Find the partitions of a bounded run whose log ends below `startingCti` or `endingCti`.
 
-    Where the stream has reached `endingCti` without its idle partitions, nothing is missing.
+    Where the stream has reached `endingCti` without its idle partitions, nothing is missing
+    (semantics 7.7).
     """
     offset = history[-1].offset
     begin, end = (offset.settings.get(name) for name in ("startingCti", "endingCti"))
     if not offset.bounded or any(count_remaining(history).values()):
         return
-    ctis_us = {part: share.state.cti_us for part, share in offset.partitions.items()}
-    if begin is not None and not any(_has_reached(cti_us, begin) for cti_us in ctis_us.values()):
-        reached = _name_cti(max(filter(None, ctis_us.values()), default=None))
-        yield Diagnosis(
-            Kind.SHORT_REPLAY,
-            "option 'startingCti'",
-            f"no partition's CTI reaches {begin}: {reached}",
-        )
+    ctis_us = {part: state.cti_us for part, state in history[-1].states.items()}
+    known = [cti_us for cti_us in ctis_us.values() if cti_us is not None]
+    if begin is not None and max(known, default=parse_instant(begin) - 1) < parse_instant(begin):
+        text = f"no partition's CTI reaches {begin}: {_name_cti(max(known, default=None))}"
+        yield Diagnosis(Kind.SHORT_REPLAY, "option 'startingCti'", text)
         return
     if end is None or has_stream_ended(offset, parse_instant(end)):
         return
-    short = sorted(part for part, cti_us in ctis_us.items() if not _has_reached(cti_us, end))
+    short = sorted(part for part, cti_us in ctis_us.items() if not has_reached(cti_us, end))
     if short:
-        known = [ctis_us[part] for part in short]
-        reached = _name_cti(None if None in known else min(filter(None, known), default=None))
+        clocks = [ctis_us[part] for part in short]
+        least = None if None in clocks else min(us for us in clocks if us is not None)
         text = f"everything is read, and its CTI has not reached option 'endingCti' ({end}): "
         yield Diagnosis(
-            Kind.SHORT_REPLAY, name_partitions(short), text + reached, partitions=frozenset(short)
+            Kind.SHORT_REPLAY,
+            name_partitions(short),
+            text + _name_cti(least),
+            partitions=frozenset(short),
         )
 
 
-def _has_reached(cti_us: int | None, instant: str) -> bool:
+def has_reached(cti_us: int | None, instant: str) -> bool:
+    """True if a clock is at an instant, or after it."""
     return cti_us is not None and cti_us >= parse_instant(instant)
 
 
 def _name_cti(cti_us: int | None) -> str:
     return "there is none yet" if cti_us is None else f"it is {format_instant(cti_us)}"
-
-
-ONE_BATCH: Final = Diagnosis(
-    Kind.ONE_BATCH,
-    ".trigger(once=True)",
-    "a run of one batch has no closing batch: the last CTI comes with the next run, a final CTI "
-    "never, so the last windows are not released",
-)
-"""The diagnosis of a query that Spark ends after one batch, which its source cannot know."""
-
-_CTI_COLUMN: Final = "cti"
-_STATEFUL_OPERATORS: Final = (
-    "Aggregate",
-    "Deduplicate",
-    "DeduplicateWithinWatermark",
-    "Distinct",
-    "FlatMapGroupsInPandasWithState",
-    "FlatMapGroupsWithState",
-    "TransformWithState",
-    "TransformWithStateInPySpark",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """One operator of a query's plan.
-
-    Attributes:
-        name: Spark's name of it.
-        inputs: where its rows come from; empty: it is a source.
-        watermark: the column of a `withWatermark`; None: it is another operator.
-        columns: the columns of a streaming source; empty for all else.
-    """
-
-    name: str
-    inputs: tuple["Operator", ...] = ()
-    watermark: str | None = None
-    columns: tuple[str, ...] = ()
-
-    @property
-    def is_stream(self) -> bool:
-        """True if a stream is among its sources."""
-        return bool(self.columns) or any(each.is_stream for each in self.inputs)
-
-    @property
-    def has_state(self) -> bool:
-        """True if Spark keeps state for it."""
-        both = self.name == "Join" and all(each.is_stream for each in self.inputs)
-        return both or self.name in _STATEFUL_OPERATORS
-
-
-def find_plan_mistakes(root: Operator) -> list[Diagnosis | None]:
-    """For each streaming source, in the order of the plan, its mistake, or None."""
-    return [_find_mistake(path) for path in _list_paths(root) if path[0].columns]
-
-
-def find_progress_mistake(
-    progress: Mapping[str, Any], report: Mapping[str, Any]
-) -> Diagnosis | None:
-    """The mistake that the last progress of a query shows, for clients without access to the plan.
-
-    Args:
-        progress: the query's, as parsed JSON.
-        report: the report of its only source of CTIs in it.
-    """
-    if report.get("cti") is None or not progress.get("stateOperators"):
-        return None
-    watermark = (progress.get("eventTime") or {}).get("watermark")
-    if watermark is None:
-        return _no_advance_time("an operator with state")
-    return (
-        _own_watermark("withWatermark")
-        if parse_instant(watermark) > parse_instant(report["cti"])
-        else None
-    )
-
-
-def _list_paths(node: Operator, above: tuple[Operator, ...] = ()) -> Iterator[tuple[Operator, ...]]:
-    """Each source with the operators above it, nearest first."""
-    if not node.inputs:
-        yield (node, *above)
-    for each in node.inputs:
-        yield from _list_paths(each, (node, *above))
-
-
-def _find_mistake(path: tuple[Operator, ...]) -> Diagnosis | None:
-    source, *way = path
-    if not any(column.endswith(_CTI_COLUMN) for column in source.columns):
-        return None
-    for operator in way:
-        if operator.watermark is not None:
-            own = operator.watermark
-            return (
-                None
-                if own.endswith(_CTI_COLUMN)
-                else _own_watermark(f"withWatermark on column '{own}'")
-            )
-        if operator.has_state:
-            return _no_advance_time(operator.name)
-    return None
-
-
-def _own_watermark(cause: str) -> Diagnosis:
-    return Diagnosis(
-        Kind.OWN_WATERMARK,
-        cause,
-        "Spark's watermark follows the greatest time of any partition instead of the CTIs, so that "
-        "rows of a partition that lags are lost in silence",
-    )
-
-
-def _no_advance_time(cause: str) -> Diagnosis:
-    return Diagnosis(
-        Kind.NO_ADVANCE_TIME,
-        cause,
-        "it keeps state of a stream with CTIs, and no watermark follows them: CTI rows count as "
-        "rows, and no state is ever let go",
-    )
-
-
-_MIN_EVENTS: Final = 10
-"""Counts of fewer events are too random to report."""
-
-Shares = Mapping[Partition, PartitionOffset]
-
-
-@dataclass(frozen=True, slots=True)
-class RecentCounts:
-    """The recent counts of a run.
-
-    Attributes:
-        since: each partition at the start of its present count.
-        counts: each partition that had enough events, with the counts of the last ones only.
-    """
-
-    since: Shares = field(default_factory=dict)
-    counts: Shares = field(default_factory=dict)
-
-
-def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
-    """`recent` after a batch.
-
-    Args:
-        recent: up to the batch.
-        before: the partitions at the batch's start.
-        now: the partitions after it.
-    """
-    since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
-    for part, share in now.items():
-        began = (
-            recent.since.get(part) or before.get(part) or PartitionOffset(0, 0, PartitionState())
-        )
-        more = _subtract_counts(began, share)
-        is_enough = more.state.events >= _MIN_EVENTS
-        # A recreated partition has counted less.
-        since[part] = share if is_enough or more.state.events < 0 else began
-        if is_enough or part in recent.counts:
-            counts[part] = more if is_enough else recent.counts[part]
-    return RecentCounts(since, counts)
-
-
-def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
-    """The mistakes that the last events of the stream at `now` show, whatever came before."""
-    moment = BatchRecord(0, dataclasses.replace(now, partitions=recent.counts))
-    whole = BatchRecord(0, now)
-    found = [
-        *find_malformed_events((moment,), MOST),
-        *find_malformed_values((moment,), MOST),
-    ]
-    levels = {
-        each.kind: each.level
-        for each in (*find_malformed_events((whole,)), *find_malformed_values((whole,)))
-    }
-    return [
-        dataclasses.replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found
-    ]
-
-
-def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
-    """`after` with only the counts since `before`."""
-    state = dataclasses.replace(
-        after.state,
-        events=after.state.events - before.state.events,
-        malformed=after.state.malformed - before.state.malformed,
-    )
-    return dataclasses.replace(
-        after, state=state, malformed_values=after.malformed_values - before.malformed_values
-    )

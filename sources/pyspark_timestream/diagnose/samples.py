@@ -5,7 +5,6 @@ half of it and at most twelve characters, and nothing of a field whose name sugg
 have more readers than topics.
 """
 
-import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from pyspark_timestream.core.event_time import TIME_UNITS, read_number_times
 from pyspark_timestream.core.instants import format_instant, parse_instant
+from pyspark_timestream.diagnose.report import suggests_secret
 from pyspark_timestream.kafka.decode.columns import Projection
 from pyspark_timestream.kafka.decode.json.by_block import parse_json
 from pyspark_timestream.kafka.decode.payload import read_payload
@@ -161,24 +161,6 @@ _MAX_DEPTH: Final = 4
 
 _MAX_PATH_CHARS: Final = 80
 
-_SECRET_PART: Final = re.compile(
-    "(?i:passw|pwd|secret|token|credential|cookie|private|key$|iban|ssn|cvv|pin$|card(?!inalit))"
-    "|(?i:auth)(?!or(?!i[sz])|OR(?!I[SZ]))"
-)
-"""Parts of secrets' names. Of an author's name and of a cardinality they are none."""
-
-_PLAIN_KEY: Final = re.compile(
-    "(?i:key|(?:foreign|partition|record|sort)[ _-]?key|primary[ _-]key)"
-)
-"""Keys that say which record it is. Cloud services call a secret of theirs `primaryKey`."""
-
-_SECRET_KEY: Final = frozenset(
-    ("api", "access", "account", "encryption", "license", "master", "session", "shared", "signing",
-     "ssh", "storage", "subscription", "webhook")
-)  # fmt: skip
-"""Words before "key" or "keys" that make it a secret anywhere in a name."""
-
-_NAME_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PROBABLE_US: Final = (
     parse_instant("1990-01-01T00:00:00Z"),
     parse_instant("2100-01-01T00:00:00Z"),
@@ -194,28 +176,6 @@ _SPARK_NAMES: Final = {
     "int32": "int",
     "int64": "long",
 }
-
-
-def suggests_secret(name: str) -> bool:
-    """Check whether the name of a field or header suggests that it holds a secret.
-
-    >>> [suggests_secret(each) for each in ("apiKey", "db_password", "primary_key", "author")]
-    [True, True, False, False]
-    """
-    if _PLAIN_KEY.fullmatch(name) is not None:
-        return False
-    if _SECRET_PART.search(name) is not None:
-        return True
-    words = [word.lower() for word in _NAME_WORD.findall(name)]
-    joined = [word.removesuffix("key") for word in words if word.endswith("key")]
-    return (
-        "pin" in words
-        or any(each in _SECRET_KEY for each in joined)
-        or any(
-            last in ("key", "keys") and first in _SECRET_KEY
-            for first, last in itertools.pairwise(words)
-        )
-    )
 
 
 def describe_malformed(options: KafkaOptions, block: RecordBlock) -> str:

@@ -1,8 +1,8 @@
 """The driver's warnings: looks for mistakes after each batch, and reports each of them once."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,14 +17,10 @@ from pyspark_timestream.diagnose.diagnosis import (
 )
 from pyspark_timestream.diagnose.history import BatchRecord
 from pyspark_timestream.diagnose.mistakes import (
-    RecentCounts,
-    find_recent_mistakes,
+    MOST,
+    find_malformed_events,
+    find_malformed_values,
     find_short_replays,
-    report_improbable_bounds,
-    report_start_at_end,
-    report_two_timestamps,
-    report_unused_unit,
-    update_counts,
 )
 from pyspark_timestream.diagnose.samples import (
     describe_malformed,
@@ -44,6 +40,7 @@ from pyspark_timestream.kafka.offsets.offset import (
     Warnings,
     group_name,
 )
+from pyspark_timestream.kafka.offsets.positions import name_other_unit
 from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.rules.state import PartitionState
@@ -337,3 +334,123 @@ def log_new_warnings(before: Warnings, after: Warnings) -> None:
     """Log the warnings that the previous offset did not have."""
     for diagnosis in find_new_warnings(before, after):
         _LOG.warning("%s", diagnosis.line)
+
+
+# -- what the options alone show -------------------------------------------------------------------
+
+
+def report_start_at_end(passed_over: int) -> Diagnosis:
+    """A bounded run starts at its end and leaves out `passed_over` records."""
+    return Diagnosis(
+        Kind.START_AT_END,
+        "option 'startingOffsets'",
+        "it was not given, so this new query starts at the latest offsets, and a bounded run ends "
+        f"there as well: {passed_over} records that are in the topics are not read",
+    )
+
+
+def report_unused_unit(fields: Sequence[str], unit: str) -> Diagnosis:
+    """The diagnosis of a `timeUnit` beside times whose unit is in the schema."""
+    listed = " and ".join(f"'{name}'" for name in fields)
+    return Diagnosis(
+        Kind.UNUSED_UNIT,
+        f"option 'timeUnit' = '{unit}'",
+        f"it has no effect: the Avro schema says the unit of {listed}",
+    )
+
+
+def report_two_timestamps() -> Diagnosis:
+    """The diagnosis of a record's timestamp that is read beside a field of the same name."""
+    return Diagnosis(
+        Kind.TWO_TIMESTAMPS,
+        "option 'startTime' = 'timestamp'",
+        "the record's timestamp is read, and the values have a field 'timestamp', which is not",
+    )
+
+
+def report_improbable_bounds(options: KafkaOptions) -> list[Diagnosis]:
+    """The diagnoses of starting and ending timestamps that are in another unit."""
+    found = []
+    for name, given in (
+        ("startingTimestamp", options.starting_timestamp_ms),
+        ("startingOffsetsByTimestamp", options.starting_timestamps_ms),
+        ("endingTimestamp", options.ending_timestamp_ms),
+        ("endingOffsetsByTimestamp", options.ending_timestamps_ms),
+    ):
+        instants = given.values() if isinstance(given, Mapping) else [given]
+        wrong = [(ms, told) for ms in instants if ms is not None and (told := name_other_unit(ms))]
+        if wrong:
+            ms, told = wrong[0]
+            text = f"{ms} counts milliseconds since 1970, but it looks like {told}"
+            found.append(Diagnosis(Kind.IMPROBABLE_BOUND, f"option '{name}'", text))
+    return found[:1]
+
+
+# -- what the last events show ---------------------------------------------------------------------
+
+_MIN_EVENTS: Final = 10
+"""Counts of fewer events are too random to report."""
+
+Shares = Mapping[Partition, PartitionOffset]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentCounts:
+    """The recent counts of a run.
+
+    Attributes:
+        since: each partition at the start of its present count.
+        counts: each partition that had enough events, with the counts of the last ones only.
+    """
+
+    since: Shares = field(default_factory=dict)
+    counts: Shares = field(default_factory=dict)
+
+
+def update_counts(recent: RecentCounts, before: Shares, now: Shares) -> RecentCounts:
+    """`recent` after a batch.
+
+    Args:
+        recent: up to the batch.
+        before: the partitions at the batch's start.
+        now: the partitions after it.
+    """
+    since, counts = dict[Partition, PartitionOffset](), dict[Partition, PartitionOffset]()
+    for part, share in now.items():
+        began = (
+            recent.since.get(part) or before.get(part) or PartitionOffset(0, 0, PartitionState())
+        )
+        more = _subtract_counts(began, share)
+        is_enough = more.state.events >= _MIN_EVENTS
+        # A recreated partition has counted less.
+        since[part] = share if is_enough or more.state.events < 0 else began
+        if is_enough or part in recent.counts:
+            counts[part] = more if is_enough else recent.counts[part]
+    return RecentCounts(since, counts)
+
+
+def find_recent_mistakes(recent: RecentCounts, now: StreamOffset) -> list[Diagnosis]:
+    """The mistakes that the last events of the stream at `now` show, whatever came before."""
+    moment = BatchRecord(0, replace(now, partitions=recent.counts))
+    whole = BatchRecord(0, now)
+    found = [
+        *find_malformed_events((moment,), MOST),
+        *find_malformed_values((moment,), MOST),
+    ]
+    levels = {
+        each.kind: each.level
+        for each in (*find_malformed_events((whole,)), *find_malformed_values((whole,)))
+    }
+    return [replace(each, scope="lately", level=levels.get(each.kind, 0)) for each in found]
+
+
+def _subtract_counts(before: PartitionOffset, after: PartitionOffset) -> PartitionOffset:
+    """`after` with only the counts since `before`."""
+    state = replace(
+        after.state,
+        events=after.state.events - before.state.events,
+        malformed=after.state.malformed - before.state.malformed,
+    )
+    return replace(
+        after, state=state, malformed_values=after.malformed_values - before.malformed_values
+    )

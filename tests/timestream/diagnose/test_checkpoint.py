@@ -8,8 +8,8 @@ import pytest
 from timestream.histories import history, share, state
 
 from pyspark_timestream.__main__ import main
-from pyspark_timestream.diagnose.checkpoint import explain_checkpoint
 from pyspark_timestream.diagnose.diagnosis import Kind
+from pyspark_timestream.diagnose.explanation import explain_checkpoint
 from pyspark_timestream.errors import CheckpointMismatch, CheckpointUnreadable
 
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_elsewhere_is_refused_with_what_to_copy():
 
 def test_a_newer_checkpoint_is_refused_by_name(held):
     file = held / "offsets" / "1"
-    file.write_text(file.read_text().replace('"version": 3', '"version": 99'))
+    file.write_text(file.read_text().replace('"version": 1', '"version": 99'))
     with pytest.raises(CheckpointMismatch, match="format version 99"):
         explain_checkpoint(str(held))
 

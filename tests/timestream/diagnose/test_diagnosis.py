@@ -25,7 +25,7 @@ from pyspark_timestream.diagnose.diagnosis import (
     Kind,
     name_partitions,
 )
-from pyspark_timestream.diagnose.report import explain_stream, format_stream
+from pyspark_timestream.diagnose.explanation import explain_stream, format_stream
 from pyspark_timestream.kafka.offsets.imported_ctis import ImportedPartition, ImportedTopic
 from pyspark_timestream.kafka.offsets.offset import (
     GivenWarning,

@@ -153,6 +153,6 @@ def test_what_a_description_gave_is_known_from_the_progress_alone():
     log, progress = Batch(1, (value,)), Batch(2, (value,), (told,))
     for batches in ([log, progress], [progress, log], [progress]):
         ((record,),) = build_histories(batches).values()
-        assert record.described == ("times.json", {"ctiDelay": "1 s"})
+        assert record.topic_settings == ("times.json", {"ctiDelay": "1 s"})
     ((record,),) = build_histories([log]).values()
-    assert record.described is None
+    assert record.topic_settings is None

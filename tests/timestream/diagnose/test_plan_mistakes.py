@@ -3,7 +3,7 @@
 import pytest
 
 from pyspark_timestream.diagnose.diagnosis import Kind
-from pyspark_timestream.diagnose.mistakes import Operator, find_plan_mistakes, find_progress_mistake
+from pyspark_timestream.diagnose.explain import Operator, find_plan_mistakes, find_progress_mistake
 
 pytestmark = pytest.mark.spark
 

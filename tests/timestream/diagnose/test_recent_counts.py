@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from timestream.builders import at, options
 
 from pyspark_timestream.diagnose.diagnosis import Kind
-from pyspark_timestream.diagnose.mistakes import RecentCounts, find_recent_mistakes, update_counts
+from pyspark_timestream.diagnose.warner import RecentCounts, find_recent_mistakes, update_counts
 from pyspark_timestream.kafka.offsets.offset import MalformedValues, PartitionOffset, StreamOffset
 from pyspark_timestream.rules.state import PartitionState
 

@@ -8,8 +8,13 @@ from timestream.builders import at
 from timestream.histories import MARKS, NOON, SECOND, history, share, state, with_writers
 
 from pyspark_timestream.diagnose.diagnosis import NEXT_STEPS, Kind
+from pyspark_timestream.diagnose.explanation import (
+    MAX_ROWS,
+    Explanation,
+    draw_stream,
+    explain_stream,
+)
 from pyspark_timestream.diagnose.history import BatchRecord
-from pyspark_timestream.diagnose.report import MAX_ROWS, Explanation, draw_stream, explain_stream
 from pyspark_timestream.kafka.offsets.offset import MalformedValues
 
 
@@ -50,7 +55,7 @@ def test_the_text_says_what_holds_back_since_when_and_the_fix():
     assert repr(explained([share(state(5))])) == str(explained([share(state(5))]))
 
 
-def test_the_table_has_culprits_first_and_every_fact():
+def test_the_table_has_causes_first_and_every_fact():
     held = explained([share(state(5, dropped=3, adjusted=1, flagged=2, malformed=4)),
                       share(state(1), first=7)], left=0)  # fmt: skip
     assert cells_of(held) == [
@@ -76,7 +81,7 @@ def test_a_partition_without_times_says_none_and_one_that_is_idle_says_so():
     assert row[4:8] == ["none", "", "none", "yes"]
 
 
-def test_a_partition_with_few_late_rows_is_no_culprit():
+def test_a_partition_with_few_late_rows_is_no_cause():
     shares = [share(state(5, events=1000, dropped=count)) for count in (9, 0, 11)]
     rows = cells_of(explained(shares))
     assert [row[:2] for row in rows] == [["*", "topic 2"], ["", "topic 0"], ["", "topic 1"]]
@@ -146,7 +151,7 @@ def test_notes_and_subject_are_shown_in_both_views():
     assert "Note: the query &lt;stopped&gt;." in noted._repr_html_()
 
 
-def test_many_partitions_are_limited_culprits_first():
+def test_many_partitions_are_limited_causes_first():
     shares = [*[share(state(9))] * 40, share(state(1))]
     many = explained(shares)
     assert f"... and {41 - MAX_ROWS} more partitions" in str(many)
@@ -176,7 +181,7 @@ def test_the_picture_has_a_bar_to_each_cti_a_dot_at_each_event_and_the_streams_l
     assert free - held > 100
 
 
-def test_the_picture_names_the_culprit_in_words_and_colour():
+def test_the_picture_names_the_cause_in_words_and_colour():
     tree = drawn(share(state(10)), share(state(0)), share(state(None, events=0), idle=True))
     said = [text.text for text in tags(tree, "text")]
     assert said.count("cause") == 1
@@ -196,7 +201,7 @@ def test_one_instant_alone_is_an_axis():
 def test_head_says_which_settings_came_from_the_topics_description():
     taken = {"ctiDelay": "5 minutes", "startTime": "field:at"}
     (moment,) = history([share(state(5))])
-    told = dataclasses.replace(moment, described=("topic:times", taken))
+    told = dataclasses.replace(moment, topic_settings=("topic:times", taken))
     later = dataclasses.replace(moment, offset=dataclasses.replace(moment.offset, number=1))
     text = str(Explanation("q", (explain_stream((told, later)),)))
     wanted = (

@@ -6,7 +6,7 @@ import pytest
 from timestream.histories import history, share, state
 
 from pyspark_timestream.core.instants import parse_instant
-from pyspark_timestream.diagnose.checkpoint import explain_checkpoint
+from pyspark_timestream.diagnose.explanation import Explanation, explain_checkpoint, explain_stream
 from pyspark_timestream.diagnose.history import (
     MAX_TIMES,
     OperatorState,
@@ -15,7 +15,6 @@ from pyspark_timestream.diagnose.history import (
     read_operators,
     read_watermark,
 )
-from pyspark_timestream.diagnose.report import Explanation, explain_stream
 
 NOON = "2024-01-01T12:00:00Z"
 

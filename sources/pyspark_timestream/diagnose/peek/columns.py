@@ -26,7 +26,8 @@ from pyspark_timestream.core.event_time import (
     read_value_times,
 )
 from pyspark_timestream.core.instants import DAY_US
-from pyspark_timestream.diagnose.samples import PROBABLE_US, suggests_secret
+from pyspark_timestream.diagnose.report import split_name, suggests_secret
+from pyspark_timestream.diagnose.samples import PROBABLE_US
 from pyspark_timestream.kafka.decode.avro.schemas import (
     ParsedSchema,
     kind_of,
@@ -319,7 +320,6 @@ _OTHER: Final = frozenset(
 )
 """Words of times at which something else happened than the event."""
 
-_WORD: Final = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _EVENT_NAME, _RELATED_NAME, _RECORD, _PLAIN_FIELD, _OTHER_NAME = range(5)
 
 
@@ -450,7 +450,7 @@ def _describe(source: str, kind: str, unit: str, times: Times, record: Times) ->
 def _rank_name(source: str) -> int:
     """Rank a field or header by the words of its last name; less is better."""
     name = re.split("[.:]", source)[-1]
-    words = {word.lower() for word in _WORD.findall(name)}
+    words = set(split_name(name))
     if words & _OTHER:
         return _OTHER_NAME
     if words & _EVENT:

@@ -20,7 +20,7 @@ from pyspark_timestream.core.options import is_secret, option_specs
 from pyspark_timestream.diagnose.peek.columns import Candidate
 from pyspark_timestream.diagnose.peek.detect import Detection, NoSample, Sample, format_key
 from pyspark_timestream.diagnose.peek.findings import Findings, examine
-from pyspark_timestream.diagnose.samples import suggests_secret
+from pyspark_timestream.diagnose.report import suggests_secret
 from pyspark_timestream.errors import OptionError, TimestreamError
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 from pyspark_timestream.core.instants import FINAL_US, format_instant
 from pyspark_timestream.core.session import read_batch_watermark
 from pyspark_timestream.core.worker import freeze_objects, hide_tracebacks, log_like_spark
-from pyspark_timestream.diagnose.checkpoint import resolve_directory
+from pyspark_timestream.diagnose.history import resolve_directory
 from pyspark_timestream.errors import (
     CheckpointUnreadable,
     DeliveryFailed,

@@ -288,7 +288,7 @@ def test_idle_partition_among_the_others_does_not_hold_them_back():
     assert one(page, "timestream_partition_idle", **rest) == 0
 
 
-def test_culprits_past_the_limit_are_one():
+def test_causes_past_the_limit_are_one():
     shares = [share(state(9)), *[share(state(1))] * (fold.MAX_CULPRITS + 5)]
     page = page_after(event(offset_of(shares), left=0))
     assert len(values(page, "timestream_stream_finding")) == fold.MAX_CULPRITS + 1

@@ -14,7 +14,7 @@ from timestream.builders import at, block
 from pyspark_timestream.diagnose.peek.command import format_findings, format_snippet, to_json
 from pyspark_timestream.diagnose.peek.detect import Sample
 from pyspark_timestream.diagnose.peek.findings import examine
-from pyspark_timestream.diagnose.samples import suggests_secret
+from pyspark_timestream.diagnose.report import suggests_secret
 from pyspark_timestream.kafka.decode.columns import project
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 

@@ -8,8 +8,7 @@ import pytest
 from timestream.builders import at, block, options, projection
 
 from pyspark_timestream.diagnose.diagnosis import Kind, find_new_warnings, recall_warnings
-from pyspark_timestream.diagnose.mistakes import report_improbable_bounds
-from pyspark_timestream.diagnose.warner import Warner, warn_about_read
+from pyspark_timestream.diagnose.warner import Warner, report_improbable_bounds, warn_about_read
 from pyspark_timestream.errors import BrokerUnreachable
 from pyspark_timestream.kafka.offsets.offset import (
     NO_MALFORMED_VALUES,

@@ -75,7 +75,7 @@ def test_warning_has_the_counts_of_now_and_what_its_records_showed_then():
     assert again.text == "third"
 
 
-def test_another_culprit_is_listed_without_a_new_warning():
+def test_another_cause_is_listed_without_a_new_warning():
     first = update_warnings((), [found()])
     other = Diagnosis(LATE, "partition 7", "seen there")
     after = update_warnings(first, [other])
