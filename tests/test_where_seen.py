@@ -7,6 +7,7 @@ need no line of their own for a new one.
 import ast
 import re
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from pyspark_timestream.rules.marks import Marks
 from pyspark_timestream.rules.policies import POLICIES, Events
 from pyspark_timestream.rules.state import COUNTERS, PartitionState
 from pyspark_timestream.rules.step import TimeRules, step
+from pyspark_tseries.model.damage import DAMAGES
 
 SEMANTICS = "docs/semantics.md"
 OPTIONS = [
@@ -42,9 +44,10 @@ def used_attributes() -> frozenset[str]:
 
 @cache
 def words_of_tests() -> frozenset[str]:
-    """The words in the sources of all tests but this one."""
+    """The words in the sources of all tests but these."""
     folders = (ROOT / "tests", ROOT / "integration")
-    files = [path for folder in folders for path in folder.rglob("*.py")]
+    every = (path for folder in folders for path in folder.rglob("*.py"))
+    files = [path for path in every if path != Path(__file__)]
     return frozenset(re.findall(r"[\w.]+", " ".join(path.read_text() for path in files)))
 
 
@@ -115,3 +118,35 @@ def test_a_counter_counts_something(counter: str) -> None:
         counted = step(rules, PartitionState(), events, ignored)[0].counters()
         found |= {name for name, count in counted.items() if count}
     assert counter in found
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_has_a_section_and_is_told_of_late_rows(policy: str) -> None:
+    assert re.search(rf"^### 3\.\d+ {policy}$", read(SEMANTICS), re.MULTILINE)
+    assert policy in names_in(read("docs/how-to/late-rows.md"))
+
+
+SHOWN_BY = {
+    "log entry": "test_a_damaged_entry_before_whole_ones_is_made_again_without_give_up",
+    "checkpoint": "test_a_torn_checkpoint_is_named_and_loses_nothing",
+    "file": "test_missing_shortened_and_unreadable_files_are_named",
+    "foreign change": "test_repair_undoes_foreign_changes_and_keeps_the_tools_files",
+    "unknown changes": "test_repair_accepts_changes_without_log_if_all_events_are_sound",
+    "outside file": "test_a_log_entry_that_names_a_file_outside_of_the_store_is_refused",
+    "bounds": "test_wrong_bounds_in_the_log_are_found_and_mended",
+    "head": "test_a_lost_head_is_mended_and_no_event_is_lost",
+    "clock": "test_a_store_with_commits_of_the_future_is_refused_and_repaired",
+    "erasure record": "test_a_lost_record_of_an_act_is_named",
+    "store": "test_store_that_cannot_be_created_gives_a_one_line_error",
+    "sequence": "test_each_kind_of_breakage_is_named",
+    "timestamp": "test_each_kind_of_breakage_is_named",
+    "commit": "test_each_kind_of_breakage_is_named",
+    "edit": "test_each_kind_of_breakage_is_named",
+    "state": "test_a_head_that_differs_from_the_events_is_named_by_column",
+}
+"""Of each kind of damage a test that makes it, and sees it named or mended."""
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_kind_of_damage_is_shown_by_a_test(kind: str) -> None:
+    assert SHOWN_BY[kind] in words_of_tests()

@@ -14,8 +14,9 @@ from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import describe
 from pyspark_tseries.client.time_series import TimeSeries
+from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
-from pyspark_tseries.maintain.repair.repair import REPAIR_STEPS
+from pyspark_tseries.maintain.repair.repair import REPAIR_STEPS, repair
 from pyspark_tseries.maintain.verify import CompactionHorizon, find_violations, verify
 from pyspark_tseries.model.columns import INSTANT
 from pyspark_tseries.model.damage import DAMAGES
@@ -319,3 +320,28 @@ def test_semantics_have_every_kind_of_damage():
 def test_repair_has_a_step_for_each_kind_of_damage_that_it_mends():
     mended = [kind for kind, known in DAMAGES.items() if known.mended is not None]
     assert list(dict.fromkeys(kind for kinds in REPAIR_STEPS.values() for kind in kinds)) == mended
+
+
+def test_wrong_bounds_in_the_log_are_found_and_mended(tmp_path):
+    path = tmp_path / "s"
+    series = TimeSeries.create(path, {"v": pa.int64()}, auto_compact=False)
+    series.append("b", 1)
+    entry = path / "_delta_log" / f"{1:020d}.json"
+    forged = entry.read_bytes().replace(rb"\"series\": \"b\"", rb"\"series\": \"a\"")
+    entry.write_bytes(seal(forged))
+    Store.forget_all()
+    assert {found.kind for found in verify(str(path))} == {"bounds"}
+    assert [found.kind for found in repair(str(path)).mended] == ["bounds"]
+    assert verify(str(path)) == []
+
+
+def test_a_lost_record_of_an_act_is_named(tmp_path):
+    path = tmp_path / "s"
+    series = TimeSeries.create(path, {"v": pa.int64()}, auto_compact=False)
+    series.append("a", 1)
+    act = series.erase("a", [0], "asked to")
+    (path / "_tseries" / "erasures" / f"{act.id}.json").unlink()
+    with pytest.raises(UnusableStore) as error:
+        series.erasures()
+    assert error.value.kind == "erasure record"
+    assert "erasure record" in {found.kind for found in verify(str(path))}
