@@ -17,7 +17,9 @@ def _at_full_priority() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _frequent_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _frequent_checkpoints() -> Iterator[None]:
     """Let stores of a few commits have checkpoints, too."""
-    monkeypatch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pyspark_tseries.model.properties.LOCAL_CHECKPOINT_INTERVAL", 10)
+        yield

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +11,7 @@ from deltalake import DeltaTable
 from tseries.builders import batch, new_store, stored
 
 from pyspark_tseries import describe
+from pyspark_tseries.__main__ import main
 from pyspark_tseries.client.time_series import TimeSeries
 from pyspark_tseries.errors import UnusableStore
 from pyspark_tseries.maintain.rebuild import rebuild
@@ -265,11 +264,11 @@ def test_a_wider_span_of_time_brings_nothing_back(tmp_path):
 # -- the command line ----------------------------------------------------------------------------
 
 
-def test_commands_report_violations_and_exit_with_1(path):
+def test_commands_report_violations_and_exit_with_1(path, capsys):
     def run(command):
-        line = [sys.executable, "-m", "pyspark_tseries", command, str(path)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stdout
+        Store.forget_all()
+        code = main([command, str(path)])
+        return code, capsys.readouterr().out
 
     assert run("verify") == (0, "sound\n")
     shutil.rmtree(path / "_tseries" / "head")

@@ -8,6 +8,7 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lengths import repetitions
 from tseries.builders import VALUE, batch, new_store, stored
 from tseries.subscriber import Client
 
@@ -61,7 +62,7 @@ def check(path, expected):
 
 
 @settings(max_examples=25)
-@given(st.lists(LEGAL, min_size=1, max_size=6, unique=True), st.data())
+@given(st.lists(LEGAL, min_size=1, max_size=repetitions(3, 6), unique=True), st.data())
 @example(["\U00020bb7野家"], None)
 @example(["a", "\U0001f600", "\U00020bb7", "\U000e0001", "\U0010ffff", "z"], None)
 def test_a_series_of_any_name_is_found_edited_compacted_and_delivered(

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -38,10 +40,16 @@ def fill(path, durability, commits=13):
     return path
 
 
-@pytest.fixture
-def path(tmp_path):
+@pytest.fixture(scope="module")
+def model_store(tmp_path_factory):
     """A store of 13 commits that were not synced; its log has a checkpoint at entry 9."""
-    return fill(tmp_path / "s", "os")
+    return fill(tmp_path_factory.mktemp("model") / "s", "os")
+
+
+@pytest.fixture
+def path(model_store, tmp_path):
+    """A copy of that store, with its times."""
+    return Path(shutil.copytree(model_store, tmp_path / "s"))
 
 
 def events(path):
