@@ -18,7 +18,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -146,20 +146,47 @@ _UNCOUNTED_FETCHES: Final = {"fetch.message.max.bytes": 16 * 1024}
 """Without the native gather compression ratios are unknown, so all fetches must be small."""
 
 
+CreateConsumer = Callable[[KafkaOptions, Mapping[str, Any], ClientLog], ColumnConsumer]
+
+
+def create_column_consumer(
+    options: KafkaOptions, config: Mapping[str, Any], log: ClientLog
+) -> ColumnConsumer:
+    """A consumer that this configuration makes: the native one, where it was compiled."""
+    gather = load_gather()
+    if gather is None:
+        return create_client(options, lambda: BoundedConsumer(MessageConsumer(config, log)))
+    return create_client(options, lambda: BoundedConsumer(NativeConsumer(config, gather, log)))
+
+
 class RangeReader:
     """Reads ranges into columns with one consumer, kept from range to range.
 
     Args:
         options: the client configuration and the timeouts.
         group: the consumer group whose metadata keeps the states.
+        create_consumer: makes a consumer of a configuration of librdkafka's.
+        log: the client's errors, which explain why nothing comes.
+        clock: monotonic seconds.
+        budget: makes the retries of a request that may take so many seconds.
     """
 
-    def __init__(self, options: KafkaOptions, group: str) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: KafkaOptions,
+        group: str,
+        *,
+        create_consumer: CreateConsumer = create_column_consumer,
+        log: ClientLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        budget: Callable[[float], RetryBudget] = RetryBudget,
+    ) -> None:
+        self._options, self._clock, self._budget = options, clock, budget
+        self._make_consumer = create_consumer
         self._config = consumer_config(options, group)
         self._compression = get_compression_stats(options.client["bootstrap.servers"])
         self._poll_timeout_s = options.poll_timeout_ms / 1_000
-        self._log = ClientLog(options.client)
+        self._log = log or ClientLog(options.client)
         self._is_connected = self._is_closed = False
         self._next_commit_s = float("-inf")
         self._next_long_s = float("-inf")
@@ -187,7 +214,7 @@ class RangeReader:
     def _read(self, span: Range, needs: ColumnSet) -> Iterator[RecordBlock]:
         position, end = span.start_inclusive, span.end_exclusive
         self._seek(span.partition, position)
-        since_s = time.monotonic()
+        since_s = self._clock()
         trouble: str | None = None
         loss: RetryBudget | None = None
         try:
@@ -196,7 +223,7 @@ class RangeReader:
                     taken = self._poll(span, position, needs)
                 except CallAbandoned as error:
                     trouble = error_text(error)
-                    self._check_progress(span, position, time.monotonic() - since_s, trouble)
+                    self._check_progress(span, position, self._clock() - since_s, trouble)
                     self._seek(span.partition, position)
                     continue
                 if taken.block is not None:
@@ -207,10 +234,10 @@ class RangeReader:
                     if not _reports_loss(problem, span):
                         trouble = self._tolerate(problem, span)
                     elif not 0 <= problem.offset < reached:
-                        loss = loss or RetryBudget(API_TIMEOUT_S)
+                        loss = loss or self._budget(API_TIMEOUT_S)
                         reached = self._resume_after_loss(span, reached, problem, loss)
                 if reached > position:
-                    position, since_s, trouble, loss = reached, time.monotonic(), None, None
+                    position, since_s, trouble, loss = reached, self._clock(), None, None
                     if (
                         position < end
                         and self._needs_small_fetches(span.partition.topic)
@@ -218,7 +245,7 @@ class RangeReader:
                     ):
                         self._seek(span.partition, position)
                 else:
-                    self._check_progress(span, position, time.monotonic() - since_s, trouble)
+                    self._check_progress(span, position, self._clock() - since_s, trouble)
         except GeneratorExit:
             # The partition's end was found before that of the range, or something failed.
             if not self._is_closed:
@@ -233,7 +260,7 @@ class RangeReader:
         A text that the broker refuses as too long is replaced by its length. The driver restores
         missing states by reading the records again, which is slower but never wrong.
         """
-        now_s = time.monotonic()
+        now_s = self._clock()
         if not states or now_s < self._next_commit_s:
             return
         limit = self._length_limit if now_s < self._next_long_s else sys.maxsize
@@ -248,7 +275,7 @@ class RangeReader:
             refused = {**others, **self._consumer.commit_offsets(again)}
         if refused:
             # Asking again for a forbidden group would cost every batch the same wait.
-            self._next_commit_s = time.monotonic() + _COMMIT_RETRY_PAUSE_S
+            self._next_commit_s = self._clock() + _COMMIT_RETRY_PAUSE_S
             _LOG.warning(
                 "offsets cannot be committed to group '%s' (%s): lag tools do not see this query, "
                 "and %s",
@@ -305,21 +332,15 @@ class RangeReader:
         return taken
 
     def _create_consumer(self) -> ColumnConsumer:
-        gather, given = load_gather(), self._options.client
+        given = self._options.client
         small: Mapping[str, Any] = {}
         if self._uses_small_fetches:
             small = SMALL_FETCHES
-        elif gather is None and _FETCH_SIZE_KEYS.isdisjoint(given):
+        elif load_gather() is None and _FETCH_SIZE_KEYS.isdisjoint(given):
             small = _UNCOUNTED_FETCHES
         config = self._config | {name: each for name, each in small.items() if name not in given}
         self._counted = 0
-        if gather is None:
-            return create_client(
-                self._options, lambda: BoundedConsumer(MessageConsumer(config, self._log))
-            )
-        return create_client(
-            self._options, lambda: BoundedConsumer(NativeConsumer(config, gather, self._log))
-        )
+        return self._make_consumer(self._options, config, self._log)
 
     def _resume_after_loss(
         self, span: Range, position: int, problem: ConsumerError, budget: RetryBudget
@@ -350,7 +371,7 @@ class RangeReader:
         While its leader changes, a log may seem shorter than `position`, or missing. That must
         persist for some seconds to count.
         """
-        budget = RetryBudget(LEADER_CHANGE_GRACE_S)
+        budget = self._budget(LEADER_CHANGE_GRACE_S)
         while True:
             bounds = self._query_bounds(span, position)
             if (bounds and position <= bounds[1]) or not budget.pause_before_retry():
@@ -358,7 +379,7 @@ class RangeReader:
 
     def _query_bounds(self, span: Range, position: int) -> tuple[int, int] | None:
         """Return the first offset and the end offset; None if the partition does not exist."""
-        budget = RetryBudget(API_TIMEOUT_S)
+        budget = self._budget(API_TIMEOUT_S)
 
         def pause_or_raise(error: KafkaException) -> None:
             code = error.args[0].code()
@@ -437,11 +458,17 @@ _POOL: Final[Pool[RangeReader]] = Pool(most=4, idle_s=300)
 """Queries of one application share Python workers."""
 
 
-def acquire_reader(options: KafkaOptions, group: str) -> AbstractContextManager[RangeReader]:
+def acquire_reader(
+    options: KafkaOptions,
+    group: str,
+    *,
+    pool: Pool[RangeReader] = _POOL,
+    create: Callable[[KafkaOptions, str], RangeReader] = RangeReader,
+) -> AbstractContextManager[RangeReader]:
     """Take a reader from this process's pool; it returns there unless the block fails."""
     limits = (options.poll_timeout_ms, options.connect_timeout_ms, options.fail_on_data_loss)
     key = (group, *limits, *options.client.items())
-    return _POOL.acquire(key, lambda: RangeReader(options, group))
+    return pool.acquire(key, lambda: create(options, group))
 
 
 def _describe(span: Range, position: int) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from pyspark_timestream.errors import BrokerUnreachable
-from pyspark_timestream.kafka.client import bounded, broker, prefetch, range_reader
+from pyspark_timestream.kafka.client import bounded, broker, prefetch
 from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.config import Pool
 from pyspark_timestream.kafka.client.consumer import BoundedConsumer, PollResult
@@ -186,13 +189,14 @@ class Records:
 
 
 @pytest.fixture
-def reading(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    def create(_: RangeReader) -> BoundedConsumer:
-        return BoundedConsumer(Records(cluster))
-
+def acquire(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Any], AbstractContextManager[RangeReader]]:
+    """Take a reader from a pool of its own."""
     monkeypatch.setattr("pyspark_timestream.kafka.client.consumer._COMMIT_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(RangeReader, "_create_consumer", create)
-    monkeypatch.setattr(range_reader, "_POOL", Pool(most=4, idle_s=300))
+    pool: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    create = partial(RangeReader, create_consumer=lambda *_: BoundedConsumer(Records(cluster)))
+    return lambda wanted: acquire_reader(wanted, "g", pool=pool, create=create)
 
 
 def offsets(reader: RangeReader) -> list[int]:
@@ -200,12 +204,11 @@ def offsets(reader: RangeReader) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["seek", "poll", "pause", "commit_offsets"])
-@pytest.mark.usefixtures("reading")
 def test_a_range_is_read_on_by_a_new_consumer_without_a_record_twice(
-    cluster: Cluster, name: str
+    cluster: Cluster, acquire: Any, name: str
 ) -> None:
     cluster.hanging[name] = 1
-    with acquire_reader(options(), "g") as reader:
+    with acquire(options()) as reader:
         for _ in range(2):
             assert offsets(reader) == [*range(10, 20)]
             reader.commit_state({PART: (20, "")})
@@ -217,17 +220,16 @@ def test_a_range_is_read_on_by_a_new_consumer_without_a_record_twice(
 
 
 @pytest.mark.parametrize("name", ["seek", "poll"])
-@pytest.mark.usefixtures("reading")
 def test_a_range_whose_calls_never_return_ends_by_name_and_its_reader_is_not_used_again(
-    cluster: Cluster, name: str
+    cluster: Cluster, acquire: Any, name: str
 ) -> None:
     cluster.hanging[name] = 99
     own = options(**{"kafkaConsumer.pollTimeoutMs": "300"})
     message = r"the records of topic 't' partition 0 from offset 10 .*has not returned from"
-    with pytest.raises(BrokerUnreachable, match=message), acquire_reader(own, "g") as reader:
+    with pytest.raises(BrokerUnreachable, match=message), acquire(own) as reader:
         offsets(reader)
     cluster.hanging.clear()
-    with acquire_reader(own, "g") as reader:
+    with acquire(own) as reader:
         assert offsets(reader) == [*range(10, 20)]
 
 

@@ -3,20 +3,24 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from pyspark_timestream.errors import BrokerUnreachable, DataLost, OptionError
-from pyspark_timestream.kafka.client import range_reader
 from pyspark_timestream.kafka.client.config import Pool
 from pyspark_timestream.kafka.client.consumer import ConsumerError, PollResult
 from pyspark_timestream.kafka.client.errors import BrokerFailure, ClientLog, RetryBudget
-from pyspark_timestream.kafka.client.range_reader import RangeReader
+from pyspark_timestream.kafka.client.range_reader import RangeReader, acquire_reader
 from pyspark_timestream.kafka.decode.records import ColumnSet, RecordBlock
 from pyspark_timestream.kafka.options.checks import read_kafka_options
+from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.ranges import Partition, Range
 
 SPAN = Range(Partition("t", 0), 10, 20)
@@ -38,13 +42,28 @@ class Clock:
         return RetryBudget(limit_s, 0.1, self.monotonic, self.wait)
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch) -> Clock:
+@pytest.fixture
+def clock() -> Clock:
     """Nothing here waits really."""
-    made = Clock()
-    monkeypatch.setattr(range_reader, "RetryBudget", made.patience)
-    monkeypatch.setattr(range_reader, "time", made)
-    return made
+    return Clock()
+
+
+OPTIONS = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+
+
+def reader_of(
+    *consumers: object, options: KafkaOptions = OPTIONS, clock: Clock | None = None, **more: Any
+) -> RangeReader:
+    """A reader that takes these consumers one after the other, at the time of a clock."""
+    given, clock = iter(consumers), clock or Clock()
+    return RangeReader(
+        options,
+        "g",
+        create_consumer=lambda *_: next(given),
+        clock=clock.monotonic,
+        budget=clock.patience,
+        **more,
+    )
 
 
 Bounds = tuple[int, int] | KafkaError
@@ -57,8 +76,12 @@ class Scripted:
     """
 
     def __init__(
-        self, script: Iterator[PollResult], bounds: Sequence[Bounds] = ((15, 30),)
+        self,
+        script: Iterator[PollResult],
+        bounds: Sequence[Bounds] = ((15, 30),),
+        connected: bool = False,
     ) -> None:
+        self._connected = connected
         self._script = script
         self._bounds = list(bounds)
         self.aims: list[int] = []
@@ -82,7 +105,7 @@ class Scripted:
         return said
 
     def is_connected(self, timeout_s: float) -> bool:
-        return False
+        return self._connected
 
     def commit_offsets(
         self, offsets: Mapping[Partition, tuple[int, str]]
@@ -98,68 +121,59 @@ def lost(offset: int, partition: int = 0) -> ConsumerError:
 
 
 def read(
-    monkeypatch,
     takes: Iterable[PollResult],
     *,
     fail: bool = True,
     bounds: Sequence[Bounds] = ((15, 30),),
-    **more: str,
+    connected: bool = False,
+    **more: Any,
 ) -> list[int]:
     """Reads SPAN; where the consumer was aimed at."""
-    options = read_kafka_options(
-        {
-            "kafka.bootstrap.servers": "b:1",
-            "subscribe": "t",
-            "failondataloss": str(fail).lower(),
-            **more,
-        }
-    )
-    consumer = Scripted(iter(takes), bounds)
-    monkeypatch.setattr(RangeReader, "_create_consumer", lambda reader: consumer)
-    assert list(range_reader.RangeReader(options, "g").read(SPAN, ColumnSet())) == []
+    options = replace(OPTIONS, fail_on_data_loss=fail)
+    consumer = Scripted(iter(takes), bounds, connected)
+    reader = reader_of(*[consumer] * 200, options=options, **more)
+    assert list(reader.read(SPAN, ColumnSet())) == []
     return consumer.aims
 
 
-def test_a_range_that_is_left_before_its_end_fetches_no_more(monkeypatch) -> None:
-    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+def test_a_range_that_is_left_before_its_end_fetches_no_more() -> None:
     taken = PollResult(RecordBlock(pa.array([10])), 11, ())
     consumer = Scripted(iter([taken]))
-    monkeypatch.setattr(RangeReader, "_create_consumer", lambda reader: consumer)
-    blocks = RangeReader(options, "g").read(SPAN, ColumnSet())
+    blocks = reader_of(consumer).read(SPAN, ColumnSet())
     assert next(blocks) is taken.block
     assert consumer.paused == 0
     blocks.close()
     assert consumer.paused == 1
 
 
-def test_a_loss_that_is_reported_twice_is_passed_over_once(monkeypatch) -> None:
+def test_a_loss_that_is_reported_twice_is_passed_over_once() -> None:
     takes = [
         PollResult(None, 10, (lost(10),)),
         PollResult(None, 15, (lost(10),)),
         PollResult(None, 20, ()),
     ]
-    assert read(monkeypatch, takes, fail=False) == [10, 15]
+    assert read(takes, fail=False) == [10, 15]
 
 
-def test_loss_with_fail_on_data_loss_fails_the_query(monkeypatch) -> None:
+def test_loss_with_fail_on_data_loss_fails_the_query() -> None:
     with pytest.raises(DataLost, match="offset 10 can no longer be read"):
-        read(monkeypatch, [PollResult(None, 10, (lost(10),))], fail=True)
+        read([PollResult(None, 10, (lost(10),))], fail=True)
 
 
-def test_an_error_of_a_position_long_passed_loses_nothing(monkeypatch) -> None:
+def test_an_error_of_a_position_long_passed_loses_nothing() -> None:
     takes = [PollResult(None, 16, ()), PollResult(None, 16, (lost(12),)), PollResult(None, 20, ())]
-    assert read(monkeypatch, takes, fail=True) == [10]
+    assert read(takes, fail=True) == [10]
 
 
-def test_an_error_of_another_partition_is_not_this_ones(monkeypatch) -> None:
+def test_an_error_of_another_partition_is_not_this_ones() -> None:
     takes = [PollResult(None, 10, (lost(10, partition=1),)), PollResult(None, 20, ())]
-    assert read(monkeypatch, takes, fail=True) == [10]
+    assert read(takes, fail=True) == [10]
 
 
-def test_missing_rights_are_an_error(monkeypatch) -> None:
+def test_missing_rights_are_an_error() -> None:
     denied = ConsumerError(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), "t", 0, -1)
     with pytest.raises(BrokerUnreachable, match=r"topic .t. partition 0: .*authorization failed"):
-        read(monkeypatch, [PollResult(None, 10, (denied,))], fail=True)
+        read([PollResult(None, 10, (denied,))], fail=True)
 
 
 # -- leaders that change -----------------------------------------------------------------------
@@ -174,40 +188,38 @@ REFUSED = PollResult(None, 18, (lost(18),))
     [BEHIND, KafkaError(KafkaError.OFFSET_NOT_AVAILABLE), KafkaError(KafkaError._TRANSPORT)],
     ids=["behind", "answer that passes", "no answer"],
 )
-def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing(monkeypatch, moment) -> None:
+def test_a_log_that_seems_shorter_for_a_moment_has_lost_nothing(moment) -> None:
     takes = [PollResult(None, 18, ()), REFUSED, PollResult(None, 20, ())]
-    assert read(monkeypatch, takes, bounds=[*[moment] * 4, (0, 30)]) == [10, 18]
+    assert read(takes, bounds=[*[moment] * 4, (0, 30)]) == [10, 18]
 
 
-def test_a_topic_that_is_unknown_for_a_moment_is_not_gone(monkeypatch) -> None:
+def test_a_topic_that_is_unknown_for_a_moment_is_not_gone() -> None:
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
     missing = PollResult(None, 18, (ConsumerError(unknown, "t", 0, -1),))
     takes = [PollResult(None, 18, ()), missing, PollResult(None, 20, ())]
-    assert read(monkeypatch, takes, bounds=[unknown, unknown, (0, 30)]) == [10, 18]
+    assert read(takes, bounds=[unknown, unknown, (0, 30)]) == [10, 18]
 
 
 @pytest.mark.parametrize(
     "lasting", [BEHIND, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)], ids=["shorter", "gone"]
 )
-def test_a_log_that_stays_shorter_for_seconds_has_lost_records(monkeypatch, clock, lasting) -> None:
+def test_a_log_that_stays_shorter_for_seconds_has_lost_records(clock, lasting) -> None:
     with pytest.raises(DataLost, match="offset 18 can no longer be read"):
-        read(monkeypatch, [PollResult(None, 18, ()), REFUSED], bounds=[lasting])
+        read([PollResult(None, 18, ()), REFUSED], bounds=[lasting], clock=clock)
     assert 5 <= clock.now_s < 10
 
 
-def test_a_position_that_exists_is_asked_for_again_for_as_long_as_java_does(
-    monkeypatch, clock
-) -> None:
+def test_a_position_that_exists_is_asked_for_again_for_as_long_as_java_does(clock) -> None:
     takes = [PollResult(None, 18, ()), *[REFUSED] * 60, PollResult(None, 20, ())]
-    assert read(monkeypatch, takes)[1:] == [18] * 60
+    assert read(takes, clock=clock)[1:] == [18] * 60
     assert clock.now_s < 60
     with pytest.raises(DataLost, match="offset 18 can no longer be read"):
-        read(monkeypatch, itertools.chain([PollResult(None, 18, ())], itertools.repeat(REFUSED)))
+        read(itertools.chain([PollResult(None, 18, ())], itertools.repeat(REFUSED)), clock=clock)
 
 
-def test_error_lasting_a_minute_is_quoted_in_the_message(monkeypatch, clock) -> None:
+def test_error_lasting_a_minute_is_quoted_in_the_message(clock) -> None:
     with pytest.raises(BrokerUnreachable) as failure:
-        read(monkeypatch, [REFUSED], bounds=[KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)])
+        read([REFUSED], bounds=[KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)], clock=clock)
     message = str(failure.value)
     assert "for 60 s the Kafka brokers answered 'Broker: Leader high watermark is not" in message
     assert clock.now_s == pytest.approx(60)
@@ -225,47 +237,56 @@ def waiting(clock: Clock, *problems: ConsumerError) -> Iterator[PollResult]:
         yield PollResult(None, 10, problems)
 
 
-def complaining(monkeypatch, code: int, reason: str) -> None:
-    """Let the client say that of a broker, all the time."""
-    complaint = BrokerFailure(code, reason, 0)
-    monkeypatch.setattr(ClientLog, "recent_failures", lambda *_: {"b:1": complaint})
+class Complaints(ClientLog):
+    """What a client says of a broker, all the time."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__({})
+        self._complaint = BrokerFailure(code, reason, 0)
+
+    def recent_failures(self, within_s: float) -> dict[str, BrokerFailure]:
+        return {"b:1": self._complaint}
 
 
-def test_a_task_that_reaches_no_broker_fails_after_the_connect_timeout(monkeypatch, clock) -> None:
-    complaining(monkeypatch, KafkaError._TRANSPORT, "Connection refused")
+def test_a_task_that_reaches_no_broker_fails_after_the_connect_timeout(clock) -> None:
+    log = Complaints(KafkaError._TRANSPORT, "Connection refused")
     with pytest.raises(BrokerUnreachable, match=r"within 30 s .*: b:1 .Connection refused."):
-        read(monkeypatch, waiting(clock))
+        read(waiting(clock), clock=clock, log=log)
     assert clock.now_s == pytest.approx(30, abs=1)
 
 
-def test_a_login_that_is_refused_is_not_waited_for(monkeypatch, clock) -> None:
-    complaining(monkeypatch, KafkaError._AUTHENTICATION, "Invalid username or password")
+def test_a_login_that_is_refused_is_not_waited_for(clock) -> None:
+    log = Complaints(KafkaError._AUTHENTICATION, "Invalid username or password")
     with pytest.raises(BrokerUnreachable, match=r"Invalid username or password.*'kafka\.sasl\."):
-        read(monkeypatch, waiting(clock))
+        read(waiting(clock), clock=clock, log=log)
     assert clock.now_s < 10
 
 
-def test_a_task_that_has_reached_a_broker_waits_for_the_others_longer(monkeypatch, clock) -> None:
-    complaining(monkeypatch, KafkaError._TRANSPORT, "Connection refused")
-    monkeypatch.setattr(Scripted, "is_connected", lambda *_: True)
+def test_a_task_that_has_reached_a_broker_waits_for_the_others_longer(clock) -> None:
+    log = Complaints(KafkaError._TRANSPORT, "Connection refused")
     with pytest.raises(BrokerUnreachable, match=r"within 120 s .*: b:1 .Connection refused."):
-        read(monkeypatch, waiting(clock))
+        read(waiting(clock), clock=clock, log=log, connected=True)
 
 
-def test_an_answer_that_should_have_passed_is_the_message(monkeypatch, clock) -> None:
+def test_an_answer_that_should_have_passed_is_the_message(clock) -> None:
     answer = ConsumerError(KafkaError(KafkaError.KAFKA_STORAGE_ERROR), "t", 0, -1)
-    monkeypatch.setattr(Scripted, "is_connected", lambda *_: True)
     with pytest.raises(BrokerUnreachable, match=r"for 120 s .* answered 'Broker: Disk error"):
-        read(monkeypatch, waiting(clock, answer))
+        read(waiting(clock, answer), clock=clock, connected=True)
 
 
-def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkeypatch) -> None:
-    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    stock: Pool[RangeReader] = Pool(most=4, idle_s=300)
-    monkeypatch.setattr(range_reader, "_POOL", stock)
+def acquiring(
+    create_consumer: Callable[..., Scripted],
+) -> Callable[[], AbstractContextManager[RangeReader]]:
+    """Take a reader from a pool of its own."""
+    pool: Pool[RangeReader] = Pool(most=4, idle_s=300)
+    create = partial(RangeReader, create_consumer=create_consumer, budget=Clock().patience)
+    return lambda: acquire_reader(OPTIONS, "g", pool=pool, create=create)
+
+
+def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails() -> None:
     made: list[Scripted] = []
 
-    def new_consumer(reader: RangeReader) -> Scripted:
+    def new_consumer(*_: object) -> Scripted:
         made.append(
             Scripted(
                 iter([PollResult(None, 20, ()), PollResult(None, 30, ()), PollResult(None, 20, ())])
@@ -273,37 +294,34 @@ def test_the_tasks_of_a_worker_share_one_consumer_until_one_of_them_fails(monkey
         )
         return made[-1]
 
-    monkeypatch.setattr(RangeReader, "_create_consumer", new_consumer)
+    acquire = acquiring(new_consumer)
     later = Range(SPAN.partition, 20, 30)
     for span in (SPAN, later, SPAN):
-        with range_reader.acquire_reader(options, "g") as reader:
+        with acquire() as reader:
             assert list(reader.read(span, ColumnSet())) == []
     assert [consumer.aims for consumer in made] == [[10, 20, 10]]
-    with pytest.raises(ZeroDivisionError), range_reader.acquire_reader(options, "g"):
+    with pytest.raises(ZeroDivisionError), acquire():
         raise ZeroDivisionError
-    with range_reader.acquire_reader(options, "g") as reader:
+    with acquire() as reader:
         assert list(reader.read(SPAN, ColumnSet())) == []
     assert [consumer.aims for consumer in made] == [[10, 20, 10], [10]]
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_a_consumer_that_is_replaced_is_closed_once(monkeypatch, is_refused: bool) -> None:
-    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
-    stock: Pool[RangeReader] = Pool(most=4, idle_s=300)
-    monkeypatch.setattr(range_reader, "_POOL", stock)
+def test_a_consumer_that_is_replaced_is_closed_once(is_refused: bool) -> None:
     # A refusal of offset 18, which exists, is out of date.
     made: list[Scripted] = []
     scripts = [[PollResult(None, 18, (lost(18),))], [PollResult(None, 20, ())]]
 
-    def new_consumer(reader: RangeReader) -> Scripted:
+    def new_consumer(*_: object) -> Scripted:
         if made and is_refused:
             raise OptionError("kafka.*", "no", "librdkafka's", "correct it")
         made.append(Scripted(iter(scripts[len(made)])))
         return made[-1]
 
-    monkeypatch.setattr(RangeReader, "_create_consumer", new_consumer)
+    acquire = acquiring(new_consumer)
     refused = pytest.raises(OptionError) if is_refused else contextlib.nullcontext()
-    with refused, range_reader.acquire_reader(options, "g") as reader:
+    with refused, acquire() as reader:
         assert list(reader.read(SPAN, ColumnSet())) == []
     assert [consumer.closed for consumer in made] == ([1] if is_refused else [1, 0])
 
@@ -329,29 +347,25 @@ class Group(Scripted):
         return refused
 
 
-def leaving(monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[RangeReader, Group]:
-    options = read_kafka_options({"kafka.bootstrap.servers": "b:1", "subscribe": "t"})
+def leaving(limit: int, clock: Clock | None = None) -> tuple[RangeReader, Group]:
     group = Group(limit)
-    monkeypatch.setattr(RangeReader, "_create_consumer", lambda _: group)
-    return RangeReader(options, "g"), group
+    return reader_of(group, clock=clock), group
 
 
 def packed(letters: int) -> str:
     return json.dumps({"for": "k", "packed": "x" * letters, "version": 2})
 
 
-def test_state_of_any_size_is_committed_if_accepted(monkeypatch) -> None:
-    reader, group = leaving(monkeypatch, 100_000)
+def test_state_of_any_size_is_committed_if_accepted() -> None:
+    reader, group = leaving(100_000)
     text = packed(90_000)
     reader.commit_state({Partition("t", 0): (7, text)})
     assert group.left == {Partition("t", 0): (7, text)}
 
 
-def test_state_refused_as_too_long_is_replaced_by_its_length(monkeypatch) -> None:
-    reader, group = leaving(monkeypatch, 200)
+def test_state_refused_as_too_long_is_replaced_by_its_length(clock) -> None:
+    reader, group = leaving(200, clock)
     long, short = Partition("t", 0), Partition("t", 1)
-    now_s = 1_000.0
-    monkeypatch.setattr(range_reader.time, "monotonic", lambda: now_s)
     for offset in (7, 8):
         reader.commit_state({long: (offset, packed(500)), short: (offset, packed(9))})
         assert group.left[short] == (offset, packed(9))
@@ -360,13 +374,13 @@ def test_state_refused_as_too_long_is_replaced_by_its_length(monkeypatch) -> Non
         assert (left["for"], left["length"]) == ("k", len(packed(500)))
     # What was refused is not asked for again at once, but a minute later.
     assert [max(sizes.values()) > 200 for sizes in group.commits] == [True, False, False]
-    now_s += 61
+    clock.wait(61)
     reader.commit_state({long: (9, packed(500))})
     assert [max(sizes.values()) > 200 for sizes in group.commits[3:]] == [True, False]
 
 
-def test_forbidden_group_is_not_asked_again_for_a_minute(monkeypatch, caplog) -> None:
-    reader, group = leaving(monkeypatch, 200)
+def test_forbidden_group_is_not_asked_again_for_a_minute(caplog) -> None:
+    reader, group = leaving(200)
     for _ in range(3):
         reader.commit_state({Partition("t", 9): (7, "")})
     assert len(group.commits) == 1
