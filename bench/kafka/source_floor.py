@@ -30,7 +30,7 @@ from pyspark_timestream.kafka.decode.payload import required_columns
 from pyspark_timestream.kafka.offsets.tasks import TaskPlan, TaskRange
 from pyspark_timestream.kafka.options.checks import read_kafka_options
 from pyspark_timestream.kafka.ranges import Partition, Range
-from pyspark_timestream.kafka.task import run_task
+from pyspark_timestream.kafka.task import RangeEnd, run_task
 from pyspark_timestream.rules.state import PartitionState
 
 ROWS: Final = size(4_000_000, 200_000)
@@ -131,7 +131,7 @@ def take(kafka: Broker, topic: str) -> Iterator[tuple[str, float]]:
     reader.close()
 
 
-def _forget(partition: Partition, state: PartitionState) -> None:
+def _forget(partition: Partition, end: RangeEnd) -> None:
     pass
 
 

@@ -50,5 +50,5 @@ def test_a_worked_trace_gives_its_rows_ctis_and_counters(name: str, size: int) -
     batches = run_task(given, wanted, plan, read, ended.__setitem__)
     rows = pa.Table.from_batches(list(batches), wanted.schema).to_pylist()
     assert as_written(rows) == told["expected"]
-    counted = {name: count for name, count in ended[at(0)].counters().items() if count}
+    counted = {name: count for name, count in ended[at(0)].state.counters().items() if count}
     assert counted == told["counters"]

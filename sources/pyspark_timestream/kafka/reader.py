@@ -40,7 +40,6 @@ from pyspark_timestream.kafka.decode.payload import check_schemas, required_colu
 from pyspark_timestream.kafka.driver.driver import StreamDriver
 from pyspark_timestream.kafka.offsets.group_metadata import encode_group_metadata
 from pyspark_timestream.kafka.offsets.offset import (
-    MalformedValues,
     StreamOffset,
     check_stream_offset,
     group_name,
@@ -57,8 +56,7 @@ from pyspark_timestream.kafka.options.options import KafkaOptions
 from pyspark_timestream.kafka.options.schemas import ReaderSchema
 from pyspark_timestream.kafka.ranges import Partition
 from pyspark_timestream.kafka.registry.schemas import fix_readers, load_schemas, with_readers
-from pyspark_timestream.kafka.task import run_task
-from pyspark_timestream.rules.state import PartitionState
+from pyspark_timestream.kafka.task import RangeEnd, run_task
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -262,8 +260,7 @@ def _read_task(
     options: KafkaOptions, projection: Projection, task: KafkaTask, is_batch: bool = False
 ) -> Iterator[pa.RecordBatch]:
     options = with_readers(options, task.readers)
-    ended: dict[Partition, PartitionState] = {}
-    malformed: dict[Partition, MalformedValues] = {}
+    ended: dict[Partition, RangeEnd] = {}
     # Ranges that are read in pieces are not prefetched.
     whole = [share for share in task.plan.ranges if share.lead is None and not share.raises]
     spans = [share.span for share in whole]
@@ -271,41 +268,36 @@ def _read_task(
     patient = options if is_batch else _extend_connect_timeout(options)
     with acquire_reader(patient, task.group) as reader:
         read = prefetch_small_ranges(patient, task.group, spans, needs, reader.read)
-        yield from run_task(options, projection, task.plan, read, ended.__setitem__, malformed)
+        yield from run_task(options, projection, task.plan, read, ended.__setitem__)
         if task.offset:
             settings = _find_broken_settings() if projection.wants("cti") else {}
+            ends = _find_known_ends(task.plan, task.offset)
             reader.commit_state(
-                _encode_end_states(options, task.plan, task.offset, ended, malformed, settings)
+                {
+                    part: (
+                        end,
+                        ""
+                        if options.is_cut
+                        else encode_group_metadata(task.offset, part, *ended[part], settings),
+                    )
+                    for part, end in ends.items()
+                }
             )
     if is_batch:
         ends = {share.span.partition: share.span.end_exclusive for share in task.plan.ranges}
-        finished = {part: (ends[part], state, malformed[part]) for part, state in ended.items()}
+        finished = {part: (ends[part], *end) for part, end in ended.items()}
         log_like_spark("pyspark_timestream")
         warn_about_read(options, projection, RangeReader, finished)
     freeze_objects()
 
 
-def _encode_end_states(
-    options: KafkaOptions,
-    plan: TaskPlan,
-    offset: StreamOffset,
-    ended: Mapping[Partition, PartitionState],
-    malformed: Mapping[Partition, MalformedValues],
-    settings: Mapping[str, str],
-) -> dict[Partition, tuple[int, str]]:
-    """Encode what to commit to the group: offsets, for lag tools, and the clocks there.
+def _find_known_ends(plan: TaskPlan, offset: StreamOffset) -> dict[Partition, int]:
+    """Return the ends of the ranges that are ends of their partitions, for lag tools too.
 
-    A part of a partition does not know the clock, and only the last part knows the end offset.
+    Of a partition that is cut, only the last task knows the end offset, and none the clock.
     """
-    found = {}
-    for part, end in ((share.span.partition, share.span.end_exclusive) for share in plan.ranges):
-        if end == offset.partitions[part].end_exclusive:
-            content = (ended[part], malformed[part], settings)
-            found[part] = (
-                end,
-                "" if options.is_cut else encode_group_metadata(offset, part, *content),
-            )
-    return found
+    ends = {task_range.span.partition: task_range.span.end_exclusive for task_range in plan.ranges}
+    return {part: end for part, end in ends.items() if end == offset.partitions[part].end_exclusive}
 
 
 def _find_broken_settings() -> dict[str, str]:

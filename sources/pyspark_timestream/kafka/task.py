@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,22 +41,30 @@ from pyspark_timestream.rules.stream_cti import TaskFrontier, max_known
 _LOG = logging.getLogger(__name__)
 
 
+class RangeEnd(NamedTuple):
+    """What a task knows of a partition after its range.
+
+    Attributes:
+        state: the clock.
+        malformed_values: the malformed values and keys of the range.
+    """
+
+    state: PartitionState
+    malformed_values: MalformedValues = NO_MALFORMED_VALUES
+
+
 def run_task(
     options: KafkaOptions,
     projection: Projection,
     plan: TaskPlan,
     read: ReadRange,
-    keep_state: Callable[[Partition, PartitionState], None],
-    malformed_values: dict[Partition, MalformedValues] | None = None,
+    keep_end: Callable[[Partition, RangeEnd], None],
 ) -> Iterator[pa.RecordBatch]:
-    """Return the rows of the task, and pass each partition's end state to `keep_state`.
-
-    `malformed_values` gets the counts of each partition's records whose value or key is malformed.
+    """Return the rows of the task, and pass what is known at each range's end to `keep_end`.
 
     Raises:
         ViolationFound: an event or value on which the options demand failure.
     """
-    counted = {} if malformed_values is None else malformed_values
     needs = required_columns(options, projection)
     has_ctis = projection.wants("cti")
     hidden_us = _find_hidden_cti(options)
@@ -65,7 +74,7 @@ def run_task(
     frontier = TaskFrontier(own, plan.others_us, max_known(plan.emitted_us, hidden_us))
     for position, task_range in enumerate(plan.ranges):
         state, partition = _find_start_state(options, task_range, read), task_range.span.partition
-        counted.setdefault(partition, NO_MALFORMED_VALUES)
+        malformed_values = NO_MALFORMED_VALUES
         for raised_us, span in task_range.split_at_raises():
             if raised_us is not None:
                 state = raise_cti(state, raised_us)
@@ -76,7 +85,7 @@ def run_task(
                 before = state
                 state, judged = _judge(options, projection, state, partition, block)
                 verdicts = judged.verdicts
-                counted[partition] += _count_malformed(judged, before, state)
+                malformed_values += _count_malformed(judged, before, state)
                 _fail_on_violation(options, judged)
                 _warn_of_marks(options, judged)
                 frontier, places, ctis_us = frontier.advance(position, verdicts.cti_us)
@@ -90,7 +99,7 @@ def run_task(
                     yield build_cti_rows(projection, ctis_us)
                 if options.rules.is_at_end(state.cti_us):
                     break
-        keep_state(partition, state)
+        keep_end(partition, RangeEnd(state, malformed_values))
     if _is_news(plan.closing_us, frontier.emitted_us) and has_ctis:
         yield build_cti_rows(projection, np.array([plan.closing_us]))
 

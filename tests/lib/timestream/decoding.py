@@ -27,10 +27,10 @@ def task(raw, *records, sizes=(99,), columns=COLUMNS):
             first += size
 
     tables = list(run_task(given_options, wanted, TaskPlan((share,)), read, ended.__setitem__))
-    assert compute_end_state(given_options, share, read) == ended[at(0)]
+    assert compute_end_state(given_options, share, read) == ended[at(0)].state
     rows = pa.Table.from_batches(tables, wanted.schema)
     columns = [
         micros(rows[name].combine_chunks()) if kind == INSTANT else rows[name].to_pylist()
         for name, kind in columns
     ]
-    return list(zip(*columns, strict=True)), ended[at(0)]
+    return list(zip(*columns, strict=True)), ended[at(0)].state

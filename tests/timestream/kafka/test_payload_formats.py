@@ -122,7 +122,10 @@ def delivered(given, columns, *values, counted=None, **more):
     wanted = projection(given, *columns)
     plan = TaskPlan((TaskRange(Range(at(0), 0, len(values)), PartitionState()),))
     records = [block(*values, **more)]
-    tables = list(run_task(given, wanted, plan, lambda *_: records, lambda *_: None, counted))
+    ended = {}
+    tables = list(run_task(given, wanted, plan, lambda *_: records, ended.__setitem__))
+    if counted is not None:
+        counted.update({part: end.malformed_values for part, end in ended.items()})
     return pa.Table.from_batches(tables, wanted.schema).to_pylist()
 
 

@@ -41,9 +41,9 @@ def delivered(raw, columns, *values, sizes=(99,), plan=None, **more):
 
     plan = plan or TaskPlan((share,))
     tables = list(run_task(given_options, wanted, plan, read, ended.__setitem__))
-    assert compute_end_state(given_options, share, read) == ended[at(0)]
+    assert compute_end_state(given_options, share, read) == ended[at(0)].state
     table = pa.Table.from_batches(tables, wanted.schema)
-    return table, ended[at(0)]
+    return table, ended[at(0)].state
 
 
 VALUES = [b'{"n": 1, "t": 5}', b"broken", None, b'{"n": "x", "t": 6}', b'{"n": 2, "t": 4}']
@@ -279,7 +279,7 @@ def test_end_state_is_kept_for_every_partition_even_if_empty():
         projection(options(ctiFrequency="1")),
         TaskPlan(shares),
         lambda span, needs: iter(()),
-        lambda part, state: left.append((part, state)),
+        lambda part, end: left.append((part, end.state)),
     )
     assert list(tables) == []
     assert left == [(at(i), PartitionState(cti_us=i)) for i in range(2)]
@@ -351,15 +351,15 @@ def test_a_replay_neither_fails_on_nor_counts_values_outside_its_span(sizes):
     assert table["n"].to_pylist() == [5, None, 7, None, None]
     assert micros(table["cti"].combine_chunks()) == [None, 5000, None, 7000, 8000]
     assert (state.events, state.outside) == (5, 3)
-    counted = {}
+    ended = {}
     given_options = options(**raw)
     wanted = projection(given_options, *NUMBER)
     share = TaskRange(Range(at(0), 0, 3), PartitionState())
     some = [bad % 1, b'{"n": 5, "t": 5}', bad % 6]
     read = lambda span, needs: iter([block(*some)])  # noqa: E731
-    for _ in run_task(given_options, wanted, TaskPlan((share,)), read, lambda *_: None, counted):
+    for _ in run_task(given_options, wanted, TaskPlan((share,)), read, ended.__setitem__):
         pass
-    assert counted[at(0)].total == 1
+    assert ended[at(0)].malformed_values.total == 1
 
 
 def test_a_replay_reads_nothing_behind_its_end():

@@ -9,10 +9,11 @@ missing, and none of them is below what it has seen.
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final
 
+from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.offsets.positions import LEADER_CHANGE_GRACE_S
 from pyspark_timestream.kafka.ranges import Partition
 
@@ -84,16 +85,6 @@ def _ask_in_background(ask: Callable[[], list[Partition]]) -> Future[list[Partit
 Ends = dict[Partition, int]
 
 
-class EndsBroker(Protocol):
-    """The queries that `RunEnds` sends to the broker."""
-
-    def ends(self, partitions: Iterable[Partition]) -> Ends:
-        """Return the offset after the last readable record of each."""
-
-    def written_ends(self, partitions: Iterable[Partition]) -> Ends:
-        """Return the offset after the last record of each, those of open transactions too."""
-
-
 class RunEnds:
     """The ends of the partitions in one run.
 
@@ -102,9 +93,7 @@ class RunEnds:
         partition_cache: lists the partitions.
     """
 
-    def __init__(
-        self, get_broker: Callable[[], EndsBroker], partition_cache: PartitionCache
-    ) -> None:
+    def __init__(self, get_broker: Callable[[], Broker], partition_cache: PartitionCache) -> None:
         self._get_broker = get_broker
         self._partition_cache = partition_cache
         self._bounds: Ends | None = None

@@ -3,15 +3,12 @@
 Tasks commit the clocks at their end to the consumer group. If a state is missing there, the records
 are read again for the clock alone. A stream without CTIs and event rules has no clock: then only
 the counts of those records are missing. The user is warned of whatever cost time or counts.
-
-The rules are in `end_states`. This asks the group for what the tasks committed, and reads the
-records again of which no state is there.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from pyspark_timestream.core.session import explain_setting, suggest_fix
 from pyspark_timestream.diagnose.diagnosis import (
@@ -21,6 +18,7 @@ from pyspark_timestream.diagnose.diagnosis import (
     recall_warnings,
 )
 from pyspark_timestream.errors import DataLost
+from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.client.range_reader import RangeReader
 from pyspark_timestream.kafka.offsets.group_metadata import (
     GroupMetadata,
@@ -34,6 +32,7 @@ from pyspark_timestream.kafka.ranges import Partition, Range
 from pyspark_timestream.kafka.task import compute_end_state
 from pyspark_timestream.rules.state import PartitionState
 
+_LOG: Final = logging.getLogger(__name__)
 _REPEATED_KINDS: Final = (Kind.SESSION_SETTING, Kind.LARGE_CLOCK, Kind.SHARED_GROUP, Kind.UNCOUNTED)
 
 
@@ -143,20 +142,10 @@ def _find_missing_states(
         yield Diagnosis(Kind.UNCOUNTED, f"group '{group}'", text)
 
 
-_LOG: Final = logging.getLogger(__name__)
-
-
-class Group(Protocol):
-    """The query that is sent to the broker."""
-
-    def committed_metadata(self, partitions: Sequence[Partition]) -> Mapping[Partition, str]:
-        """Return the metadata that tasks committed."""
-
-
 def find_restored_states(
     options: KafkaOptions,
     offset: StreamOffset,
-    broker: Group,
+    broker: Broker,
     read_again: Callable[[Range], PartitionState],
 ) -> EndStates:
     """Return the clocks after the batch `offset`; `read_again` restores one from its records.

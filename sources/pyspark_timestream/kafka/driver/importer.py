@@ -1,18 +1,18 @@
-"""Reads the topic of `ctiImport` in the driver (semantics 6.1), and tracks idle partitions (5.3).
+"""What the driver watches besides the stream's records: idle partitions, and an imported topic.
 
-The rules are in `idleness`. This keeps the last observation, and asks the broker for open
-transactions only when it matters: before a partition becomes idle, and once a second after that.
-
-Its rules are those of the stream itself: `cti.step` per partition, then the minimum over
-partitions. Each update continues where the previous update, or the last offset, ended.
+`IdleTracker` (semantics 5.3) folds what the brokers say by `alignment`'s rules, and asks for open
+transactions only when they matter: before a partition becomes idle, and once a second after that.
+`CtiImporter` (6.1) reads the topic of `ctiImport` as the stream reads its own: `rules.step` per
+partition, then the minimum. Each update continues where the last one, or the last offset, ended.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from pyspark_timestream.errors import OptionError
+from pyspark_timestream.kafka.client.broker import Broker
 from pyspark_timestream.kafka.decode.records import ReadRange
 from pyspark_timestream.kafka.offsets.alignment import idle_partitions, newly_idle, quiet_since
 from pyspark_timestream.kafka.offsets.imported_ctis import (
@@ -21,6 +21,7 @@ from pyspark_timestream.kafka.offsets.imported_ctis import (
     advance,
     merge_topic_cti,
 )
+from pyspark_timestream.kafka.offsets.offset import PartitionOffset
 from pyspark_timestream.kafka.offsets.positions import (
     LEADER_CHANGE_GRACE_S,
     reconcile,
@@ -37,24 +38,6 @@ from pyspark_timestream.rules.stream_cti import max_known
 _TRANSACTION_CHECK_INTERVAL_US: Final = 1_000_000
 _SETTLED_AFTER_US: Final = 1_000_000
 """Time without new records after which one more offset records the final positions."""
-
-
-class QuietRecord(Protocol):
-    """The quiet time of a partition in an offset."""
-
-    @property
-    def quiet_since_us(self) -> int | None:
-        """The wall clock when it was first seen quiet; None if it was not quiet."""
-
-
-class WatchedBroker(Protocol):
-    """The queries that the tracker sends to the broker."""
-
-    trouble_count: int
-    """Number of requests so far that failed or were slow."""
-
-    def open_transactions(self, ends: Mapping[Partition, int]) -> set[Partition]:
-        """Return partitions with an open transaction, or with a log that continues after `ends`."""
 
 
 class IdleTracker:
@@ -74,7 +57,7 @@ class IdleTracker:
         self._troubles = 0
         self._still_since_us: int | None = None
 
-    def resume(self, recorded: Mapping[Partition, QuietRecord]) -> None:
+    def resume(self, recorded: Mapping[Partition, PartitionOffset | ImportedPartition]) -> None:
         """Continue from the times in the last offset, if quiet time counts across runs."""
         if self._across_runs:
             self._since_us = {
@@ -85,7 +68,7 @@ class IdleTracker:
 
     def update(
         self,
-        broker: WatchedBroker,
+        broker: Broker,
         positions: Mapping[Partition, int],
         ends: Mapping[Partition, int],
         idle: Set[Partition],
@@ -116,7 +99,7 @@ class IdleTracker:
         self._since_us = {part: us for part, us in since_us.items() if part not in busy}
         return self._since_us
 
-    def _troubled(self, broker: WatchedBroker) -> bool:
+    def _troubled(self, broker: Broker) -> bool:
         return not self._across_runs and broker.trouble_count != self._troubles
 
     def is_settled(self, now_us: int) -> bool:
@@ -135,22 +118,6 @@ class IdleTracker:
 
 _LOG: Final = logging.getLogger(__name__)
 _DISCOVERY_INTERVAL_US: Final = 1_000_000
-
-
-class ImportBroker(WatchedBroker, Protocol):
-    """The queries that the importer sends to the broker."""
-
-    def partitions(self) -> list[Partition]:
-        """List the topic's partitions."""
-
-    def earliest(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the first offset of each."""
-
-    def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the offset after the last readable record of each."""
-
-    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the ids of topics."""
 
 
 def derive_import_options(options: KafkaOptions) -> KafkaOptions | None:
@@ -193,7 +160,7 @@ class CtiImporter:
         read: reads a range of the topic.
     """
 
-    def __init__(self, options: KafkaOptions, broker: ImportBroker, read: ReadRange) -> None:
+    def __init__(self, options: KafkaOptions, broker: Broker, read: ReadRange) -> None:
         self._options = options
         self._broker = broker
         self._read = read

@@ -252,6 +252,9 @@ class ReadingOptions:
 
 Part = Literal["value", "key"]
 
+_READER_OF_VALUES: Final = ("value", "reader_schema")
+"""The one option of values whose name does not begin with `value`."""
+
 FORMATS: Final = {"binary": "bytes", "json": "JSON", "avro": "Avro", "protobuf": "Protobuf"}
 """Formats by the texts of options, with their names in messages."""
 
@@ -320,7 +323,7 @@ class PayloadRules(NamedTuple):
     def option_name(self, attribute: str) -> str:
         """The option behind an attribute, such as `readerSchema` or `keyReaderSchema`."""
         words = attribute.title().replace("_", "")
-        if (self.part, attribute) == ("value", "reader_schema"):
+        if (self.part, attribute) == _READER_OF_VALUES:
             return words[0].lower() + words[1:]
         return self.part + words
 
@@ -479,51 +482,43 @@ class PayloadOptions(ReadingOptions):
     @property
     def value_rules(self) -> PayloadRules:
         """How the values are read."""
-        return self._make_rules(
-            "value",
-            self.value_format,
-            self.value_framing,
-            self.value_schema,
-            self.reader_schema,
-            self.value_message,
-            self.value_subject,
-        )
+        return self._read_rules("value")
 
     @property
     def key_rules(self) -> PayloadRules:
         """How the keys are read."""
-        return self._make_rules(
-            "key",
-            self.key_format,
-            self.key_framing,
-            self.key_schema,
-            self.key_reader_schema,
-            self.key_message,
-            self.key_subject,
-        )
+        return self._read_rules("key")
 
-    def _make_rules(
-        self,
-        part: Part,
-        format: str,
-        framing: str | None,
-        schema: str | None,
-        reader_schema: str | None,
-        message: str | None,
-        subject: str | None,
-    ) -> PayloadRules:
+    def _read_rules(self, part: Part) -> PayloadRules:
+        """Read the options of values or keys, with the defaults that follow from others."""
+
+        def given(attribute: str) -> str | None:
+            field_name = "reader_schema" if (part, attribute) == _READER_OF_VALUES else None
+            text: str | None = getattr(self, field_name or f"{part}_{attribute}")
+            return text
+
+        kind, framing = str(given("format")), given("framing")
         if framing is None:
-            framing = "confluent" if self.registry and format != "binary" else "none"
-        has_registry = bool(self.registry) and framing != "none"
+            framing = "confluent" if self.registry and kind != "binary" else "none"
+        reader_schema = given("reader_schema")
         if reader_schema is not None and reader_schema.strip().lower() == LATEST_SCHEMA:
             reader_schema = None
         rules = PayloadRules(
-            part, format, framing, has_registry, schema, reader_schema, message, subject
+            part=part,
+            format=kind,
+            framing=framing,
+            has_registry=bool(self.registry) and framing != "none",
+            schema=given("schema"),
+            reader_schema=reader_schema,
+            message=given("message"),
+            subject=given("subject"),
         )
-        texts = {name: self.schema_texts.get(rules.option_name(name), getattr(rules, name))
-                 for name in ("schema", "reader_schema")}  # fmt: skip
+        texts = {
+            name: self.schema_texts.get(rules.option_name(name), getattr(rules, name))
+            for name in ("schema", "reader_schema")
+        }
         rules = rules._replace(**texts)
-        if subject is None and rules.needs_latest and (topic := self._only_topic()) is not None:
+        if rules.subject is None and rules.needs_latest and (topic := self._only_topic()):
             rules = rules._replace(subject=f"{topic}-{part}")
         return rules
 

@@ -72,7 +72,7 @@ def count_in_task(reasons, offset, size):
     """The metadata that a task leaves which reads the batch in blocks of `size`."""
     share = offset.partitions[at(0)]
     span = Range(at(0), share.start_inclusive, share.end_exclusive)
-    ended, counted = {}, {}
+    ended = {}
 
     def read(span, needs):
         for first in range(span.start_inclusive, span.end_exclusive, size):
@@ -81,9 +81,9 @@ def count_in_task(reasons, offset, size):
             yield block(*values, first=first, keys=list(keys))
 
     plan = TaskPlan((TaskRange(span, share.state),))
-    for _ in run_task(GIVEN, WANTED, plan, read, ended.__setitem__, counted):
+    for _ in run_task(GIVEN, WANTED, plan, read, ended.__setitem__):
         pass
-    return encode_group_metadata(offset, at(0), ended[at(0)], counted[at(0)])
+    return encode_group_metadata(offset, at(0), *ended[at(0)])
 
 
 @given(

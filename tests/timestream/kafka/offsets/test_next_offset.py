@@ -144,7 +144,7 @@ class Query:
                 assert mark is None or not any(value is not None for value in row.values())
                 assert mark is not None or row["offset"] is not None
         if check:
-            for part, state in leave.items():
+            for part, end in leave.items():
                 self.left[part] = encode_group_metadata(offset, part, state)
             self.check(offset, tasks)
         return tasks
